@@ -12,6 +12,7 @@ from onesweep.trainer.options import (
     add_config_options,
     add_data_options,
     add_threads_option,
+    add_tokenizer_option,
     config_of,
     corpus_of,
     given,
@@ -78,7 +79,7 @@ def run_scorer(options: argparse.Namespace) -> int:
     progress, config = Progress(), config_of(options, lookahead=lookahead)
     with listening(options.listen, progress):
         manifest = train_scorer(config, corpus_of(options), options.out, progress)
-    bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.byte_architecture
+    bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.own_architecture
     print(f"{options.out}: {a.parts} stages of {a.layers} layers, {bits:.3f} bits/byte on validation text")
     return 0
 
@@ -213,6 +214,47 @@ def run_distill(options: argparse.Namespace) -> int:
     return 0
 
 
+def run_tokenizer(options: argparse.Namespace) -> int:
+    """Make a tokenizer of some text."""
+    from onesweep.stages.checkpoint.checkpoint import replace_file
+    from onesweep.trainer.blocks.data import load_corpus
+    from onesweep.trainer.blocks.tokens import train_tokenizer
+
+    corpus = load_corpus(options.data)
+    tokenizer = train_tokenizer(corpus.train, options.vocabulary)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(options.out, lambda path: path.write_text(tokenizer.json, encoding="utf-8"))
+    spelled = corpus.in_tokens(tokenizer)
+    print(f"{options.out}: {tokenizer.vocabulary} tokens, {len(corpus.valid) / len(spelled.valid):.2f} bytes in each")
+    return 0
+
+
+def run_halve(options: argparse.Namespace) -> int:
+    """Store weights in 16 bits."""
+    from onesweep.stages.checkpoint.checkpoint import halve, require_new
+
+    require_new(options.out)
+    manifest = halve(options.checkpoint, options.out)
+    total = sum(part.bytes for part in manifest.parts if part is not None)
+    print(f"{options.out}: {len(manifest.parts)} parts, {total:,} bytes")
+    return 0
+
+
+def add_halve(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_halve)
+    parser.add_argument("checkpoint", type=Path, metavar="CKPT")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="the new checkpoint")
+
+
+def add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_tokenizer)
+    parser.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text, file or folder (Python's docs)")
+    parser.add_argument("--vocabulary", type=int, metavar="N", default=2048, help="tokens (%(default)s)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", default=Path("runs/tokenizer.json"), help="the file (%(default)s)"
+    )
+
+
 def add_blocks(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_blocks)
     _training_options(parser)
@@ -300,6 +342,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 def _training_options(parser: argparse.ArgumentParser) -> None:
     add_config_options(parser)
     add_data_options(parser)
+    add_tokenizer_option(parser)
     parser.add_argument("--steps", type=int, metavar="N", help="steps of each block, or of the AR model")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise (0)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="report progress to `train watch` here (loopback only)")

@@ -32,6 +32,13 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     add_threads_option(parser)
 
 
+def add_tokenizer_option(parser: argparse.ArgumentParser) -> None:
+    """`--tokenizer`."""
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json: train on its tokens (bytes without it)"
+    )
+
+
 def add_threads_option(parser: argparse.ArgumentParser) -> None:
     """`--threads`."""
     parser.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
@@ -57,7 +64,7 @@ def corpus_of(options: argparse.Namespace) -> Corpus:
     from onesweep.trainer.blocks.data import load_corpus
 
     set_threads(options.threads)
-    return load_corpus(options.data)
+    return load_corpus(options.data, getattr(options, "tokenizer", None))
 
 
 def set_threads(count: int | None) -> int:

@@ -121,7 +121,7 @@ class InProcess:
 
     def _chunks(self, work: Work, chunk: int) -> bytes:
         assert self.chain is not None
-        a, capacity = self.chain.byte_architecture, len(work.prompt) + (work.max_bytes - 1) // chunk * chunk
+        a, capacity = self.chain.own_architecture, len(work.prompt) + (work.max_bytes - 1) // chunk * chunk
         caches = [new_caches(a.layers, a, capacity) for _ in self.blocks]
         clean, start, text = work.prompt, len(work.prompt), b""
         while len(text) < work.max_bytes:
@@ -136,7 +136,7 @@ class InProcess:
         assert self.chain.partition is not None
         codec, before = codec_named(ChunkedMode.default_codec), None
         for index, (runner, held) in enumerate(zip(self.blocks, caches, strict=True)):
-            a, partition = self.chain.byte_architecture, self.chain.partition
+            a, partition = self.chain.own_architecture, self.chain.partition
             work = BlockWork(a, index, partition, held, plan, codec, BYTES.decode(clean), before)
             outcome = run_unbatched(work, runner)
             if isinstance(outcome, bytes):

@@ -103,6 +103,8 @@ _TRAIN = Family(
                 "--data corpus/ --steps 2000",
             ),
             ("scorer", "train a pipeline stage by stage, each through frozen copies of the others", "--data corpus/"),
+            ("tokenizer", "make the tokens that the others train on with --tokenizer", "--data corpus/"),
+            ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
         )
         + _commands(
             "onesweep.trainer.grafting.commands:add_",

@@ -10,9 +10,12 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -80,12 +83,12 @@ def new_part(manifest: Manifest, index: int) -> AnyPart:
         if isinstance(manifest.architecture, FamilyArchitecture):
             return manifest.architecture.new_part(index)
         assert manifest.codes is not None
-        return Block(manifest.byte_architecture, index, manifest.codes)
+        return Block(manifest.own_architecture, index, manifest.codes)
 
 
 def load_ar(directory: Path) -> ArModel:
-    """All stages of an AR model of bytes, for one process."""
-    architecture = read_manifest(directory).byte_architecture
+    """All stages of an AR model that was trained here, for one process."""
+    architecture = read_manifest(directory).own_architecture
     return ArModel(architecture, [cast(ArStage, load_stage(directory, i)) for i in range(architecture.parts)])
 
 
@@ -119,13 +122,15 @@ def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> 
         os.close(handle)
 
 
-def save_block(directory: Path, block: ChainPart, features: Tensor | None = None) -> Tensor:
+def save_block(directory: Path, block: ChainPart, features: Tensor | None = None, half: bool = False) -> Tensor:
     """Put a block into the checkpoint in `directory`, whose manifest must exist.
 
-    features: the block before's clean features on the probe text, for a `chained` block. Returns this block's own.
+    features: the block before's clean features on the probe text, for a `chained` block; half: in 16 bits, to which
+    the block is rounded. Returns this block's own.
     """
+    _round(block, half)
     measures, out = _probe_chain_part(read_manifest(directory), block, features)
-    _save_part(directory, block, "block", {} if features is None else {PROBE_INPUT: features}, measures)
+    _save_part(directory, block, "block", {} if features is None else {PROBE_INPUT: features}, measures, half)
     return out
 
 
@@ -136,18 +141,43 @@ def save_ar(directory: Path, model: ArModel) -> None:
         hidden = save_stage(directory, stage, hidden)
 
 
-def save_stage(directory: Path, stage: PipelineStage, hidden: Tensor | None = None) -> Tensor:
+def save_stage(directory: Path, stage: PipelineStage, hidden: Tensor | None = None, half: bool = False) -> Tensor:
     """Put one stage of an AR model into the checkpoint in `directory`, whose manifest must exist.
 
-    hidden: what the stage before made of the probe text, None for the first. Returns this stage's own.
+    hidden: what the stage before made of the probe text, None for the first; half: as in `save_block`. Returns this
+    stage's own.
     """
+    _round(stage, half)
     manifest = read_manifest(directory)
     measures, out = probe_stage(stage, probe_symbols(manifest), hidden)
     extra = {} if hidden is None else {PROBE_INPUT: hidden}
     if not stage.is_last:
         extra[PROBE_OUTPUT] = out
-    _save_part(directory, stage, "stage", extra, measures)
+    _save_part(directory, stage, "stage", extra, measures, half)
     return out
+
+
+def halve(source: Path, out: Path) -> Manifest:
+    """Write the checkpoint in `source` into `out`, with weights in 16 bits. Raises OnesweepError."""
+    manifest = read_manifest(source)
+    write_manifest(out, replace(manifest, parts=(None,) * len(manifest.parts)))
+    for name in manifest.files:
+        replace_file(out / name, partial(shutil.copyfile, source / name))
+    before: Tensor | None = None
+    for index in range(len(manifest.parts)):
+        if manifest.kind == "ar":
+            before = save_stage(out, load_stage(source, index), before, half=True)
+        else:
+            part = load_chain_part(source, index)
+            before = save_block(out, part, before if part.embedding is None else None, half=True)
+    return read_manifest(out)
+
+
+@torch.no_grad()
+def _round(part: AnyPart, half: bool) -> None:
+    """Round the weights to what 16 bits hold: the gate measures what will be read."""
+    for parameter in part.parameters() if half else ():
+        parameter.copy_(parameter.half())
 
 
 # A new part is written beside the old one, under a name that holds its digest, and the manifest is switched atomically:
@@ -223,12 +253,15 @@ def _probe_chain_part(manifest: Manifest, part: ChainPart, features: Tensor | No
     assert manifest.partition is not None
     if isinstance(part, FamilyPart):
         return part.probe(manifest.partition, probe_symbols(manifest), features)
-    return probe_block(part, manifest.partition, manifest.probe_text, features)
+    return probe_block(part, manifest.partition, probe_symbols(manifest), features)
 
 
-def _save_part(directory: Path, module: AnyPart, noun: str, extra: dict[str, Tensor], measures: Measures) -> None:
+def _save_part(
+    directory: Path, module: AnyPart, noun: str, extra: dict[str, Tensor], measures: Measures, half: bool
+) -> None:
     """The file's name holds its digest: the old file stays until the manifest points to the new one."""
-    tensors = module.state_dict() | extra
+    weights = module.state_dict()
+    tensors = ({name: tensor.half() for name, tensor in weights.items()} if half else weights) | extra
     stem = f"{noun}-{module.index}"
     with _staged(directory / f"{stem}.safetensors", lambda path: write_weights(path, tensors)) as staged:
         digest = file_digest(staged)
@@ -252,8 +285,8 @@ def _drop_orphans(directory: Path, index: int, stem: str) -> None:
 def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart) -> dict[str, Tensor]:
     """Fill `module` (of `new_part`) from the part's file; return the probe's tensors."""
     part = _part(directory, manifest, index)
-    require_memory(part.bytes, f"part {index} of {directory}")
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    require_memory(4 * sum(map(math.prod, shapes.values())), f"part {index} of {directory}")
     probe_only = probe_shapes(module, probe_symbols(manifest).shape[1])
     tensors = read_weights(directory / part.file, part.bytes, part.sha256, shapes | probe_only)
     probe = {name: tensors.pop(name) for name in probe_only}

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.model.architecture import VOCABULARY
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyPart, PipelineStage
-from onesweep.stages.model.llama import LlamaStage
 from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.pipeline import ArStage
 from onesweep.stages.model.randomness import Purpose, normals
 
 # The gate sees whatever moves a loss: swapped layers of fitted weights cost 0.26 nats or more. Weights as good as
@@ -54,13 +55,14 @@ def probe_shapes(part: Block | FamilyPart | PipelineStage, positions: int) -> di
 
 
 @torch.inference_mode()
-def probe_block(block: Block, partition: NoisePartition, text: str, features: Tensor | None) -> tuple[Measures, Tensor]:
+def probe_block(
+    block: Block, partition: NoisePartition, known: Tensor, features: Tensor | None
+) -> tuple[Measures, Tensor]:
     """Cross-entropies (nats) of both heads of a block on the probe text.
 
-    features: (positions, width) from the block before, where the block is `chained`.
+    known: of `probe_symbols`; features: (positions, width) from the block before, where the block is `chained`.
     Returns the measures and the block's own clean features (positions, width).
     """
-    known = probe_bytes(text, block.architecture.context_bytes)
     clean, memory = block.read(known if features is None else features[None])
     high, low = partition.range(block.index)
     sigma = torch.full((1, 1), (high * low) ** 0.5)
@@ -88,10 +90,15 @@ def probe_stage(
     """
     out = stage.read(known if hidden is None else hidden[None])[0]
     if stage.is_last:
-        name = "next_token_nats" if isinstance(stage, LlamaStage) else "next_byte_nats"
+        name = "next_byte_nats" if reads_bytes(stage) else "next_token_nats"
         return {name: _cross_entropy(stage.next_byte(out[None])[:, :-1], known[:, 1:])}, out
     error = 0.0 if recorded is None else float((out - recorded).norm() / recorded.norm())
     return {"hidden_relative_error": error}, out
+
+
+def reads_bytes(stage: PipelineStage) -> bool:
+    """True for a stage of a model of bytes."""
+    return isinstance(stage, ArStage) and stage.architecture.vocabulary == VOCABULARY
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> float:

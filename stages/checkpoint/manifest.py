@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.architecture import VOCABULARY, Architecture
 from onesweep.stages.model.block import Codes
 from onesweep.stages.model.families import FamilyArchitecture, read_architecture
 from onesweep.stages.model.llama import LlamaArchitecture
@@ -63,9 +63,7 @@ class Manifest:
     files: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        record: dict[str, Any] = {"format": FORMAT, **asdict(self)}
-        if self.tokenizer == "bytes":
-            del record["probe_tokens"], record["files"]
+        record: dict[str, Any] = {"format": FORMAT, **self._record()}
         if self.codes is not None:
             record["codes"]["digest"] = self.codes.digest()
         return json.dumps(record, indent=2, sort_keys=True, allow_nan=False) + "\n"
@@ -75,16 +73,25 @@ class Manifest:
 
         Losses and notes about the data are left out, so adding a measurement does not make it another model.
         """
-        record = asdict(self)
-        identity = {key: record[key] for key in ("kind", "architecture", "codes", "partition", "tokenizer")}
-        if self.tokenizer != "bytes":
-            identity["files"] = self.files
+        record = self._record()
+        named = ("kind", "architecture", "codes", "partition", "tokenizer", "files")
+        identity = {key: record[key] for key in named if key in record}
         identity["parts"] = [part.sha256 if part else None for part in self.parts]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
+    def _record(self) -> dict[str, Any]:
+        """All of it, without what goes without saying where symbols are bytes."""
+        record = asdict(self)
+        if self.tokenizer == "bytes":
+            del record["probe_tokens"], record["files"]
+            record["architecture"].get("base", record["architecture"]).pop("vocabulary", None)
+            if self.codes is not None:
+                del record["codes"]["size"]
+        return record
+
     @property
-    def byte_architecture(self) -> Architecture:
-        """For those who take models of bytes only. Raises CheckpointError for a pretrained one."""
+    def own_architecture(self) -> Architecture:
+        """For those who take models that were trained here only. Raises CheckpointError for a pretrained one."""
         if not isinstance(self.architecture, Architecture):
             raise CheckpointError("this is made of a pretrained model: only models trained from nothing are taken here")
         return self.architecture
@@ -160,7 +167,7 @@ def _build(record: dict[str, Any]) -> Manifest:
     if kind not in ("chain", "ar"):
         raise CheckpointError(f"kind {kind!r} is neither 'chain' nor 'ar'")
     base = architecture.base if isinstance(architecture, FamilyArchitecture) else architecture
-    reads_tokens = isinstance(base, LlamaArchitecture)
+    reads_tokens = record["tokenizer"] == "tokens"
     if kind == "chain" and isinstance(architecture, LlamaArchitecture):
         raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
     if kind == "ar" and isinstance(architecture, FamilyArchitecture):
@@ -168,11 +175,10 @@ def _build(record: dict[str, Any]) -> Manifest:
     parts = tuple(None if part is None else _part(part) for part in record["parts"])
     if len(parts) != architecture.parts:
         raise CheckpointError(f"{len(parts)} parts listed, the architecture has {architecture.parts}")
-    if record["tokenizer"] != ("tokens" if reads_tokens else "bytes"):
-        raise CheckpointError(
-            f"tokenizer {record['tokenizer']!r} is not that of its architecture: there are 'bytes', and 'tokens' of "
-            "pretrained models"
-        )
+    if record["tokenizer"] not in ("bytes", "tokens"):
+        raise CheckpointError(f"tokenizer {record['tokenizer']!r} is neither 'bytes' nor 'tokens'")
+    if not reads_tokens and (isinstance(base, LlamaArchitecture) or base.vocabulary != VOCABULARY):
+        raise CheckpointError(f"tokenizer 'bytes' has {VOCABULARY} symbols, its architecture {base.vocabulary}")
     if len(record["probe_text"].encode()) < 2:
         raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
     if not 0 < record["probe_tolerance"] <= 1:
@@ -210,7 +216,7 @@ def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:
 def _files(files: dict[str, str]) -> dict[str, str]:
     if TOKENIZER_NAME not in files or len(files) > MAX_FILES:
         raise CheckpointError(
-            f"beside its weights a pretrained model has {TOKENIZER_NAME}, and at most {MAX_FILES} files"
+            f"beside its weights a model of tokens has {TOKENIZER_NAME}, and at most {MAX_FILES} files"
         )
     for name, digest in files.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == MANIFEST_NAME:
@@ -232,7 +238,7 @@ def _part(record: dict[str, Any]) -> Part:
 
 
 def _codes(record: dict[str, Any], architecture: Architecture) -> Codes:
-    codes = Codes(int(record["seed"]), int(record["dim"]))
+    codes = Codes(int(record["seed"]), int(record["dim"]), architecture.vocabulary)
     if codes.dim != architecture.code_dim:
         raise CheckpointError(f"codes of {codes.dim} numbers, the architecture has {architecture.code_dim}")
     if codes.digest() != record["digest"]:

@@ -18,6 +18,9 @@ from onesweep.stages.errors import CheckpointError
 
 MAX_HEADER_BYTES = 1 << 20
 
+# Names of the format's types that are read. Weights of 16 bits take half the room on a disk, and the same in memory.
+TYPES = {"F32": torch.float32, "F16": torch.float16}
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -26,10 +29,10 @@ Shapes = dict[str, tuple[int, ...]]
 # digest and the tensors come from one open file, and nothing is allocated before shapes are checked (peak 1.02 of the
 # part).
 def read_weights(path: Path, size: int, sha256: str, expected: Shapes) -> dict[str, Tensor]:
-    """The tensors of `path`, float32.
+    """The tensors of `path`, as float32.
 
     Raises CheckpointError unless the file has `size` bytes, the digest `sha256`, and exactly the tensors of
-    `expected` (name -> shape), each float32 and finite. Nothing is allocated before the shapes are checked.
+    `expected` (name -> shape), each float32 or float16, and finite. Nothing is allocated before the shapes are checked.
     """
     try:
         with path.open("rb") as file:
@@ -59,7 +62,7 @@ def _read(file: BufferedReader, path: Path, size: int, expected: Shapes) -> dict
         _check_layout(path, entries, size - 8 - length)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no safetensors file: its header is damaged ({error})") from None
-    return {name: _read_tensor(file, path, name, expected[name]) for name, _ in entries}
+    return {name: _read_tensor(file, path, name, expected[name], entry["dtype"]) for name, entry in entries}
 
 
 def _check_shapes(path: Path, expected: Shapes, found: Shapes) -> None:
@@ -74,19 +77,21 @@ def _check_shapes(path: Path, expected: Shapes, found: Shapes) -> None:
 def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int) -> None:
     end = 0
     for name, entry in entries:
-        if entry["dtype"] != "F32":
-            raise CheckpointError(f"{path}: tensor {name} is {entry['dtype']}; only F32 is read")
-        begin, end = end, end + 4 * math.prod(entry["shape"])
+        if entry["dtype"] not in TYPES:
+            raise CheckpointError(f"{path}: tensor {name} is {entry['dtype']}; only {' and '.join(TYPES)} are read")
+        begin, end = end, end + TYPES[entry["dtype"]].itemsize * math.prod(entry["shape"])
         if entry["data_offsets"] != [begin, end]:
             raise CheckpointError(f"{path}: tensor {name} is not at bytes {begin} to {end} of the data")
     if end != data_bytes:
         raise CheckpointError(f"{path} holds {data_bytes} bytes of data, its tensors take {end}")
 
 
-def _read_tensor(file: BufferedReader, path: Path, name: str, shape: tuple[int, ...]) -> Tensor:
-    tensor = torch.empty(math.prod(shape))  # torch's own alignment, as for fresh weights: kernels depend on it
-    if file.readinto(tensor.numpy().data.cast("B")) != 4 * tensor.numel():
+def _read_tensor(file: BufferedReader, path: Path, name: str, shape: tuple[int, ...], stored: str) -> Tensor:
+    # torch's own alignment, as for fresh weights: kernels depend on it
+    tensor = torch.empty(math.prod(shape), dtype=TYPES[stored])
+    if file.readinto(tensor.numpy().data.cast("B")) != tensor.nbytes:
         raise CheckpointError(f"{path} ends within tensor {name}; fetch it again")
+    tensor = tensor.float()
     low, high = tensor.aminmax()  # both NaN if any number is; needs no copy
     if not -math.inf < low <= high < math.inf:
         raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite")
@@ -98,11 +103,12 @@ ALIGNMENT = 8
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A file that `read_weights` reads. tensors: float32, on any device. Raises OSError."""
+    """A file that `read_weights` reads. tensors: float32 or float16, on any device. Raises OSError."""
+    names = {kind: name for name, kind in TYPES.items()}
     header, end = {}, 0
     for name, tensor in tensors.items():
-        begin, end = end, end + 4 * tensor.numel()
-        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     with path.open("wb") as file:

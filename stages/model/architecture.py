@@ -7,7 +7,8 @@ from typing import ClassVar, Literal
 
 from onesweep.stages.errors import ShapeError
 
-VOCABULARY = 256  # one symbol for each byte. There is no padding and no start symbol: a prompt has at least one byte.
+# Of a model of bytes. There is no padding and no start symbol: a prompt has at least one symbol.
+VOCABULARY = 256
 
 # What a block's clean stream reads: the bytes (`own`) or the features of the block before (`chained`).
 Context = Literal["own", "chained"]
@@ -28,12 +29,13 @@ class Architecture:
     code_dim: int = 32
     condition_dim: int = 64
     context: Context = "own"
+    vocabulary: int = VOCABULARY
     # Whether a block reads what the one before made of the slots, beside their states.
     hands_on_slots: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for name in ("parts", "layers", "width", "heads", "context_bytes", "code_dim", "condition_dim"):
-            least = 2 if name == "context_bytes" else 1  # one byte alone has no next byte to learn from
+        for name in ("parts", "layers", "width", "heads", "context_bytes", "code_dim", "condition_dim", "vocabulary"):
+            least = 2 if name in ("context_bytes", "vocabulary") else 1  # one byte alone has no next byte to learn from
             most = 1 << 16 if name == "width" else 1 << 20  # a place in a row takes 16 bits on the wire
             check_whole(name, getattr(self, name), least, most)
         if self.width % (2 * self.heads):
@@ -51,11 +53,6 @@ class Architecture:
     def kv_heads(self) -> int:
         """Heads of keys and values: each query head has its own."""
         return self.heads
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of symbols."""
-        return VOCABULARY
 
     @property
     def positions(self) -> int:

@@ -21,7 +21,7 @@ from onesweep.stages.model.samplers import input_scale
 # manifest. Noise uses raw Philox words for the same reason; numpy promises to keep those, not its normal numbers.
 @dataclass(frozen=True)
 class Codes:
-    """A table of unit-norm codes made from a seed: the vectors that stand for bytes in the noisy state.
+    """A table of unit-norm codes made from a seed: the vectors that stand for symbols in the noisy state.
 
     Entries are drawn as 16-bit integers and divided by an integer norm: every machine gets the same bits, so the
     digest in a manifest can be held exactly.
@@ -29,10 +29,11 @@ class Codes:
 
     seed: int
     dim: int
+    size: int = VOCABULARY
 
     def table(self) -> Tensor:
-        """(256, dim) float32, each row of norm 1."""
-        words = raw_words(self.seed, Purpose.CODES, 0, VOCABULARY, self.dim)
+        """(size, dim) float32, each row of norm 1."""
+        words = raw_words(self.seed, Purpose.CODES, 0, self.size, self.dim)
         integers = (words >> np.uint64(48)).astype(np.int64) * 2 - 65535
         norms = np.sqrt((integers * integers).sum(axis=1, dtype=np.int64).astype(np.float64))
         return torch.from_numpy((integers / norms[:, None]).astype(np.float32))
@@ -59,15 +60,15 @@ class Block(nn.Module):
         # Standard deviation of a unit code's entries, which c_in is meant to undo: not the papers' 0.5.
         self.data_std = a.code_dim**-0.5
         self.reads_bytes = a.context == "own" or index == 0
-        self.embedding = nn.Embedding(VOCABULARY, a.width) if self.reads_bytes else None
+        self.embedding = nn.Embedding(a.vocabulary, a.width) if self.reads_bytes else None
         self.state_in = nn.Linear(a.code_dim, a.width, bias=False)
         self.estimate_in = nn.Linear(a.code_dim, a.width, bias=False)
         self.slot = nn.Parameter(torch.zeros(a.width))
         self.condition = NoiseCondition(a.condition_dim)
         layers = (Layer(a.width, a.heads, a.condition_dim) for _ in range(a.layers))
         self.layers = cast(Sequence[Layer], nn.ModuleList(layers))
-        self.noisy_norm, self.noisy_head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
-        self.clean_norm, self.clean_head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
+        self.noisy_norm, self.noisy_head = nn.RMSNorm(a.width), nn.Linear(a.width, a.vocabulary)
+        self.clean_norm, self.clean_head = nn.RMSNorm(a.width), nn.Linear(a.width, a.vocabulary)
         self.register_buffer("codes", codes.table(), persistent=False)
         self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
         initialise(self, a.layers)
@@ -84,7 +85,7 @@ class Block(nn.Module):
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Run clean positions, appending to `caches`.
 
-        source: bytes (batch, positions) int64, or features (batch, positions, width). Returns features (batch,
+        source: symbols (batch, positions) int64, or features (batch, positions, width). Returns features (batch,
         positions, width) and each layer's keys and values of all clean positions so far.
         """
         x = self.embedding(source) if self.embedding is not None else source
@@ -97,7 +98,7 @@ class Block(nn.Module):
         return x, memory
 
     def next_byte(self, features: Tensor) -> Tensor:
-        """Logits (batch, positions, 256) of the byte after each clean position."""
+        """Logits (batch, positions, vocabulary) of the symbol after each clean position."""
         return self.clean_head(self.clean_norm(features))
 
     def denoise(
@@ -109,12 +110,12 @@ class Block(nn.Module):
         start: int,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits (batch, slots, 256) of the byte under each noisy slot.
+        """Logits (batch, slots, vocabulary) of the symbol under each noisy slot.
 
         z, estimate: (batch, slots, code_dim); sigma: (batch, slots or 1); memory: from `read`;
         start: the position that the first slot fills.
 
-        The likelihood of each byte given its own slot, z . code / sigma^2, is known in closed form (codes have
+        The likelihood of each symbol given its own slot, z . code / sigma^2, is known in closed form (codes have
         equal norms), so it is added to the logits and the layers learn only what the context says.
         """
         x = self.state_in(z * input_scale(sigma, self.data_std)[..., None])

@@ -8,12 +8,12 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.model.architecture import VOCABULARY, Architecture
+from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
 
 
 class ArStage(CausalStage):
-    """One stage of a model of bytes."""
+    """One stage of a model that was trained here."""
 
     layers: Sequence[Layer]
 
@@ -22,10 +22,10 @@ class ArStage(CausalStage):
         a = architecture
         self.architecture, self.index = a, index
         self.is_first, self.is_last = index == 0, index == a.parts - 1
-        self.embedding = nn.Embedding(VOCABULARY, a.width) if self.is_first else None
+        self.embedding = nn.Embedding(a.vocabulary, a.width) if self.is_first else None
         self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(a.width, a.heads) for _ in range(a.layers)))
         self.norm = nn.RMSNorm(a.width) if self.is_last else None
-        self.head = nn.Linear(a.width, VOCABULARY) if self.is_last else None
+        self.head = nn.Linear(a.width, a.vocabulary) if self.is_last else None
         self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
         initialise(self, a.layers * a.parts)
 
@@ -47,7 +47,7 @@ class ArModel(nn.Module):
         self.stages = cast(Sequence[ArStage], nn.ModuleList(stages))
 
     def forward(self, source: Tensor, caches: list[list[LayerCache]] | None = None) -> Tensor:
-        """Next-byte logits (batch, positions, 256) for bytes (batch, positions)."""
+        """Next-symbol logits (batch, positions, vocabulary) for symbols (batch, positions)."""
         x = source
         for i, stage in enumerate(self.stages):
             x = stage.read(x, caches[i] if caches else None)

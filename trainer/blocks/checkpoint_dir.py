@@ -11,9 +11,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from onesweep.stages.checkpoint.checkpoint import save_block, save_stage, update_manifest, write_manifest
+from onesweep.stages.checkpoint.checkpoint import replace_file, save_block, save_stage, update_manifest, write_manifest
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Kind, Manifest, read_manifest
+from onesweep.stages.checkpoint.manifest import (
+    MANIFEST_NAME,
+    MAX_PROBE_TOKENS,
+    TOKENIZER_NAME,
+    Kind,
+    Manifest,
+    read_manifest,
+)
 from onesweep.stages.errors import CheckpointError, ConfigError
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block, Codes
@@ -22,6 +29,7 @@ from onesweep.stages.model.pipeline import ArStage
 from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig
 from onesweep.trainer.blocks.data import Corpus, load_corpus
 from onesweep.trainer.blocks.state import exclusive, json_digest
+from onesweep.trainer.blocks.tokens import TextTokenizer
 
 SAMPLES, LEAST_SAMPLES = 4096, 256
 ODDS_AT_ONCE = 1 << 20  # logits held at a time: a large vocabulary gets fewer samples, but at least LEAST_SAMPLES
@@ -84,7 +92,7 @@ def new_chain(config: TrainingConfig, corpus: Corpus, objective: str = "own loss
 
     objective: what the blocks' clean streams learn from, "own losses" or "lookahead".
     """
-    codes = Codes(config.noise.code_seed, config.architecture.code_dim)
+    codes = Codes(config.noise.code_seed, config.architecture.code_dim, config.architecture.vocabulary)
     return Manifest(
         kind="chain",
         architecture=config.architecture,
@@ -94,6 +102,7 @@ def new_chain(config: TrainingConfig, corpus: Corpus, objective: str = "own loss
         probe_text=PROBE_TEXT,
         data=_data(corpus),
         training={"objective": objective, **_training(config)},
+        **_symbols(corpus, config.architecture.positions),
     )
 
 
@@ -109,11 +118,12 @@ def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus, o
         probe_text=PROBE_TEXT,
         data=_data(corpus),
         training={"objective": objective, **_training(config)},
+        **_symbols(corpus, architecture.positions),
     )
 
 
-def open_checkpoint_dir(out: Path, new: Manifest) -> Manifest:
-    """The manifest in `out` if it is of the same run, else `new`, written there.
+def open_checkpoint_dir(out: Path, new: Manifest, tokenizer: TextTokenizer | None = None) -> Manifest:
+    """The manifest in `out` if it is of the same run, else `new`, written there, with the tokenizer.
 
     Raises CheckpointError for another run's, ConfigError for a directory that cannot be made.
     """
@@ -123,6 +133,9 @@ def open_checkpoint_dir(out: Path, new: Manifest) -> Manifest:
         raise ConfigError(f"cannot train into {out}: {error.strerror}; give another --out") from None
     with exclusive(out / RUN_FOLDER / "manifest.lock"):  # two blocks' trainings may be the first at once
         if not (out / MANIFEST_NAME).exists():
+            if tokenizer is not None:
+                text = tokenizer.json
+                replace_file(out / TOKENIZER_NAME, lambda path: path.write_text(text, encoding="utf-8"))
             write_manifest(out, new)
             return new
         old = read_manifest(out)
@@ -144,8 +157,16 @@ def add_metrics(out: Path, metrics: dict[str, Any]) -> Manifest:
     return update_manifest(out, lambda manifest: replace(manifest, metrics={**manifest.metrics, **metrics}))
 
 
+def _symbols(corpus: Corpus, positions: int) -> dict[str, Any]:
+    """A manifest's fields for the symbols of a corpus."""
+    if corpus.tokenizer is None:
+        return {}
+    probe = tuple(corpus.tokenizer.encoding.encode(PROBE_TEXT).ids[: min(positions, MAX_PROBE_TOKENS)])
+    return {"tokenizer": "tokens", "probe_tokens": probe, "files": {TOKENIZER_NAME: corpus.tokenizer.digest}}
+
+
 def _data(corpus: Corpus) -> dict[str, Any]:
-    return {"name": corpus.name, "train_bytes": len(corpus.train), "train_sha256": corpus.digest()}
+    return {"name": corpus.name, "train_bytes": corpus.bytes_in(corpus.train), "train_sha256": corpus.digest()}
 
 
 def _training(config: TrainingConfig) -> dict[str, Any]:

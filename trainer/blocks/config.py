@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from onesweep.stages.errors import ConfigError, one_of
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.partition import Kind
 from onesweep.stages.settings import check, from_toml, limits, read_toml
 from onesweep.trainer.blocks.round_settings import RoundSettings
+
+if TYPE_CHECKING:
+    from onesweep.trainer.blocks.data import Corpus
 
 MAX_WHOLE = 2**53
 
@@ -131,6 +134,11 @@ PROFILES: dict[str, TrainingConfig] = {
         evaluate_every=1000,
     ),
 }
+
+
+def in_symbols_of(config: TrainingConfig, corpus: Corpus) -> TrainingConfig:
+    """The same run for a model of the corpus' symbols."""
+    return replace(config, architecture=replace(config.architecture, vocabulary=corpus.vocabulary))
 
 
 def load_config(path: Path | None, profile: str | None = None, **flags: object) -> TrainingConfig:

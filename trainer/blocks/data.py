@@ -1,12 +1,14 @@
-"""Training text: any file or folder of UTF-8 text, read as bytes; and the device that its batches lie on."""
+"""Training text: any file or folder of UTF-8 text, read as bytes or tokens; and the device that its batches lie on."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,9 @@ import torch
 from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError, ConfigError, DataError
+from onesweep.stages.model.architecture import VOCABULARY
 from onesweep.stages.model.randomness import Purpose, uniforms
+from onesweep.trainer.blocks.tokens import TextTokenizer, token_bytes
 
 VALID_SHARE = 0.05
 MIN_BYTES = 4096
@@ -23,11 +27,40 @@ DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Train and validation bytes, each a 1-D uint8 tensor."""
+    """Train and validation text, each (symbols,): bytes in uint8, or the numbers of a tokenizer's tokens."""
 
     name: str
     train: Tensor
     valid: Tensor
+    tokenizer: TextTokenizer | None = None  # none where symbols are bytes
+
+    def in_tokens(self, tokenizer: TextTokenizer, cut: bool = False) -> Corpus:
+        """This text, of bytes, in a tokenizer's tokens.
+
+        :param cut: of the training text, as in `TextTokenizer.encode`.
+        """
+        return Corpus(self.name, tokenizer.encode(self.train, cut), tokenizer.encode(self.valid), tokenizer)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of symbols."""
+        return self.tokenizer.vocabulary if self.tokenizer else VOCABULARY
+
+    @property
+    def noun(self) -> str:
+        return "tokens" if self.tokenizer else "bytes"
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        return token_bytes(self.tokenizer) if self.tokenizer else torch.ones(VOCABULARY, dtype=torch.int64)
+
+    def bytes_in(self, symbols: Tensor) -> int:
+        """Bytes of text that symbols stand for. Raises DataError where that cannot be told."""
+        return int(self._lengths[symbols.long().cpu()].sum())
+
+    def bits(self, nats: float, symbols: Tensor) -> float:
+        """Bits a *byte*, from the mean nats a symbol of these symbols: so bytes and tokens compare."""
+        return nats * symbols.numel() / self.bytes_in(symbols) / math.log(2)
 
     def batch(self, seed: int, step: int, sequences: int, length: int) -> Tensor:
         """Training windows (sequences, length) int64: a pure function of (seed, step), so a run can resume."""
@@ -40,16 +73,16 @@ class Corpus:
         return windows(self.valid, starts, length)
 
     def require(self, length: int) -> None:
-        """Raise DataError unless both texts hold a window of `length` bytes."""
+        """Raise DataError unless both texts hold a window of `length` symbols."""
         for what, text in (("training", self.train), ("validation", self.valid)):
             if len(text) < length:
                 raise DataError(
-                    f"{self.name}: the {what} text has {len(text)} bytes, but one window needs {length}; "
+                    f"{self.name}: the {what} text has {len(text)} {self.noun}, but one window needs {length}; "
                     "give more text, or a smaller context_bytes"
                 )
 
     def digest(self) -> str:
-        """SHA-256 of the training bytes, for the manifest."""
+        """SHA-256 of the training symbols, for the manifest."""
         return hashlib.sha256(self.train.numpy().tobytes()).hexdigest()
 
 
@@ -74,12 +107,16 @@ def windows(text: Tensor, starts: np.ndarray, length: int) -> Tensor:
     return text[index].long()
 
 
-def load_corpus(path: Path | None) -> Corpus:
+def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
     """Read a file or a folder of text; with no path, the text that ships with Python.
+
+    :param tokenizer: a tokenizer.json, for text in its tokens; bytes without it.
 
     A folder's `train.txt` and `valid.txt` files are kept apart; otherwise the last 5 % is held out.
     Raises DataError for a missing path, text that is not UTF-8, or too little text.
     """
+    if tokenizer is not None:
+        return load_corpus(path).in_tokens(TextTokenizer.read(tokenizer), cut=True)
     if path is None:
         return _split("python-docs", _python_docs())
     if not path.exists():
@@ -125,8 +162,8 @@ def _checked(name: str, train: bytes, valid: bytes) -> Corpus:
         raise DataError(f"{name}: {len(train)} bytes of training text are too few; give at least {MIN_BYTES}")
     if not valid:
         raise DataError(f"{name}: the validation text is empty")
-    tensors = [torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy()) for raw in (train, valid)]
-    return Corpus(name, *tensors)
+    halves = (torch.from_numpy(np.frombuffer(raw, dtype=np.uint8).copy()) for raw in (train, valid))
+    return Corpus(name, next(halves), next(halves))
 
 
 # Updates and checkpoints are float32 on the CPU. Text and noise are drawn on the CPU too, so that a step's batch is the

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.stages.model.architecture import VOCABULARY
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.randomness import Purpose, normals
@@ -44,7 +43,7 @@ def clean_features(blocks: list[Block], known: Tensor) -> list[tuple[Tensor, Mem
 
 
 def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:
-    """CE of next-byte logits (batch, length, 256) on text (batch, length + 1), from byte `skip` (at least 1) on."""
+    """CE of next-symbol logits (batch, length, vocabulary) on text (batch, length + 1), from `skip` (1 or more) on."""
     return _cross_entropy(logits[:, skip - 1 :], text[:, skip:])
 
 
@@ -97,7 +96,7 @@ def sigma_max_nats(
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> float:
-    return float(F.cross_entropy(logits.float().reshape(-1, VOCABULARY), target.reshape(-1)))
+    return float(F.cross_entropy(logits.float().flatten(0, -2), target.reshape(-1)))
 
 
 ROWS = 4  # windows evaluated at a time

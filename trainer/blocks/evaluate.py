@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_ar, load_block
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.checkpoint.checkpoint import load_ar, load_block, read_companion
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import ROWS, bits, chain_diagnostics, clean_features, next_byte_nats
+from onesweep.trainer.blocks.diagnostics import ROWS, chain_diagnostics, clean_features, next_byte_nats
+from onesweep.trainer.blocks.tokens import TextTokenizer
 
 
 @dataclass(frozen=True)
@@ -58,37 +59,40 @@ class Scorer:
     def score(self, directory: Path) -> CheckpointScores:
         """Score one checkpoint. Raises CheckpointError, DataError or InputError."""
         manifest = read_manifest(directory)
-        context = manifest.byte_architecture.context_bytes
+        context = manifest.own_architecture.context_bytes
         if self.min_context >= context:
             raise InputError(
                 f"min_context {self.min_context} leaves nothing of the {context} bytes that {directory} reads; "
                 "give a smaller --min-context"
             )
-        self.corpus.require(context + 1)
-        # No more windows than fit side by side, so that no byte is scored twice.
-        text = self.corpus.valid_batch(min(self.windows, len(self.corpus.valid) // (context + 1)), context + 1)
-        scores = self._chain(directory, manifest, text) if manifest.kind == "chain" else self._ar(directory, text)
+        corpus = spelled(self.corpus, directory, manifest)
+        corpus.require(context + 1)
+        # No more windows than fit side by side, so that no symbol is scored twice.
+        text = corpus.valid_batch(min(self.windows, len(corpus.valid) // (context + 1)), context + 1)
+        score = self._chain if manifest.kind == "chain" else self._ar
+        scores = score(directory, manifest, text, corpus)
         return CheckpointScores(
             directory=str(directory),
             kind=manifest.kind,
             digest=manifest.digest(),
             description=_describe(manifest),
-            trained_on_this_text=manifest.data.get("train_sha256") == self.corpus.digest(),
+            trained_on_this_text=manifest.data.get("train_sha256") == corpus.digest(),
             scores=scores,
         )
 
     @torch.inference_mode()
-    def _ar(self, directory: Path, text: Tensor) -> list[TextScore]:
+    def _ar(self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus) -> list[TextScore]:
         model, nats = load_ar(directory), 0.0
         for row in range(0, len(text), ROWS):
             part = text[row : row + ROWS]
             nats += next_byte_nats(model(part[:, :-1]), part, self.min_context) * len(part)
-        return [TextScore("next byte", bits(nats / len(text)), self._scored(text))]
+        scored = text[:, self.min_context :]
+        return [TextScore("next byte", corpus.bits(nats / len(text), scored), corpus.bytes_in(scored))]
 
     @torch.inference_mode()
-    def _chain(self, directory: Path, manifest: Manifest, text: Tensor) -> list[TextScore]:
+    def _chain(self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus) -> list[TextScore]:
         trained = [i for i, part in enumerate(manifest.parts) if part is not None]
-        if manifest.byte_architecture.context == "chained":
+        if manifest.own_architecture.context == "chained":
             trained = [i for position, i in enumerate(trained) if position == i]
         if not trained:
             raise CheckpointError(f"no block of {directory} is trained yet")
@@ -98,20 +102,22 @@ class Scorer:
             part = text[row : row + ROWS]
             for i, (features, _) in enumerate(clean_features(blocks, part[:, :-1])):
                 nats[i] += next_byte_nats(blocks[i].next_byte(features), part, self.min_context) * len(part)
-        scored = self._scored(text)
+        scored = text[:, self.min_context :]
         scores = [
-            TextScore(f"next byte, block {block.index}", bits(total / len(text)), scored)
+            TextScore(
+                f"next byte, block {block.index}", corpus.bits(total / len(text), scored), corpus.bytes_in(scored)
+            )
             for block, total in zip(blocks, nats, strict=True)
         ]
         if len(blocks) == manifest.architecture.parts:
             assert manifest.partition is not None
             losses = chain_diagnostics(blocks, manifest.partition, text, self.steps, self.min_context)
-            slots = scored - len(text)  # a window's last byte is a target of the heads, but fills no slot
-            scores += [TextScore(_DIAGNOSTICS[name], bits(value), slots) for name, value in losses.items()]
+            slots = scored[:, :-1]  # a window's last symbol is a target of the heads, but fills no slot
+            scores += [
+                TextScore(_DIAGNOSTICS[name], corpus.bits(value, slots), corpus.bytes_in(slots))
+                for name, value in losses.items()
+            ]
         return scores
-
-    def _scored(self, text: Tensor) -> int:
-        return len(text) * (text.shape[1] - self.min_context)
 
 
 _DIAGNOSTICS = {
@@ -124,6 +130,13 @@ _DIAGNOSTICS = {
 }
 
 
+def spelled(corpus: Corpus, directory: Path, manifest: Manifest) -> Corpus:
+    """A text of bytes in the symbols of the checkpoint in `directory`."""
+    if manifest.tokenizer == "bytes":
+        return corpus
+    return corpus.in_tokens(TextTokenizer(read_companion(directory, manifest, TOKENIZER_NAME).decode()))
+
+
 def checkpoints(directory: Path) -> list[Path]:
     """The checkpoints in a bundle, or the one in `directory` itself. Raises CheckpointError when there is none."""
     bundle = find_bundle(directory)
@@ -131,11 +144,11 @@ def checkpoints(directory: Path) -> list[Path]:
 
 
 def _describe(manifest: Manifest) -> str:
-    a = manifest.byte_architecture
+    a = manifest.own_architecture
     noun = "stage" if manifest.kind == "ar" else f"{a.context}-context block"
     return (
         f"{a.parts} {noun}{'s' * (a.parts > 1)} of {a.layers} layer{'s' * (a.layers > 1)}, width {a.width}, "
-        f"context {a.context_bytes} bytes"
+        f"context {a.positions} of {a.vocabulary} symbols"
     )
 
 
@@ -144,7 +157,7 @@ TEXT_BYTES = 256  # length of text for which `verified_sweeps` is computed
 
 @dataclass(frozen=True)
 class Divergence:
-    """Means over the bytes of held-out text; q is the drafter, p the scorer, both at `temperature`."""
+    """Means over the symbols of held-out text; q is the drafter, p the scorer, both at `temperature`."""
 
     drafter: str
     scorer: str
@@ -170,7 +183,7 @@ def bundle_divergences(
     scorers = {"ar": bundle.ar, "chain": bundle.scorer}
     if bundle.local is None:
         return []
-    drafter = load_ar(bundle.local)
+    drafter, corpus = load_ar(bundle.local), spelled(corpus, bundle.local, read_manifest(bundle.local))
     return [
         divergence(drafter, load_ar(path), name, corpus, windows, min_context, temperature)
         for name, path in scorers.items()
@@ -197,5 +210,5 @@ def divergence(
 
 
 def _log_odds(model: ArModel, text: Tensor, min_context: int, temperature: float) -> Tensor:
-    """(rows, positions, 256) float64."""
+    """(rows, positions, vocabulary) float64."""
     return (model(text)[:, min_context:].double() / temperature).log_softmax(-1)

@@ -15,14 +15,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.model.architecture import VOCABULARY, Architecture
+from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.layers import Layer, initialise, rotary_table
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArStage
 from onesweep.trainer.blocks.config import Copies, LookaheadConfig, TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import bits, chain_diagnostics, clean_features, next_byte_nats
+from onesweep.trainer.blocks.diagnostics import chain_diagnostics, clean_features, next_byte_nats
 from onesweep.trainer.blocks.losses import BlockLoss, next_byte_loss
 from onesweep.trainer.blocks.run import StepLoss
 from onesweep.trainer.blocks.task import STEPS_PER_BLOCK, BlockBatch
@@ -40,7 +40,7 @@ class OwnHead(nn.Module):
         super().__init__()
         a = architecture
         self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(a.width, a.heads) for _ in range(layers)))
-        self.norm, self.head = nn.RMSNorm(a.width), nn.Linear(a.width, VOCABULARY)
+        self.norm, self.head = nn.RMSNorm(a.width), nn.Linear(a.width, a.vocabulary)
         self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
         initialise(self, a.layers * a.parts)
 
@@ -134,7 +134,7 @@ class ScorerTask:
             logits = stage.next_byte(x) if stage.is_last else self.module.heads[i](x)
             name = "valid_next_byte" if stage.is_last else f"valid_stage_{i}"
             nats = next_byte_nats(logits, text)
-            losses |= {f"{name}_nats": nats, f"{name}_bits": bits(nats)}
+            losses |= {f"{name}_nats": nats, f"{name}_bits": self.corpus.bits(nats, text[:, 1:])}
         return losses
 
 
@@ -239,6 +239,9 @@ class ChainTask:
         losses = dict[str, float]()
         for block, (features, _) in zip(blocks, clean_features(blocks, text[:, :-1]), strict=True):
             nats = next_byte_nats(block.next_byte(features), text)
-            losses |= {f"valid_block_{block.index}_nats": nats, f"valid_block_{block.index}_bits": bits(nats)}
+            losses |= {
+                f"valid_block_{block.index}_nats": nats,
+                f"valid_block_{block.index}_bits": self.corpus.bits(nats, text[:, 1:]),
+            }
         chain = chain_diagnostics(blocks, self.partition, text, STEPS_PER_BLOCK)
         return losses | {f"valid_{name}": nats for name, nats in chain.items()}

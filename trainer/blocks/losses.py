@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.stages.model.architecture import VOCABULARY
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.samplers import edm_weight
@@ -67,7 +66,7 @@ class BlockLoss:
     denoise: Tensor
     next_byte: Tensor
     clean: Tensor  # clean features (batch, length, width) that the next `chained` block reads; still part of the graph
-    logits: Tensor  # logits of the noisy slots (batch, length, 256); still part of the graph
+    logits: Tensor  # logits of the noisy slots (batch, length, vocabulary); still part of the graph
 
 
 def block_loss(
@@ -99,15 +98,15 @@ def block_loss(
             with torch.no_grad():
                 estimate = block.point(block.denoise(z, estimate, corruption.sigma, memory, 0, mask))
     logits = block.denoise(z, estimate, corruption.sigma, memory, 0, mask)
-    losses = F.cross_entropy(logits.reshape(-1, VOCABULARY), known.reshape(-1), reduction="none")
+    losses = F.cross_entropy(logits.flatten(0, -2), known.reshape(-1), reduction="none")
     denoise = losses.mean()
     weight = edm_weight(corruption.sigma, block.data_std).reshape(-1)
     # Divided by the mean weight, so that the learning rates stay right.
     objective = (losses * weight / weight.mean()).mean() if edm_weighted else denoise
-    next_byte = F.cross_entropy(block.next_byte(clean).float().reshape(-1, VOCABULARY), following.reshape(-1))
+    next_byte = F.cross_entropy(block.next_byte(clean).float().flatten(0, -2), following.reshape(-1))
     return BlockLoss(objective + anchor * next_byte, denoise.detach(), next_byte.detach(), clean, logits)
 
 
 def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:
-    """Mean next-byte CE in nats. logits: (batch, length, 256) for text[:, :-1]; text: (batch, length + 1)."""
-    return F.cross_entropy(logits.float().reshape(-1, VOCABULARY), text[:, 1:].reshape(-1))
+    """Mean next-byte CE in nats. logits: (batch, length, vocabulary) for text[:, :-1]; text: (batch, length + 1)."""
+    return F.cross_entropy(logits.float().flatten(0, -2), text[:, 1:].reshape(-1))

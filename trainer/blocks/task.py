@@ -13,7 +13,7 @@ from onesweep.stages.model.pipeline import ArModel
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import bits, block_diagnostics, next_byte_nats
+from onesweep.trainer.blocks.diagnostics import block_diagnostics, next_byte_nats
 from onesweep.trainer.blocks.losses import BlockLoss, ChunkLayout, Corruption, block_loss, next_byte_loss
 from onesweep.trainer.blocks.run import StepLoss
 
@@ -95,7 +95,7 @@ class BlockTask:
         losses = block_diagnostics(self.before, block, self.partition, text, STEPS_PER_BLOCK)
         return {
             "valid_next_byte_nats": next_byte,
-            "valid_next_byte_bits": bits(next_byte),
+            "valid_next_byte_bits": self.corpus.bits(next_byte, text[:, 1:]),
             **{f"valid_{name}": nats for name, nats in losses.items()},
         }
 
@@ -129,4 +129,4 @@ class ArTask:
     def evaluate(self) -> dict[str, float]:
         text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
         nats = next_byte_nats(self.module(text[:, :-1]), text)
-        return {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}
+        return {"valid_next_byte_nats": nats, "valid_next_byte_bits": self.corpus.bits(nats, text[:, 1:])}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onesweep.stages.checkpoint.checkpoint import load_block, replace_file, save_ar, save_block
-from onesweep.stages.checkpoint.gate import probe_block
+from onesweep.stages.checkpoint.gate import probe_block, probe_symbols
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import ConfigError, Interrupted
 from onesweep.stages.model.block import Block
@@ -23,7 +23,7 @@ from onesweep.trainer.blocks.checkpoint_dir import (
     new_chain,
     open_checkpoint_dir,
 )
-from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.config import TrainingConfig, in_symbols_of
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.diagnostics import chain_diagnostics
 from onesweep.trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers
@@ -41,11 +41,12 @@ def train_blocks(
     Only the block being trained has gradients and optimizer state. `only` picks one block; a `chained` one needs
     those before it in `out`. Raises OnesweepError with what to do.
     """
+    config = in_symbols_of(config, corpus)
     architecture = config.architecture
     if only is not None and not 0 <= only < architecture.parts:
         raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
     corpus.require(architecture.context_bytes + 1)
-    manifest = open_checkpoint_dir(out, new_chain(config, corpus))
+    manifest = open_checkpoint_dir(out, new_chain(config, corpus), corpus.tokenizer)
     for index in range(architecture.parts) if only is None else [only]:
         if manifest.parts[index] is not None:
             print(f"block {index}: already trained in {out}")
@@ -61,8 +62,9 @@ def train_blocks_ahead(config: TrainingConfig, corpus: Corpus, out: Path, progre
     """Train all blocks of a `chained` chain side by side, with lookahead; see trainer/blocks/lookahead.py."""
     if config.architecture.context != "chained":
         raise ConfigError("lookahead goes through the features that blocks pass on: give --context chained")
+    config = in_symbols_of(config, corpus)
     corpus.require(config.architecture.context_bytes + 1)
-    manifest = open_checkpoint_dir(out, new_chain(config, corpus, "lookahead"))
+    manifest = open_checkpoint_dir(out, new_chain(config, corpus, "lookahead"), corpus.tokenizer)
     if not manifest.complete:
         assert manifest.codes is not None
         assert manifest.partition is not None
@@ -88,6 +90,7 @@ def train_ar(
             f"{layers} layers cannot be cut into {stages} equal stages; "
             "give --layers as a multiple of --stages, both at least 1"
         )
+    config = in_symbols_of(config, corpus)
     architecture = replace(config.architecture, parts=stages, layers=layers // stages, context="own")
     torch.manual_seed(config.seed)
     model = ArModel(architecture)
@@ -97,6 +100,7 @@ def train_ar(
 
 def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path, progress: Progress | None = None) -> Manifest:
     """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/lookahead.py."""
+    config = in_symbols_of(config, corpus)
     architecture = replace(config.architecture, context="own")
     torch.manual_seed(config.seed)
     workers = Workers(architecture, config.lookahead)
@@ -115,7 +119,7 @@ def _train_pipeline(
 ) -> Manifest:
     architecture = stages[0].architecture
     corpus.require(architecture.context_bytes + 1)
-    manifest = open_checkpoint_dir(out, new_ar(architecture, config, corpus, objective))
+    manifest = open_checkpoint_dir(out, new_ar(architecture, config, corpus, objective), corpus.tokenizer)
     if manifest.complete:
         print(f"AR model: already trained in {out}")
         state_path(out / RUN_FOLDER, task.name).unlink(missing_ok=True)
@@ -200,7 +204,7 @@ def _probe_features(before: list[Block], manifest: Manifest) -> Tensor | None:
     features = None
     for block in before:
         assert manifest.partition is not None
-        _, features = probe_block(block, manifest.partition, manifest.probe_text, features)
+        _, features = probe_block(block, manifest.partition, probe_symbols(manifest), features)
     return features
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,12 +11,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onesweep.stages.checkpoint.checkpoint import replace_file
+from onesweep.stages.checkpoint.checkpoint import read_companion, replace_file
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from onesweep.stages.errors import CheckpointError, DataError
-from onesweep.stages.importing.source import open_tokenizer
+from onesweep.stages.errors import DataError
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.trainer.blocks.data import Corpus, load_corpus
+from onesweep.trainer.blocks.tokens import TextTokenizer
 from onesweep.trainer.distill.settings import DistillSettings
 from onesweep.trainer.distill.teacher import Teacher
 
@@ -114,7 +113,6 @@ def held_out(teacher: Teacher, corpus: Corpus, window: int, seed: int) -> dict[s
     }
 
 
-PIECE_BYTES = 1 << 20
 MAX_TEXT_BYTES = 1 << 30
 
 
@@ -128,46 +126,20 @@ def symbols_corpus(paths: Sequence[Path], directory: Path, manifest: Manifest, w
     if not found:
         raise DataError("give some text to distil on, in --text")
     name = ", ".join(corpus.name for corpus in found)
-    halves = [torch.cat([getattr(corpus, half) for corpus in found]) for half in ("train", "valid")]
-    if sum(map(len, halves)) > MAX_TEXT_BYTES:
+    train, valid = (torch.cat([getattr(corpus, half) for corpus in found]) for half in ("train", "valid"))
+    if len(train) + len(valid) > MAX_TEXT_BYTES:
         raise DataError(f"{name}: more than {MAX_TEXT_BYTES >> 20} MB of text; give less of it")
-    return in_symbols(Corpus(name, *halves), directory, manifest, window)
+    return in_symbols(Corpus(name, train, valid), directory, manifest, window)
 
 
 def in_symbols(corpus: Corpus, directory: Path, manifest: Manifest, window: int) -> Corpus:
     """A text of bytes in the symbols of the checkpoint in `directory`; as `symbols_corpus`."""
-    name, halves = corpus.name, [corpus.train, corpus.valid]
     if manifest.tokenizer == "tokens":
-        halves = [_tokens(half, directory, manifest) for half in halves]
-    for what, half in zip(("training", "held-out"), halves, strict=True):
+        corpus = corpus.in_tokens(TextTokenizer(read_companion(directory, manifest, TOKENIZER_NAME).decode()))
+    for what, half in (("training", corpus.train), ("held-out", corpus.valid)):
         if len(half) < window:
             raise DataError(
-                f"{name}: the {what} text has {len(half)} {manifest.tokenizer}, and one window needs {window}; "
+                f"{corpus.name}: the {what} text has {len(half)} {manifest.tokenizer}, and one window needs {window}; "
                 "give more text, or a smaller window"
             )
-    return Corpus(name, *halves)
-
-
-def _tokens(text: Tensor, directory: Path, manifest: Manifest) -> Tensor:
-    path = directory / TOKENIZER_NAME
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    if hashlib.sha256(raw).hexdigest() != manifest.files[TOKENIZER_NAME]:
-        raise CheckpointError(f"{path} is damaged: its SHA-256 is not that of the manifest")
-    tokenizer = open_tokenizer(raw.decode())
-    ids = (tokenizer.encode(piece, add_special_tokens=False).ids for piece in _pieces(text))
-    return torch.cat([torch.tensor(piece, dtype=torch.int32) for piece in ids])
-
-
-def _pieces(text: Tensor) -> Iterator[str]:
-    """Text in pieces that end with a line where there are lines: a tokenizer holds many times what it reads."""
-    raw = text.numpy().tobytes()
-    begin = 0
-    while begin < len(raw):
-        end = begin + PIECE_BYTES
-        if end < len(raw):
-            end = raw.rfind(b"\n", begin, end) + 1 or end
-        yield raw[begin:end].decode(errors="ignore")
-        begin = end
+    return corpus

@@ -187,7 +187,7 @@ def open_graft(
         raise ConfigError(f"windows of {length} symbols: the model reads at most {a.positions}")
     stages = load_stages(checkpoint, device)
     spelled = in_symbols(corpus, checkpoint, manifest, length + 1)
-    text = PlacedCorpus(spelled.name, spelled.train, spelled.valid, device)
+    text = PlacedCorpus(spelled.name, spelled.train, spelled.valid, spelled.tokenizer, device)
     shape = SlotShape(config.architecture.code_dim, config.architecture.condition_dim, rank)
     try:
         (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)

@@ -190,7 +190,7 @@ def _run(arm: RoundsArm, seed: int, corpus: Corpus, out: Path) -> ArmResult:
 def _identity(arm: RoundsArm, seed: int, corpus: Corpus) -> tuple[RunSpec, Corpus, dict[str, Any]]:
     """The spec, the text as it is read, and all that decides the result."""
     if arm.pooled > 1:
-        corpus = PooledCorpus(corpus.name, corpus.train, corpus.valid, arm.pooled)
+        corpus = PooledCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, arm.pooled)
     spec = RunSpec.of(replace(arm.config, seed=seed), corpus)
     config = {key: value for key, value in asdict(spec.config).items() if key not in NOT_DECISIVE}
     identity: dict[str, Any] = {"config": config, "data": corpus.digest()}

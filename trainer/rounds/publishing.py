@@ -66,7 +66,7 @@ class Publisher:
             assert isinstance(block, Block)
             load(block, weights[part])
             given = None if block.reads_bytes else features
-            measures, features = probe_block(block.eval(), manifest.partition, manifest.probe_text, given)
+            measures, features = probe_block(block.eval(), manifest.partition, probe_symbols(manifest), given)
             _check(part, measures)
             checked.append((block, given))
         for block, given in checked:

@@ -106,7 +106,7 @@ class Worker:
             raise ServiceError(f"{client.address} gives part {place.part} of {len(self.spec.parts)}: it is damaged")
         self.part = self.spec.parts[place.part]
         seed = replica_seed(self.spec.config.seed, place.replica)
-        placed = PlacedCorpus(corpus.name, corpus.train, corpus.valid, settings.device)
+        placed = PlacedCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, settings.device)
         task = place_on(self.spec.task(place.part, placed, seed), settings.device)
         self.learner = Learner(task, self.spec.config)
         names, like = self.spec.fragments.parts[self.part], self.spec.fragments.like

@@ -173,7 +173,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "rising boundaries": (lambda r: r["partition"]["boundaries"].reverse(), "must fall"),
     "boundaries of text": (lambda r: r["partition"].update(boundaries=["a", "b", "c"]), "damaged"),
     "prior": (lambda r: r["partition"]["prior"].update(std=0), "positive std"),
-    "tokenizer": (lambda r: r.update(tokenizer="bpe"), "tokenizer 'bpe' is not that of its architecture"),
+    "tokenizer": (lambda r: r.update(tokenizer="bpe"), "tokenizer 'bpe' is neither 'bytes' nor 'tokens'"),
     "empty probe": (lambda r: r.update(probe_text=""), "two bytes at least"),
     "probe is no text": (lambda r: r.update(probe_text=5), "damaged"),
     "no tolerance": (lambda r: r.update(probe_tolerance=0), "probe tolerance 0"),

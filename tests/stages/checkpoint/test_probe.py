@@ -36,7 +36,7 @@ def test_the_text_is_cut_to_the_context() -> None:
 
 def test_a_blocks_losses(make_block: MakeBlock, partition: NoisePartition) -> None:
     block = make_block()
-    measures, features = probe_block(block, partition, PROBE_TEXT, None)
+    measures, features = probe_block(block, partition, probe_bytes(PROBE_TEXT, 96), None)
     known = probe_bytes(PROBE_TEXT, 96)
     clean, _ = block.read(known)
     assert torch.equal(features, clean[0])
@@ -54,9 +54,9 @@ def test_a_blocks_losses(make_block: MakeBlock, partition: NoisePartition) -> No
 
 def test_a_chained_block_is_probed_on_the_features_before_it(make_block: MakeBlock, partition: NoisePartition) -> None:
     first, second = make_block(context="chained"), make_block(1, context="chained")
-    _, features = probe_block(first, partition, PROBE_TEXT, None)
-    measures, _ = probe_block(second, partition, PROBE_TEXT, features)
-    others, _ = probe_block(second, partition, PROBE_TEXT, features.flip(0))
+    _, features = probe_block(first, partition, probe_bytes(PROBE_TEXT, 96), None)
+    measures, _ = probe_block(second, partition, probe_bytes(PROBE_TEXT, 96), features)
+    others, _ = probe_block(second, partition, probe_bytes(PROBE_TEXT, 96), features.flip(0))
     assert all(abs(measures[name] - others[name]) > 0.02 for name in measures)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onesweep.stages.checkpoint.weights import Shapes, read_weights
+from onesweep.stages.checkpoint.weights import Shapes, read_weights, write_weights
 from onesweep.stages.errors import CheckpointError
 
 TENSORS = {"a.weight": torch.randn(3, 4), "b": torch.randn(5), "c": torch.randn(1, 2, 3)}
@@ -107,11 +107,18 @@ def test_other_tensors(file: Path, shapes: Shapes, reason: str) -> None:
         read(file, shapes)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32, torch.uint8])
 def test_other_number_formats(file: Path, dtype: torch.dtype) -> None:
     save_file({name: tensor.to(dtype) for name, tensor in TENSORS.items()}, file)
-    with pytest.raises(CheckpointError, match="only F32 is read"):
+    with pytest.raises(CheckpointError, match="only F32 and F16 are read"):
         read(file)
+
+
+def test_sixteen_bits(file: Path) -> None:
+    write_weights(file, {name: tensor.half() for name, tensor in TENSORS.items()})
+    for name, tensor in read(file).items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, TENSORS[name].half().float())
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])

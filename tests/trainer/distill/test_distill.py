@@ -145,7 +145,7 @@ def test_what_cannot_be_distilled_is_a_sentence(
             distill(bad)
     shutil.copytree(pipeline, tmp_path / "damaged")
     (tmp_path / "damaged" / TOKENIZER_NAME).write_text("{}")
-    with pytest.raises(OnesweepError, match="is damaged: its SHA-256"):
+    with pytest.raises(OnesweepError, match="does not have its manifest"):
         distill(replace(settings, checkpoint=tmp_path / "damaged"))
     monkeypatch.setattr(memory, "free_memory", lambda: 1)
     with pytest.raises(OnesweepError, match="not enough memory for the model in"):

@@ -235,6 +235,6 @@ def test_fewer_bits_end_near_and_are_counted(whole: Simulation, codec: str) -> N
 def test_replicas_read_other_text_and_one_place_reads_all_of_it() -> None:
     assert replica_seed(5, 0) == 5
     assert len({replica_seed(5, i) for i in range(50)} | {replica_seed(6, i) for i in range(1, 50)}) == 99
-    pooled = PooledCorpus(corpus.name, corpus.train, corpus.valid, 2)
+    pooled = PooledCorpus(corpus.name, corpus.train, corpus.valid, replicas=2)
     both = [corpus.batch(replica_seed(5, i), 3, 2, 16) for i in range(2)]
     assert torch.equal(pooled.batch(5, 3, 4, 16), torch.cat(both))

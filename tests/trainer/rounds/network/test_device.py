@@ -56,7 +56,7 @@ def test_nothing_of_a_lesson_stays_behind(context: str, rounds: dict[str, Any]) 
     architecture = replace(rounds_config.architecture, context=context)
     config = replace(rounds_config, architecture=architecture, rounds=replace(rounds_config.rounds, **rounds))
     spec = RunSpec.of(config, corpus)
-    task = place_on(spec.task(0, PlacedCorpus(corpus.name, corpus.train, corpus.valid, "meta"), 0), "meta")
+    task = place_on(spec.task(0, PlacedCorpus(corpus.name, corpus.train, corpus.valid, device="meta"), 0), "meta")
     see(task, spec.initial())
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         task.loss(0)

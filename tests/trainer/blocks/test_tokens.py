@@ -1,0 +1,176 @@
+"""Models of tokens that are trained here: their text, bits a byte and checkpoints, and hosts that serve them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onesweep.stages.checkpoint.checkpoint import halve, load_ar, load_chain
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
+from onesweep.stages.errors import CheckpointError, DataError, InputError
+from onesweep.trainer.blocks.data import Corpus, load_corpus
+from onesweep.trainer.blocks.evaluate import Scorer
+from onesweep.trainer.blocks.tokens import TextTokenizer, token_bytes, train_tokenizer
+from onesweep.trainer.blocks.train import train_ar, train_blocks, train_scorer
+from tests.trainer.small import TEXT, corpus, tiny
+
+TOKENS = 290
+THREE = replace(tiny, architecture=replace(tiny.architecture, parts=3, layers=1))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    return train_tokenizer(corpus.train, TOKENS)
+
+
+@pytest.fixture(scope="module")
+def spelled(tokenizer: TextTokenizer) -> Corpus:
+    return corpus.in_tokens(tokenizer, cut=True)
+
+
+@pytest.fixture(scope="module")
+def bundle(spelled: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All models of a bundle, of tokens."""
+    directory: Path = tmp_path_factory.mktemp("tokens")
+    train_blocks(THREE, spelled, directory / "chain")
+    train_scorer(THREE, spelled, directory / "scorer")
+    train_ar(THREE, spelled, directory / "ar", 3, 3)
+    train_ar(THREE, spelled, directory / "local", 1, 1)
+    return directory
+
+
+def encoded(text: str) -> torch.Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+@given(text=st.text(min_size=1, max_size=200), cut=st.booleans())
+def test_tokens_stand_for_all_bytes(tokenizer: TextTokenizer, text: str, cut: bool) -> None:
+    tokens = tokenizer.encode(encoded(text), cut)
+    assert tokenizer.encoding.decode(tokens.tolist()) == text
+    assert int(token_bytes(tokenizer)[tokens.long()].sum()) == len(text.encode())
+
+
+def test_training_text_is_cut_and_the_same_every_time(tokenizer: TextTokenizer, spelled: Corpus) -> None:
+    whole = tokenizer.encode(corpus.train)
+    assert torch.equal(spelled.train, tokenizer.encode(corpus.train, cut=True))
+    assert len(whole) < len(spelled.train) < 1.1 * len(whole)
+    assert torch.equal(spelled.valid, tokenizer.encode(corpus.valid))
+
+
+def test_bits_a_byte_of_one_who_knows_nothing(spelled: Corpus) -> None:
+    text = spelled.valid[:50]
+    bits = spelled.bits(math.log(TOKENS), text)
+    assert bits == pytest.approx(math.log2(TOKENS) * 50 / spelled.bytes_in(text))
+    assert corpus.bits(math.log(256), corpus.valid[:50]) == pytest.approx(8)
+
+
+def test_text_has_too_few_tokens() -> None:
+    with pytest.raises(InputError, match=r"this text has \d+ tokens at most, and --vocabulary is 60000"):
+        train_tokenizer(corpus.train, 60000)
+    with pytest.raises(InputError, match="must be from 257 to 65536, not 256"):
+        train_tokenizer(corpus.train, 256)
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"version": "1.0"}', '{"model": null}'])
+def test_no_tokenizer(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=r"cannot read|is no tokenizer\.json"):
+        TextTokenizer.read(path)
+
+
+def test_a_checkpoint_names_its_tokens(bundle: Path, tokenizer: TextTokenizer) -> None:
+    for name in ("chain", "scorer", "ar", "local"):
+        manifest = read_manifest(bundle / name)
+        assert manifest.tokenizer == "tokens"
+        assert manifest.architecture.vocabulary == TOKENS
+        assert manifest.files == {TOKENIZER_NAME: tokenizer.digest}
+        assert manifest.data["train_bytes"] == len(corpus.train)
+        assert (bundle / name / TOKENIZER_NAME).read_text() == tokenizer.json
+    assert load_ar(bundle / "ar").stages[-1].next_byte(torch.zeros(1, 1, 16)).shape == (1, 1, TOKENS)
+    assert load_chain(bundle / "chain")[0].codes.shape == (TOKENS, 8)
+
+
+def test_another_tokenizer_is_refused(bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "ar"
+    halve(bundle / "ar", copy)
+    (copy / TOKENIZER_NAME).write_text("{}")
+    with pytest.raises(CheckpointError, match="does not have its manifest's SHA-256"):
+        Scorer(corpus, windows=2, min_context=8).score(copy)
+
+
+def test_scores_are_of_bytes(bundle: Path, tokenizer: TextTokenizer) -> None:
+    score = Scorer(corpus, windows=4, min_context=8).score(bundle / "ar").scores[0]
+    spelled, model = corpus.in_tokens(tokenizer), load_ar(bundle / "ar")
+    text = spelled.valid_batch(4, 33)
+    with torch.inference_mode():
+        nats = model(text[:, :-1])[:, 7:].log_softmax(-1).gather(-1, text[:, 8:, None]).sum()
+    assert score.bytes == spelled.bytes_in(text[:, 8:])
+    assert score.bits_per_byte == pytest.approx(-float(nats) / math.log(2) / score.bytes, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["chain", "scorer"])
+def test_half_the_size_and_nearly_the_same(bundle: Path, tmp_path: Path, name: str) -> None:
+    manifest = halve(bundle / name, tmp_path / name)
+    before, after = (
+        sum(part.bytes for part in each.parts if part) for each in (read_manifest(bundle / name), manifest)
+    )
+    assert after < 0.7 * before  # the header and the probe stay as they are
+    score = Scorer(corpus, windows=2, min_context=8)
+    pairs = zip(score.score(bundle / name).scores, score.score(tmp_path / name).scores, strict=True)
+    assert all(whole.bits_per_byte == pytest.approx(half.bits_per_byte, abs=0.01) for whole, half in pairs)
+
+
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local", "auto"])
+def test_hosts_serve_it_in_every_mode(served: Any, mode: str) -> None:
+    settings = {"mode": mode, "max_tokens": 8, "temperature": 0.8, "seed": 3}
+    first = served.generate("the ship sailed n", **settings)
+    assert first.output_tokens == 8
+    assert served.generate("the ship sailed n", **settings).text == first.text
+
+
+def test_words_after_half_a_word(served: Any) -> None:
+    """A prompt may end anywhere."""
+    for end in range(8, 14):
+        assert served.generate(TEXT[:end], mode="ar", max_tokens=4, seed=1).output_tokens == 4
+
+
+@pytest.fixture(scope="module")
+def served(bundle: Path, local_ring: Callable[..., Any]) -> Any:
+    with local_ring(bundle, 2) as client:
+        yield client
+
+
+def test_the_same_run_goes_on_with_the_same_tokenizer_only(
+    spelled: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_ar(tiny, spelled, tmp_path, 4, 2)
+    train_ar(tiny, spelled, tmp_path, 4, 2)
+    assert "already trained" in capsys.readouterr().out
+    other = corpus.in_tokens(train_tokenizer(corpus.train, 280), cut=True)
+    with pytest.raises(CheckpointError, match="other settings or data"):
+        train_ar(tiny, other, tmp_path, 4, 2)
+
+
+def test_a_window_needs_enough_tokens(tokenizer: TextTokenizer) -> None:
+    config = replace(tiny, architecture=replace(tiny.architecture, context_bytes=20000))
+    with pytest.raises(DataError, match=r"the training text has \d+ tokens, but one window needs 20001"):
+        train_ar(config, corpus.in_tokens(tokenizer), Path("nowhere"), 4, 2)
+
+
+def test_text_in_tokens_is_read_from_files(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+    found = load_corpus(tmp_path / "words.txt", tmp_path / "tokenizer.json")
+    assert found.noun == "tokens"
+    assert found.vocabulary == TOKENS
+    assert torch.equal(found.train, corpus.in_tokens(tokenizer, cut=True).train)
