@@ -60,7 +60,7 @@ class LocalMode(Mode):
                     return
 
     async def _likeliest(self, request: Generation, account: Account) -> bytes:
-        """Of `candidates` texts, the one that the model finds likeliest: what a choice is worth without a scorer."""
+        """The likeliest of `candidates` texts by the model's own odds: what a choice is worth without a scorer."""
         assert self.model is not None
         reach = self.tokenizer.alphabet.count(request.prompt) + request.max_symbols
         branches = Branches(LocalSequence(self.model, reach, request.temperature, request.seed))

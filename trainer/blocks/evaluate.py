@@ -16,7 +16,15 @@ from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import ROWS, bits, chain_diagnostics, clean_features, next_byte_nats
+from onesweep.trainer.blocks.diagnostics import (
+    DRAWS,
+    ROWS,
+    bits,
+    chain_diagnostics,
+    clean_features,
+    next_byte_nats,
+    noise_floors,
+)
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,11 @@ class Scorer:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
 
-    def score(self, directory: Path) -> CheckpointScores:
-        """Score one checkpoint. Raises CheckpointError, DataError or InputError."""
+    def score(self, directory: Path, reference: Path | None = None) -> CheckpointScores:
+        """Score one checkpoint. Raises CheckpointError, DataError or InputError.
+
+        :param reference: an AR model, by whose odds the from-noise figures of a chain have a floor.
+        """
         manifest = read_manifest(directory)
         context = manifest.byte_architecture.context_bytes
         if self.min_context >= context:
@@ -67,7 +78,8 @@ class Scorer:
         self.corpus.require(context + 1)
         # No more windows than fit side by side, so that no byte is scored twice.
         text = self.corpus.valid_batch(min(self.windows, len(self.corpus.valid) // (context + 1)), context + 1)
-        scores = self._chain(directory, manifest, text) if manifest.kind == "chain" else self._ar(directory, text)
+        chain = manifest.kind == "chain"
+        scores = self._chain(directory, manifest, text, reference) if chain else self._ar(directory, text)
         return CheckpointScores(
             directory=str(directory),
             kind=manifest.kind,
@@ -86,7 +98,7 @@ class Scorer:
         return [TextScore("next byte", bits(nats / len(text)), self._scored(text))]
 
     @torch.inference_mode()
-    def _chain(self, directory: Path, manifest: Manifest, text: Tensor) -> list[TextScore]:
+    def _chain(self, directory: Path, manifest: Manifest, text: Tensor, reference: Path | None) -> list[TextScore]:
         trained = [i for i, part in enumerate(manifest.parts) if part is not None]
         if manifest.byte_architecture.context == "chained":
             trained = [i for position, i in enumerate(trained) if position == i]
@@ -108,6 +120,11 @@ class Scorer:
             losses = chain_diagnostics(blocks, manifest.partition, text, self.steps, self.min_context)
             slots = scored - len(text)  # a window's last byte is a target of the heads, but fills no slot
             scores += [TextScore(_DIAGNOSTICS[name], bits(value), slots) for name, value in losses.items()]
+            if reference is not None and _reads_alike(read_manifest(reference), manifest):
+                model = load_ar(reference)
+                floors = noise_floors(blocks, manifest.partition, model, text, self.steps, self.min_context)
+                each = slots // len(text)
+                scores += [TextScore(_FLOORS[name], bits(nats), n * each) for name, (nats, n) in floors.items()]
         return scores
 
     def _scored(self, text: Tensor) -> int:
@@ -122,6 +139,20 @@ _DIAGNOSTICS = {
     "from_noise_sigma1_nats": "from noise, read at sigma 1",
     "from_noise_sigma1_scrambled_nats": "from noise, read at sigma 1, scrambled prefix",
 }
+
+_FLOORS = {
+    "bayes_nats": "from noise: Bayes floor",
+    "sigma1_bayes_nats": "from noise, read at sigma 1: Bayes floor",
+    "averaged_nats": f"read at sigma 1, averaged over {DRAWS} draws of noise",
+    "averaged_bayes_nats": f"averaged over {DRAWS} draws of noise: Bayes floor",
+    "averaged_reference_nats": "next byte of ar/, the same windows",
+}
+
+
+def _reads_alike(reference: Manifest, chain: Manifest) -> bool:
+    """True where the two read the same symbols, and the first as many of them."""
+    longest = [manifest.architecture.positions for manifest in (reference, chain)]
+    return reference.tokenizer == chain.tokenizer and longest[0] >= longest[1]
 
 
 def checkpoints(directory: Path) -> list[Path]:
