@@ -147,11 +147,16 @@ def run_watch(options: argparse.Namespace) -> int:
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
+    from onesweep.stages.checkpoint.bundle import find_bundle
     from onesweep.trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
 
     corpus = corpus_of(options)
     scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
-    results = [scorer.score(path) for directory in options.checkpoints for path in checkpoints(directory)]
+    results = [
+        scorer.score(path, find_bundle(directory).ar)
+        for directory in options.checkpoints
+        for path in checkpoints(directory)
+    ]
     divergences = [
         found
         for directory in options.checkpoints
@@ -169,7 +174,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
     for result in results:
         print(f"{result.directory} ({result.kind} {result.digest[:12]}): {result.description}")
         for score in result.scores:
-            print(f"  {score.name:46} {score.bits_per_byte:8.3f} bits/byte of {score.bytes:,} bytes")
+            print(f"  {score.name:50} {score.bits_per_byte:8.3f} bits/byte of {score.bytes:,} bytes")
         if not result.trained_on_this_text:
             print("  note: trained on other text than lies beside this validation text")
     for found in divergences:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -77,6 +78,17 @@ def pooled_entropy(texts: Sequence[T], counts: Callable[[T], Counts]) -> tuple[f
     without = np.array([entropy_bits(_less(whole, sum_counts(group))) for group in groups])
     error = float(np.sqrt((len(groups) - 1) * np.mean((without - without.mean()) ** 2)))
     return entropy_bits(whole), error
+
+
+def surprisals(texts: Sequence[bytes]) -> tuple[list[float], list[int]]:
+    """-log2 of the share that each run of four bytes has in all texts, summed over a text's; and how many it has.
+
+    Sum by sum it is the pooled entropy, and text by text its influence function: what a text more or less would do.
+    """
+    each = [gram_counts(text) for text in texts]
+    whole = sum_counts(each)
+    bits = {gram: math.log2(whole.total() / count) for gram, count in whole.items()}
+    return [sum(n * bits[gram] for gram, n in counts.items()) for counts in each], [c.total() for c in each]
 
 
 def entropy_bits(counts: Counts) -> float:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from onesweep.loadtest.quality.judge import INSTALL, Judge, Judgement, NgramModel, Progress
 from onesweep.loadtest.quality.measures import (
@@ -18,18 +21,30 @@ from onesweep.loadtest.quality.measures import (
     gram_counts,
     mauve,
     pooled_entropy,
+    surprisals,
     symbol_counts,
     word_counts,
     words_of,
 )
 from onesweep.loadtest.quality.prompts import Passage, PromptSet
-from onesweep.loadtest.report.table import Estimate, around, difference_of_ratios, flat, ratio_of_sums
+from onesweep.loadtest.report.table import (
+    Estimate,
+    around,
+    difference_of_ratios,
+    flat,
+    percentiles,
+    ratio_of_sums,
+    resampled,
+)
 from onesweep.stages.errors import InputError
 
 HUMAN = "human"
 JUDGED = "judge_bits_per_byte"
 GRAMS = "gram_entropy"
-AT_HUMAN_ENTROPY = "judge_bits_at_human_entropy"  # a fair figure: nobody can buy it with monotony
+# Fair figures: nobody can buy them with monotony.
+AT_HUMAN_ENTROPY = "judge_bits_at_human_entropy"
+AT_AR_ENTROPY = "judge_bits_at_ar_entropy"
+GAP_SHARE = "gap_share"
 
 
 class Figure(NamedTuple):
@@ -65,6 +80,10 @@ DERIVED = {
         "at human entropy",
         3,
         "judge bits where the 4-gram entropy is the human one, between the temperatures around it",
+    ),
+    AT_AR_ENTROPY: Figure("at ar's entropy", 3, "the same where the 4-gram entropy is that of `ar` in the same run"),
+    GAP_SHARE: Figure(
+        "gap share", 2, "share of the judge bits from `local` to `ar` that is closed, all three at the entropy of `ar`"
     ),
     "joined_bits_per_byte": Figure(
         "joined bits", 3, "judge bits of the text and the true text after it: low where the one leads to the other"
@@ -121,51 +140,27 @@ class QualityRow:
         return cls(**{**known, "figures": figures})
 
 
-def at_human_entropy(rows: Sequence[QualityRow], human: QualityRow) -> list[QualityRow]:
-    """The rows with AT_HUMAN_ENTROPY, the same for rows that differ in temperature only.
+class Resampled(NamedTuple):
+    """Judge bits a byte and 4-gram entropy of a set of texts, of all of them and then of each bootstrap draw."""
 
-    Linear in the 4-gram entropy between two neighbouring temperatures, and so are the ends of its interval. None where
-    no two temperatures of an arm have the human entropy between them.
+    bits: NDArray[np.float64]
+    entropy: NDArray[np.float64]
+
+
+def bits_at(arm: Sequence[Resampled], entropy: NDArray[np.float64]) -> NDArray[np.float64] | str:
+    """Judge bits of an arm where its texts have this 4-gram entropy, draw by draw; or why that is not known.
+
+    :param arm: its texts at two temperatures or more, from cold to warm. Linear between the two around the entropy.
     """
-    completed = []
-    for row in rows:
-        if row.mode == HUMAN:
-            completed.append(row)
-            continue
-        alike = [o for o in rows if o.mode != HUMAN and _without_temperature(o) == _without_temperature(row)]
-        estimate, reason = _between(sorted(alike, key=lambda other: other.temperature or 0.0), human)
-        if estimate is None:
-            completed.append(replace(row, reasons=row.reasons | {AT_HUMAN_ENTROPY: reason}))
-        else:
-            completed.append(replace(row, figures=row.figures | {AT_HUMAN_ENTROPY: estimate}))
-    return completed
-
-
-def _without_temperature(row: QualityRow) -> str:
-    return ":".join(part for part in row.spec.split(":") if not part.startswith("temperature="))
-
-
-def _between(arm: Sequence[QualityRow], human: QualityRow) -> tuple[Estimate | None, str]:
-    wanted = human.figure(GRAMS)
-    if wanted is None:
-        return None, "the human text has no 4-gram entropy"
     if len(arm) < 2:
-        return None, "one temperature only (--temperatures)"
+        return "one temperature only (--temperatures)"
     for colder, warmer in pairwise(arm):
-        low, high = colder.figure(GRAMS), warmer.figure(GRAMS)
-        if low is None or high is None or not min(low, high) <= wanted <= max(low, high):
-            continue
-        share = (wanted - low) / (high - low) if high != low else 0.0
-        return _mixed(colder.figures[JUDGED], warmer.figures[JUDGED], share), ""
-    return None, f"no two temperatures have the human 4-gram entropy, {wanted:.2f} bits, between them"
-
-
-def _mixed(first: Estimate, second: Estimate, share: float) -> Estimate:
-    def between(a: float | None, b: float | None) -> float | None:
-        return None if a is None or b is None else a + share * (b - a)
-
-    value = first.value + share * (second.value - first.value)
-    return Estimate(value, between(first.low, second.low), between(first.high, second.high))
+        low, high = sorted((colder.entropy[0], warmer.entropy[0]))
+        if low <= entropy[0] <= high and low < high:
+            # a draw keeps to the pair that all prompts choose, even where its own entropy lies a little outside
+            share = (entropy - colder.entropy) / (warmer.entropy - colder.entropy)
+            return np.asarray(colder.bits + share * (warmer.bits - colder.bits))
+    return f"no two temperatures have the 4-gram entropy {entropy[0]:.2f} between them"
 
 
 _PERFECT = {"auc": 0.5, "mauve": 1.0}  # of text that nothing tells from human text; of other figures the reference's
@@ -213,12 +208,30 @@ class TextFigures:
     reasons: dict[str, str] = field(default_factory=dict)
     bits: list[float] = field(default_factory=list)  # the judge's, text by text
     sizes: list[int] = field(default_factory=list)  # bytes, text by text
+    surprisals: list[float] = field(default_factory=list)  # of the text's runs of four bytes, among those of all texts
+    grams: list[int] = field(default_factory=list)  # how many they are
 
     def put(self, name: str, estimate: Estimate | None, reason: str = "nothing to count") -> None:
         if estimate is None:
             self.reasons[name] = reason
         else:
             self.values[name] = estimate
+
+    def resampled(self, seed: int) -> Resampled:
+        """Drawn by prompts, alike for all sets of a run: what is compared is paired."""
+        rows = np.concatenate([np.arange(len(self.bits))[None], resampled(len(self.bits), seed)])
+        # the entropy is linear in the prompts' weights here (its influence function): a draw that holds a prompt twice
+        # would have less of it, whatever the text is worth
+        pairs = ((self.bits, self.sizes), (self.surprisals, self.grams))
+        with np.errstate(invalid="ignore"):  # texts without a byte have neither
+            return Resampled(*(np.asarray(a, float)[rows].sum(1) / np.asarray(b, float)[rows].sum(1) for a, b in pairs))
+
+    def put_draws(self, name: str, draws: NDArray[np.float64] | str) -> None:
+        """A figure from its value and its draws, or the reason why there is none."""
+        if isinstance(draws, str):
+            self.reasons[name] = draws
+        else:
+            self.values[name] = Estimate(float(draws[0]), *percentiles(draws[1:]))
 
     @contextlib.contextmanager
     def unless_refused(self, name: str) -> Iterator[None]:
@@ -256,6 +269,7 @@ class QualityPanel:
         figures = TextFigures(sizes=[len(output) for output in outputs])
         judgement = self._judged(passages, outputs)
         figures.bits = judgement.bits
+        figures.surprisals, figures.grams = surprisals(outputs)
         figures.put(JUDGED, ratio_of_sums(figures.bits, figures.sizes, self.seed))
         self._put_second(figures, passages, outputs)
         self._put_variety(figures, outputs)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from onesweep.loadtest.quality.generation import (
@@ -19,7 +19,18 @@ from onesweep.loadtest.quality.generation import (
 )
 from onesweep.loadtest.quality.judge import MIN_TRAIN_BYTES, NgramModel, check_judge, default_judge, open_judge
 from onesweep.loadtest.quality.measures import TrainingText
-from onesweep.loadtest.quality.panel import HUMAN, JudgedText, QualityPanel, QualityRow, TextFigures, at_human_entropy
+from onesweep.loadtest.quality.panel import (
+    AT_AR_ENTROPY,
+    AT_HUMAN_ENTROPY,
+    GAP_SHARE,
+    HUMAN,
+    JudgedText,
+    QualityPanel,
+    QualityRow,
+    Resampled,
+    TextFigures,
+    bits_at,
+)
 from onesweep.loadtest.quality.prompts import Passage, PromptSet, cut_prompts, held_out_documents, training_documents
 from onesweep.loadtest.quality.settings import QualitySettings
 from onesweep.loadtest.report.record import origin, settings_record
@@ -33,7 +44,7 @@ from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError
 
-LOCAL = "local"
+LOCAL, AR = "local", "ar"
 SUFFIX_BYTES = 64  # true text behind a gap, judged with it
 SAMPLES = 6  # prompts whose texts are shown: the first ones, as they come
 
@@ -142,6 +153,7 @@ def measure_rows(
     texts = {arm: [result.output for result in taken] for arm, taken in results.items()}
     measured = {arm: panel.measure(passages, outputs) for arm, outputs in texts.items()}
     human = panel.measure(passages, truth)
+    put_matched(measured, human, panel.seed)
     rows = []
     for arm, figures in measured.items():
         panel.put_differences(figures, "judge_minus_human", human)
@@ -152,15 +164,51 @@ def measure_rows(
     if all(passage.suffix for passage in passages):
         panel.put_infill(human, passages, truth)
     panel.put_differences(human, "judge_minus_local", _local_beside(None, measured))
-    last = QualityRow(HUMAN, n=len(passages), figures=human.values, reasons=human.reasons)
-    return at_human_entropy([*rows, last], last)
+    return [*rows, QualityRow(HUMAN, n=len(passages), figures=human.values, reasons=human.reasons)]
+
+
+def put_matched(measured: Mapping[QualityArm, TextFigures], human: TextFigures, seed: int) -> None:
+    """Judge bits of each arm at the 4-gram entropy of human text and of `ar` at the row's temperature, and how much of
+    the way from `local` to `ar` these are.
+
+    Between the arm's temperatures around that entropy, with bootstrap intervals over prompts.
+    """
+    drawn, wanted = {arm: figures.resampled(seed) for arm, figures in measured.items()}, human.resampled(seed).entropy
+
+    def warming(arm: QualityArm) -> list[Resampled]:
+        """The arm at all its temperatures."""
+        alike = [other for other in drawn if replace(other, temperature=None) == replace(arm, temperature=None)]
+        return [drawn[other] for other in sorted(alike, key=temperature_of)]
+
+    references = {temperature_of(arm): arm for arm in drawn if is_plain(arm, AR)}
+    for arm, figures in measured.items():
+        figures.put_draws(AT_HUMAN_ENTROPY, bits_at(warming(arm), wanted))
+        reference = references.get(temperature_of(arm), arm)
+        if reference == arm:
+            continue
+        bits, floor = (bits_at(warming(each), drawn[reference].entropy) for each in (arm, QualityArm(LOCAL)))
+        figures.put_draws(AT_AR_ENTROPY, bits)
+        if isinstance(bits, str) or isinstance(floor, str):
+            figures.reasons[GAP_SHARE] = bits if isinstance(bits, str) else f"mode `local`: {floor}"
+        else:
+            figures.put_draws(GAP_SHARE, (floor - bits) / (floor - drawn[reference].bits))
+
+
+def temperature_of(arm: QualityArm) -> float:
+    """The temperature of the arm's requests."""
+    return DEFAULT_TEMPERATURE if arm.temperature is None else arm.temperature
+
+
+def is_plain(arm: QualityArm, mode: str) -> bool:
+    """True for a mode with its default settings, at any temperature."""
+    return replace(arm, temperature=None) == QualityArm(mode)
 
 
 def _row(arm: QualityArm, results: Sequence[Result], figures: TextFigures) -> QualityRow:
     denoises = arm.mode in ("sweep", "chunked")
     return QualityRow(
         arm.mode,
-        temperature=DEFAULT_TEMPERATURE if arm.temperature is None else arm.temperature,
+        temperature=temperature_of(arm),
         spec=arm.label,
         chunk=_most(results, "chunk") or arm.chunk or (DEFAULT_CHUNK if arm.mode == "chunked" else None),
         candidates=_most(results, "candidates") or arm.candidates,
@@ -182,7 +230,7 @@ def _row(arm: QualityArm, results: Sequence[Result], figures: TextFigures) -> Qu
 
 def _local_beside(arm: QualityArm | None, measured: dict[QualityArm, TextFigures]) -> TextFigures | None:
     """Figures of `local` at the same temperature; at its only one where there is no such row."""
-    own = {other.temperature: figures for other, figures in measured.items() if other.mode == LOCAL}
+    own = {other.temperature: figures for other, figures in measured.items() if is_plain(other, LOCAL)}
     only = next(iter(own.values())) if len(own) == 1 else None
     return only if arm is None else own.get(arm.temperature, only)
 

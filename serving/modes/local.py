@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import numpy as np
+
 from onesweep.serving.modes.base import Generation, Mode
-from onesweep.serving.modes.drafters.base import LocalModel
+from onesweep.serving.modes.candidates import Branches
+from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from onesweep.serving.router.accounting import Account
 
@@ -39,6 +42,11 @@ class LocalMode(Mode):
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         assert self.model is not None
+        if request.candidates:
+            piece, _ = request.until_end(await self._likeliest(request, account), self.tokenizer.alphabet)
+            account.add_text(piece)
+            yield piece
+            return
         turns = self.model.generate(
             request.prompt, request.max_symbols, request.temperature, request.seed, request.deadline_unix_ms
         )
@@ -50,3 +58,14 @@ class LocalMode(Mode):
                 yield piece
                 if ended:
                     return
+
+    async def _likeliest(self, request: Generation, account: Account) -> bytes:
+        """The likeliest of `candidates` texts by the model's own odds: what a choice is worth without a scorer."""
+        assert self.model is not None
+        reach = self.tokenizer.alphabet.count(request.prompt) + request.max_symbols
+        branches = Branches(LocalSequence(self.model, reach, request.temperature, request.seed))
+        assert request.candidates
+        drafted = await branches.write(request.prompt, request.max_symbols, request.candidates, 0)
+        best = int(drafted.nats.sum(axis=1).argmax())
+        account.add_choice(request.max_symbols, np.arange(request.candidates) == best, drafted.compute_ms)
+        return drafted.texts[best]

@@ -109,8 +109,8 @@ class Request:
     candidates: int | None = field(
         default=None,
         metadata=_count(
-            "scored in a sweep, modes resample, infill (16)",
-            "continuations scored in a sweep: resample, infill",
+            "scored in a sweep, modes resample, infill (16); mode local: the likeliest of M",
+            "continuations scored in a sweep: resample, infill; written, the likeliest kept: local",
             metavar="M",
         ),
     )

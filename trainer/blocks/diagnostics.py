@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.pipeline import ArModel
 from onesweep.stages.model.randomness import Purpose, normals
 from onesweep.stages.model.samplers import SAMPLERS, step_sigmas
 from onesweep.trainer.blocks.losses import ChunkLayout
@@ -47,6 +48,11 @@ def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:
     return _cross_entropy(logits[:, skip - 1 :], text[:, skip:])
 
 
+# Logits (batch, positions, vocabulary) of what is under each slot, from the number of the block, z, the estimate and
+# sigma.
+Denoiser = Callable[[int, Tensor, Tensor, float], Tensor]
+
+
 def from_noise_path(
     blocks: list[Block],
     memories: list[Memory],
@@ -56,30 +62,75 @@ def from_noise_path(
     *,
     skip: int = 1,
     row: int = 0,
+    draws: int = 1,
 ) -> list[PathPoint]:
     """CE of each byte while its slot is denoised from pure noise, given the clean memory: one point an evaluation.
 
     blocks: neighbours, in order; memories: theirs, of the true prefix or another (see `clean_features`);
     known: (batch, positions) int64; `steps` Euler steps a block, starting at the first block's own sigma_max, and
     one more evaluation at the last block's sigma_min; bytes before `skip` are not counted; `row` is the number of
-    known[0] in a larger set, whose noise it takes.
+    known[0] in a larger set, whose noise it takes; of several `draws` of noise the odds are averaged.
     """
     # Every position is a chunk of its own, so no slot sees another (BlockTrain, arXiv 2606.24722). It does not describe
     # a one-sweep text, whose positions after the first have no true prefix.
-    batch, length = known.shape
-    mask = ChunkLayout(length, 1).mask()
-    dim, sigma_start = blocks[0].architecture.code_dim, partition.range(blocks[0].index)[0]
-    ode = SAMPLERS["ode"](0, row * length, batch * length, dim, sigma_start, 1.0)
-    estimate, path = torch.zeros(batch * length, dim), list[PathPoint]()
-    for block, memory in zip(blocks, memories, strict=True):
-        sigmas = step_sigmas(*partition.range(block.index), steps)
-        for i, sigma in enumerate(sigmas if block is blocks[-1] else sigmas[:-1]):
-            z, before = (x.view(batch, length, dim) for x in (ode.state(estimate, sigma, len(path)), estimate))
-            logits = block.denoise(z, before, torch.full((1, 1), sigma), memory, 0, mask)
-            path.append(PathPoint(sigma, _cross_entropy(logits[:, skip:], known[:, skip:])))
-            if i < steps:
-                estimate = ode.advance(estimate, block.point(logits).flatten(0, 1), sigma, sigmas[i + 1])
-    return path
+    mask = ChunkLayout(known.shape[1], 1).mask()
+
+    def denoise(number: int, z: Tensor, before: Tensor, sigma: float) -> Tensor:
+        return blocks[number].denoise(z, before, torch.full((1, 1), sigma), memories[number], 0, mask)
+
+    ranges = [partition.range(block.index) for block in blocks]
+    return _path(denoise, ranges, blocks[0].codes, known, steps, skip, row, draws)
+
+
+def bayes_path(
+    prior: Tensor,
+    codes: Tensor,
+    ranges: Sequence[tuple[float, float]],
+    known: Tensor,
+    steps: int,
+    *,
+    skip: int = 1,
+    row: int = 0,
+    draws: int = 1,
+) -> list[PathPoint]:
+    """`from_noise_path` of the exact denoiser of text with known odds: softmax(ln prior + z . code / sigma^2) (Bayes)
+
+    prior: ln of the odds of each byte given those before it, (batch, positions, vocabulary); codes: of equal norms.
+    """
+
+    def denoise(_: int, z: Tensor, __: Tensor, sigma: float) -> Tensor:
+        return prior + z @ codes.T / (sigma * sigma)
+
+    return _path(denoise, ranges, codes, known, steps, skip, row, draws)
+
+
+def _path(
+    denoise: Denoiser,
+    ranges: Sequence[tuple[float, float]],
+    codes: Tensor,
+    known: Tensor,
+    steps: int,
+    skip: int,
+    row: int,
+    draws: int,
+) -> list[PathPoint]:
+    (batch, length), dim = known.shape, codes.shape[1]
+    totals: dict[tuple[int, float], Tensor] = {}
+    for draw in range(draws):
+        ode = SAMPLERS["ode"](draw, row * length, batch * length, dim, ranges[0][0], 1.0)
+        estimate = torch.zeros(batch * length, dim)
+        for number, span in enumerate(ranges):
+            sigmas = step_sigmas(*span, steps)
+            for i, sigma in enumerate(sigmas if number == len(ranges) - 1 else sigmas[:-1]):
+                z, before = (x.view(batch, length, dim) for x in (ode.state(estimate, sigma, i), estimate))
+                logits = denoise(number, z, before, sigma).float()
+                nats = logits.log_softmax(-1).gather(2, known[..., None])[:, skip:, 0]
+                held = totals.get((number, sigma))
+                totals[number, sigma] = nats if held is None else torch.logaddexp(held, nats)
+                if i < steps:
+                    denoised = (logits.softmax(-1) @ codes).flatten(0, 1)
+                    estimate = ode.advance(estimate, denoised, sigma, sigmas[i + 1])
+    return [PathPoint(sigma, math.log(draws) - float(total.mean())) for (_, sigma), total in totals.items()]
 
 
 def sigma_max_nats(
@@ -132,10 +183,55 @@ def chain_diagnostics(
         "last_block_from_noise_nats": alone[-1].nats,
     }
     for key, path in (("from_noise_sigma1_nats", true), ("from_noise_sigma1_scrambled_nats", wrong)):
-        above = [point.nats for point in path if point.sigma >= PAPERS_SIGMA_MIN]
-        if above:
-            losses[key] = above[-1]
+        if above := _at_sigma1(path):
+            losses[key] = above
     return losses
+
+
+def _at_sigma1(path: list[PathPoint]) -> float:
+    """CE of the last evaluation in the papers' range; 0 where there is none."""
+    return next((point.nats for point in reversed(path) if point.sigma >= PAPERS_SIGMA_MIN), 0.0)
+
+
+AVERAGED_WINDOWS, DRAWS = 4, 16  # for the odds averaged over noise, which cost a path for each draw
+
+
+@torch.inference_mode()
+def noise_floors(
+    blocks: list[Block], partition: NoisePartition, reference: ArModel, text: Tensor, steps: int, skip: int = 1
+) -> dict[str, tuple[float, int]]:
+    """From-noise figures of the exact denoiser with the odds of `reference`, and of odds averaged over noise.
+
+    Even a perfect chain pays for its one draw of noise, since the mean of -ln p is more than -ln of the mean (Jensen):
+    bayes_nats stands beside `from_noise_nats`, sigma1_bayes_nats beside `from_noise_sigma1_nats`. averaged_*: from the
+    mean of the odds over DRAWS, read at sigma 1 on a few windows, of the chain and of the exact denoiser, and the
+    `reference` itself. With each figure comes its number of windows.
+    """
+    codes, ranges = blocks[0].codes, [partition.range(block.index) for block in blocks]
+    known, few = text[:, :-1], text[:: -(-len(text) // AVERAGED_WINDOWS), :-1]
+
+    def odds(part: Tensor) -> Tensor:
+        # nothing stands before a window's first byte, and it is never counted
+        logits = F.pad(reference(part[:, :-1]).float(), (0, 0, 1, 0))
+        return logits.log_softmax(-1)
+
+    def bayes(known: Tensor, draws: int) -> list[PathPoint]:
+        paths = [
+            (len(part), bayes_path(odds(part), codes, ranges, part, steps, skip=skip, row=i * ROWS, draws=draws))
+            for i, part in enumerate(known.split(ROWS))
+        ]
+        return _mean(paths)
+
+    one = bayes(known, 1)
+    floors = {"bayes_nats": (one[-1].nats, len(known))}
+    if _at_sigma1(one):
+        nats = [next_byte_nats(reference(part[:, :-1]), part, skip) * len(part) for part in few.split(ROWS)]
+        averaged = _mean_path(blocks, blocks, partition, few, few, steps, skip, DRAWS)
+        floors["sigma1_bayes_nats"] = (_at_sigma1(one), len(known))
+        floors["averaged_nats"] = (_at_sigma1(averaged), len(few))
+        floors["averaged_bayes_nats"] = (_at_sigma1(bayes(few, DRAWS)), len(few))
+        floors["averaged_reference_nats"] = (sum(nats) / len(few), len(few))
+    return floors
 
 
 @torch.inference_mode()
@@ -159,17 +255,25 @@ def _mean_path(
     prefix: Tensor,
     steps: int,
     skip: int,
+    draws: int = 1,
 ) -> list[PathPoint]:
     """`readers` read the prefix one after another; `denoisers`, the last of them, denoise."""
-    sigmas: list[float] = []
-    totals: list[float] = []
+    paths = []
     for row, memories in _memories(readers, prefix):
         part, own = known[row : row + ROWS], memories[-len(denoisers) :]
-        path = from_noise_path(denoisers, own, partition, part, steps, skip=skip, row=row)
-        sigmas = [point.sigma for point in path]
-        sums = [point.nats * len(part) for point in path]
-        totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
-    return [PathPoint(sigma, total / len(known)) for sigma, total in zip(sigmas, totals, strict=True)]
+        path = from_noise_path(denoisers, own, partition, part, steps, skip=skip, row=row, draws=draws)
+        paths.append((len(part), path))
+    return _mean(paths)
+
+
+def _mean(paths: list[tuple[int, list[PathPoint]]]) -> list[PathPoint]:
+    """The mean over windows of the paths of some windows each."""
+    count = sum(windows for windows, _ in paths)
+    by_evaluation = zip(*(path for _, path in paths), strict=True)
+    return [
+        PathPoint(points[0].sigma, sum(p.nats * n for p, (n, _) in zip(points, paths, strict=True)) / count)
+        for points in by_evaluation
+    ]
 
 
 def _mean_sigma_max(readers: list[Block], partition: NoisePartition, known: Tensor, skip: int) -> float:

@@ -16,7 +16,14 @@ from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_m
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import ROWS, chain_diagnostics, clean_features, next_byte_nats
+from onesweep.trainer.blocks.diagnostics import (
+    DRAWS,
+    ROWS,
+    chain_diagnostics,
+    clean_features,
+    next_byte_nats,
+    noise_floors,
+)
 from onesweep.trainer.blocks.tokens import TextTokenizer
 
 
@@ -56,8 +63,11 @@ class Scorer:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
 
-    def score(self, directory: Path) -> CheckpointScores:
-        """Score one checkpoint. Raises CheckpointError, DataError or InputError."""
+    def score(self, directory: Path, reference: Path | None = None) -> CheckpointScores:
+        """Score one checkpoint. Raises CheckpointError, DataError or InputError.
+
+        :param reference: an AR model, by whose odds the from-noise figures of a chain have a floor.
+        """
         manifest = read_manifest(directory)
         context = manifest.own_architecture.context_bytes
         if self.min_context >= context:
@@ -69,8 +79,10 @@ class Scorer:
         corpus.require(context + 1)
         # No more windows than fit side by side, so that no symbol is scored twice.
         text = corpus.valid_batch(min(self.windows, len(corpus.valid) // (context + 1)), context + 1)
-        score = self._chain if manifest.kind == "chain" else self._ar
-        scores = score(directory, manifest, text, corpus)
+        chain = manifest.kind == "chain"
+        scores = (
+            self._chain(directory, manifest, text, corpus, reference) if chain else self._ar(directory, text, corpus)
+        )
         return CheckpointScores(
             directory=str(directory),
             kind=manifest.kind,
@@ -81,7 +93,7 @@ class Scorer:
         )
 
     @torch.inference_mode()
-    def _ar(self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus) -> list[TextScore]:
+    def _ar(self, directory: Path, text: Tensor, corpus: Corpus) -> list[TextScore]:
         model, nats = load_ar(directory), 0.0
         for row in range(0, len(text), ROWS):
             part = text[row : row + ROWS]
@@ -90,7 +102,9 @@ class Scorer:
         return [TextScore("next byte", corpus.bits(nats / len(text), scored), corpus.bytes_in(scored))]
 
     @torch.inference_mode()
-    def _chain(self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus) -> list[TextScore]:
+    def _chain(
+        self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus, reference: Path | None
+    ) -> list[TextScore]:
         trained = [i for i, part in enumerate(manifest.parts) if part is not None]
         if manifest.own_architecture.context == "chained":
             trained = [i for position, i in enumerate(trained) if position == i]
@@ -117,6 +131,14 @@ class Scorer:
                 TextScore(_DIAGNOSTICS[name], corpus.bits(value, slots), corpus.bytes_in(slots))
                 for name, value in losses.items()
             ]
+            if reference is not None and _reads_alike(read_manifest(reference), manifest):
+                model = load_ar(reference)
+                floors = noise_floors(blocks, manifest.partition, model, text, self.steps, self.min_context)
+                scores += [
+                    TextScore(_FLOORS[name], corpus.bits(nats, some), corpus.bytes_in(some))
+                    for name, (nats, n) in floors.items()
+                    for some in [slots[:: -(-len(slots) // n)]]
+                ]
         return scores
 
 
@@ -128,6 +150,20 @@ _DIAGNOSTICS = {
     "from_noise_sigma1_nats": "from noise, read at sigma 1",
     "from_noise_sigma1_scrambled_nats": "from noise, read at sigma 1, scrambled prefix",
 }
+
+_FLOORS = {
+    "bayes_nats": "from noise: Bayes floor",
+    "sigma1_bayes_nats": "from noise, read at sigma 1: Bayes floor",
+    "averaged_nats": f"read at sigma 1, averaged over {DRAWS} draws of noise",
+    "averaged_bayes_nats": f"averaged over {DRAWS} draws of noise: Bayes floor",
+    "averaged_reference_nats": "next byte of ar/, the same windows",
+}
+
+
+def _reads_alike(reference: Manifest, chain: Manifest) -> bool:
+    """True where the two read the same symbols, and the first as many of them."""
+    longest = [manifest.architecture.positions for manifest in (reference, chain)]
+    return reference.tokenizer == chain.tokenizer and longest[0] >= longest[1]
 
 
 def spelled(corpus: Corpus, directory: Path, manifest: Manifest) -> Corpus:
@@ -180,7 +216,7 @@ def bundle_divergences(
 ) -> list[Divergence]:
     """The bundle's local model against each scorer in it; none where either is missing."""
     bundle = find_bundle(directory)
-    scorers = {"ar": bundle.ar, "chain": bundle.scorer}
+    scorers = {"ar": bundle.ar, "scorer": bundle.scorer}
     if bundle.local is None:
         return []
     drafter, corpus = load_ar(bundle.local), spelled(corpus, bundle.local, read_manifest(bundle.local))

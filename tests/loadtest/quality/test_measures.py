@@ -17,6 +17,7 @@ from onesweep.loadtest.quality.measures import (
     gram_counts,
     mauve,
     pooled_entropy,
+    surprisals,
     symbol_counts,
     whole_words,
     word_counts,
@@ -33,6 +34,10 @@ def test_entropies_of_known_texts() -> None:
     assert pooled_entropy([b"aaaa", b"aaab"], gram_counts)[0] == pytest.approx(1.0)
     assert pooled_entropy([b"one two", b"One two"], word_counts)[0] == pytest.approx(1.0)
     assert pooled_entropy([b"123", b""], word_counts) is None
+    texts = [b"to be or not to be", b"that is the question", b"be"]
+    bits, grams = surprisals(texts)
+    assert sum(bits) / sum(grams) == pytest.approx(pooled_entropy(texts, gram_counts)[0])
+    assert grams == [15, 17, 0]
 
 
 def test_the_error_of_an_entropy_is_that_of_drawing_other_texts() -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from onesweep.loadtest.quality.generation import QualityArm, parse_arm
 from onesweep.loadtest.quality.panel import (
+    AT_AR_ENTROPY,
     AT_HUMAN_ENTROPY,
     FIGURES,
-    GRAMS,
+    GAP_SHARE,
     HUMAN,
     JUDGED,
     QualityRow,
-    at_human_entropy,
+    TextFigures,
     verdict,
 )
 from onesweep.loadtest.quality.report import interval_table, quality_table, reasons
+from onesweep.loadtest.quality.run import put_matched
 from onesweep.loadtest.report.table import Estimate
+from onesweep.serving.modes import MODES
 
 
 def row(mode: str, temperature: float | None = None, **figures: float) -> QualityRow:
@@ -43,23 +49,72 @@ def test_a_record_has_the_keys_that_are_promised_and_comes_back() -> None:
     assert QualityRow.from_record(record) == one
 
 
-def test_bits_at_human_entropy_lie_between_the_temperatures_around_it() -> None:
-    human = row(HUMAN, **{GRAMS: 12.0, JUDGED: 1.5})
-    rows = [
-        row("sweep", 0.6, **{GRAMS: 10.0, JUDGED: 2.0}),
-        row("sweep", 1.0, **{GRAMS: 14.0, JUDGED: 4.0}),
-        row("sweep", 0.8, **{GRAMS: 11.0, JUDGED: 2.4}),
-        row("ar", 0.6, **{GRAMS: 10.0, JUDGED: 2.0}),
-        row("ar", 0.8, **{GRAMS: 11.0, JUDGED: 2.0}),
-        row("local", 0.8, **{GRAMS: 12.0, JUDGED: 2.0}),
-        human,
-    ]
-    found = at_human_entropy(rows, human)
-    assert [r.figure(AT_HUMAN_ENTROPY) for r in found[:3]] == [pytest.approx(2.4 + 1.6 / 3)] * 3
-    assert [r.figure(AT_HUMAN_ENTROPY) for r in found[3:]] == [None] * 4
-    assert "no two temperatures have the human 4-gram entropy" in found[3].reasons[AT_HUMAN_ENTROPY]
-    assert "one temperature only" in found[5].reasons[AT_HUMAN_ENTROPY]
-    assert found[-1] == human
+def texts(bits: float, entropy: float, noise: NDArray[np.float64] | float = 0.0) -> TextFigures:
+    """Figures of sixty texts with so many judge bits a byte and so much 4-gram entropy."""
+    each = 256 * (bits + noise * np.ones(60))
+    return TextFigures(bits=each.tolist(), sizes=[256] * 60, surprisals=[253 * entropy] * 60, grams=[253] * 60)
+
+
+def arm(spec: str) -> QualityArm:
+    return parse_arm(spec, tuple(MODES))
+
+
+def measured(noise: NDArray[np.float64] | float = 0.0) -> dict[QualityArm, TextFigures]:
+    figures = {
+        "ar:temperature=0.8": (2.2, 11.6),
+        "local:temperature=0.9": (2.6, 11.8),
+        "local:temperature=0.8": (2.4, 11.4),
+        "resample:temperature=0.8": (2.15, 11.3),
+        "resample:temperature=0.9": (2.35, 11.7),
+        "local:candidates=16:temperature=0.8": (2.1, 11.0),
+        "local:candidates=16:temperature=0.9": (2.2, 11.2),
+        "sweep": (4.2, 13.0),
+    }
+    return {arm(spec): texts(*values, noise) for spec, values in figures.items()}
+
+
+def test_the_share_of_the_gap_is_read_where_all_texts_have_the_entropy_of_ar() -> None:
+    rows = measured()
+    put_matched(rows, texts(1.5, 11.5), seed=0)
+    one, control = rows[arm("resample:temperature=0.8")], rows[arm("local:candidates=16:temperature=0.8")]
+    # at 11.6 bits: local 2.5, resample 2.3, ar 2.2
+    assert one.values[AT_AR_ENTROPY].value == pytest.approx(2.3)
+    assert one.values[GAP_SHARE].value == pytest.approx(2 / 3)
+    assert one.values[AT_HUMAN_ENTROPY].value == pytest.approx(2.25)
+    assert (one.values[GAP_SHARE].low, one.values[GAP_SHARE].high) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert rows[arm("local:temperature=0.8")].values[GAP_SHARE].value == pytest.approx(0)
+    # a colder text has fewer bits than `ar`, and that is worth nothing where it cannot be compared
+    assert control.reasons[GAP_SHARE] == "no two temperatures have the 4-gram entropy 11.60 between them"
+    assert "one temperature only" in rows[arm("sweep")].reasons[GAP_SHARE]
+    # `ar` wrote nothing at this temperature
+    assert GAP_SHARE not in rows[arm("resample:temperature=0.9")].values
+    assert GAP_SHARE not in rows[arm("ar:temperature=0.8")].values
+
+
+def test_what_makes_a_prompt_hard_for_all_arms_is_no_part_of_the_interval() -> None:
+    noise = np.random.default_rng(1).normal(size=60)
+    rows = measured(noise)
+    put_matched(rows, texts(1.5, 11.5, noise), seed=0)
+    share, bits = (rows[arm("resample:temperature=0.8")].values[name] for name in (GAP_SHARE, AT_AR_ENTROPY))
+    assert (share.low, share.high) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert bits.low is not None
+    assert bits.high is not None
+    assert bits.low + 0.1 < bits.value < bits.high - 0.1
+
+
+def test_interval_of_a_share_holds_the_truth_as_often_as_it_says() -> None:
+    random, held = np.random.default_rng(2), 0
+    for _ in range(100):
+        rows = {
+            each: texts(figures.bits[0] / 256, figures.surprisals[0] / 253, random.normal(scale=0.3, size=60))
+            for each, figures in measured().items()
+        }
+        put_matched(rows, texts(1.5, 11.5), seed=0)
+        share = rows[arm("resample:temperature=0.8")].values[GAP_SHARE]
+        assert share.low is not None
+        assert share.high is not None
+        held += share.low <= 2 / 3 <= share.high
+    assert 88 <= held <= 100
 
 
 def test_a_verdict_counts_figures_by_their_distance_from_human_text() -> None:

@@ -12,10 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onesweep.serving.modes.base import Generation
 from onesweep.serving.modes.candidates import Branches, Candidates, ImportanceWeights, draw, read_scores, weigh
 from onesweep.serving.modes.drafters.base import LocalSequence, odds_of
 from onesweep.serving.modes.drafters.drafting import MAX_RUN, RunLength
 from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.local import LocalMode
+from onesweep.serving.modes.tokenizer import NO_TOKENIZERS
+from onesweep.serving.router.accounting import Account
 from onesweep.stages.backends.packed import FEW_POSITIONS
 from onesweep.stages.checkpoint.checkpoint import load_ar
 from onesweep.stages.wire.status import StatusError
@@ -35,6 +39,18 @@ def write(local: NeuralModel, text: bytes, length: int, count: int, number: int 
 
 
 # What the drafter writes
+
+
+def test_local_with_candidates_writes_the_likeliest_of_them(local: NeuralModel) -> None:
+    request = Generation(prompt=TEXT, max_symbols=12, deadline_unix_ms=2**42, temperature=0.8, seed=3, candidates=8)
+    account = Account()
+
+    async def text() -> bytes:
+        return b"".join([piece async for piece in LocalMode(local, NO_TOKENIZERS).generate(request, account)])
+
+    drafted = write(local, TEXT, 12, 8)
+    assert asyncio.run(text()) == drafted.texts[int(drafted.nats.sum(axis=1).argmax())]
+    assert (account.candidates, account.sweeps, account.output_tokens) == (8, 0, 12)
 
 
 @pytest.mark.parametrize(("length", "count"), [(1, 1), (1, 9), (17, 1), (20, 12)])
