@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.passes import Writing
+from onesweep.serving.modes.drafters.passes import DraftJob
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import internal
@@ -130,7 +130,7 @@ class Branches:
             streams = (uniforms(sequence.seed, Purpose.CANDIDATE, at, length, 1, first + i) for i in range(count))
             return np.concatenate(list(streams), axis=1)
 
-        writing = Writing(sequence.text, text, sequence.temperature, numbers, sequence.deadline_unix_ms)
+        writing = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.deadline_unix_ms)
         written = await sequence.model.passes.write(writing)
         texts = [alphabet.encode(row) for row in written.symbols]
         return Candidates(texts, np.log(written.odds, dtype=np.float64), written.compute_ms)

@@ -43,7 +43,7 @@ class Written:
     compute_ms: float
 
 
-class Writing:
+class DraftJob:
     """Continuations of one text under way."""
 
     def __init__(
@@ -115,22 +115,22 @@ class Writing:
 
 
 class SharedPasses:
-    """Takes in each turn whoever wants a next symbol; none waits for another.
+    """Takes in each turn every job that wants a next symbol; none waits for another.
 
     A turn is one job of the model's compute thread: what else there is to do comes in between.
     """
 
     def __init__(self, model: LocalModel, thread: Executor) -> None:
         self.model, self.thread = model, thread
-        self._lock, self._writings, self._is_running = threading.Lock(), list[Writing](), False
+        self._lock, self._writings, self._is_running = threading.Lock(), list[DraftJob](), False
 
     @property
     def busy(self) -> bool:
-        """Whether anything is being written."""
+        """True while anything is being written."""
         return self._is_running
 
-    async def write(self, writing: Writing) -> Written:
-        """All of it. Whoever is cancelled leaves before the next pass. Raises StatusError at the deadline."""
+    async def write(self, writing: DraftJob) -> Written:
+        """All of it. A job that is cancelled leaves before the next pass. Raises StatusError at the deadline."""
         with self._lock:
             self._writings.append(writing)
             starts, self._is_running = not self._is_running, True
@@ -153,7 +153,7 @@ class SharedPasses:
         self.thread.submit(self._turn)
 
     @torch.inference_mode()
-    def _pass(self, writings: Sequence[Writing]) -> None:
+    def _pass(self, writings: Sequence[DraftJob]) -> None:
         begin, counts = time.perf_counter(), [len(each.sharpness) for each in writings]
         logits, sharpness = _joined([each.logits for each in writings]), _joined([each.sharpness for each in writings])
         symbols, odds = draw(logits, sharpness, _joined([each.u for each in writings]))
@@ -191,7 +191,7 @@ def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reached(odds: Tensor, u: Tensor) -> Tensor:
-    """Where the running sum of each row reaches the share u of the whole: (rows, 1), never of odds 0."""
+    """The symbol at which the running sum of each row reaches the share u of the whole: (rows, 1), never of odds 0."""
     if odds.shape[1] > BLOCK:
         blocks = F.pad(odds, (0, -odds.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         sums = blocks.sum(2, dtype=torch.float64)
