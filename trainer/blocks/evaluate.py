@@ -184,7 +184,7 @@ def _describe(manifest: Manifest) -> str:
     noun = "stage" if manifest.kind == "ar" else f"{a.context}-context block"
     return (
         f"{a.parts} {noun}{'s' * (a.parts > 1)} of {a.layers} layer{'s' * (a.layers > 1)}, width {a.width}, "
-        f"context {a.positions} of {a.vocabulary} symbols"
+        f"context {a.positions} {manifest.tokenizer}"
     )
 
 
