@@ -25,8 +25,8 @@ from onesweep.serving.router.ring import RingView
 from onesweep.stages.host.parts import MODEL_KINDS
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid, unavailable
 
-# Without a frontier: the first of these that the weights and the request allow. `resample` writes a text as good as its
-# scorer's in one sweep, but only with models whose drafter is near (`ResampleMode.is_near`): else the model's own exact
+# Without a frontier: the first of these that the weights and the request allow. `resample` writes better text than its
+# drafter in one sweep, where that drafter is near to the model (`ResampleMode.is_near`): else the model's own exact
 # text, which `ar-speculative` writes in fewer sweeps than `ar`. Then what writes without a pipeline, and last what asks
 # no host.
 PREFERENCE = ("resample", "ar-speculative", "ar", "chunked", "sweep", "local")

@@ -12,6 +12,7 @@ from onesweep.serving.modes.candidates import Branches
 from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from onesweep.serving.router.accounting import Account
+from onesweep.stages.wire.status import invalid
 
 
 class LocalMode(Mode):
@@ -40,6 +41,15 @@ class LocalMode(Mode):
     def positions(self) -> int:
         return self.model.positions if self.model else 0
 
+    def check(self, request: Generation) -> None:
+        assert self.model is not None
+        fit = self.model.most_branches(request.max_symbols)
+        if request.candidates and request.candidates > fit:
+            raise invalid(
+                f"{request.candidates} candidates of {request.max_symbols} {self.tokenizer.noun} are more than the "
+                f"local model has memory for: give at most {fit}"
+            )
+
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         assert self.model is not None
         if request.candidates:
@@ -63,7 +73,9 @@ class LocalMode(Mode):
         """The likeliest of `candidates` texts by the model's own odds: what a choice is worth without a scorer."""
         assert self.model is not None
         reach = self.tokenizer.alphabet.count(request.prompt) + request.max_symbols
-        branches = Branches(LocalSequence(self.model, reach, request.temperature, request.seed))
+        branches = Branches(
+            LocalSequence(self.model, reach, request.temperature, request.seed, request.deadline_unix_ms)
+        )
         assert request.candidates
         drafted = await branches.write(request.prompt, request.max_symbols, request.candidates, 0)
         best = int(drafted.nats.sum(axis=1).argmax())

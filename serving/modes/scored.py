@@ -9,22 +9,15 @@ from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.candidates import Floats, check_scores, read_scores
 from onesweep.serving.modes.drafters.available import Drafters
 from onesweep.serving.modes.drafters.base import LocalModel
-from onesweep.serving.modes.drafters.neural import NeuralModel
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from onesweep.serving.router.ring import RingView
 from onesweep.serving.router.session import Session
 from onesweep.stages.model.codec import HIDDEN
-from onesweep.stages.model.pipeline import cache_bytes
-from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
+from onesweep.stages.model.scoring import most_scored
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import failed_precondition, invalid
 
 FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
-
-
-# Of a drafter's caches of all candidates of a step, beside the text before them. With two layers of width 128, a
-# candidate of 256 symbols takes 0.5 MB, so 512 fit.
-MAX_DRAFT_BYTES = 256 << 20
 
 
 async def score(session: Session, step: stage_pb2.Score) -> tuple[stage_pb2.Event, Floats]:
@@ -105,13 +98,7 @@ class ScoredMode(Mode):
 
     def most_candidates(self, request: Generation, length: int) -> int:
         """Candidates of `length` symbols that a step of `request` may have: nothing is drafted for more."""
-        _, drafter = self.drafter(request)
-        fit = min(MAX_CANDIDATES, MAX_LOGITS // self.tokenizer.alphabet.size)
-        if isinstance(drafter, NeuralModel):
-            a = drafter.architecture
-            each = sum(cache_bytes(a.layers_in(part), a, length) for part in range(a.parts))
-            fit = min(fit, MAX_DRAFT_BYTES // max(each, 1))
-        return fit
+        return self.drafter(request)[1].most_branches(length)
 
     def check_candidates(self, request: Generation, count: int, length: int, ahead: int = 0) -> None:
         """Raise Refusal where hosts or the drafter have no room for so many candidates of `length` symbols.

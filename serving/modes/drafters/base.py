@@ -17,6 +17,7 @@ from torch import Tensor
 
 from onesweep.serving.modes.drafters.passes import SharedPasses
 from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.status import StatusError
 
@@ -54,6 +55,11 @@ class LocalText(ABC):
         """
 
 
+# Of the caches of all continuations that are written together. With two layers of width 128, one of 256 symbols takes
+# 0.5 MB, so 512 fit.
+MAX_DRAFT_BYTES = 256 << 20
+
+
 class LocalModel(ABC):
     """Says what follows a text, without the hosts. It computes on a thread of its own."""
 
@@ -68,6 +74,15 @@ class LocalModel(ABC):
     @abstractmethod
     def open(self, capacity: int) -> LocalText:
         """Begin a text. capacity: most symbols of it that are read."""
+
+    def branch_bytes(self, length: int) -> int:
+        """Memory that a continuation of `length` symbols takes beside the text before it."""
+        return 0
+
+    def most_branches(self, length: int) -> int:
+        """Continuations of `length` symbols that can be written together."""
+        fit = MAX_DRAFT_BYTES // max(self.branch_bytes(length), 1)
+        return min(fit, MAX_CANDIDATES, MAX_LOGITS // self.alphabet.size)
 
     def read(self, pieces: Sequence[tuple[Forks, NDArray[np.int64]]]) -> list[Tensor]:
         """`Forks.read` of several texts. On the compute thread only."""

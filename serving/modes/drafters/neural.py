@@ -17,7 +17,7 @@ from onesweep.stages.backends import drafting_runner
 from onesweep.stages.backends.base import CleanPiece, Continuations, GrowingPiece
 from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.pipeline import cache_bytes, new_caches
 from onesweep.stages.model.prefill import split_reads
 from onesweep.stages.model.vocabulary import Alphabet
 
@@ -34,6 +34,10 @@ class NeuralModel(LocalModel):
 
     def open(self, capacity: int) -> LocalText:
         return _NeuralText(self, capacity)
+
+    def branch_bytes(self, length: int) -> int:
+        a = self.architecture
+        return sum(cache_bytes(a.layers_in(part), a, length) for part in range(a.parts))
 
     def read(self, pieces: Sequence[tuple[Forks, NDArray[np.int64]]]) -> list[Tensor]:
         x = [torch.from_numpy(symbols) for _, symbols in pieces]

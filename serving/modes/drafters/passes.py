@@ -140,7 +140,9 @@ class SharedPasses:
 
     def _turn(self) -> None:
         with self._lock:
-            self._writings = writings = [each for each in self._writings if not each.done.done()]
+            self._writings = [each for each in self._writings if not each.done.done()]
+            # of this turn: a job that comes meanwhile waits for the next, and has no part in a fault of this one
+            writings = tuple(self._writings)
             self._is_running = bool(writings)
         if not writings:
             return
