@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from onesweep.serving.client.client import Client, RequestRefused, Result
+from onesweep.serving.modes.drafters import base
 from onesweep.serving.modes.infill import OF_BYTES
 
 PROMPT, SUFFIX = b"The sea was calm. The ", b" was calm, and the sea was wide."
@@ -87,10 +88,17 @@ def test_a_text_up_to_the_end_of_the_context(lone: Client) -> None:
         ({"mode": "ar"}, "mode ar does not look at a suffix: leave it out, or use mode infill"),
         ({"suffix": b"caf\xe9"}, r"the suffix is not UTF-8 \(byte 3\)"),
         ({"temperature": 0.0}, "temperature above 0"),
-        ({"candidates": 256, "max_bytes": 32}, "256 candidates of 32 bytes with 16 of the suffix are more than hosts"),
     ],
 )
 def test_a_wrong_field_is_refused(lone: Client, changes: dict[str, Any], says: str) -> None:
     request = {"prompt": PROMPT, "mode": "infill", "suffix": SUFFIX, "max_bytes": 8, **changes}
     with pytest.raises(RequestRefused, match=says):
         lone.generate(**request)
+
+
+def test_more_than_the_drafter_has_memory_for_is_refused(lone: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "MAX_DRAFT_BYTES", 1 << 16)
+    with pytest.raises(
+        RequestRefused, match="64 candidates of 8 bytes with 16 of the suffix are more than the drafter"
+    ):
+        fill(lone, PROMPT, max_bytes=8, candidates=64)

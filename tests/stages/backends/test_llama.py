@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from onesweep.stages.backends import BACKENDS, attention, backend_named
-from onesweep.stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, StageRunner
+from onesweep.stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, GrowingPiece, StageRunner
 from onesweep.stages.backends.packed_llama import Product
 from onesweep.stages.backends.rows import independent_rows
 from onesweep.stages.backends.runner_checks import OneAtATime, StageProbe
@@ -136,8 +136,8 @@ def test_continuations_grow_as_they_would_be_read(backend: str) -> None:
     stage, near = STAGES[TINY, 1], 1e-4 if backend != "onnxruntime-int8" else 0.1
     runner, shared, rows = runner_of(backend, (TINY, 1)), clean(stage, 1, 9).caches, source(stage, (3, 4))
     assert isinstance(runner, DraftingRunner)
-    grown = runner.grow(shared, 4, 3)
-    found = torch.stack([grown.read(rows[:, at]) for at in range(4)], dim=1)
+    grown = runner.fork(shared, 4, 3)
+    found = torch.stack([runner.grow([GrowingPiece(rows[:, at], grown)])[0] for at in range(4)], dim=1)
     for one, other in zip(found, rows, strict=True):
         expected = stage.read(other[None], copy.deepcopy(shared))[0]
         assert (one - expected).abs().max() <= near * max(1.0, float(expected.abs().max()))

@@ -49,7 +49,7 @@ def test_a_manifest_gives_itself_back(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"kind": "ar"}, "a chain of blocks, not an AR pipeline"),
-        ({"tokenizer": "tokens"}, "is not that of its architecture"),
+        ({"tokenizer": "tokens"}, "'probe_tokens' is missing"),
         ({"architecture": {**asdict(GraftArchitecture(BYTES, SHAPE)), "family": "grafts"}}, "damaged"),
         ({"architecture": {"family": "graft", "base": asdict(BYTES)}}, "'shape' is missing"),
         ({"partition": {**asdict(equal_probability(2, 0.1, 3.0))}}, "3 boundaries for 3 blocks"),
