@@ -130,8 +130,9 @@ class Branches:
             streams = (uniforms(sequence.seed, Purpose.CANDIDATE, at, length, 1, first + i) for i in range(count))
             return np.concatenate(list(streams), axis=1)
 
-        writing = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.deadline_unix_ms)
-        written = await sequence.model.passes.write(writing)
+        cache_bytes = count * sequence.model.branch_bytes(length)
+        job = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.deadline_unix_ms, cache_bytes)
+        written = await sequence.model.passes.draft(job)
         texts = [alphabet.encode(row) for row in written.symbols]
         return Candidates(texts, np.log(written.odds, dtype=np.float64), written.compute_ms)
 
