@@ -24,7 +24,7 @@ from onesweep.stages.wire.status import StatusError
 if TYPE_CHECKING:
     from onesweep.serving.modes.drafters.base import Forks, LocalModel, LocalText
 
-# Numbers of odds that are looked at together: 1 MB, whatever the vocabulary.
+# Odds that are looked at together, whatever the vocabulary: 1 MB of float32.
 DRAWN_AT_ONCE = 1 << 18
 # Odds whose running sum is taken one by one; of a larger vocabulary that of blocks of so many comes first. For 16 rows
 # of 49,152 that takes 0.1 ms instead of 11.
@@ -191,6 +191,11 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
+def rows_at_once(vocabulary: int) -> int:
+    """Rows of odds that are looked at together."""
+    return max(1, DRAWN_AT_ONCE // vocabulary)
+
+
 # Every operation is one of rows, or gives the same for a number wherever it stands: what is drawn does not depend on
 # the rows beside it.
 def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,7 +205,7 @@ def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
     :param u: in (0, 1], (rows, 1) float64.
     """
-    rows = max(1, DRAWN_AT_ONCE // logits.shape[1])
+    rows = rows_at_once(logits.shape[1])
     if len(logits) > rows:
         parts = [draw(*each) for each in zip(*(x.split(rows) for x in (logits, sharpness, u)), strict=True)]
         symbols, odds = zip(*parts, strict=True)
