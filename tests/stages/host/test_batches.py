@@ -186,6 +186,29 @@ async def test_batches_of_a_step_are_one_in_the_queue(whole: Parts) -> None:
         assert (await event_of(host)).session == "a"
 
 
+async def test_the_bytes_of_all_that_is_under_way_are_bounded(whole: Parts) -> None:
+    digest, size = whole.plan.models["ar"].digest, 1 << 19
+    async with open_host(whole, queue_mb=1) as host:
+        with host.scheduler._passing:  # nothing is computed meanwhile
+            first, second, third, *_ = cut(opening(digest, "a", clean=b"The sea "))
+            host.accept(first, size)
+            host.accept(second, size)
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "another message of 1 bytes: 1048576 of 1048576 are"):
+                host.accept(third, 1)
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "come back later, with fewer candidates"):
+                host.accept(opening(digest, "b"), 1)
+            assert list(host.sessions.sessions) == ["a"], "nothing was opened for it"
+        host._go()
+        assert [(await event_of(host)).scores.batch for _ in range(2)] == [0, 1]
+        host.accept(third, 3 * size)  # what is alone is as large as a message may be
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "1572864 of 1048576 are under way"):
+            host.accept(opening(digest, "b"), 1)
+        host._go()
+        assert (await event_of(host)).scores.batch == 2
+        host.accept(opening(digest, "b"), 1)
+        assert host.queued_bytes == 1
+
+
 async def test_a_session_that_is_freed_between_batches_is_gone(whole: Parts) -> None:
     async with open_host(whole) as host:
         first, second, *_ = cut(opening(whole.plan.models["ar"].digest, clean=b"The sea "))
