@@ -7,12 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
+
 from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import Parts, Release
 from onesweep.stages.host.scheduler import HostObserver
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import PROTOCOL
+from onesweep.stages.wire.status import StatusError
 from tests.stages.raw_client import ROUTER
 
 
@@ -47,3 +50,18 @@ def send(host: Host, *hops: stage_pb2.Hop) -> None:
 
 async def event_of(host: Host) -> stage_pb2.Event:
     return await host.subscribers.queues[ROUTER].get()
+
+
+class refused:
+    """A block that a Refusal ends, with this code and a part of this sentence."""
+
+    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
+        self.code, self.sentence = code, sentence
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
+        assert isinstance(error, StatusError)
+        assert error.code is self.code
+        assert self.sentence in error.message
+        return True

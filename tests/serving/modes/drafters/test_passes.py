@@ -189,29 +189,22 @@ def test_jobs_that_do_not_fit_together_are_written_one_after_the_other(model: Lo
     assert done == [(False, False, False, False), *3 * [(True, False, False, False)]]
 
 
-def test_a_job_that_waits_for_memory_ends_at_its_deadline(model: LocalModel) -> None:
-    def expire() -> None:
-        waiting.deadline_unix_ms = 0
-
-    opened = list[bool]()
-    first = job_of(model, 0, HALF + 1, expire)
-    waiting = job_of(model, 2, HALF + 1, lambda: opened.append(True))
-    written, late = asyncio.run(together(model, [first, waiting]))
-    assert isinstance(written, Written)
-    assert isinstance(late, StatusError)
-    assert late.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert not opened
+def expire(job: DraftJob) -> None:
+    job.deadline_unix_ms = 0
 
 
-def test_a_job_that_is_cancelled_waits_for_memory_no_longer(model: LocalModel) -> None:
-    opened = list[bool]()
-    first = job_of(model, 0, HALF + 1, lambda: waiting.done.cancel())
-    waiting = job_of(model, 2, HALF + 1, lambda: opened.append(True))
-    written, gone, last = asyncio.run(together(model, [first, waiting, job_of(model, 1, HALF + 1, list)]))
-    assert isinstance(written, Written)
-    assert isinstance(gone, asyncio.CancelledError)
-    assert isinstance(last, Written), "those behind it get their turn"
-    assert not opened
+@pytest.mark.parametrize(
+    ("end", "error"), [(expire, StatusError), (lambda job: job.done.cancel(), asyncio.CancelledError)]
+)
+def test_a_job_that_ends_while_it_waits_for_memory_is_left_out(
+    model: LocalModel, end: Callable[[DraftJob], object], error: type[BaseException]
+) -> None:
+    begun = list[int]()
+    first = job_of(model, 0, HALF + 1, lambda: end(waiting))
+    waiting, last = (job_of(model, seed, HALF + 1, lambda seed=seed: begun.append(seed)) for seed in (2, 1))
+    outcomes = asyncio.run(together(model, [first, waiting, last]))
+    assert [type(outcome) for outcome in outcomes] == [Written, error, Written]
+    assert begun == [1]
 
 
 # What is drawn
