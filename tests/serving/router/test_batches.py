@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,13 +18,12 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import work_of
 from tests.serving.router.conftest import Loss
 from tests.serving.router.test_audit import deployed, reasons
-from tests.serving.router.test_session import RecordingRing, opened
+from tests.serving.router.test_session import Answer, tried
 from tests.stages.hops import step
 
 COUNT, LENGTH = 10, 6
 CANDIDATES = [bytes([65 + i] * LENGTH) for i in range(COUNT)]
 WORK = step(number=0, clean=b"The sea ", codec="fp32", candidates=CANDIDATES)
-Answer = Callable[[stage_pb2.Hop, int], list[stage_pb2.Event]]
 
 
 @pytest.fixture(autouse=True)
@@ -41,26 +39,9 @@ def scores_of(hop: stage_pb2.Hop) -> stage_pb2.Event:
 
 
 def scored_by(answer: Answer) -> tuple[stage_pb2.Event, list[list[int]], int]:
-    """The result of WORK where hosts answer so, the batches that each try sent, and how often it was moved.
-
-    :param answer: events for a hop of a try that has this number.
-    """
-
-    async def ask() -> tuple[stage_pb2.Event, list[list[int]], int]:
-        tries, ring = dict[str, list[int]](), RecordingRing()
-
-        def answered(hop: stage_pb2.Hop) -> None:
-            tries.setdefault(hop.session, []).append(hop.score.batch)
-            for event in answer(hop, len(tries) - 1):
-                ring._deliver(event)
-
-        ring.path[0].relay.answer = answered
-        with opened(ring, capacity=20) as session:
-            await session.push(WORK)
-            event = await session.event(lambda event: check_scores(event, COUNT))
-            return event, list(tries.values()), session.account.replays
-
-    return asyncio.run(asyncio.wait_for(ask(), 30))
+    """`tried` of WORK, with the batches that each try sent."""
+    event, tries, replays = tried(WORK, answer, lambda event: check_scores(event, COUNT))
+    return event, [[work.batch for work in sent] for sent in tries], replays
 
 
 def test_results_of_all_batches_are_one_result() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,7 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import AnyWork, Work, work_of
 from tests.serving.pretrained import ids, text_of, write_model, written
 from tests.serving.router.conftest import Loss
-from tests.serving.router.test_session import RecordingRing, opened
+from tests.serving.router.test_session import tried
 from tests.stages.hops import step
 
 PROMPT = b"The sea was calm, and the ship lay still. " * 8
@@ -99,27 +98,15 @@ def test_audits_take_an_opening_in_pieces(pairs: tuple[Client, Client], rings: t
 
 
 def sent_by(work: Work, fails: int, pieces: int = 16) -> list[list[AnyWork]]:
-    """Steps that a session sends for `work`, try by try, of which the first ones fail under way."""
+    """What a session sends for `work`, try by try, of which the first ones fail under way."""
 
-    async def ask() -> list[list[AnyWork]]:
-        tries, ring = dict[str, list[AnyWork]](), RecordingRing(pieces=pieces)
+    def answer(hop: stage_pb2.Hop, number: int) -> list[stage_pb2.Event]:
+        if number < fails:  # each that was under way
+            return [stage_pb2.Event(session=hop.session, fault=stage_pb2.Fault(code=14, message="no"))]
+        is_last = work_of(hop).start + len(work_of(hop).clean) == len(work.clean)
+        return [stage_pb2.Event(session=hop.session, number=work.number, text=b"b")] * is_last
 
-        def answer(hop: stage_pb2.Hop) -> None:
-            tries.setdefault(hop.session, []).append(work_of(hop))
-            event = stage_pb2.Event(session=hop.session, number=work.number, text=b"b")
-            if len(tries) <= fails:  # each that was under way
-                event = stage_pb2.Event(session=hop.session, fault=stage_pb2.Fault(code=14, message="no"))
-            elif work_of(hop).start + len(work_of(hop).clean) < len(work.clean):
-                return
-            ring._deliver(event)
-
-        ring.path[0].relay.answer = answer
-        session = opened(ring, capacity=500)
-        await session.push(work)
-        await session.event()
-        return list(tries.values())
-
-    return asyncio.run(asyncio.wait_for(ask(), 30))
+    return tried(work, answer, pieces=pieces)[1]
 
 
 def test_all_pieces_leave_at_once_and_go_again_together() -> None:

@@ -184,12 +184,15 @@ async def test_the_bytes_of_all_that_is_under_way_are_bounded(whole: Parts) -> N
 
 
 # Of pieces and batches alike
+HopsOf = Callable[..., list[stage_pb2.Hop]]
+
+
 def batches(parts: Parts, session: str = "s") -> list[stage_pb2.Hop]:
     return cut(scoring(parts.plan.ar.digest, session, clean=b"The sea "))
 
 
 @pytest.mark.parametrize("hops_of", [pieces, batches])
-async def test_a_step_is_one_in_the_queue(whole: Parts, hops_of: Callable[..., list[stage_pb2.Hop]]) -> None:
+async def test_a_step_is_one_in_the_queue(whole: Parts, hops_of: HopsOf) -> None:
     async with open_host(whole, queue_limit=2) as host:
         with host.scheduler._passing:  # nothing is computed meanwhile
             for session in ("a", "b"):
@@ -203,9 +206,7 @@ async def test_a_step_is_one_in_the_queue(whole: Parts, hops_of: Callable[..., l
 
 
 @pytest.mark.parametrize("hops_of", [pieces, batches])
-async def test_a_session_that_is_freed_between_is_gone(
-    whole: Parts, hops_of: Callable[..., list[stage_pb2.Hop]]
-) -> None:
+async def test_a_session_that_is_freed_between_is_gone(whole: Parts, hops_of: HopsOf) -> None:
     async with open_host(whole) as host:
         first, second, *_ = hops_of(whole)
         host.accept(first, 1)
