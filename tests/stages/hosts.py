@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import grpc
+import pytest
 
 from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.next_hosts import NextHosts
@@ -52,16 +53,10 @@ async def event_of(host: Host) -> stage_pb2.Event:
     return await host.subscribers.queues[ROUTER].get()
 
 
-class refused:
-    """A block that a Refusal ends, with this code and a part of this sentence."""
-
-    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
-        self.code, self.sentence = code, sentence
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
-        assert isinstance(error, StatusError)
-        assert error.code is self.code
-        assert self.sentence in error.message
-        return True
+@contextmanager
+def refused(code: grpc.StatusCode, sentence: str) -> Iterator[None]:
+    """A block that a StatusError ends, with this code and a part of this sentence."""
+    with pytest.raises(StatusError) as caught:
+        yield
+    assert caught.value.code is code
+    assert sentence in caught.value.message

@@ -72,10 +72,9 @@ def of_whole_models(hosts: int, checkpoint: Path) -> Topology:
     return Topology(entries, f"127.0.0.1:{port}", checkpoint)
 
 
-def start(servers: Any, host: HostEntry, checkpoint: Path, shelves: Path) -> Any:
-    settings = StageSettings(
-        checkpoint, host.blocks, host.listen, (), HostSettings(host.name), shelf=shelves / host.name
-    )
+def start(servers: Any, host: HostEntry, bundle: Path, shelves: Path) -> Any:
+    shelf = shelves / host.name
+    settings = StageSettings(bundle, host.blocks, host.listen, (), HostSettings(host.name), shelf=shelf)
     return servers.run(StageServer(settings).run)
 
 

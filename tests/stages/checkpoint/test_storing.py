@@ -150,8 +150,7 @@ def test_a_release_is_stored_loaded_and_dropped(stub: Stub, other: ReleaseManife
 def test_a_transfer_that_is_cancelled_at_its_end_leaves_no_release_behind(
     stub: Stub, other: ReleaseManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ending, gate, ended = threading.Event(), threading.Event(), threading.Event()
-    finish = IncomingRelease.finish
+    (ending, gate, ended), finish = (threading.Event() for _ in range(3)), IncomingRelease.finish
 
     def held_up(intake: IncomingRelease) -> None:
         ending.set()

@@ -172,9 +172,7 @@ HALF = LocalModel.max_draft_bytes // 2
 
 
 def test_jobs_that_do_not_fit_together_are_written_one_after_the_other(model: LocalModel) -> None:
-    alone = [
-        asyncio.run(model.passes.draft(job_of(model, seed, LocalModel.max_draft_bytes, list))) for seed in range(4)
-    ]
+    alone = [asyncio.run(model.passes.draft(job_of(model, seed, 2 * HALF, list))) for seed in range(4)]
     done = list[tuple[bool, ...]]()
 
     def opened() -> None:
