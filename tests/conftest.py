@@ -229,13 +229,8 @@ class Servers:
         self.thread.join(20)
 
 
-@contextlib.contextmanager
-def open_servers() -> Iterator[Servers]:
-    servers = Servers()
-    try:
-        yield servers
-    finally:
-        servers.close()
+def open_servers() -> contextlib.closing[Servers]:
+    return contextlib.closing(Servers())
 
 
 def wait_ready(address: str, within_s: float = READY_S) -> None:

@@ -108,8 +108,6 @@ def draw(odds: Floats, u: Floats) -> NDArray[np.int64]:
 
 # Branches that one round may have: each branch of each round draws from a stream of its own.
 ROUND = 1 << 16
-# Odds that are looked at together: 2 MB, whatever the vocabulary.
-DRAWN_AT_ONCE = 1 << 18
 
 
 class Branches:
@@ -130,12 +128,8 @@ class Branches:
             streams = (uniforms(sequence.seed, Purpose.CANDIDATE, at, length, 1, first + i) for i in range(count))
             return np.concatenate(list(streams), axis=1)
 
-        writing = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.deadline_unix_ms)
-        written = await sequence.model.passes.write(writing)
+        cache_bytes = count * sequence.model.branch_bytes(length)
+        job = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.deadline_unix_ms, cache_bytes)
+        written = await sequence.model.passes.draft(job)
         texts = [alphabet.encode(row) for row in written.symbols]
         return Candidates(texts, np.log(written.odds, dtype=np.float64), written.compute_ms)
-
-
-def rows_at_once(vocabulary: int) -> int:
-    """Rows of odds that are looked at together."""
-    return max(1, DRAWN_AT_ONCE // vocabulary)

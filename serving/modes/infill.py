@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from onesweep.serving.modes import SCORERS
 from onesweep.serving.modes.base import Generation
-from onesweep.serving.modes.candidates import ROUND, Floats, draw, rows_at_once
+from onesweep.serving.modes.candidates import ROUND, Floats, draw
 from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.drafters.passes import rows_at_once
 from onesweep.serving.modes.scored import ScoredMode, score
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.session import Session

@@ -94,7 +94,6 @@ class Rollout:
             name = self.previous_name
             if not name:
                 raise failed_precondition("there is no release to go back to: nothing was deployed here")
-            # these weights are not tried again: a rollback is for trouble, and they were served before
             previous = self._previous or await self._revived(name)
             contents = await asyncio.to_thread(_contents, previous.directory, name)
             await self._stop_bringing()
@@ -155,7 +154,7 @@ class Rollout:
         contents = await asyncio.to_thread(read_release_manifest, directory)
         say(f"loading release {name} on {', '.join(link.entry.name for link in joining)}")
         jobs = [self._bring_new(link, name, contents, say) for link in joining]
-        _, own = await asyncio.gather(_all(jobs), asyncio.to_thread(RouterParts.read, directory))
+        own, *_ = await _all([in_thread(RouterParts.read, directory), *jobs])
         served = ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
         await served.view.usable(self.ring.settings.hop_timeout_s)
         measured = await smoke_test(served, directory, say)
@@ -322,12 +321,13 @@ async def _stores(
         yield request.store
 
 
-async def _all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all; when one fails, the others are not waited for."""
+async def _all(jobs: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run all; when one fails, the others are cancelled, and have ended when it is raised."""
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         for done in asyncio.as_completed(tasks):
             await done
+        return [task.result() for task in tasks]
     finally:
         for task in tasks:
             task.cancel()

@@ -77,6 +77,8 @@ class HostSettings:
     name: str
     backend: str = DEFAULT_BACKEND  # what computes this host's parts
     queue_limit: int = 64  # hops under way; one more is refused
+    # Messages of hops under way; one more is refused. Decoded, what they carry takes up to four times as much beside.
+    queue_mb: int = 256
     batch: int = 64  # most hops that share a forward pass; 1 = one after the other
     session_mb: int = 256  # memory for KV caches
     lease_s: float = 60.0  # A session unused for this long is freed
@@ -110,6 +112,8 @@ class Host:
         self.subscribers = Subscribers()
         self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self.queued_bytes = 0
+        """Of the messages of hops under way."""
         self.counters = stage_pb2.Counters()
         self._result_delay = LinkDelay()
 
@@ -191,12 +195,24 @@ class Host:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
         if self.scheduler.full and not self.sessions.in_step(hop.session):
             raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
+        self._check_room(received_bytes)
         session = self._open(hop, request, parts) if request.start == 0 else self._due(hop, request)
         session.accepted(request.start + request.remembered, work_of(hop))
         session.pending += 1
+        self.queued_bytes += received_bytes
         job = ScheduledHop(hop, request, session, received_bytes)
         self.scheduler.submit(job)
         return job
+
+    def _check_room(self, size: int) -> None:
+        """Raise StatusError where a message finds no memory: steps are counted, and one may have a thousand batches."""
+        limit = self.settings.queue_mb << 20
+        if self.queued_bytes and self.queued_bytes + size > limit:
+            raise exhausted(
+                f"{self.settings.name} has no memory for another message of {size} bytes: {self.queued_bytes} of "
+                f"{limit} are under way; come back later, with fewer candidates if there are many",
+                retry_after_ms=500,
+            )
 
     def _open(self, hop: stage_pb2.Hop, request: WorkRequest, parts: Parts) -> Session:
         source = parts.plan.model(request.kind)
@@ -224,6 +240,7 @@ class Host:
     def _finish(self, jobs: list[ScheduledHop]) -> None:
         for job in jobs:
             job.session.pending -= 1
+            self.queued_bytes -= job.received_bytes
             assert job.result is not None
             if isinstance(job.result, StatusError):
                 self._give_up(job, job.result)

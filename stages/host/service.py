@@ -138,7 +138,9 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Drop(self, request: stage_pb2.DropRequest, context: Context) -> stage_pb2.DropResponse:
         try:
-            await self.loader.drop(request.release)
+            # a transfer that was cancelled may be about to put the release in its place
+            async with self._storing:
+                await self.loader.drop(request.release)
         except StatusError as refusal:
             await refusal.abort(context)
         return stage_pb2.DropResponse()

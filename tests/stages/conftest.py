@@ -195,6 +195,11 @@ def loaded(bundles: Path) -> dict[str, Parts]:
     return {name: load_parts(plan) for name, plan in plans.items()}
 
 
+@pytest.fixture(scope="module")
+def whole(loaded: dict[str, Parts]) -> Parts:
+    return loaded["own"]
+
+
 @pytest.fixture
 def parts(loaded: dict[str, Parts]) -> Parts:
     """Watched runners."""

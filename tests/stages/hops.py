@@ -11,6 +11,7 @@ import numpy as np
 
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import Step, put_work
+from tests.stages.raw_client import ROUTER
 
 Hops = Generator[stage_pb2.Hop, stage_pb2.Event, None]
 Make = Callable[[], Hops]
@@ -38,6 +39,18 @@ def step(
         tree = stage_pb2.DraftTree(depths=depths) if depths else None
         return stage_pb2.Verify(draft=draft, tree=tree, sampling=sampling, **fields)
     return stage_pb2.Decode(remaining=remaining, sampling=sampling, **fields)
+
+
+LONG_PROMPT = bytes(i * 37 % 96 + 32 for i in range(400))
+
+
+def opening(digest: str = "", session: str = "s", **fields: Any) -> stage_pb2.Hop:
+    """The first step of a session: it reads LONG_PROMPT, unless `fields` tell otherwise."""
+    hop = stage_pb2.Hop(router=ROUTER, session=session, digest=digest, capacity=500)
+    hop.deadline_unix_ms = int(time.time() * 1000) + 30_000
+    sampling = stage_pb2.Sampling(seed=3, temperature=0.8)
+    put_work(hop, step(**{"clean": LONG_PROMPT, "codec": "fp32", **fields}, sampling=sampling))
+    return hop
 
 
 # Requests: hops, each made of the results before it

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+
+import grpc
+import pytest
 
 from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.next_hosts import NextHosts
@@ -13,6 +16,7 @@ from onesweep.stages.host.parts import Parts, Release
 from onesweep.stages.host.scheduler import HostObserver
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import PROTOCOL
+from onesweep.stages.wire.status import StatusError
 from tests.stages.raw_client import ROUTER
 
 
@@ -47,3 +51,12 @@ def send(host: Host, *hops: stage_pb2.Hop) -> None:
 
 async def event_of(host: Host) -> stage_pb2.Event:
     return await host.subscribers.queues[ROUTER].get()
+
+
+@contextmanager
+def refused(code: grpc.StatusCode, sentence: str) -> Iterator[None]:
+    """A block that a StatusError ends, with this code and a part of this sentence."""
+    with pytest.raises(StatusError) as caught:
+        yield
+    assert caught.value.code is code
+    assert sentence in caught.value.message

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from onesweep.stages.model.block import Block
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.stages.model.randomness import Purpose, normals
-from onesweep.stages.model.samplers import SAMPLERS, step_sigmas
+from onesweep.stages.model.samplers import Ode, step_sigmas
 from onesweep.trainer.blocks.losses import ChunkLayout
 
 Memory = list[tuple[Tensor, Tensor]]
@@ -48,52 +49,25 @@ def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:
     return _cross_entropy(logits[:, skip - 1 :], text[:, skip:])
 
 
-# Logits (batch, positions, vocabulary) of what is under each slot, from the number of the block, z, the estimate and
+# Logits (batch, positions, vocabulary) of what is under each slot, from the place of the block, z, the estimate and
 # sigma.
 Denoiser = Callable[[int, Tensor, Tensor, float], Tensor]
 
 
-def from_noise_path(
-    blocks: list[Block],
-    memories: list[Memory],
-    partition: NoisePartition,
-    known: Tensor,
-    steps: int,
-    *,
-    skip: int = 1,
-    row: int = 0,
-    draws: int = 1,
-) -> list[PathPoint]:
-    """CE of each byte while its slot is denoised from pure noise, given the clean memory: one point an evaluation.
-
-    blocks: neighbours, in order; memories: theirs, of the true prefix or another (see `clean_features`);
-    known: (batch, positions) int64; `steps` Euler steps a block, starting at the first block's own sigma_max, and
-    one more evaluation at the last block's sigma_min; bytes before `skip` are not counted; `row` is the number of
-    known[0] in a larger set, whose noise it takes; of several `draws` of noise the odds are averaged.
-    """
+def chain_denoiser(blocks: list[Block], memories: list[Memory], positions: int) -> Denoiser:
+    """Neighbouring blocks, in order. memories: theirs, of the true prefix or another (see `clean_features`)."""
     # Every position is a chunk of its own, so no slot sees another (BlockTrain, arXiv 2606.24722). It does not describe
     # a one-sweep text, whose positions after the first have no true prefix.
-    mask = ChunkLayout(known.shape[1], 1).mask()
+    mask = ChunkLayout(positions, 1).mask()
 
-    def denoise(number: int, z: Tensor, before: Tensor, sigma: float) -> Tensor:
-        return blocks[number].denoise(z, before, torch.full((1, 1), sigma), memories[number], 0, mask)
+    def denoise(place: int, z: Tensor, before: Tensor, sigma: float) -> Tensor:
+        return blocks[place].denoise(z, before, torch.full((1, 1), sigma), memories[place], 0, mask)
 
-    ranges = [partition.range(block.index) for block in blocks]
-    return _path(denoise, ranges, blocks[0].codes, known, steps, skip, row, draws)
+    return denoise
 
 
-def bayes_path(
-    prior: Tensor,
-    codes: Tensor,
-    ranges: Sequence[tuple[float, float]],
-    known: Tensor,
-    steps: int,
-    *,
-    skip: int = 1,
-    row: int = 0,
-    draws: int = 1,
-) -> list[PathPoint]:
-    """`from_noise_path` of the exact denoiser of text with known odds: softmax(ln prior + z . code / sigma^2) (Bayes)
+def bayes_denoiser(prior: Tensor, codes: Tensor) -> Denoiser:
+    """The exact denoiser of text with known odds: softmax(ln prior + z . code / sigma^2) (Bayes).
 
     prior: ln of the odds of each byte given those before it, (batch, positions, vocabulary); codes: of equal norms.
     """
@@ -101,36 +75,44 @@ def bayes_path(
     def denoise(_: int, z: Tensor, __: Tensor, sigma: float) -> Tensor:
         return prior + z @ codes.T / (sigma * sigma)
 
-    return _path(denoise, ranges, codes, known, steps, skip, row, draws)
+    return denoise
 
 
-def _path(
+def from_noise_path(
     denoise: Denoiser,
     ranges: Sequence[tuple[float, float]],
     codes: Tensor,
     known: Tensor,
     steps: int,
-    skip: int,
-    row: int,
-    draws: int,
+    *,
+    skip: int = 1,
+    row: int = 0,
+    draws: int = 1,
 ) -> list[PathPoint]:
+    """CE of each byte while its slot is denoised from pure noise: one point an evaluation.
+
+    ranges: of sigma, of each block; known: (batch, positions) int64; `steps` Euler steps a block, starting at the first
+    block's own sigma_max, and one more evaluation at the last block's sigma_min; bytes before `skip` are not counted;
+    `row` is the number of known[0] in a larger set, whose noise it takes; of several `draws` of noise the odds are
+    averaged.
+    """
     (batch, length), dim = known.shape, codes.shape[1]
-    totals: dict[tuple[int, float], Tensor] = {}
+    spans = [(place, *step) for place, span in enumerate(ranges) for step in pairwise(step_sigmas(*span, steps))]
+    evaluations = [*spans, (len(ranges) - 1, ranges[-1][1], None)]
+    totals = [torch.tensor(-math.inf)] * len(evaluations)
     for draw in range(draws):
-        ode = SAMPLERS["ode"](draw, row * length, batch * length, dim, ranges[0][0], 1.0)
+        ode = Ode(draw, row * length, batch * length, dim, ranges[0][0], 1.0)
         estimate = torch.zeros(batch * length, dim)
-        for number, span in enumerate(ranges):
-            sigmas = step_sigmas(*span, steps)
-            for i, sigma in enumerate(sigmas if number == len(ranges) - 1 else sigmas[:-1]):
-                z, before = (x.view(batch, length, dim) for x in (ode.state(estimate, sigma, i), estimate))
-                logits = denoise(number, z, before, sigma).float()
-                nats = logits.log_softmax(-1).gather(2, known[..., None])[:, skip:, 0]
-                held = totals.get((number, sigma))
-                totals[number, sigma] = nats if held is None else torch.logaddexp(held, nats)
-                if i < steps:
-                    denoised = (logits.softmax(-1) @ codes).flatten(0, 1)
-                    estimate = ode.advance(estimate, denoised, sigma, sigmas[i + 1])
-    return [PathPoint(sigma, math.log(draws) - float(total.mean())) for (_, sigma), total in totals.items()]
+        for i, (place, sigma, sigma_next) in enumerate(evaluations):
+            z, before = (x.view(batch, length, dim) for x in (ode.state(estimate, sigma, i), estimate))
+            logits = denoise(place, z, before, sigma).float()
+            nats = logits.log_softmax(-1).gather(2, known[..., None])[:, skip:, 0]
+            totals[i] = torch.logaddexp(totals[i], nats)
+            if sigma_next is not None:
+                denoised = (logits.softmax(-1) @ codes).flatten(0, 1)
+                estimate = ode.advance(estimate, denoised, sigma, sigma_next)
+    points = zip(evaluations, totals, strict=True)
+    return [PathPoint(sigma, math.log(draws) - float(total.mean())) for (_, sigma, _), total in points]
 
 
 def sigma_max_nats(
@@ -215,12 +197,12 @@ def noise_floors(
         logits = F.pad(reference(part[:, :-1]).float(), (0, 0, 1, 0))
         return logits.log_softmax(-1)
 
+    def path_of(part: Tensor, row: int, draws: int) -> list[PathPoint]:
+        denoise = bayes_denoiser(odds(part), codes)
+        return from_noise_path(denoise, ranges, codes, part, steps, skip=skip, row=row, draws=draws)
+
     def bayes(known: Tensor, draws: int) -> list[PathPoint]:
-        paths = [
-            (len(part), bayes_path(odds(part), codes, ranges, part, steps, skip=skip, row=i * ROWS, draws=draws))
-            for i, part in enumerate(known.split(ROWS))
-        ]
-        return _mean(paths)
+        return _mean([(len(part), path_of(part, i * ROWS, draws)) for i, part in enumerate(known.split(ROWS))])
 
     one = bayes(known, 1)
     floors = {"bayes_nats": (one[-1].nats, len(known))}
@@ -258,10 +240,11 @@ def _mean_path(
     draws: int = 1,
 ) -> list[PathPoint]:
     """`readers` read the prefix one after another; `denoisers`, the last of them, denoise."""
-    paths = []
+    paths, codes, ranges = [], readers[0].codes, [partition.range(block.index) for block in denoisers]
     for row, memories in _memories(readers, prefix):
         part, own = known[row : row + ROWS], memories[-len(denoisers) :]
-        path = from_noise_path(denoisers, own, partition, part, steps, skip=skip, row=row, draws=draws)
+        denoise = chain_denoiser(denoisers, own, part.shape[1])
+        path = from_noise_path(denoise, ranges, codes, part, steps, skip=skip, row=row, draws=draws)
         paths.append((len(part), path))
     return _mean(paths)
 

@@ -35,6 +35,11 @@ class TextScore:
     bits_per_byte: float
     bytes: int
 
+    @classmethod
+    def of(cls, name: str, nats: float, symbols: Tensor, corpus: Corpus) -> TextScore:
+        """:param nats: the mean of these symbols."""
+        return cls(name, corpus.bits(nats, symbols), corpus.bytes_in(symbols))
+
 
 @dataclass(frozen=True)
 class CheckpointScores:
@@ -98,8 +103,7 @@ class Scorer:
         for row in range(0, len(text), ROWS):
             part = text[row : row + ROWS]
             nats += next_byte_nats(model(part[:, :-1]), part, self.min_context) * len(part)
-        scored = text[:, self.min_context :]
-        return [TextScore("next byte", corpus.bits(nats / len(text), scored), corpus.bytes_in(scored))]
+        return [TextScore.of("next byte", nats / len(text), text[:, self.min_context :], corpus)]
 
     @torch.inference_mode()
     def _chain(
@@ -118,26 +122,20 @@ class Scorer:
                 nats[i] += next_byte_nats(blocks[i].next_byte(features), part, self.min_context) * len(part)
         scored = text[:, self.min_context :]
         scores = [
-            TextScore(
-                f"next byte, block {block.index}", corpus.bits(total / len(text), scored), corpus.bytes_in(scored)
-            )
+            TextScore.of(f"next byte, block {block.index}", total / len(text), scored, corpus)
             for block, total in zip(blocks, nats, strict=True)
         ]
         if len(blocks) == manifest.architecture.parts:
             assert manifest.partition is not None
             losses = chain_diagnostics(blocks, manifest.partition, text, self.steps, self.min_context)
             slots = scored[:, :-1]  # a window's last symbol is a target of the heads, but fills no slot
-            scores += [
-                TextScore(_DIAGNOSTICS[name], corpus.bits(value, slots), corpus.bytes_in(slots))
-                for name, value in losses.items()
-            ]
+            scores += [TextScore.of(_DIAGNOSTICS[name], value, slots, corpus) for name, value in losses.items()]
             if reference is not None and _reads_alike(read_manifest(reference), manifest):
                 model = load_ar(reference)
                 floors = noise_floors(blocks, manifest.partition, model, text, self.steps, self.min_context)
                 scores += [
-                    TextScore(_FLOORS[name], corpus.bits(nats, some), corpus.bytes_in(some))
-                    for name, (nats, n) in floors.items()
-                    for some in [slots[:: -(-len(slots) // n)]]
+                    TextScore.of(_FLOORS[name], value, slots[:: -(-len(slots) // count)], corpus)
+                    for name, (value, count) in floors.items()
                 ]
         return scores
 

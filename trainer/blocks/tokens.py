@@ -20,7 +20,7 @@ from onesweep.stages.model.randomness import Purpose, uniforms
 PIECE_BYTES = 1 << 20
 MOST_CUT = 512
 MAX_TOKENIZER_BYTES = 64 << 20
-# A byte-level vocabulary has every byte; a state of the trainer counts tokens in 16 bits.
+# A byte-level vocabulary has every byte; with more tokens than this the head would outweigh what is trained here.
 LEAST_VOCABULARY, MOST_VOCABULARY = 257, 1 << 16
 # What byte-level BPE writes for each byte (GPT-2): printable ones for themselves, the rest from 256 on.
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -39,7 +39,8 @@ class TextTokenizer:
             if path.stat().st_size > MAX_TOKENIZER_BYTES:
                 raise DataError(f"{path} has more than {MAX_TOKENIZER_BYTES >> 20} MB: that is no tokenizer.json")
             made = cls(path.read_text(encoding="utf-8"))
-            assert made.vocabulary
+            if not made.vocabulary:
+                raise ValueError("it has no tokens")
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, CheckpointError) as error:

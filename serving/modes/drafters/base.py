@@ -55,13 +55,12 @@ class LocalText(ABC):
         """
 
 
-# Of the caches of all continuations that are written together. With two layers of width 128, one of 256 symbols takes
-# 0.5 MB, so 512 fit.
-MAX_DRAFT_BYTES = 256 << 20
-
-
 class LocalModel(ABC):
     """Says what follows a text, without the hosts. It computes on a thread of its own."""
+
+    # Of the caches of all continuations that are written together, for one request or for many. With two layers of
+    # width 128, one of 256 symbols takes 0.5 MB, so 512 fit.
+    max_draft_bytes = 256 << 20
 
     def __init__(self, alphabet: Alphabet, tokenizer_id: str, digest: str, positions: int) -> None:
         """:param tokenizer_id: the `Tokenizer.id` of its symbols.
@@ -80,8 +79,8 @@ class LocalModel(ABC):
         return 0
 
     def most_branches(self, length: int) -> int:
-        """Continuations of `length` symbols that can be written together."""
-        fit = MAX_DRAFT_BYTES // max(self.branch_bytes(length), 1)
+        """Continuations of `length` symbols that a request may have written together."""
+        fit = self.max_draft_bytes // max(self.branch_bytes(length), 1)
         return min(fit, MAX_CANDIDATES, MAX_LOGITS // self.alphabet.size)
 
     def read(self, pieces: Sequence[tuple[Forks, NDArray[np.int64]]]) -> list[Tensor]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import grpc
@@ -23,7 +24,7 @@ from onesweep.stages.wire.status import StatusError
 if TYPE_CHECKING:
     from onesweep.serving.modes.drafters.base import Forks, LocalModel, LocalText
 
-# Numbers of odds that are looked at together: 1 MB, whatever the vocabulary.
+# Odds that are looked at together, whatever the vocabulary: 1 MB of float32.
 DRAWN_AT_ONCE = 1 << 18
 # Odds whose running sum is taken one by one; of a larger vocabulary that of blocks of so many comes first. For 16 rows
 # of 49,152 that takes 0.1 ms instead of 11.
@@ -53,21 +54,28 @@ class DraftJob:
         temperature: float,
         numbers: Callable[[], NDArray[np.float64]],
         deadline_unix_ms: float = math.inf,
+        cache_bytes: int = 0,
     ) -> None:
         """:param known: the text.
         :param numbers: makes the uniform ones in (0, 1] that draw the symbols, (length, continuations); on the compute
-            thread, since they take a while."""
+            thread, since they take a while.
+        :param cache_bytes: memory that the continuations take beside the text."""
         self.text, self.known, self.numbers, self.deadline_unix_ms = text, known, numbers, deadline_unix_ms
+        self.cache_bytes = cache_bytes
         self.done = Future[Written]()
         self._sharpness = 1 / max(temperature, LEAST_TEMPERATURE)
         self._forks: Forks | None = None
         self._compute_ms, self._length = 0.0, 0
 
-    def get_ready(self) -> bool:
+    def has_ended(self) -> bool:
+        """True if it is done, or was cancelled; its deadline ends it here."""
+        if self.deadline_unix_ms <= time.time() * 1000:
+            self.fail(StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed"))
+        return self.done.done()
+
+    def open(self) -> bool:
         """Read the text, if that was not done; False where this request goes no further."""
         try:
-            if self.deadline_unix_ms <= time.time() * 1000:
-                raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
             if self._forks is None:
                 self._open()
         except Exception as error:
@@ -103,8 +111,11 @@ class DraftJob:
     def took(self, ms: float) -> None:
         """Book its part of a pass, and end if all is written."""
         self._compute_ms += ms
+        if self._length < len(self._u):
+            return
+        self._forks = None  # the next job has its memory
         # False for a request that was cancelled meanwhile
-        if self._length == len(self._u) and self.done.set_running_or_notify_cancel():
+        if self.done.set_running_or_notify_cancel():
             symbols, odds = (each[..., 0].T.numpy() for each in (self._symbols, self._odds))
             self.done.set_result(Written(symbols, odds, self._compute_ms))
 
@@ -115,62 +126,74 @@ class DraftJob:
 
 
 class SharedPasses:
-    """Takes in each turn every job that wants a next symbol; none waits for another.
+    """Takes in each turn every job that wants a next symbol. Only a job that finds no memory waits, for those before.
 
     A turn is one job of the model's compute thread: what else there is to do comes in between.
     """
 
     def __init__(self, model: LocalModel, thread: Executor) -> None:
         self.model, self.thread = model, thread
-        self._lock, self._writings, self._is_running = threading.Lock(), list[DraftJob](), False
+        # in the order in which they came, which is that in which they get their memory
+        self._lock, self._jobs, self._is_running = threading.Lock(), list[DraftJob](), False
 
     @property
     def busy(self) -> bool:
         """True while anything is being written."""
         return self._is_running
 
-    async def write(self, writing: DraftJob) -> Written:
+    async def draft(self, job: DraftJob) -> Written:
         """All of it. A job that is cancelled leaves before the next pass. Raises StatusError at the deadline."""
         with self._lock:
-            self._writings.append(writing)
+            self._jobs.append(job)
             starts, self._is_running = not self._is_running, True
         if starts:
             self.thread.submit(self._turn)
-        return await asyncio.wrap_future(writing.done)
+        return await asyncio.wrap_future(job.done)
 
     def _turn(self) -> None:
         with self._lock:
-            self._writings = [each for each in self._writings if not each.done.done()]
+            self._jobs = [job for job in self._jobs if not job.has_ended()]
             # of this turn: a job that comes meanwhile waits for the next, and has no part in a fault of this one
-            writings = tuple(self._writings)
-            self._is_running = bool(writings)
-        if not writings:
+            jobs = self._with_memory()
+            self._is_running = bool(jobs)
+        if not jobs:
             return
         try:
-            if ready := [each for each in writings if each.get_ready()]:
+            if ready := [job for job in jobs if job.open()]:
                 self._pass(ready)
         except Exception as error:
-            for each in writings:
-                each.fail(error)
+            for job in jobs:
+                job.fail(error)
         self.thread.submit(self._turn)
 
+    def _with_memory(self) -> list[DraftJob]:
+        """The oldest jobs, as many as fit together. One at least: what does not fit alone was refused."""
+        ends = accumulate(job.cache_bytes for job in self._jobs)
+        fit = sum(end <= self.model.max_draft_bytes for end in ends)
+        return self._jobs[: max(fit, 1)]
+
     @torch.inference_mode()
-    def _pass(self, writings: Sequence[DraftJob]) -> None:
-        begin, counts = time.perf_counter(), [len(each.sharpness) for each in writings]
-        logits, sharpness = _joined([each.logits for each in writings]), _joined([each.sharpness for each in writings])
-        symbols, odds = draw(logits, sharpness, _joined([each.u for each in writings]))
-        drawn = zip(writings, symbols.split_with_sizes(counts), odds.split_with_sizes(counts), strict=True)
-        going = [each for each, *pair in drawn if each.add(*pair)]
+    def _pass(self, jobs: Sequence[DraftJob]) -> None:
+        begin, counts = time.perf_counter(), [len(job.sharpness) for job in jobs]
+        logits, sharpness = _joined([job.logits for job in jobs]), _joined([job.sharpness for job in jobs])
+        symbols, odds = draw(logits, sharpness, _joined([job.u for job in jobs]))
+        drawn = zip(jobs, symbols.split_with_sizes(counts), odds.split_with_sizes(counts), strict=True)
+        going = [job for job, *pair in drawn if job.add(*pair)]
         if going:
-            for each, after in zip(going, self.model.read([each.next for each in going]), strict=True):
-                each.logits = after
+            for job, after in zip(going, self.model.read([job.next for job in going]), strict=True):
+                job.logits = after
         ms = (time.perf_counter() - begin) * 1000
-        for each, count in zip(writings, counts, strict=True):
-            each.took(ms * count / sum(counts))
+        for job, count in zip(jobs, counts, strict=True):
+            job.took(ms * count / sum(counts))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def rows_at_once(vocabulary: int) -> int:
+    """Rows of odds that are looked at together."""
+    return max(1, DRAWN_AT_ONCE // vocabulary)
 
 
 # Every operation is one of rows, or gives the same for a number wherever it stands: what is drawn does not depend on
@@ -182,7 +205,7 @@ def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
     :param u: in (0, 1], (rows, 1) float64.
     """
-    rows = max(1, DRAWN_AT_ONCE // logits.shape[1])
+    rows = rows_at_once(logits.shape[1])
     if len(logits) > rows:
         parts = [draw(*each) for each in zip(*(x.split(rows) for x in (logits, sharpness, u)), strict=True)]
         symbols, odds = zip(*parts, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onesweep.serving.client.client import Client, RequestRefused, Result
-from onesweep.serving.modes.drafters import base
+from onesweep.serving.modes.drafters.base import LocalModel
 from onesweep.serving.modes.infill import OF_BYTES
 
 PROMPT, SUFFIX = b"The sea was calm. The ", b" was calm, and the sea was wide."
@@ -97,7 +97,7 @@ def test_a_wrong_field_is_refused(lone: Client, changes: dict[str, Any], says: s
 
 
 def test_more_than_the_drafter_has_memory_for_is_refused(lone: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MAX_DRAFT_BYTES", 1 << 16)
+    monkeypatch.setattr(LocalModel, "max_draft_bytes", 1 << 16)
     with pytest.raises(
         RequestRefused, match="64 candidates of 8 bytes with 16 of the suffix are more than the drafter"
     ):

@@ -14,7 +14,7 @@ import pytest
 from onesweep.serving.client.client import Client, RequestRefused, Result
 from onesweep.serving.modes import scored
 from onesweep.serving.modes.candidates import Branches
-from onesweep.serving.modes.drafters import base
+from onesweep.serving.modes.drafters.base import LocalModel
 from onesweep.stages.model import scoring
 from onesweep.stages.model.scoring import BATCH_ROWS
 
@@ -80,7 +80,7 @@ def test_the_next_chunk_follows_batches(ring: Client, monkeypatch: pytest.Monkey
 
 def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the number that fits, and that number does fit."""
-    monkeypatch.setattr(base, "MAX_DRAFT_BYTES", 100 * 2 * 32 * 4 * 30)
+    monkeypatch.setattr(LocalModel, "max_draft_bytes", 100 * 2 * 32 * 4 * 30)
     assert write(ring, max_bytes=100, candidates=30).candidates == 30
     assert write(ring, max_bytes=400, candidates=30, chunk=100).sweeps == 4, "a chunk's candidates alone take room"
     assert write(ring, max_bytes=400).candidates == 7, "the default is what fits"
@@ -89,7 +89,7 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
         write(ring, max_bytes=100, candidates=31)
     with pytest.raises(RequestRefused, match="at most 7 fit, so give 7 candidates or fewer"):
         write(ring, max_bytes=400, candidates=1024)
-    monkeypatch.setattr(base, "MAX_DRAFT_BYTES", 1000)
+    monkeypatch.setattr(LocalModel, "max_draft_bytes", 1000)
     with pytest.raises(
         RequestRefused, match="the drafter has no memory for a candidate of 400 bytes: give a smaller chunk"
     ):

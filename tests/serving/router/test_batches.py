@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
 from onesweep.serving.modes.candidates import check_scores
 from onesweep.stages.host.host import Host
 from onesweep.stages.model import scoring
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import work_of
-from onesweep.stages.wire.status import StatusError
+from tests.serving.router.conftest import Loss
 from tests.serving.router.test_audit import deployed, reasons
-from tests.serving.router.test_replicas import doubled
-from tests.serving.router.test_session import RecordingRing, opened
+from tests.serving.router.test_session import Answer, tried
 from tests.stages.hops import step
 
 COUNT, LENGTH = 10, 6
 CANDIDATES = [bytes([65 + i] * LENGTH) for i in range(COUNT)]
 WORK = step(number=0, clean=b"The sea ", codec="fp32", candidates=CANDIDATES)
-Answer = Callable[[stage_pb2.Hop, int], list[stage_pb2.Event]]
 
 
 @pytest.fixture(autouse=True)
@@ -46,26 +39,9 @@ def scores_of(hop: stage_pb2.Hop) -> stage_pb2.Event:
 
 
 def scored_by(answer: Answer) -> tuple[stage_pb2.Event, list[list[int]], int]:
-    """The result of WORK where hosts answer so, the batches that each try sent, and how often it was moved.
-
-    :param answer: events for a hop of a try that has this number.
-    """
-
-    async def ask() -> tuple[stage_pb2.Event, list[list[int]], int]:
-        tries, ring = dict[str, list[int]](), RecordingRing()
-
-        def answered(hop: stage_pb2.Hop) -> None:
-            tries.setdefault(hop.session, []).append(hop.score.batch)
-            for event in answer(hop, len(tries) - 1):
-                ring._deliver(event)
-
-        ring.path[0].relay.answer = answered
-        with opened(ring, capacity=20) as session:
-            await session.push(WORK)
-            event = await session.event(lambda event: check_scores(event, COUNT))
-            return event, list(tries.values()), session.account.replays
-
-    return asyncio.run(asyncio.wait_for(ask(), 30))
+    """`tried` of WORK, with the batches that each try sent."""
+    event, tries, replays = tried(WORK, answer, lambda event: check_scores(event, COUNT))
+    return event, [[work.batch for work in sent] for sent in tries], replays
 
 
 def test_results_of_all_batches_are_one_result() -> None:
@@ -134,52 +110,28 @@ def references(bundles: Path, local_ring: Any) -> list[bytes]:
         return [client.generate(PROMPT, seed=5, **request).output for request in REQUESTS]
 
 
-@pytest.fixture(scope="module")
-def pairs(bundles: Path, module_servers: Any, wait_ready: Any) -> Iterator[tuple[Client, Client]]:
-    """Routers over two hosts for every block, the second of which audits every sweep."""
-    bundle = bundles / "scored"
-    topology = doubled(bundle)
-    other = replace(topology, router=f"127.0.0.1:{free_port_block(1)}")
-    module_servers.hosts(topology, bundle)
-    module_servers.router(topology, bundle, ring={"hop_timeout_s": 10.0})
-    module_servers.router(other, bundle, ring={"hop_timeout_s": 10.0, "audit_share": 1.0})
-    with ExitStack() as stack:
-        for each in (topology, other):
-            wait_ready(each.router)
-        yield tuple(stack.enter_context(Client(each.router)) for each in (topology, other))
-
-
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("letter", ["a", "b"])
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_host_lost_between_two_batches(
     pairs: tuple[Client, Client],
     references: list[bytes],
-    monkeypatch: pytest.MonkeyPatch,
+    lose: Callable[..., Loss],
     batch: int,
     letter: str,
     number: int,
 ) -> None:
     """In the first step, whose prompt came in pieces, and in the next one: another host has all of it again."""
-    lost, seen, accept = set[str](), list[tuple[str, bytes, int]](), Host.accept
 
-    def looked_at(host: Host, hop: stage_pb2.Hop, received_bytes: int) -> Any:
-        own, work = host.settings.name, work_of(hop)
-        is_due = hop.HasField("score") and (work.number, hop.score.batch) == (number, batch)
-        if own in lost or (is_due and own.startswith(letter) and not lost):
-            lost.add(own)
-            raise StatusError(grpc.StatusCode.UNAVAILABLE, "gone", 100)
-        seen.append((own, work.clean, hop.score.batch))
-        return accept(host, hop, received_bytes)
+    def is_due(hop: stage_pb2.Hop) -> bool:
+        return hop.HasField("score") and (hop.score.number, hop.score.batch) == (number, batch)
 
-    monkeypatch.setattr(Host, "accept", looked_at)
+    loss = lose(letter, is_due)
     result = pairs[0].generate(PROMPT, seed=5, **REQUESTS[1])
     assert (result.output, result.replays) == (references[1], 1)
-    (first,) = lost
-    (other,) = {f"{letter}-1", f"{letter}-2"} - {first}
-    again = [(clean, batch) for host, clean, batch in seen if host == other]
-    assert b"".join(clean for clean, _ in again).startswith(PROMPT), "it reads all that was read"
-    assert [batch for clean, batch in again if not clean][:3] == [1, 2, 3], "and gets every batch"
+    assert b"".join(work_of(hop).clean for hop in loss.instead).startswith(PROMPT), "it reads all that was read"
+    batches = [hop.score.batch for hop in loss.instead if not work_of(hop).clean]
+    assert batches[:3] == [1, 2, 3], "and gets every batch"
 
 
 def test_audits_take_batches(pairs: tuple[Client, Client], references: list[bytes]) -> None:

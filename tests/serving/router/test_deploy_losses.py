@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,10 +16,13 @@ import pytest
 from onesweep.serving.cli.deploy import deploy, read_release
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import AsyncClient, Client, RouterError
+from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, RouterError
+from onesweep.serving.router.active_release import RouterParts
 from onesweep.serving.router.topology import HostEntry, Topology, local_topology
 from onesweep.stages.checkpoint.release_store import read_release_manifest
+from onesweep.stages.errors import CheckpointError
 from onesweep.stages.host.host import HostSettings
+from onesweep.stages.host.loading import Loader
 from onesweep.stages.host.server import StageServer, StageSettings
 from onesweep.stages.v1 import stage_pb2
 from tests.serving.releases import REQUESTS, Texts, answer
@@ -59,6 +64,20 @@ def test_a_router_that_dies_in_the_first_deployment_goes_on_with_what_it_served(
             assert {key: answer(client, key) for key in REQUESTS} == texts["old"]
 
 
+def of_whole_models(hosts: int, checkpoint: Path) -> Topology:
+    """Hosts that hold every block."""
+    port = free_port_block(hosts + 1)
+    places = [(f"h-{i}", f"127.0.0.1:{port + i}") for i in range(1, hosts + 1)]
+    entries = tuple(HostEntry(name, address, (0, 1, 2), address) for name, address in places)
+    return Topology(entries, f"127.0.0.1:{port}", checkpoint)
+
+
+def start(servers: Any, host: HostEntry, bundle: Path, shelves: Path) -> Any:
+    shelf = shelves / host.name
+    settings = StageSettings(bundle, host.blocks, host.listen, (), HostSettings(host.name), shelf=shelf)
+    return servers.run(StageServer(settings).run)
+
+
 def test_a_host_that_is_down_can_be_left_out(
     old: Path,
     new: Path,
@@ -69,15 +88,8 @@ def test_a_host_that_is_down_can_be_left_out(
     texts: dict[str, Texts],
     until: Any,
 ) -> None:
-    port = free_port_block(3)
-    entries = [HostEntry(f"h-{i}", f"127.0.0.1:{port + i}", (0, 1, 2), f"127.0.0.1:{port + i}") for i in (1, 2)]
-    topology = Topology(tuple(entries), f"127.0.0.1:{port}", old)
-
-    def start(host: HostEntry) -> Any:
-        settings = StageSettings(old, host.blocks, host.listen, (), HostSettings(host.name), shelf=tmp_path / host.name)
-        return servers.run(StageServer(settings).run)
-
-    running = [start(host) for host in entries]
+    topology = of_whole_models(2, old)
+    running = [start(servers, host, old, tmp_path) for host in topology.hosts]
     servers.router(topology, old, shelf=tmp_path / "router")
     wait_ready(topology.router)
     with Client(topology.router) as client:
@@ -90,6 +102,34 @@ def test_a_host_that_is_down_can_be_left_out(
         code, out, err = onesweep("deploy", new, "--router", topology.router, "--without", "h-2", "--json")
         assert (code, json.loads(out)["changed"]) == (0, True), err
         assert answer(client, "ar") == texts["new"]["ar"]
-        start(entries[1])
+        start(servers, topology.hosts[1], old, tmp_path)
         name = read_release_manifest(new).name
         until(lambda: name in client.status().hosts[1].releases, 60)
+
+
+def test_no_host_goes_on_with_a_release_that_the_router_cannot_read(
+    old: Path, new: Path, tmp_path: Path, servers: Any, wait_ready: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topology = of_whole_models(1, old)
+    start(servers, topology.hosts[0], old, tmp_path)
+    servers.router(topology, old, shelf=tmp_path / "router")
+    wait_ready(topology.router)
+    asked, ended = threading.Event(), threading.Event()
+
+    async def without_end(loader: Loader, name: str, keep: set[str]) -> None:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    def unreadable(directory: Path) -> RouterParts:
+        assert asked.wait(60)
+        raise CheckpointError("it is damaged")
+
+    monkeypatch.setattr(Loader, "load", without_end)
+    monkeypatch.setattr(RouterParts, "read", unreadable)
+    with pytest.raises(RequestRefused, match="it is damaged"):
+        deploy(partial(AsyncClient, topology.router), read_release(new), [], print, 120)
+    assert ended.wait(60)
+    assert not (tmp_path / "h-1" / read_release_manifest(new).name).exists()

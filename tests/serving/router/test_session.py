@@ -14,11 +14,12 @@ from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.audit import Auditor
 from onesweep.serving.router.paths import Attempt, HostLink, HostPath
 from onesweep.serving.router.ring import HEDGE_SHARE, HEDGES, LEAST_S, Hedging, Ring, RingView
-from onesweep.serving.router.session import AuditFailed, Session
+from onesweep.serving.router.session import AuditFailed, Check, Session
 from onesweep.serving.router.settings import RingSettings
 from onesweep.serving.router.topology import HostEntry
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Relay, Settled
+from onesweep.stages.wire.messages import AnyWork, Work, work_of
 from onesweep.stages.wire.status import StatusError
 
 CODE = grpc.StatusCode
@@ -99,6 +100,33 @@ def deliver(attempt: Attempt, event: stage_pb2.Event) -> None:
 def opened(ring: RecordingRing, deadline_s: float = 60.0, capacity: int = 8) -> Session:
     deadline_ms = int((time.time() + deadline_s) * 1000)
     return Session(RingView(ring, ("", "", "")), "ar", capacity, deadline_ms, Account())
+
+
+Answer = Callable[[stage_pb2.Hop, int], list[stage_pb2.Event]]
+
+
+def tried(
+    work: Work, answer: Answer, check: Check | None = None, **ring: Any
+) -> tuple[stage_pb2.Event, list[list[AnyWork]], int]:
+    """The result of `work`, what each try sent, and how often it was moved.
+
+    :param answer: events for a hop of a try that has this number.
+    """
+
+    async def ask() -> tuple[stage_pb2.Event, list[list[AnyWork]], int]:
+        tries, hosts = dict[str, list[AnyWork]](), RecordingRing(**ring)
+
+        def answered(hop: stage_pb2.Hop) -> None:
+            tries.setdefault(hop.session, []).append(work_of(hop))
+            for event in answer(hop, len(tries) - 1):
+                hosts._deliver(event)
+
+        hosts.path[0].relay.answer = answered
+        with opened(hosts, capacity=20) as session:
+            await session.push(work)
+            return await session.event(check), list(tries.values()), session.account.replays
+
+    return asyncio.run(asyncio.wait_for(ask(), 30))
 
 
 def ending(code: grpc.StatusCode, deadline_s: float = 60.0) -> tuple[StatusError, int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -12,7 +14,12 @@ import grpc
 import pytest
 
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
+from onesweep.stages.checkpoint.release_store import (
+    IncomingRelease,
+    ReleaseManifest,
+    ReleaseStore,
+    read_release_manifest,
+)
 from onesweep.stages.checkpoint.release_transfer import offer_of
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.host.host import HostSettings
@@ -75,6 +82,10 @@ def store(stub: Stub, contents: ReleaseManifest) -> bool:
     return last.stored
 
 
+def drop(stub: Stub, name: str) -> None:
+    stub.Drop(stage_pb2.DropRequest(release=name), timeout=60)
+
+
 def load(stub: Stub, name: str, *keep: str) -> None:
     stub.Load(stage_pb2.LoadRequest(release=name, keep=keep), timeout=60)
 
@@ -123,9 +134,6 @@ def test_a_release_is_stored_loaded_and_dropped(stub: Stub, other: ReleaseManife
     load(stub, other.name, own)
     assert [release.name for release in described(stub).releases] == [own, other.name]
 
-    def drop(stub: Stub, name: str) -> None:
-        stub.Drop(stage_pb2.DropRequest(release=name), timeout=60)
-
     def fail(shelf: ReleaseStore, names: object) -> None:
         raise CheckpointError("cannot save current.json: no space left")
 
@@ -137,3 +145,27 @@ def test_a_release_is_stored_loaded_and_dropped(stub: Stub, other: ReleaseManife
     code, says = refusal(drop, stub, other.name)
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "is the only release that h has" in says
+
+
+def test_a_transfer_that_is_cancelled_at_its_end_leaves_no_release_behind(
+    stub: Stub, other: ReleaseManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ending, gate, ended), finish = (threading.Event() for _ in range(3)), IncomingRelease.finish
+
+    def held_up(intake: IncomingRelease) -> None:
+        ending.set()
+        assert gate.wait(60)
+        finish(intake)
+        ended.set()
+
+    monkeypatch.setattr(IncomingRelease, "finish", held_up)
+    transfer = stub.Store(delivery(other, of_block_1(other)), timeout=60)
+    assert ending.wait(60)
+    transfer.cancel()
+    dropping = stub.Drop.future(stage_pb2.DropRequest(release=other.name), timeout=60)
+    with suppress(grpc.FutureTimeoutError):
+        dropping.result(0.5)  # time enough to come too early
+    gate.set()
+    dropping.result()
+    assert ended.wait(60)
+    assert not (tmp_path / "shelf" / other.name).exists()

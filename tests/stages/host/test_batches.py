@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from pathlib import Path
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -14,29 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onesweep.stages.host.host import Host
-from onesweep.stages.host.parts import Parts, load_parts, plan_host
+from onesweep.stages.host.parts import Parts
 from onesweep.stages.model.scoring import MAX_CANDIDATES, candidates_together
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import hidden_rows, merged, put_work, results_of, step_hops, work_of
+from onesweep.stages.wire.messages import hidden_rows, merged, results_of, step_hops, work_of
 from onesweep.stages.wire.status import StatusError
-from tests.stages.hops import step
-from tests.stages.host.test_prefill import refused
-from tests.stages.hosts import event_of, open_host, send
+from tests.stages.hops import LONG_PROMPT, opening
+from tests.stages.host.test_prefill import pieces
+from tests.stages.hosts import event_of, open_host, refused, send
 from tests.stages.raw_client import ROUTER
 
-PROMPT = bytes(i * 37 % 96 + 32 for i in range(300))
 ROWS = 40
 
 
-def opening(digest: str = "", session: str = "s", count: int = 11, length: int = 12, **fields: Any) -> stage_pb2.Hop:
-    hop = stage_pb2.Hop(router=ROUTER, session=session, digest=digest, capacity=500)
-    hop.deadline_unix_ms = int(time.time() * 1000) + 30_000
+def scoring(digest: str = "", session: str = "s", count: int = 11, length: int = 12, **fields: Any) -> stage_pb2.Hop:
     rng = np.random.default_rng(length)
-    candidates = [rng.bytes(length) for _ in range(count)]
-    sampling = stage_pb2.Sampling(seed=3, temperature=0.8)
-    put_work(hop, step(**{"clean": PROMPT, "codec": "fp32", "candidates": candidates, **fields}, sampling=sampling))
-    return hop
+    return opening(digest, session, **{"candidates": [rng.bytes(length) for _ in range(count)], **fields})
 
 
 def cut(hop: stage_pb2.Hop, rows: int = ROWS) -> list[stage_pb2.Hop]:
@@ -57,7 +50,7 @@ def test_batches_hold_all_candidates_in_order(
 ) -> None:
     clean = alphabet.encode([i % 200 for i in range(known)])
     candidates = [alphabet.encode([i % 200] * length) for i in range(count)]
-    whole = opening(clean=clean, start=start, candidates=candidates)
+    whole = scoring(clean=clean, start=start, candidates=candidates)
     hops = step_hops(whole, alphabet, most=16, rows=rows)
     *before, first = [hop for hop in hops if not work_of(hop).start >= start + known]
     later = hops[len(before) + 1 :]
@@ -82,7 +75,7 @@ def test_batches_are_even() -> None:
 
 
 def test_what_few_candidates_need_travels_at_once() -> None:
-    few = opening(count=2, clean=b"abc")
+    few = scoring(count=2, clean=b"abc")
     assert cut(few) == [few]
     decode = stage_pb2.Hop(decode=stage_pb2.Decode(clean=b"ab", remaining=1))
     assert cut(decode) == [decode]
@@ -108,11 +101,6 @@ def test_results_of_other_work_are_no_batch(second: stage_pb2.Event) -> None:
 
 
 # What hosts do with them
-@pytest.fixture(scope="module")
-def whole(bundles: Path) -> Parts:
-    return load_parts(plan_host(bundles / "own", (0, 1, 2)))
-
-
 async def scores(host: Host, hops: Sequence[stage_pb2.Hop]) -> stage_pb2.Event:
     send(host, *hops)
     events = [await event_of(host) for _ in range(results_of(hops))]
@@ -129,17 +117,17 @@ def near(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
 async def test_what_comes_out_is_that_of_one_hop(whole: Parts, rows: int) -> None:
     digest = whole.plan.models["ar"].digest
     async with open_host(whole) as host:
-        one = await scores(host, [opening(digest, "one")])
-        hops = cut(opening(digest, "cut"), rows)
+        one = await scores(host, [scoring(digest, "one")])
+        hops = cut(scoring(digest, "cut"), rows)
         several = await scores(host, hops)
         assert near(one, several)
         (passage,) = several.timings
         assert passage.received_bytes == sum(hop.ByteSize() for hop in hops), "those of prefills are in it"
         # the next step goes on as if nothing had been cut
-        follow = {"number": 1, "start": len(PROMPT), "clean": b"and so"}
+        follow = {"number": 1, "start": len(LONG_PROMPT), "clean": b"and so"}
         after = [
             await scores(host, hops)
-            for hops in ([opening(digest, "one", **follow)], cut(opening(digest, "cut", **follow)))
+            for hops in ([scoring(digest, "one", **follow)], cut(scoring(digest, "cut", **follow)))
         ]
         assert near(*after)
 
@@ -147,7 +135,7 @@ async def test_what_comes_out_is_that_of_one_hop(whole: Parts, rows: int) -> Non
 async def test_batches_come_once_and_in_order(whole: Parts) -> None:
     digest = whole.plan.models["ar"].digest
     async with open_host(whole) as host:
-        first, second, third, *_, last = cut(opening(digest, clean=b"The sea "))
+        first, second, third, *_, last = cut(scoring(digest, clean=b"The sea "))
         host.accept(first, 1)
         with refused(grpc.StatusCode.ALREADY_EXISTS, "is open already"):
             host.accept(first, 1)
@@ -169,39 +157,70 @@ async def test_batches_come_once_and_in_order(whole: Parts) -> None:
 async def test_a_session_cannot_begin_with_a_later_batch(whole: Parts) -> None:
     async with open_host(whole) as host:
         with refused(grpc.StatusCode.NOT_FOUND, "unknown session 's'"):
-            host.accept(cut(opening(whole.plan.models["ar"].digest))[-1], 1)
+            host.accept(cut(scoring(whole.plan.models["ar"].digest))[-1], 1)
 
 
-async def test_batches_of_a_step_are_one_in_the_queue(whole: Parts) -> None:
-    digest = whole.plan.models["ar"].digest
-    async with open_host(whole, queue_limit=1) as host:
+async def test_the_bytes_of_all_that_is_under_way_are_bounded(whole: Parts) -> None:
+    digest, size = whole.plan.models["ar"].digest, 1 << 19
+    async with open_host(whole, queue_mb=1) as host:
         with host.scheduler._passing:  # nothing is computed meanwhile
-            first, *later = cut(opening(digest, "a", clean=b"The sea "))
-            host.accept(first, 1)
-            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "h has 1 hops under way"):
-                host.accept(opening(digest, "b"), 1)
-            for hop in later:
-                host.accept(hop, 1)
+            first, second, third, *_ = cut(scoring(digest, "a", clean=b"The sea "))
+            host.accept(first, size)
+            host.accept(second, size)
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "another message of 1 bytes: 1048576 of 1048576 are"):
+                host.accept(third, 1)
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "come back later, with fewer candidates"):
+                host.accept(scoring(digest, "b"), 1)
+            assert list(host.sessions.sessions) == ["a"], "nothing was opened for it"
+        host._go()
+        assert [(await event_of(host)).scores.batch for _ in range(2)] == [0, 1]
+        assert host.queued_bytes == 0
+        host.accept(third, 3 * size)  # what is alone is as large as a message may be
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "1572864 of 1048576 are under way"):
+            host.accept(scoring(digest, "b"), 1)
+
+
+# Of pieces and batches alike
+HopsOf = Callable[..., list[stage_pb2.Hop]]
+
+
+def batches(parts: Parts, session: str = "s") -> list[stage_pb2.Hop]:
+    return cut(scoring(parts.plan.ar.digest, session, clean=b"The sea "))
+
+
+@pytest.mark.parametrize("hops_of", [pieces, batches])
+async def test_a_step_is_one_in_the_queue(whole: Parts, hops_of: HopsOf) -> None:
+    async with open_host(whole, queue_limit=2) as host:
+        with host.scheduler._passing:  # nothing is computed meanwhile
+            for session in ("a", "b"):
+                for hop in hops_of(whole, session)[:-1]:
+                    host.accept(hop, 1)
+            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "h has 2 hops under way"):
+                host.accept(hops_of(whole, "c")[0], 1)
+            host.accept(hops_of(whole, "a")[-1], 1)
         host._go()
         assert (await event_of(host)).session == "a"
 
 
-async def test_a_session_that_is_freed_between_batches_is_gone(whole: Parts) -> None:
+@pytest.mark.parametrize("hops_of", [pieces, batches])
+async def test_a_session_that_is_freed_between_is_gone(whole: Parts, hops_of: HopsOf) -> None:
     async with open_host(whole) as host:
-        first, second, *_ = cut(opening(whole.plan.models["ar"].digest, clean=b"The sea "))
+        first, second, *_ = hops_of(whole)
         host.accept(first, 1)
         host._go()
-        assert (await event_of(host)).scores.batch == 0
+        while host.sessions.sessions["s"].pending:
+            await asyncio.sleep(0.01)
         assert host.release(["s"]) == 1
         with refused(grpc.StatusCode.NOT_FOUND, "unknown session 's'"):
             host.accept(second, 1)
+        assert host.sessions.bytes == 0
 
 
 async def test_others_go_between_batches(whole: Parts) -> None:
     digest = whole.plan.models["ar"].digest
     async with open_host(whole) as host:
         with host.scheduler._passing:  # so that all of them are there when it begins
-            send(host, *cut(opening(digest, "long")))
-            send(host, opening(digest, "short", count=1, clean=b"Once "))
-        order = [(await event_of(host)).session for _ in range(results_of(cut(opening())) + 1)]
+            send(host, *cut(scoring(digest, "long")))
+            send(host, scoring(digest, "short", count=1, clean=b"Once "))
+        order = [(await event_of(host)).session for _ in range(results_of(cut(scoring())) + 1)]
         assert order.index("short") < 3

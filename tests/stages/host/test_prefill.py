@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,18 @@ from hypothesis import strategies as st
 
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.stages.host.host import Host
-from onesweep.stages.host.parts import Parts, load_parts, plan_host
+from onesweep.stages.host.parts import Parts
 from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, max_new_symbols, read_lengths
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import new_server
-from onesweep.stages.wire.messages import AnyWork, draft_of, prefill_hops, put_work, work_of
-from onesweep.stages.wire.status import StatusError
-from tests.stages.hops import step
-from tests.stages.hosts import event_of, open_host, send
+from onesweep.stages.wire.messages import AnyWork, draft_of, prefill_hops, work_of
+from tests.stages.hops import LONG_PROMPT, opening
+from tests.stages.hosts import event_of, open_host, refused, send
 from tests.stages.raw_client import ROUTER, Peer, peer
 from tests.stages.scripted_server import Answering, take
 
-PROMPT = bytes(i * 37 % 96 + 32 for i in range(400))
 TOKENS = Alphabet(300)
-
-
-def opening(digest: str = "", session: str = "s", **fields: Any) -> stage_pb2.Hop:
-    hop = stage_pb2.Hop(router=ROUTER, session=session, digest=digest, capacity=500)
-    hop.deadline_unix_ms = int(time.time() * 1000) + 30_000
-    sampling = stage_pb2.Sampling(seed=3, temperature=0.8)
-    put_work(hop, step(**{"clean": PROMPT, "remaining": 1, "codec": "fp32", **fields}, sampling=sampling))
-    return hop
 
 
 def lengths(work: AnyWork) -> list[int]:
@@ -74,11 +63,11 @@ def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
 
 
 def test_what_is_read_at_once_travels_at_once() -> None:
-    short = opening(clean=PROMPT[:128])
+    short = opening(clean=LONG_PROMPT[:128])
     assert prefill_hops(short, Alphabet(256)) == [short]
     whole = opening()
     assert prefill_hops(whole, Alphabet(256), most=1) == [whole]
-    chunk = stage_pb2.Hop(sweep=stage_pb2.Sweep(clean=PROMPT))
+    chunk = stage_pb2.Hop(sweep=stage_pb2.Sweep(clean=LONG_PROMPT))
     assert prefill_hops(chunk, Alphabet(256)) == [chunk]
 
 
@@ -88,11 +77,6 @@ def test_a_long_prompt_goes_in_few_large_pieces() -> None:
 
 
 # What a host does with them
-@pytest.fixture(scope="module")
-def whole(bundles: Path) -> Parts:
-    return load_parts(plan_host(bundles / "own", (0, 1, 2)))
-
-
 def pieces(parts: Parts, session: str = "s", **fields: Any) -> list[stage_pb2.Hop]:
     return prefill_hops(opening(parts.plan.ar.digest, session, **fields), Alphabet(256))
 
@@ -164,33 +148,6 @@ async def test_pieces_without_end_are_refused(whole: Parts) -> None:
             host.accept(second, 1)
 
 
-async def test_pieces_of_a_step_are_one_in_the_queue(whole: Parts) -> None:
-    async with open_host(whole, queue_limit=2) as host:
-        with host.scheduler._passing:  # nothing is computed meanwhile
-            for session in ("a", "b"):
-                for hop in pieces(whole, session)[:-1]:
-                    host.accept(hop, 1)
-            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "h has 2 hops under way"):
-                host.accept(pieces(whole, "c")[0], 1)
-            host.accept(pieces(whole, "a")[-1], 1)
-        host._go()
-        assert (await event_of(host)).session == "a"
-
-
-async def test_a_session_that_is_freed_between_pieces_is_gone(whole: Parts) -> None:
-    async with open_host(whole) as host:
-        first, second, *_ = pieces(whole)
-        host.accept(first, 1)
-        host._go()
-        while host.sessions.sessions["s"].pending:
-            await asyncio.sleep(0.01)
-        assert host.release(["s"]) == 1
-        with refused(grpc.StatusCode.NOT_FOUND, "unknown session 's'"):
-            host.accept(second, 1)
-        assert host.subscribers.queues[ROUTER].empty()
-        assert host.sessions.bytes == 0
-
-
 async def test_others_go_between_pieces(whole: Parts) -> None:
     """A request that came after all pieces of a long prompt has its text before that one has."""
     async with open_host(whole) as host:
@@ -198,21 +155,6 @@ async def test_others_go_between_pieces(whole: Parts) -> None:
             send(host, *pieces(whole, "long"))
             send(host, *pieces(whole, "short", clean=b"Once "))
         assert [(await event_of(host)).session for _ in range(2)] == ["short", "long"]
-
-
-class refused:
-    """A block that a Refusal ends, with this code and a part of this sentence."""
-
-    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
-        self.code, self.sentence = code, sentence
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> bool:
-        assert isinstance(error, StatusError)
-        assert error.code is self.code
-        assert self.sentence in error.message
-        return True
 
 
 # Along the chain

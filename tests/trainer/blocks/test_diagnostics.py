@@ -17,9 +17,12 @@ from onesweep.stages.model.pipeline import ArModel, new_caches
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.trainer.blocks import diagnostics
 from onesweep.trainer.blocks.diagnostics import (
-    bayes_path,
+    Memory,
+    PathPoint,
+    bayes_denoiser,
     bits,
     block_diagnostics,
+    chain_denoiser,
     chain_diagnostics,
     clean_features,
     from_noise_path,
@@ -30,6 +33,16 @@ from onesweep.trainer.blocks.diagnostics import (
 )
 from onesweep.trainer.blocks.task import BlockTask
 from tests.trainer.small import corpus, make_blocks, partition, tiny
+
+
+def chain_path(
+    blocks: list[Block], memories: list[Memory], known: torch.Tensor, steps: int, row: int = 0
+) -> list[PathPoint]:
+    denoise, ranges = (
+        chain_denoiser(blocks, memories, known.shape[1]),
+        [partition.range(block.index) for block in blocks],
+    )
+    return from_noise_path(denoise, ranges, blocks[0].codes, known, steps, row=row)
 
 
 @pytest.fixture
@@ -50,9 +63,9 @@ def test_figures_are_those_of_the_path(text: torch.Tensor, context: str) -> None
     with torch.inference_mode():
         true = [memory for _, memory in clean_features(blocks, known)]
         wrong = [memory for _, memory in clean_features(blocks, scrambled(known))]
-        path = from_noise_path(blocks, true, partition, known, 3)
-        other = from_noise_path(blocks, wrong, partition, known, 3)
-        alone = from_noise_path(blocks[1:], true[1:], partition, known, 3)
+        path = chain_path(blocks, true, known, 3)
+        other = chain_path(blocks, wrong, known, 3)
+        alone = chain_path(blocks[1:], true[1:], known, 3)
         flat = sigma_max_nats(blocks[0], true[0], partition, known)
     above = [i for i, point in enumerate(path) if point.sigma >= 1][-1]
     assert 0 < above < len(path) - 1
@@ -119,7 +132,7 @@ def two_symbols(share: float, count: int) -> tuple[torch.Tensor, torch.Tensor, t
 
 def test_a_bayes_floor_is_what_one_draw_of_noise_costs() -> None:
     prior, codes, known = two_symbols(0.8, 20_000)
-    first = bayes_path(prior, codes, [(1.0, 0.5)], known, 1)[0]
+    first = from_noise_path(bayes_denoiser(prior, codes), [(1.0, 0.5)], codes, known, 1)[0]
     # z = eps at sigma 1, and the odds of 1 to -1 are 4 exp(2 eps): integrated over eps with Gauss and Hermite
     eps, weights = np.polynomial.hermite_e.hermegauss(60)
     expected = (weights * np.log1p(np.exp(-2 * eps) / 4)).sum() / weights.sum()
@@ -130,7 +143,7 @@ def test_a_bayes_floor_is_what_one_draw_of_noise_costs() -> None:
 
 def test_odds_of_the_exact_denoiser_averaged_over_noise_are_those_without_noise() -> None:
     prior, codes, known = two_symbols(0.8, 40)
-    path = bayes_path(prior, codes, [(20.0, 2.0), (2.0, 0.3)], known, 32, draws=400)
+    path = from_noise_path(bayes_denoiser(prior, codes), [(20.0, 2.0), (2.0, 0.3)], codes, known, 32, draws=400)
     assert len(path) == 65
     assert [point.nats for point in path] == pytest.approx([-math.log(0.8)] * 65, abs=0.02)
 
@@ -183,7 +196,7 @@ def test_skipped_bytes_are_read_but_not_scored() -> None:
 def test_from_noise_is_what_a_sweep_does_at_each_position(known: torch.Tensor, context: str) -> None:
     """Against the served code: one slot at a time, after its true prefix, through every block's own KV cache."""
     blocks, steps = make_blocks(context=context), 3
-    path = from_noise_path(blocks, memories(blocks, known[:1]), partition, known[:1], steps)
+    path = chain_path(blocks, memories(blocks, known[:1]), known[:1], steps)
     losses = []
     for position in range(1, LENGTH):
         plan = SweepPlan(seed=0, start=position, slots=1, steps=steps, temperature=0.0)
@@ -200,25 +213,24 @@ def test_from_noise_is_what_a_sweep_does_at_each_position(known: torch.Tensor, c
 @torch.inference_mode()
 def test_the_path_falls_from_sigma_max_to_sigma_min(known: torch.Tensor) -> None:
     blocks = make_blocks()
-    path = from_noise_path(blocks, memories(blocks, known), partition, known, 3)
+    path = chain_path(blocks, memories(blocks, known), known, 3)
     sigmas = [point.sigma for point in path]
     assert len(path) == 2 * 3 + 1
     assert sigmas == sorted(sigmas, reverse=True)
     assert (sigmas[0], sigmas[3], sigmas[-1]) == partition.boundaries
-    alone = from_noise_path(blocks[1:], memories(blocks, known)[1:], partition, known, 3)
+    alone = chain_path(blocks[1:], memories(blocks, known)[1:], known, 3)
     assert [point.sigma for point in alone] == sigmas[3:]
 
 
 @torch.inference_mode()
 def test_the_noise_of_a_row_does_not_depend_on_its_batch(known: torch.Tensor) -> None:
     blocks = make_blocks()
-    both = from_noise_path(blocks, memories(blocks, known), partition, known, 2)[-1].nats
+    both = chain_path(blocks, memories(blocks, known), known, 2)[-1].nats
     rows = [
-        from_noise_path(blocks, memories(blocks, known[i : i + 1]), partition, known[i : i + 1], 2, row=i)[-1].nats
-        for i in range(2)
+        chain_path(blocks, memories(blocks, known[i : i + 1]), known[i : i + 1], 2, row=i)[-1].nats for i in range(2)
     ]
     assert both == pytest.approx(sum(rows) / 2, rel=1e-5)
-    assert rows[1] != from_noise_path(blocks, memories(blocks, known[1:]), partition, known[1:], 2)[-1].nats
+    assert rows[1] != chain_path(blocks, memories(blocks, known[1:]), known[1:], 2)[-1].nats
 
 
 @torch.inference_mode()

@@ -79,7 +79,10 @@ def test_text_has_too_few_tokens() -> None:
         train_tokenizer(corpus.train, 256)
 
 
-@pytest.mark.parametrize("content", [None, "{", '{"version": "1.0"}', '{"model": null}'])
+EMPTY = '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"version": "1.0"}', '{"model": null}', EMPTY])
 def test_no_tokenizer(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "tokenizer.json"
     if content is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -12,12 +14,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from onesweep.serving.modes.candidates import ROUND, Branches, Candidates
 from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence, odds_of
 from onesweep.serving.modes.drafters.neural import NeuralModel
 from onesweep.serving.modes.drafters.ngram import NgramDrafter, fit, write_ngrams
-from onesweep.serving.modes.drafters.passes import BLOCK, draw
+from onesweep.serving.modes.drafters.passes import BLOCK, DraftJob, Written, draw
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.wire.status import StatusError
@@ -137,6 +140,69 @@ def test_a_fault_ends_those_of_its_pass_and_no_later_ones(model: LocalModel, mon
 def test_a_share_of_the_time_is_booked(model: LocalModel) -> None:
     assert asyncio.run(written(model, 0)).compute_ms > 0
     assert BYTES.size <= BLOCK, "bytes are drawn in one running sum"
+
+
+# Memory
+
+
+def job_of(
+    model: LocalModel, seed: int, cache_bytes: int, opened: Callable[[], object], deadline_ms: float = float("inf")
+) -> DraftJob:
+    """A job that calls `opened`, on the compute thread, when it gets its memory."""
+    text, length, count, temperature = REQUESTS[seed]
+
+    def numbers() -> NDArray[np.float64]:
+        opened()
+        return uniforms(seed, Purpose.CANDIDATE, 0, length, count)
+
+    return DraftJob(model.open(200), encoded(model, text), temperature, numbers, deadline_ms, cache_bytes)
+
+
+async def together(model: LocalModel, jobs: Sequence[DraftJob]) -> list[Written | BaseException]:
+    """What becomes of `jobs`, which are all there when the first is looked at."""
+    gate = threading.Event()
+    model.compute.submit(gate.wait)
+    tasks = [asyncio.create_task(model.passes.draft(job)) for job in jobs]
+    await asyncio.sleep(0)
+    gate.set()
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+HALF = LocalModel.max_draft_bytes // 2
+
+
+def test_jobs_that_do_not_fit_together_are_written_one_after_the_other(model: LocalModel) -> None:
+    alone = [asyncio.run(model.passes.draft(job_of(model, seed, 2 * HALF, list))) for seed in range(4)]
+    done = list[tuple[bool, ...]]()
+
+    def opened() -> None:
+        done.append(tuple(job.done.done() for job in jobs))
+
+    # the third would fit beside the first, but does not overtake the second; the last three fit together
+    jobs = [job_of(model, seed, need, opened) for seed, need in enumerate([HALF + 1, HALF + 1, HALF - 2, 1])]
+    for one, other in zip(alone, asyncio.run(together(model, jobs)), strict=True):
+        assert isinstance(other, Written)
+        assert np.array_equal(one.symbols, other.symbols)
+        assert np.array_equal(one.odds, other.odds)
+    assert done == [(False, False, False, False), *3 * [(True, False, False, False)]]
+
+
+def expire(job: DraftJob) -> None:
+    job.deadline_unix_ms = 0
+
+
+@pytest.mark.parametrize(
+    ("end", "error"), [(expire, StatusError), (lambda job: job.done.cancel(), asyncio.CancelledError)]
+)
+def test_a_job_that_ends_while_it_waits_for_memory_is_left_out(
+    model: LocalModel, end: Callable[[DraftJob], object], error: type[BaseException]
+) -> None:
+    begun = list[int]()
+    first = job_of(model, 0, HALF + 1, lambda: end(waiting))
+    waiting, last = (job_of(model, seed, HALF + 1, lambda seed=seed: begun.append(seed)) for seed in (2, 1))
+    outcomes = asyncio.run(together(model, [first, waiting, last]))
+    assert [type(outcome) for outcome in outcomes] == [Written, error, Written]
+    assert begun == [1]
 
 
 # What is drawn
