@@ -59,9 +59,9 @@ def test_a_drafter_that_is_close_bounds_the_distance(ring: Client) -> None:
 
 @pytest.mark.parametrize(("candidates", "max_bytes"), [(64, 256), (1024, 16), (3, 400), (1024, 1)])
 def test_batches_change_no_text(ring: Client, monkeypatch: pytest.MonkeyPatch, candidates: int, max_bytes: int) -> None:
-    """More than a hop takes, in batches of any size: one candidate at least."""
+    """More than a hop takes, in 64 batches (or one a candidate), in fewer, and as usual."""
     results = []
-    for rows in (1, 700, BATCH_ROWS):
+    for rows in (candidates * max_bytes // 64, 700, BATCH_ROWS):
         monkeypatch.setattr(scoring, "BATCH_ROWS", rows)
         results.append(write(ring, max_bytes=max_bytes, candidates=candidates, codec="int8", temperature=20.0))
     assert {(result.output, result.sweeps) for result in results} == {(results[0].output, 1)}
