@@ -163,7 +163,7 @@ def exact_bits(checkpoint: Path, passages: Sequence[Passage]) -> dict[str, float
     longest = max(len(p.prompt) + len(p.continuation) for p in passages)
     found = {}
     for name, path in folders.items():
-        if longest <= read_manifest(path).own_architecture.context_bytes:
+        if longest <= read_manifest(path).own_architecture.context_length:
             pipeline = Pipeline(path)
             nats = sum(pipeline.surprise(list(p.prompt), list(p.continuation)).nats for p in passages)
             found[name] = nats / math.log(2) / sum(len(passage.continuation) for passage in passages)

@@ -94,8 +94,8 @@ class StageBench(Benchmark[StageSettings, StageReport]):
         if min(s.slots, s.threads, *s.batches) < 1:
             raise InputError("--slots, --batch and --threads must be at least 1")
         block, _ = _parts(s.checkpoint)
-        if s.slots > block.architecture.context_bytes:
-            raise InputError(f"--slots {s.slots}: the context has {block.architecture.context_bytes} positions")
+        if s.slots > block.architecture.context_length:
+            raise InputError(f"--slots {s.slots}: the context has {block.architecture.context_length} positions")
         if s.text is not None and not s.text.is_file():
             raise InputError(f"--text {s.text} is not a file")
 
@@ -217,7 +217,7 @@ def _denoise_figures(
     settings: StageSettings, runner: BlockRunner, block: Block, labels: tuple[str, str], rate: float, before: int
 ) -> Iterator[StageFigure]:
     a, slots = block.architecture, settings.slots
-    start = min(PREFIX, a.context_bytes - slots)
+    start = min(PREFIX, a.context_length - slots)
     flops = denoise_flops(a, slots, start)
     for batch in settings.batches:
         pieces = []
@@ -233,7 +233,7 @@ def _step_figures(
     settings: StageSettings, runner: StageRunner, stage: ArStage, labels: tuple[str, str], rate: float, before: int
 ) -> Iterator[StageFigure]:
     a = stage.architecture
-    past = min(PREFIX, a.context_bytes - 1)
+    past = min(PREFIX, a.context_length - 1)
     for batch in settings.batches:
         pieces = [CleanPiece(_new_position(stage), _caches(stage, past)) for _ in range(batch)]
 
@@ -279,7 +279,7 @@ def _new_position(stage: ArStage) -> torch.Tensor:
 
 
 def _caches(part: Block | ArStage, length: int) -> list[Any]:
-    caches = new_caches(part.architecture.layers, part.architecture, part.architecture.context_bytes)
+    caches = new_caches(part.architecture.layers, part.architecture, part.architecture.context_length)
     for cache in caches:
         cache.keys.normal_()
         cache.values.normal_()
@@ -367,7 +367,7 @@ def _windows(text: bytes) -> list[Tensor]:
 @torch.inference_mode()
 def _losses(runner: BlockRunner, block: Block, window: Tensor, sigma: float) -> tuple[float, float]:
     a = block.architecture
-    window = window[: a.context_bytes]
+    window = window[: a.context_length]
     half = len(window) // 2  # the second half is denoised after the first, as a chunk after its prompt
     caches = new_caches(a.layers, a, len(window))
     (first,) = runner.read([CleanPiece(window[:half], caches)])

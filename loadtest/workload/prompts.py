@@ -166,14 +166,14 @@ class SeededPrompt:
     seed: int
 
 
-def seeded_prompts(count: int, first_seed: int, max_bytes: int, context_bytes: int) -> tuple[SeededPrompt, ...]:
+def seeded_prompts(count: int, first_seed: int, max_bytes: int, context_length: int) -> tuple[SeededPrompt, ...]:
     """`count` cases with seeds of their own and prompts of different lengths, cut to what the context leaves.
 
-    :param context_bytes: most bytes of prompt and output together.
+    :param context_length: most bytes of prompt and output together.
     Raises InputError when there is no room for a prompt.
     """
-    room = context_bytes - max_bytes
+    room = context_length - max_bytes
     if room < MIN_PROMPT_BYTES:
-        most = context_bytes - MIN_PROMPT_BYTES
-        raise InputError(f"--bytes must be 1 to {most}, what the context of {context_bytes} leaves: not {max_bytes}")
+        most = context_length - MIN_PROMPT_BYTES
+        raise InputError(f"--bytes must be 1 to {most}, what the context of {context_length} leaves: not {max_bytes}")
     return tuple(SeededPrompt(SENTENCES[i % len(SENTENCES)][:room], first_seed + i) for i in range(count))

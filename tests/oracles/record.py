@@ -204,9 +204,9 @@ def commands(ring: Ring, directory: Path) -> dict[str, Any]:
     rig.corpus(directory)
     text.write_text((FOLDER / "prose.txt").read_text(encoding="utf-8"), encoding="utf-8")
     topology.write_text(ring.topology.to_toml(), encoding="utf-8")
-    architecture = "parts = 2\nlayers = 1\nwidth = 16\nheads = 2\ncontext_bytes = 32\ncode_dim = 8\ncondition_dim = 8\n"
+    sizes = "parts = 2\nlayers = 1\nwidth = 16\nheads = 2\ncontext_length = 32\ncode_dim = 8\ncondition_dim = 8\n"
     settings.write_text(
-        f"sequences = 2\nwarmup_steps = 2\nbfloat16 = false\nchunks = [1, 4, 0]\n[architecture]\n{architecture}"
+        f"sequences = 2\nwarmup_steps = 2\nbfloat16 = false\nchunks = [1, 4, 0]\n[architecture]\n{sizes}"
     )
     asked = (PROMPT, "--seed", 1, "--max-bytes", BYTES, "--json", *router)
     lined = "ar,local,sweep,resample:scorer,infill:ar,auto"

@@ -195,7 +195,7 @@ def update_payloads() -> dict[str, Any]:
 
 def tiny(**changes: Any) -> TrainingConfig:
     architecture = Architecture(
-        parts=2, layers=1, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8, context="own"
+        parts=2, layers=1, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8, context="own"
     )
     config = TrainingConfig(
         architecture=architecture,

@@ -162,7 +162,7 @@ def test_the_same_run_goes_on_with_the_same_tokenizer_only(
 
 
 def test_a_window_needs_enough_tokens(tokenizer: TextTokenizer) -> None:
-    config = replace(tiny, architecture=replace(tiny.architecture, context_bytes=20000))
+    config = replace(tiny, architecture=replace(tiny.architecture, context_length=20000))
     with pytest.raises(DataError, match=r"the training text has \d+ tokens, but one window needs 20001"):
         train_ar(config, corpus.in_tokens(tokenizer), Path("nowhere"), 4, 2)
 

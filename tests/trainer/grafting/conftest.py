@@ -24,7 +24,7 @@ SHAPE = SlotShape(code_dim=8, condition_dim=8, rank=2)
 
 @pytest.fixture(scope="session")
 def graft_config() -> TrainingConfig:
-    small = Architecture(context_bytes=12, code_dim=SHAPE.code_dim, condition_dim=SHAPE.condition_dim)
+    small = Architecture(context_length=12, code_dim=SHAPE.code_dim, condition_dim=SHAPE.condition_dim)
     return replace(
         PROFILES["graft"],
         architecture=small,

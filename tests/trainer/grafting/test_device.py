@@ -34,7 +34,7 @@ save_every_s = 0.0
 warmup_steps = 1
 chunks = [1, 4]
 [architecture]
-context_bytes = 12
+context_length = 12
 code_dim = 8
 condition_dim = 8
 """

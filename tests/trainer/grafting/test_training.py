@@ -134,7 +134,7 @@ def test_the_command_trains_and_measures(
     config = tmp_path / "graft.toml"
     config.write_text(
         "steps = 1\nvalid_windows = 2\nbfloat16 = false\n"
-        "[architecture]\ncontext_bytes = 8\ncode_dim = 8\ncondition_dim = 8\n"
+        "[architecture]\ncontext_length = 8\ncode_dim = 8\ncondition_dim = 8\n"
     )
     paths = ("--checkpoint", checkpoint, "--out", tmp_path / "out", "--config", config, "--data", text_file)
     common = (*paths, "--threads", 1)  # more would wait for each other on a busy machine
