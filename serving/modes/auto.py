@@ -405,7 +405,7 @@ def _expected(request: Generation, account: Account) -> int:
 
 
 def _after(request: Generation, piece: bytes, account: Account) -> Generation:
-    """What is left of `request` once `piece` is written."""
+    """The rest of `request` once `piece` is written."""
     _, ended = request.until_end(piece, account.alphabet)
     left = 0 if ended else request.max_symbols - account.alphabet.count(piece)
     return replace(request, prompt=request.prompt + piece, max_symbols=left)

@@ -145,9 +145,7 @@ def read_tokenizers(directory: Path) -> Tokenizers:
     for path in vars(find_bundle(directory)).values():
         if path is None or (manifest := read_manifest(path)).tokenizer == BYTES_NAME:
             continue
-        from onesweep.serving.modes.pretrained_tokenizer import (
-            read_pretrained_tokenizer,  # byte models do without its libraries
-        )
+        from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer  # its libraries take time
 
         of_tokens[manifest.digest()] = read_pretrained_tokenizer(path, manifest)
     return Tokenizers(of_tokens)

@@ -77,7 +77,6 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.fixture
 def opened(checkpoint: Path, tmp_path: Path, graft_config: TrainingConfig) -> Callable[..., Graft]:
     """A graft of tokens, anew or again."""
-    pytest.importorskip("tokenizers")
 
     def run(name: str = "graft", rank: int = 2, device: str = "cpu", **changes: object) -> Graft:
         return open_graft(checkpoint, tmp_path / name, rank, replace(graft_config, **changes), corpus, device)

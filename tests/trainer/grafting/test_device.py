@@ -78,7 +78,6 @@ class Commands:
 
 @pytest.fixture
 def commands(onesweep: Callable[..., Any], checkpoint: Path, tmp_path: Path, text_file: Path) -> Commands:
-    pytest.importorskip("tokenizers")
     config = tmp_path / "graft.toml"
     config.write_text(CONFIG)
     return Commands(onesweep, checkpoint, text_file, config)

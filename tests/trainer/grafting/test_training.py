@@ -130,7 +130,6 @@ def test_a_record_that_names_a_file_elsewhere_is_refused(opened: Callable[..., G
 def test_the_command_trains_and_measures(
     onesweep: Callable[..., object], checkpoint: Path, tmp_path: Path, text_file: Path
 ) -> None:
-    pytest.importorskip("tokenizers")
     config = tmp_path / "graft.toml"
     config.write_text(
         "steps = 1\nvalid_windows = 2\nbfloat16 = false\n"
@@ -158,7 +157,6 @@ def test_a_chain_is_no_model_to_graft(tmp_path: Path, graft_config: TrainingConf
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, graft_config: TrainingConfig) -> Graft:
     """Not to be changed."""
-    pytest.importorskip("tokenizers")
     directory = tmp_path_factory.mktemp("trained")
     write_tiny(directory / "pretrained", TINY)
 
