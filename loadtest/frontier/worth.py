@@ -12,9 +12,10 @@ from onesweep.loadtest.quality.generation import INFILL, QualityArm, parse_arm
 from onesweep.loadtest.quality.panel import AT_HUMAN_ENTROPY, GRAMS, HUMAN, JUDGED, QualityRow
 from onesweep.loadtest.quality.prompts import Passage
 from onesweep.loadtest.workload.pipeline import Pipeline
-from onesweep.loadtest.workload.texts import continued, tokenizer_of
+from onesweep.loadtest.workload.texts import continued
 from onesweep.serving.modes import MODES, SCORERS
 from onesweep.serving.modes.frontier import Frontier
+from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError

@@ -13,6 +13,11 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import internal, invalid
 
 
+def usual_chunk(alphabet: Alphabet) -> int:
+    """Symbols a sweep where a request does not say."""
+    return DEFAULT_CHUNK if alphabet == BYTES else DEFAULT_TOKEN_CHUNK
+
+
 class ChunkedMode(PipelineMode):
     """One chunk a sweep, each conditioned on all symbols before it."""
 
@@ -47,8 +52,7 @@ class ChunkedMode(PipelineMode):
                 left, number = left - alphabet.count(piece), number + 1
 
     def _chunk(self, request: Generation) -> int:
-        usual = DEFAULT_CHUNK if self.tokenizer.alphabet == BYTES else DEFAULT_TOKEN_CHUNK
-        return min(request.chunk or usual, request.max_symbols)
+        return min(request.chunk or usual_chunk(self.tokenizer.alphabet), request.max_symbols)
 
 
 class SweepMode(ChunkedMode):

@@ -151,6 +151,11 @@ def read_tokenizers(directory: Path) -> Tokenizers:
     return Tokenizers(of_tokens)
 
 
+def tokenizer_of(directory: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint. Raises OnesweepError where it is missing or damaged."""
+    return read_tokenizers(directory).named(read_manifest(directory).digest())
+
+
 # Stop strings: where a text ends before its time.
 
 
