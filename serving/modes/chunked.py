@@ -36,6 +36,7 @@ class ChunkedMode(PipelineMode):
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         chunk, alphabet = self._chunk(request), self.tokenizer.alphabet
+        account.chunk = max(account.chunk, chunk)
         # the last chunk is never read back, so the hosts need not cache it
         capacity = alphabet.count(request.prompt) + (request.max_symbols - 1) // chunk * chunk
         with Session(self.ring, self.kind, capacity, request.deadline_unix_ms, account) as session:
