@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onesweep.loadtest.workload.pipeline import InProcess, Work
 from onesweep.stages.checkpoint.checkpoint import halve, load_ar, load_chain
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
 from onesweep.stages.errors import CheckpointError, DataError, InputError
@@ -139,6 +140,13 @@ def test_hosts_serve_it_in_every_mode(served: Any, mode: str) -> None:
     first = served.generate("the ship sailed n", **settings)
     assert first.output_tokens == 8
     assert served.generate("the ship sailed n", **settings).text == first.text
+
+
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
+def test_a_text_cut_in_bytes_is_that_of_one_process(served: Any, bundle: Path, mode: str) -> None:
+    served_text = served.generate("the ship sailed", mode=mode, max_bytes=12, seed=3).output
+    assert 9 <= len(served_text) <= 12, "no character is cut in two"
+    assert InProcess(bundle).generate(Work(mode, b"the ship sailed", 12, 3)) == served_text
 
 
 def test_auto_counts_tokens(bundle: Path, tmp_path: Path, local_ring: Callable[..., Any]) -> None:
