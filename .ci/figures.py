@@ -165,7 +165,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         ),
     ),
     "batching": Measurement(
-        "onesweep bench batching --batch 16 --bytes 128 --rounds 5",
+        "onesweep bench batching --batch 16 --max-tokens 128 --rounds 5",
         lambda record: _rows(record["figures"], "mode", {"together": "together", "bare": "bare", "ratio": "ratio"}),
     ),
     "idle": Measurement("onesweep bench idle", _idle),

@@ -46,7 +46,7 @@ from onesweep.stages.wire.registry import RegistrySettings, parse_url
 from onesweep.stages.wire.tls import Tls
 from tests import forking
 
-TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_bytes": 512, "code_dim": 32, "condition_dim": 16}
+TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_length": 512, "code_dim": 32, "condition_dim": 16}
 INITIAL_SEED = 67280421310721  # torch's own default
 READY_S = 60.0
 POLL_S = 0.02

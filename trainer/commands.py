@@ -88,7 +88,8 @@ def run_memory(options: argparse.Namespace) -> int:
     """Measure one training step's memory three ways."""
     from onesweep.trainer.blocks.memory import measure_training
 
-    sizes = {name: getattr(options, name) for name in ("parts", "layers", "width", "heads", "context_bytes", "context")}
+    names = ("parts", "layers", "width", "heads", "context_length", "context")
+    sizes = {name: getattr(options, name) for name in names}
     config = config_of(options, sequences=options.sequences, architecture=given(sizes))
     if options.workers:
         return _measure_workers(options, config)
@@ -191,7 +192,7 @@ def run_init(options: argparse.Namespace) -> int:
     from onesweep.stages.model.architecture import Architecture
     from onesweep.trainer.blocks.checkpoint_dir import create_untrained
 
-    names = ("parts", "layers", "width", "heads", "context_bytes", "context")
+    names = ("parts", "layers", "width", "heads", "context_length", "context")
     architecture = Architecture(**given({name: getattr(options, name) for name in names}))
     manifest = create_untrained(options.directory, options.kind, architecture, options.seed)
     for part in manifest.parts:
@@ -358,7 +359,7 @@ def _size_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, metavar="N", help="layers in each part")
     parser.add_argument("--width", type=int, metavar="N")
     parser.add_argument("--heads", type=int, metavar="N")
-    parser.add_argument("--context-bytes", type=int, metavar="N")
+    parser.add_argument("--context-length", type=int, metavar="N")
     parser.add_argument("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
 
 

@@ -63,9 +63,9 @@ class SeededRequest:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def seeded_requests(modes: Collection[str], first_seed: int, context_bytes: int) -> tuple[SeededRequest, ...]:
+def seeded_requests(modes: Collection[str], first_seed: int, context_length: int) -> tuple[SeededRequest, ...]:
     """Requests of all modes in turn, each with a seed of its own; shorter where the context has no room."""
-    scale = min(1.0, context_bytes / ROOM_BYTES)
+    scale = min(1.0, context_length / ROOM_BYTES)
     cases: list[SeededRequest] = []
     for turn, (mode, settings) in itertools.product(range(PROMPTS), REQUESTS.items()):
         if mode in modes:
@@ -155,7 +155,7 @@ class RouterHealth:
     problems: dict[str, str]
     sessions: int = 0  # open on all hosts
     modes: list[str] = field(default_factory=list)  # that are served
-    context_bytes: int = 0
+    context_length: int = 0
     audited: int = 0  # sweeps that were computed again since the router started
     liars: int = 0  # hosts that audits took out
 

@@ -130,7 +130,7 @@ def run_flood_command(options: argparse.Namespace) -> int:
         if flags.keys:
             settings = stack.enter_context(two_keys(settings))
         target = stack.enter_context(open_testbed(settings.load.target))
-        cases = seeded_prompts(load.cases, load.first_seed, load.max_bytes, target.facts().context_bytes)
+        cases = seeded_prompts(load.cases, load.first_seed, load.max_bytes, target.facts().context_length)
         texts = Texts(target, cases, load.max_bytes)
         result = run_flood(settings, target, texts, lambda done: _say(run_line(done)))
     _say("\n" + RUNS.aligned(result.results) + "\n\n" + "\n".join(flood_notes(result)))

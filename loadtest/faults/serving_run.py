@@ -113,7 +113,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         served = [mode for mode in wanted if mode in facts.modes]
         if not served:
             raise InputError(f"none of --modes is served here: choose from {', '.join(facts.modes)}")
-        cases = make_cases(served, settings.seed, facts.context_bytes)
+        cases = make_cases(served, settings.seed, facts.context_length)
         order = Order(testbed.router, cases, settings.requests_at_once, settings.patience_s)
         left_out = [*selection.left_out, *(f"mode {m}: it is not served here" for m in wanted if m not in served)]
         seconds = settings.seconds - settings.warm_up_s

@@ -19,7 +19,7 @@ from onesweep.serving.modes.frontier import Frontier, Option
 from onesweep.stages.errors import OnesweepError
 
 KEPT = 1.1  # a budget is kept up to this share of it
-_REST = re.compile(r"; after (\d+) of (\d+) bytes \d+ ms were left, so (\S+) wrote the rest")
+_REST = re.compile(r"; after (\d+) of (\d+) \w+ \d+ ms were left, so (\S+) wrote the rest")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class AutoPoint:
     seconds: float | None = None
     worst: float | None = None  # largest latency over budget
     kept: bool | None = None
-    bits: float | None = None  # of the settings that wrote, each by its share of the bytes
+    bits: float | None = None  # of the settings that wrote, each by its share of the symbols
     best_fixed: str | None = None  # the setting of best text whose 95th percentile fits the budget, and its bits
     best_fixed_bits: float | None = None
 
@@ -123,7 +123,7 @@ def auto_point_of(profile: str, budget_ms: int, answers: Sequence[Sample], point
     """:param points: of the fixed settings on the same profile."""
     good, failed = ended_well(answers)
     bits = {point.spec: point.bits for point in points}
-    parts = [parts_of(answer.booked["reason"], answer.booked["output_bytes"]) for answer in good]
+    parts = [parts_of(answer.booked["reason"], answer.booked["output_tokens"]) for answer in good]
     fitting = [p for p in points if p.seconds_p95 is not None and p.seconds_p95 * 1000 <= budget_ms]
     best = min(fitting, key=lambda p: p.bits, default=None)
     plain = AutoPoint(
@@ -150,20 +150,20 @@ def auto_point_of(profile: str, budget_ms: int, answers: Sequence[Sample], point
     )
 
 
-def parts_of(reason: str, output_bytes: int) -> dict[str, int]:
-    """The settings that wrote a text with the bytes of each, read from the router's reason."""
+def parts_of(reason: str, count: int) -> dict[str, int]:
+    """The settings that wrote a text of `count` symbols with those of each, read from the router's reason."""
     label, parts, begun = reason.partition(" ")[0], dict[str, int](), 0
     for written, _, other in _REST.findall(reason):
         parts[label] = parts.get(label, 0) + int(written) - begun
         label, begun = other, int(written)
-    parts[label] = parts.get(label, 0) + output_bytes - begun
+    parts[label] = parts.get(label, 0) + count - begun
     return parts
 
 
 # What each arm costs wherever it runs, sweeps and arithmetic: with its worth, an option of the file for `auto`.
 
 
-def option_of(worth: Worth, answers: Sequence[Sample], output_bytes: int) -> Option:
+def option_of(worth: Worth, answers: Sequence[Sample]) -> Option:
     """:param answers: at least one, none of them failed."""
     settings = {name: value for name, value in worth.arm.request().items() if name != "mode"}
     sweeps = [answer.booked["sweeps"] for answer in answers]
@@ -171,7 +171,7 @@ def option_of(worth: Worth, answers: Sequence[Sample], output_bytes: int) -> Opt
         mode=worth.arm.mode,
         settings=tuple(settings.items()),
         bits=worth.bits,
-        output_bytes=output_bytes,
+        output_symbols=max(round(statistics.fmean(answer.booked["output_tokens"] for answer in answers)), 1),
         sweeps=statistics.fmean(sweeps),
         sweeps_high=percentile(sorted(sweeps), 95) or 0.0,
         host_ms=statistics.median(answer.host_ms for answer in answers),

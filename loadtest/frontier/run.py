@@ -149,7 +149,7 @@ def measure_frontier(plan: FrontierPlan, tell: Tell) -> FrontierFigures:
         for worth in worths:
             good = [answer for answer in answers[worth] if not answer.error]
             if good:
-                figures.options.append(option_of(worth, good, plan.settings.max_bytes))
+                figures.options.append(option_of(worth, good))
             else:
                 figures.problems.append(f"{worth.arm.label} was left out: {answers[worth][0].error}")
         if not figures.options:

@@ -12,8 +12,10 @@ from onesweep.loadtest.quality.generation import INFILL, QualityArm, parse_arm
 from onesweep.loadtest.quality.panel import AT_HUMAN_ENTROPY, GRAMS, HUMAN, JUDGED, QualityRow
 from onesweep.loadtest.quality.prompts import Passage
 from onesweep.loadtest.workload.pipeline import Pipeline
+from onesweep.loadtest.workload.texts import continued
 from onesweep.serving.modes import MODES, SCORERS
 from onesweep.serving.modes.frontier import Frontier
+from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError
@@ -160,12 +162,13 @@ def exact_bits(checkpoint: Path, passages: Sequence[Passage]) -> dict[str, float
     At temperature 1. A model whose context is too short for a passage is left out. Raises CheckpointError.
     """
     folders = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path and name in MODELS}
-    longest = max(len(p.prompt) + len(p.continuation) for p in passages)
     found = {}
     for name, path in folders.items():
-        if longest <= read_manifest(path).own_architecture.context_bytes:
+        tokenizer = tokenizer_of(path)
+        texts = [continued(tokenizer, passage.prompt, passage.continuation) for passage in passages]
+        if max(len(before) + len(text) for before, text in texts) <= read_manifest(path).architecture.positions:
             pipeline = Pipeline(path)
-            nats = sum(pipeline.surprise(list(p.prompt), list(p.continuation)).nats for p in passages)
+            nats = sum(pipeline.surprise(before, text).nats for before, text in texts)
             found[name] = nats / math.log(2) / sum(len(passage.continuation) for passage in passages)
     return found
 

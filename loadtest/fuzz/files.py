@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import shutil
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 from onesweep.loadtest.fuzz.base import FuzzTarget
 from onesweep.loadtest.fuzz.inputs import TEXTS, damaged
 from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.serving.modes.frontier import read_frontier
+from onesweep.serving.modes.frontier import Frontier, Option, read_frontier
 from onesweep.serving.router.topology import local_topology, read_topology
 from onesweep.stages.checkpoint.bundle import FRONTIER_NAME
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
@@ -32,6 +33,16 @@ LITERALS = (
     *(b"[" * 3000, b'{"a":' * 3000, b"[]", b"{}", b'"\\ud800"', b"\x00", b"\xff", b'"""', b"1979-05-27T07:32:00"),
     b"0x" + b"f" * 5000,
     *(text.encode() for text in TEXTS),
+)
+FRONTIER = Frontier(
+    (
+        Option("local", (), 2.5, 256, 0.0, 0.0, 0.0, 200.0, 0.0),
+        Option("resample", (("scorer", "ar"), ("chunk", 32)), 2.0, 256, 8.0, 8.0, 90.0, 30.0, 9e3, 1.9, 2.1),
+    ),
+    {"ar": "a" * 64, "local": "b" * 64},
+    "judge",
+    "judge_bits_per_byte",
+    1.5,
 )
 SLOW_S = 2.0  # of processor time: files are small
 
@@ -125,7 +136,7 @@ def readers(directory: Path) -> list[Reader]:
     found = [
         Reader("topology", local_topology(2, 3, SHIPPED).to_toml().encode(), file("topology.toml", read_topology)),
         Reader("tokens", tokens.read_bytes(), file("tokens.toml", read_tokens)),
-        Reader("frontier", (SHIPPED / FRONTIER_NAME).read_bytes(), file(FRONTIER_NAME, read_frontier)),
+        Reader("frontier", json.dumps(FRONTIER.to_record()).encode(), file(FRONTIER_NAME, read_frontier)),
         Reader("entry", write_entry(Registration("paris", "10.0.0.1:7701", (0, 1))), _entry),
         Reader("weights", tiny, file("w", lambda path: read_weights(path, path.stat().st_size, _digest(path), shapes))),
     ]

@@ -18,17 +18,17 @@ from onesweep.serving.client.client import AsyncClient, Client, RouterError
 from onesweep.serving.router.request import Request
 from onesweep.stages.v1 import stage_pb2
 
-PROMPT = "The old man looked at the sea and said that "
+PROMPT = "The old man looked at the sea and said that"
 # One request of each mode.
 ASKED: tuple[dict[str, Any], ...] = (
-    {"mode": "sweep", "max_bytes": 16},
-    {"mode": "chunked", "max_bytes": 16, "chunk": 8},
-    {"mode": "ar", "max_bytes": 8},
-    {"mode": "ar-speculative", "max_bytes": 12},
-    {"mode": "resample", "max_bytes": 8, "chunk": 8, "candidates": 4},
-    {"mode": "verified", "max_bytes": 8},
-    {"mode": "infill", "max_bytes": 4, "suffix": " of the village.", "candidates": 4},
-    {"mode": "local", "max_bytes": 8},
+    {"mode": "sweep", "max_tokens": 16},
+    {"mode": "chunked", "max_tokens": 16, "chunk": 8},
+    {"mode": "ar", "max_tokens": 8},
+    {"mode": "ar-speculative", "max_tokens": 12},
+    {"mode": "resample", "max_tokens": 8, "chunk": 8, "candidates": 4},
+    {"mode": "verified", "max_tokens": 8},
+    {"mode": "infill", "max_tokens": 4, "suffix": " of the village.", "candidates": 4},
+    {"mode": "local", "max_tokens": 8},
 )
 SEED = 5
 TIMEOUT_S = 60.0
@@ -102,8 +102,8 @@ class Healthy:
 
     def _over_http(self, asked: dict[str, Any]) -> bytes:
         """Raises RouterError as a client of the router would."""
-        own = {key: value for key, value in asked.items() if key != "max_bytes"}
-        body = {"model": "onesweep", "prompt": PROMPT, "max_tokens": asked["max_bytes"], "seed": SEED, "onesweep": own}
+        own = {key: value for key, value in asked.items() if key != "max_tokens"}
+        body = {"model": "onesweep", "prompt": PROMPT, "max_tokens": asked["max_tokens"], "seed": SEED, "onesweep": own}
         request = urllib.request.Request(
             f"http://{self.gateway}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
         )

@@ -162,7 +162,7 @@ class HttpTarget(FuzzTarget):
 
 
 def _bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
-    own = {key: value for key, value in asked.items() if key != "max_bytes"} | {"timeout_s": 3.0}
+    own = {key: value for key, value in asked.items() if key != "max_tokens"} | {"timeout_s": 3.0}
     common = {"model": "onesweep", "max_tokens": 4, "seed": SEED, "temperature": 0.5, "onesweep": own}
     chat = {**common, "messages": [{"role": "user", "content": PROMPT}], "stream": True}
     race = {"prompt": PROMPT, "entrants": ["sweep", str(asked["mode"])], "max_bytes": 4, "suffix": "x"}

@@ -184,7 +184,10 @@ class RouterTarget(FuzzTarget):
     def _small(self, message: Message) -> None:
         """Keep a request that is still right after its mutation from taking seconds."""
         assert isinstance(message, router_pb2.GenerateRequest)
-        message.max_bytes = min(message.max_bytes, self.rng.randint(1, 8))
+        most = self.rng.randint(1, 8)
+        message.max_bytes = min(message.max_bytes, most)
+        if message.HasField("max_tokens"):
+            message.max_tokens = min(message.max_tokens, most)
 
     def _metadata(self) -> Sequence[tuple[str, str | bytes]]:
         rng = self.rng

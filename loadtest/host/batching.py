@@ -14,9 +14,11 @@ import torch
 from onesweep.loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, ring_of
 from onesweep.loadtest.host.settings import BatchingSettings
 from onesweep.loadtest.report.table import aligned
+from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.client.client import AsyncClient, Result
 from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
 from onesweep.stages.checkpoint.manifest import read_manifest
@@ -26,6 +28,7 @@ from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArModel, new_caches
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.samplers import step_sigmas
+from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.signals import run_interruptible
 
 TARGET_RATIO = 0.7
@@ -54,16 +57,14 @@ class BatchingBench(Benchmark[BatchingSettings, list[BatchingFigures]]):
     @property
     def announcement(self) -> str:
         s = self.settings
-        return f"{s.batch} requests at once, {s.max_bytes} bytes each, {s.rounds} times ..."
+        return f"{s.batch} requests at once, {s.max_tokens} tokens each, {s.rounds} times ..."
 
     def check(self) -> None:
         bundle = find_bundle(self.settings.checkpoint)
         models = [path for path in (bundle.chain, bundle.ar) if path is not None]
         room = min(read_manifest(path).architecture.positions for path in models) - len(PROMPT)
-        if not 1 <= self.settings.max_bytes <= room:
-            raise InputError(
-                f"--bytes must be 1 to {room}, what the context leaves after the prompt, not {self.settings.max_bytes}"
-            )
+        if not 1 <= (most := self.settings.max_tokens) <= room:
+            raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves after the prompt, not {most}")
 
     def measure(self) -> list[BatchingFigures]:
         """Raises TextDiffers."""
@@ -93,7 +94,7 @@ class BatchingBench(Benchmark[BatchingSettings, list[BatchingFigures]]):
     def record(self, result: list[BatchingFigures]) -> dict[str, Any]:
         return {
             "bench": "batching",
-            "max_bytes": self.settings.max_bytes,
+            "max_tokens": self.settings.max_tokens,
             "rounds": self.settings.rounds,
             "target_ratio": TARGET_RATIO,
             "figures": [{**asdict(f), "ratio": f.ratio} for f in result],
@@ -105,7 +106,7 @@ async def _served(router: str, mode: str, settings: BatchingSettings) -> tuple[f
     async with AsyncClient(router) as client:
 
         async def ask(seed: int) -> Result:
-            return await client.generate(PROMPT, mode=mode, max_bytes=settings.max_bytes, seed=seed)
+            return await client.generate(PROMPT, mode=mode, max_tokens=settings.max_tokens, seed=seed)
 
         expected = [(await ask(seed)).output for seed in range(settings.batch)]
         alone, together = [], []
@@ -117,8 +118,8 @@ async def _served(router: str, mode: str, settings: BatchingSettings) -> tuple[f
             end = time.perf_counter()
             if [result.output for result in results] != expected:
                 raise TextDiffers(f"mode {mode}: a text depends on what is generated beside it")
-            alone.append(settings.max_bytes / (middle - begin))
-            together.append(settings.batch * settings.max_bytes / (end - middle))
+            alone.append(settings.max_tokens / (middle - begin))
+            together.append(settings.batch * settings.max_tokens / (end - middle))
     return statistics.median(alone), statistics.median(together)
 
 
@@ -127,19 +128,19 @@ def _bare(mode: str, settings: BatchingSettings, threads: int) -> float:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     bundle, rates = find_bundle(settings.checkpoint), []
-    known = torch.tensor([list(PROMPT)] * settings.batch)
+    directory = bundle.chain if mode == "sweep" else bundle.ar
+    assert directory is not None
+    known = torch.tensor([symbols_of(tokenizer_of(directory), PROMPT)] * settings.batch)
     if mode == "sweep":
-        assert bundle.chain is not None
-        chain, partition = load_chain(bundle.chain), read_manifest(bundle.chain).partition
+        chain, partition = load_chain(directory), read_manifest(directory).partition
         assert partition is not None
         loop = partial(_bare_sweep, chain, partition)
     else:
-        assert bundle.ar is not None
-        loop = partial(_bare_ar, load_ar(bundle.ar))
+        loop = partial(_bare_ar, load_ar(directory))
     for _ in range(settings.rounds):
         begin = time.perf_counter()
-        loop(known, settings.max_bytes)
-        rates.append(settings.batch * settings.max_bytes / (time.perf_counter() - begin))
+        loop(known, settings.max_tokens)
+        rates.append(settings.batch * settings.max_tokens / (time.perf_counter() - begin))
     torch.set_num_threads(before)
     return statistics.median(rates)
 
@@ -162,8 +163,8 @@ def _bare_sweep(chain: list[Block], partition: NoisePartition, known: torch.Tens
 
 
 def _bare_ar(model: ArModel, known: torch.Tensor, count: int) -> None:
-    a, source = model.architecture, known
+    a, source, alphabet = model.architecture, known, Alphabet(model.architecture.vocabulary)
     caches = [new_caches(a.layers, a, known.shape[1] + count, len(known)) for _ in range(a.parts)]
     for position in range(count):
         logits = model(source, caches)[:, -1]
-        source = torch.tensor([list(sample_symbols(logits, 1.0, 0, position))]).T
+        source = alphabet.decode(sample_symbols(logits, 1.0, 0, position))[:, None]

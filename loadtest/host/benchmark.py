@@ -12,7 +12,7 @@ from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.errors import InputError, OnesweepError, one_of
 from onesweep.stages.host.parts import plan_host
 
-PROMPT = b"The old man looked at the sea and said that "
+PROMPT = b"The old man looked at the sea and said that"
 RING = 3
 
 S = TypeVar("S")

@@ -19,7 +19,8 @@ from onesweep.loadtest.host.settings import LossSettings
 from onesweep.loadtest.host.stage import alone, is_installed, resident, times_of
 from onesweep.loadtest.report.table import aligned
 from onesweep.loadtest.workload.pipeline import Pipeline
-from onesweep.loadtest.workload.texts import symbols_of, tokenizer_of
+from onesweep.loadtest.workload.texts import symbols_of
+from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.backends import BACKENDS, DEFAULT_BACKEND, backend_named
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest

@@ -15,9 +15,10 @@ import torch
 from onesweep.loadtest.host.benchmark import PROMPT, Benchmark, ring_of
 from onesweep.loadtest.host.settings import MemorySettings
 from onesweep.loadtest.report.table import aligned
-from onesweep.loadtest.workload.texts import symbols_of, tokenizer_of
+from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.client.client import Client
+from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.serving.router.topology import HostEntry
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import save_block, write_manifest

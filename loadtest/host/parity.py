@@ -21,10 +21,10 @@ from onesweep.loadtest.host.settings import ParitySettings
 from onesweep.loadtest.report.record import commit, this_machine
 from onesweep.loadtest.workload.pipeline import Pipeline
 from onesweep.loadtest.workload.prompts import NOVEL
-from onesweep.loadtest.workload.texts import symbols_of, tokenizer_of
+from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.client.client import AsyncClient, Result
-from onesweep.serving.modes.tokenizer import Tokenizer
+from onesweep.serving.modes.tokenizer import Tokenizer, tokenizer_of
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError

@@ -71,7 +71,7 @@ class BatchingSettings:
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     batch: int = setting(16, "requests at once", least=1, most=MAX_AT_ONCE)
-    max_bytes: int = setting(128, "bytes to generate", name="--bytes")
+    max_tokens: int = setting(128, "tokens to generate; a byte model's are bytes")
     rounds: int = setting(5, "times that each is measured", metavar="R", least=1)
 
 

@@ -93,7 +93,7 @@ class ShapesBench(Benchmark[ShapesSettings, list[ShapeFigures]]):
                 layers=LAYERS,
                 width=width,
                 heads=width // HEAD_DIM,
-                context_bytes=PROMPT_BYTES + s.slots,
+                context_length=PROMPT_BYTES + s.slots,
             )
             with without_memory():
                 parameters = sum(p.numel() for p in Block(a, 0, Codes(0, a.code_dim)).parameters())
@@ -183,7 +183,7 @@ def _token_s(a: Architecture, settings: ShapesSettings) -> float:
     _fill(stage, DTYPES[settings.dtype], generator)
     stage.restore_tables()
     hidden = torch.randn(1, PROMPT_BYTES, a.width, generator=generator).to(DTYPES[settings.dtype])
-    caches = new_caches(a.layers, a, a.context_bytes)
+    caches = new_caches(a.layers, a, a.context_length)
     stage.read(hidden, caches)
 
     def step() -> None:

@@ -24,6 +24,8 @@ from torch.nn import functional as F
 from onesweep.loadtest.host.benchmark import Benchmark
 from onesweep.loadtest.host.settings import StageSettings
 from onesweep.loadtest.report.table import aligned
+from onesweep.loadtest.workload.texts import symbols_of
+from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.backends import BACKENDS, backend_named
 from onesweep.stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from onesweep.stages.checkpoint.bundle import find_bundle
@@ -44,7 +46,7 @@ LARGE = 1024  # a product whose operands leave the first caches, where a process
 TARGET_RATIO = 2.0
 PLAIN = "plain"  # no backend: the modules themselves
 WINDOWS = 32
-WINDOW_BYTES = 256
+WINDOW = 256  # symbols
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ class StageBench(Benchmark[StageSettings, StageReport]):
         if min(s.slots, s.threads, *s.batches) < 1:
             raise InputError("--slots, --batch and --threads must be at least 1")
         block, _ = _parts(s.checkpoint)
-        if s.slots > block.architecture.context_bytes:
-            raise InputError(f"--slots {s.slots}: the context has {block.architecture.context_bytes} positions")
+        if s.slots > block.architecture.context_length:
+            raise InputError(f"--slots {s.slots}: the context has {block.architecture.context_length} positions")
         if s.text is not None and not s.text.is_file():
             raise InputError(f"--text {s.text} is not a file")
 
@@ -175,7 +177,7 @@ def _parts(checkpoint: Path) -> tuple[Block, ArStage | None]:
     block = load_block(bundle.chain, 0)
     stage = load_stage(bundle.ar, 0) if bundle.ar else None
     if isinstance(stage, LlamaStage):
-        raise InputError(f"{bundle.ar} holds a pretrained model; this bench measures models of bytes")
+        raise InputError(f"{bundle.ar} holds a pretrained model; this bench measures models that are trained here")
     return block, stage
 
 
@@ -217,7 +219,7 @@ def _denoise_figures(
     settings: StageSettings, runner: BlockRunner, block: Block, labels: tuple[str, str], rate: float, before: int
 ) -> Iterator[StageFigure]:
     a, slots = block.architecture, settings.slots
-    start = min(PREFIX, a.context_bytes - slots)
+    start = min(PREFIX, a.context_length - slots)
     flops = denoise_flops(a, slots, start)
     for batch in settings.batches:
         pieces = []
@@ -233,7 +235,7 @@ def _step_figures(
     settings: StageSettings, runner: StageRunner, stage: ArStage, labels: tuple[str, str], rate: float, before: int
 ) -> Iterator[StageFigure]:
     a = stage.architecture
-    past = min(PREFIX, a.context_bytes - 1)
+    past = min(PREFIX, a.context_length - 1)
     for batch in settings.batches:
         pieces = [CleanPiece(_new_position(stage), _caches(stage, past)) for _ in range(batch)]
 
@@ -279,7 +281,7 @@ def _new_position(stage: ArStage) -> torch.Tensor:
 
 
 def _caches(part: Block | ArStage, length: int) -> list[Any]:
-    caches = new_caches(part.architecture.layers, part.architecture, part.architecture.context_bytes)
+    caches = new_caches(part.architecture.layers, part.architecture, part.architecture.context_length)
     for cache in caches:
         cache.keys.normal_()
         cache.values.normal_()
@@ -341,7 +343,7 @@ def chain_losses(checkpoint: Path, backend: str, text: Path | None) -> list[Bloc
     assert directory is not None
     manifest = read_manifest(directory)
     assert manifest.partition is not None
-    windows = _windows(manifest.probe_text.encode() if text is None else text.read_bytes())
+    windows = _windows(symbols_of(tokenizer_of(directory), text.read_bytes() if text else manifest.probe_text.encode()))
     losses = []
     for index in range(manifest.architecture.parts):
         block = load_block(directory, index)
@@ -354,20 +356,20 @@ def chain_losses(checkpoint: Path, backend: str, text: Path | None) -> list[Bloc
     return losses
 
 
-def _windows(text: bytes) -> list[Tensor]:
+def _windows(text: list[int]) -> list[Tensor]:
     """Up to WINDOWS windows, spread evenly."""
-    size = min(WINDOW_BYTES, len(text))
+    size = min(WINDOW, len(text))
     if size < 2:
-        raise InputError("the text for losses is shorter than two bytes; choose another --text FILE")
+        raise InputError("the text for losses has fewer than two symbols; choose another --text FILE")
     count = min(WINDOWS, len(text) // size)
     starts = [i * (len(text) - size) // max(count - 1, 1) for i in range(count)]
-    return [torch.frombuffer(bytearray(text[at : at + size]), dtype=torch.uint8).long() for at in starts]
+    return [torch.tensor(text[at : at + size]) for at in starts]
 
 
 @torch.inference_mode()
 def _losses(runner: BlockRunner, block: Block, window: Tensor, sigma: float) -> tuple[float, float]:
     a = block.architecture
-    window = window[: a.context_bytes]
+    window = window[: a.context_length]
     half = len(window) // 2  # the second half is denoised after the first, as a chunk after its prompt
     caches = new_caches(a.layers, a, len(window))
     (first,) = runner.read([CleanPiece(window[:half], caches)])

@@ -28,9 +28,9 @@ from onesweep.loadtest.report.table import Table, number_column, text_column
 from onesweep.loadtest.workload.arms import Arm, Length
 from onesweep.loadtest.workload.caller import Access
 from onesweep.loadtest.workload.testbed import Testbed, default_hosts, deployed, open_network, started_testbed
-from onesweep.loadtest.workload.texts import symbols_of, tokenizer_of
+from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.modes.ar import ArMode
-from onesweep.serving.modes.tokenizer import Tokenizer
+from onesweep.serving.modes.tokenizer import Tokenizer, tokenizer_of
 from onesweep.serving.router.server import serve
 from onesweep.serving.router.settings import RingSettings, RouterSettings
 from onesweep.serving.router.topology import read_topology

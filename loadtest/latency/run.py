@@ -21,7 +21,8 @@ from onesweep.loadtest.report.table import open_meter
 from onesweep.loadtest.workload.arms import INFILL, SCORED, SPECULATIVE, Arm, Length, ModeChoice
 from onesweep.loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
 from onesweep.loadtest.workload.testbed import LOOPBACK, Testbed, check_host_count, default_hosts, started_testbed
-from onesweep.loadtest.workload.texts import symbols_of, tokenizer_of
+from onesweep.loadtest.workload.texts import symbols_of
+from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.backends import backend_named
 from onesweep.stages.checkpoint.bundle import NGRAM_NAME, Bundle, find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest

@@ -22,7 +22,8 @@ from onesweep.loadtest.latency.rows import NO_TEXTS
 from onesweep.loadtest.quality.measures import distinct_pairs, gram_counts, pooled_entropy, symbol_counts, words_of
 from onesweep.loadtest.workload.arms import SPECULATIVE, Arm
 from onesweep.loadtest.workload.pipeline import Pipeline, Surprise
-from onesweep.loadtest.workload.texts import continued, tokenizer_of
+from onesweep.loadtest.workload.texts import continued
+from onesweep.serving.modes.tokenizer import tokenizer_of
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def run_loadtest(options: argparse.Namespace) -> int:
         target = stack.enter_context(open_testbed(settings.target))
         facts = target.facts()
         scene = LoadRun(settings, target, facts)
-        cases = seeded_prompts(settings.cases, settings.first_seed, settings.max_bytes, facts.context_bytes)
+        cases = seeded_prompts(settings.cases, settings.first_seed, settings.max_bytes, facts.context_length)
         texts = Texts(target, cases, settings.max_bytes)
         served = _served(modes, facts)
         if options.find_knee:

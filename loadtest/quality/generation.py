@@ -148,9 +148,9 @@ def check_served(arms: Sequence[QualityArm], facts: RouterState, longest: int) -
                 f"mode {arm.mode} cannot be served: its weights are not there; "
                 f"there are {', '.join(facts.modes) or 'no modes'}"
             )
-    if longest > facts.context_bytes:
+    if longest > facts.context_length:
         raise InputError(
-            f"prompt and output together take {longest} bytes, the model's context is {facts.context_bytes}: "
+            f"prompt and output together take {longest} bytes, the model's context is {facts.context_length}: "
             "choose a smaller --bytes or --prompt-bytes"
         )
 

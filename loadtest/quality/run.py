@@ -39,7 +39,7 @@ from onesweep.loadtest.workload.caller import RouterState
 from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from onesweep.serving.client.client import Result
 from onesweep.serving.modes import MODES
-from onesweep.serving.modes.base import DEFAULT_CHUNK, DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError
@@ -210,7 +210,7 @@ def _row(arm: QualityArm, results: Sequence[Result], figures: TextFigures) -> Qu
         arm.mode,
         temperature=temperature_of(arm),
         spec=arm.label,
-        chunk=_most(results, "chunk") or arm.chunk or (DEFAULT_CHUNK if arm.mode == "chunked" else None),
+        chunk=_most(results, "chunk") or arm.chunk,
         candidates=_most(results, "candidates") or arm.candidates,
         scorer=next((s for r in results if (s := getattr(r, "scorer", None))), arm.scorer),
         steps=arm.steps or (DEFAULT_STEPS if denoises else None),

@@ -74,7 +74,7 @@ class RouterState:
     problem: str
     modes: list[str]
     hosts: int
-    context_bytes: int
+    context_length: int
     request_limit: int
     digests: dict[str, str] = field(default_factory=dict)  # of the weights behind it, by the name of their model
 

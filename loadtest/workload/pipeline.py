@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.serving.modes.base import DEFAULT_CHUNK, DEFAULT_STEPS, DEFAULT_TEMPERATURE
-from onesweep.serving.modes.chunked import ChunkedMode
+from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from onesweep.serving.modes.chunked import ChunkedMode, usual_chunk
+from onesweep.serving.modes.tokenizer import OutputText, tokenizer_of
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.backends.base import CleanPiece
 from onesweep.stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
@@ -24,7 +26,7 @@ from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.prefill import split_reads
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.samplers import DEFAULT_SAMPLER
-from onesweep.stages.model.vocabulary import BYTES
+from onesweep.stages.model.vocabulary import Alphabet
 
 
 @dataclass(frozen=True)
@@ -69,18 +71,17 @@ class Pipeline:
         return torch.cat([self.stages[-1].next_byte([x])[0] for x in self.read(symbols, caches)])
 
     @torch.inference_mode()
-    def generate(self, prompt: bytes, max_bytes: int, seed: int) -> bytes:
-        """The text of mode `ar`, for a model of bytes."""
-        caches = self.open(len(prompt) + max_bytes - 1)
-        clean, position, text = prompt, 0, b""
-        while len(text) < max_bytes:
-            hidden = self.read(list(clean), caches)[-1]
-            position += len(clean)
+    def generate(self, prompt: bytes, count: int, seed: int) -> Iterator[bytes]:
+        """Mode `ar`: so many symbols after those of a prompt, each as its alphabet encodes it."""
+        alphabet = Alphabet(self.architecture.vocabulary)
+        caches, clean, position = self.open(alphabet.count(prompt) + count - 1), prompt, 0
+        for _ in range(count):
+            hidden = self.read(alphabet.symbols(clean), caches)[-1]
+            position += alphabet.count(clean)
             # logits of the last position only, as the last host does: the others would be work that no host has
             (logits,) = self.stages[-1].next_byte([hidden[-1:]])
             clean = sample_symbols(logits, DEFAULT_TEMPERATURE, seed, position)
-            text += clean
-        return text
+            yield clean
 
     def surprise(self, before: Sequence[int], text: Sequence[int]) -> Surprise:
         """Surprise at `text` after `before`, which has at least one symbol."""
@@ -111,33 +112,44 @@ class InProcess:
         self.chain = read_manifest(bundle.chain) if bundle.chain else None
         self.blocks = [maker.block(block) for block in load_chain(bundle.chain)] if bundle.chain else []
         self.ar = Pipeline(bundle.ar, backend) if bundle.ar else None
+        self._tokenizers = {each: tokenizer_of(path) for each, path in vars(bundle).items() if path}
 
     def generate(self, work: Work) -> bytes:
         """The text of one request."""
+        tokenizer = self._tokenizers["ar" if work.mode == "ar" else "chain"]
+        prompt = asyncio.run(tokenizer.encode_text(work.prompt))
         if work.mode == "ar":
             assert self.ar is not None
-            return self.ar.generate(work.prompt, work.max_bytes, work.seed)
-        return self._chunks(work, work.max_bytes if work.mode == "sweep" else min(DEFAULT_CHUNK, work.max_bytes))
+            pieces = self.ar.generate(prompt, work.max_bytes, work.seed)
+        else:
+            usual = work.max_bytes if work.mode == "sweep" else usual_chunk(tokenizer.alphabet)
+            pieces = self._chunks(work, tokenizer.alphabet, prompt, min(usual, work.max_bytes))
+        # as the router does: as many symbols as bytes at most, of whose text the bytes count
+        reading, text = OutputText(tokenizer.detokenizer(prompt), (), work.max_bytes), b""
+        for piece in pieces:
+            text += reading.feed(piece)
+            if reading.over:
+                break
+        return text + reading.end()
 
-    def _chunks(self, work: Work, chunk: int) -> bytes:
+    def _chunks(self, work: Work, alphabet: Alphabet, prompt: bytes, chunk: int) -> Iterator[bytes]:
         assert self.chain is not None
-        a, capacity = self.chain.own_architecture, len(work.prompt) + (work.max_bytes - 1) // chunk * chunk
-        caches = [new_caches(a.layers, a, capacity) for _ in self.blocks]
-        clean, start, text = work.prompt, len(work.prompt), b""
-        while len(text) < work.max_bytes:
-            slots = min(chunk, work.max_bytes - len(text))
-            plan = SweepPlan(work.seed, start, slots, DEFAULT_STEPS, DEFAULT_TEMPERATURE, DEFAULT_SAMPLER)
-            clean = self._sweep(caches, plan, clean)
-            start, text = start + len(clean), text + clean
-        return text
+        start, left = alphabet.count(prompt), work.max_bytes
+        a, capacity = self.chain.own_architecture, start + (left - 1) // chunk * chunk
+        caches, clean = [new_caches(a.layers, a, capacity) for _ in self.blocks], prompt
+        while left:
+            plan = SweepPlan(work.seed, start, min(chunk, left), DEFAULT_STEPS, DEFAULT_TEMPERATURE, DEFAULT_SAMPLER)
+            clean = self._sweep(caches, plan, alphabet.decode(clean))
+            start, left = start + plan.slots, left - plan.slots
+            yield clean
 
-    def _sweep(self, caches: list[list[LayerCache]], plan: SweepPlan, clean: bytes) -> bytes:
+    def _sweep(self, caches: list[list[LayerCache]], plan: SweepPlan, clean: Tensor) -> bytes:
         assert self.chain is not None
         assert self.chain.partition is not None
         codec, before = codec_named(ChunkedMode.default_codec), None
         for index, (runner, held) in enumerate(zip(self.blocks, caches, strict=True)):
             a, partition = self.chain.own_architecture, self.chain.partition
-            work = BlockWork(a, index, partition, held, plan, codec, BYTES.decode(clean), before)
+            work = BlockWork(a, index, partition, held, plan, codec, clean, before)
             outcome = run_unbatched(work, runner)
             if isinstance(outcome, bytes):
                 return outcome

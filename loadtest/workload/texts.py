@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
@@ -12,8 +11,7 @@ from onesweep.loadtest.workload.caller import check_answer
 from onesweep.loadtest.workload.pipeline import InProcess, Work
 from onesweep.loadtest.workload.prompts import SeededPrompt
 from onesweep.loadtest.workload.testbed import Testbed
-from onesweep.serving.modes.tokenizer import Tokenizer, read_tokenizers
-from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.serving.modes.tokenizer import Tokenizer
 
 # Modes whose texts `InProcess` computes without a deployment, and so without its links, and how: speculation is exact,
 # its texts are those of `ar`.
@@ -59,11 +57,6 @@ class Texts:
             answers += self.target.caller.ask([call])
             check_answer(answers[-1])
         return [bytes.fromhex(answer["account"]["output_hex"]) for answer in answers]
-
-
-def tokenizer_of(directory: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint. Raises OnesweepError where it is missing or damaged."""
-    return read_tokenizers(directory).named(read_manifest(directory).digest())
 
 
 def symbols_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +22,7 @@ from onesweep.serving.router.topology import local_topology
 from onesweep.stages.progress import ProgressLine
 from onesweep.stages.signals import ends_cleanly
 
-PROMPT = "The best thing about the movie is that "
+PROMPT = "The best thing about the movie is that"
 QUESTION = """\
 Summarise in one sentence: The letter left the coast before dawn, and it was noon when the rider saw the first roofs \
 of the town. He had not slept. At the gate a boy asked him what he carried, and he said that he did not know."""
@@ -30,12 +32,12 @@ EXACT, SAME = "ar", "ar-speculative"
 FOLDERS = ("chain", "scorer", "ar", "local")
 WORTH: Mapping[str, str] = {
     "sweep": "letter soup: a noise chain writes all of it in one trip",
-    "chunked": "letter soup: the same chain, a trip for every 32 bytes",
+    "chunked": "letter soup: the same chain, a trip for every chunk",
     "resample:scorer": "words: 16 drafts of `local`, scored in one trip by hosts that run `scorer`",
     "resample:ar": "words: 16 drafts of `local`, scored in one trip by hosts that run `ar`",
     "verified:scorer": "exact: distributed as what `scorer` writes",
     "verified:ar": "exact: distributed as what `ar` writes, from other random numbers",
-    EXACT: "exact: the model's own text, a trip for every byte",
+    EXACT: "exact: the model's own text, a trip for every token",
     "local": "words: the router's small model, which asks no host",
 }
 
@@ -62,9 +64,9 @@ def run_demo(options: argparse.Namespace) -> int:
                 Client(deployment.topology.router) as client,
             ):
                 progress.close()
-                has_tokens = manifest_record(checkpoint).get("tokenizer") == "tokens"
-                prompt = options.prompt or (QUESTION if has_tokens else PROMPT)
-                kept = (show_model if has_tokens else show_modes)(client, deployment, checkpoint, prompt)
+                is_pretrained = "family" in manifest_record(checkpoint).get("architecture", {})
+                prompt = options.prompt or (QUESTION if is_pretrained else PROMPT)
+                kept = (show_model if is_pretrained else show_modes)(client, deployment, checkpoint, prompt)
         finally:
             progress.close()
     print("\nstopped. `onesweep run MODEL` talks with a model of your own, `onesweep up --detach` keeps hosts running.")
@@ -72,7 +74,7 @@ def run_demo(options: argparse.Namespace) -> int:
 
 
 def show_modes(client: Client, deployment: Deployment, checkpoint: Path, prompt: str) -> bool:
-    """Run one prompt in every mode of small models of bytes. False where a promise is broken."""
+    """Run one prompt in every mode of small models. False where a promise is broken."""
     sizes = [f"{folder} {size / 1e6:.1f}" for folder in FOLDERS if (size := _parameters(checkpoint / folder))]
     tiny = (
         f"The weights are tiny: {', '.join(sizes)} million parameters. Their text shows what each way of writing costs"
@@ -147,8 +149,13 @@ def _wrapped(text: str) -> str:
 
 
 def _parameters(directory: Path) -> int:
-    """Numbers in the files of a checkpoint, which holds four bytes of each."""
-    return sum(path.stat().st_size for path in directory.rglob("*.safetensors")) // 4
+    """Numbers in the files of a checkpoint, by their headers: a file may hold two bytes of each, or four."""
+    count = 0
+    for path in directory.rglob("*.safetensors"):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        count += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return count
 
 
 def _memory_mb(process: int) -> float:

@@ -194,7 +194,7 @@ code { font: .85rem ui-monospace, monospace; overflow-wrap: anywhere; }
 
 _COLUMNS = (
     "mode", "latency ms", "first byte ms", "sweeps", "hops", "wire bytes", "host-seconds", "compute ms", "scorer",
-    "chunk", "candidates", "effective", "distance", "accepted", "KL bits a byte",
+    "chunk", "candidates", "effective", "distance", "accepted", "KL bits a token",
 )  # fmt: skip
 
 _READING = """Latency is the router's, from admission to the last byte. Wire bytes are the payload of all hops of all

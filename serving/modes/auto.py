@@ -9,6 +9,7 @@ first served mode of PREFERENCE.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -109,15 +110,17 @@ class DeadlineMonitor:
         count: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """:param count: bytes to write.
+        """:param count: symbols to write.
         :param clock: seconds."""
         self.conditions, self.option, self.other, self._clock = conditions, option, other, clock
         self._left, self._written, self._pieces = count, 0, 0
         self._begin = clock()
 
     def see(self, count: int) -> None:
-        """A piece of `count` bytes came."""
-        self._left, self._written, self._pieces = self._left - count, self._written + count, self._pieces + 1
+        """A piece of `count` symbols came."""
+        # a text that is limited in bytes may have more symbols than were expected
+        self._left = max(self._left - count, 1)
+        self._written, self._pieces = self._written + count, self._pieces + 1
 
     def spare_ms(self, left_ms: float) -> float | None:
         """Time to wait for the next piece before `other` takes over: 0 = it is late already, None = until it comes.
@@ -194,17 +197,17 @@ class AutoMode(Mode):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        first = self._preferred()
-        return first[0].tokenizer if first and self.unguided else BYTE_TOKENIZER
+        modes = self._choosable
+        return modes[0].tokenizer if modes else BYTE_TOKENIZER
 
     @property
     def positions(self) -> int:
-        modes = self._preferred() if self.unguided else [self.modes[name] for name in self._served]
-        return max((mode.positions for mode in modes), default=0)
+        return max((mode.positions for mode in self._choosable), default=0)
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         if request.suffix or (problem := self.unguided):
-            mode, account.reason = self._first_of(request, "infill alone fills gaps" if request.suffix else problem)
+            why = "infill alone fills gaps" if request.suffix else problem
+            mode, account.reason = self._first_of(request, account, why)
             account.modes.append(mode.name)
             own = replace(request, codec=mode.default_codec, budget_ms=None)
             async with aclosing(mode.generate(own, account)) as pieces:
@@ -213,18 +216,20 @@ class AutoMode(Mode):
             return
         if request.budget_ms is None:
             await self.ring.usable(self.ring.settings.hop_timeout_s)
-        choice = self._choose(request)
+        choice = self._choose(request, account)
         account.reason = choice.reason + (f"; hosts are left out: {self.ring.problem}" if self.ring.problem else "")
         run, rest = choice.picked, request
         while rest.max_symbols:
             account.modes.append(run.option.mode)
             account.chunk = max(account.chunk, run.option.setting("chunk") or 0)
             before = Spent.of(account)
-            async with aclosing(self._while_in_time(run.option, rest, account)) as pieces:
-                async for piece in pieces:
-                    rest = replace(rest, prompt=rest.prompt + piece, max_symbols=rest.max_symbols - len(piece))
-                    yield piece
-            self.conditions.learn_option(run.option, Spent.of(account).since(before))
+            try:
+                async with aclosing(self._while_in_time(run.option, rest, account)) as pieces:
+                    async for piece in pieces:
+                        rest = _after(rest, piece, account)
+                        yield piece
+            finally:  # a text of tokens that reaches its limit of bytes is given up here
+                self.conditions.learn_option(run.option, Spent.of(account).since(before))
             if rest.max_symbols:
                 run = self._hurry(request, rest, account)
 
@@ -233,7 +238,7 @@ class AutoMode(Mode):
         served = [self.modes[name] for name in names if name in self.modes and not self.modes[name].problem]
         return [mode for mode in served if not isinstance(mode, ResampleMode) or mode.is_near]
 
-    def _first_of(self, request: Generation, why: str) -> tuple[Mode, str]:
+    def _first_of(self, request: Generation, account: Account, why: str) -> tuple[Mode, str]:
         """The mode for a request that no frontier decides, and a sentence. Raises Refusal.
 
         :param why: no frontier does.
@@ -255,7 +260,8 @@ class AutoMode(Mode):
         order = f"{able[0].name} is the first of {', '.join(names)} that these weights allow; "
         if request.budget_ms is None:
             return able[0], f"{order if len(names) > 1 else ''}{why}"
-        took = {mode: ms for mode in able if (ms := self.conditions.text_ms(mode.name, request.max_symbols))}
+        count = _expected(request, account)
+        took = {mode: ms for mode in able if (ms := self.conditions.text_ms(mode.name, count))}
         if not took:
             raise failed_precondition(
                 f"mode auto cannot keep a budget yet: {self.unguided or 'no frontier has infill'}, and this router has "
@@ -273,10 +279,10 @@ class AutoMode(Mode):
     async def _while_in_time(self, option: Option, rest: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         """The text of `option`, for as long as the quickest other way could still finish the text in time."""
         other = None if rest.budget_ms is None else min(self._others(rest, account), key=lambda f: f.ms, default=None)
-        watch = None if other is None else DeadlineMonitor(self.conditions, option, other.option, rest.max_symbols)
-        left = rest.max_symbols
+        count = _expected(rest, account)
+        watch = None if other is None else DeadlineMonitor(self.conditions, option, other.option, count)
         async with aclosing(self.modes[option.mode].generate(self._part(option, rest), account)) as pieces:
-            while left:
+            while rest.max_symbols:
                 spare_ms = watch.spare_ms(self._left_ms(rest, account)) if watch else None
                 if spare_ms == 0:
                     return
@@ -285,9 +291,9 @@ class AutoMode(Mode):
                         piece = await anext(pieces)
                 except TimeoutError:
                     return
-                left -= len(piece)
+                rest = _after(rest, piece, account)
                 if watch:
-                    watch.see(len(piece))
+                    watch.see(account.alphabet.count(piece))
                 yield piece
 
     def _hurry(self, request: Generation, rest: Generation, account: Account) -> Forecast:
@@ -298,19 +304,20 @@ class AutoMode(Mode):
         if not others:
             why = self.ring.problem or "it was given up by all that can"
             raise unavailable(
-                f"no setting of the frontier can write what follows {written} of {request.max_symbols} bytes: {why}"
+                f"no setting of the frontier can write what follows {written} of {request.max_symbols} "
+                f"{self.tokenizer.noun}: {why}"
             )
         choice = choose(others, left_ms)
         quick = choice.picked if choice else min(others, key=lambda f: f.ms)
         account.reason += (
-            f"; after {written} of {request.max_symbols} bytes {max(left_ms, 0):.0f} ms were left, "
+            f"; after {written} of {request.max_symbols} {self.tokenizer.noun} {max(left_ms, 0):.0f} ms were left, "
             f"so {quick.option.label} wrote the rest"
         )
         return quick
 
-    def _choose(self, request: Generation) -> Choice:
+    def _choose(self, request: Generation, account: Account) -> Choice:
         """Raises Refusal where nothing can be had, or nothing in time."""
-        forecasts = self._forecasts(request)
+        forecasts = self._forecasts(request, account)
         if not forecasts:
             if problem := self.ring.problem:
                 raise unavailable(f"{problem}; no setting of the frontier does without hosts")
@@ -324,10 +331,10 @@ class AutoMode(Mode):
             )
         choice = choose(forecasts, budget_ms)
         if choice is None:
-            least = min(forecasts, key=lambda f: f.high_ms)
+            least, noun = min(forecasts, key=lambda f: f.high_ms), self.tokenizer.noun
             raise invalid(
-                f"a budget of {budget_ms} ms is too small for {request.max_symbols} bytes: the quickest setting, "
-                f"{least.option.label}, takes {least.high_ms:.0f} ms now; give more time, or ask for fewer bytes"
+                f"a budget of {budget_ms} ms is too small for {request.max_symbols} {noun}: the quickest setting, "
+                f"{least.option.label}, takes {least.high_ms:.0f} ms now; give more time, or ask for fewer {noun}"
             )
         return choice
 
@@ -338,21 +345,25 @@ class AutoMode(Mode):
         fits = "" if local <= budget_ms else f", but takes {local:.0f} ms for this text"
         return f", or use mode local, which needs none{fits}"
 
-    def _forecasts(self, request: Generation) -> list[Forecast]:
+    def _forecasts(self, request: Generation, account: Account) -> list[Forecast]:
         """Forecasts of every option that can do `request`."""
         assert self.guide.frontier is not None
-        options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
-        return [self.conditions.forecast(option, request.max_symbols) for option in options]
+        options, count = (
+            [o for o in self.guide.frontier.options if self._can_do(o, request)],
+            _expected(request, account),
+        )
+        return [self.conditions.forecast(o, request.max_symbols if o.one_piece else count) for o in options]
 
     def _others(self, request: Generation, account: Account) -> list[Forecast]:
         """Forecasts of the modes that have not given up this text."""
-        return [forecast for forecast in self._forecasts(request) if forecast.option.mode not in account.modes]
+        return [forecast for forecast in self._forecasts(request, account) if forecast.option.mode not in account.modes]
 
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]
-        if mode.problem or mode.tokenizer is not self.tokenizer or (mode.uses_hosts and self.ring.problem):
+        tokenizer = mode.tokenizer
+        if mode.problem or tokenizer.id != self.tokenizer.id or (mode.uses_hosts and self.ring.problem):
             return False
-        if len(request.prompt) + request.max_symbols > mode.positions:
+        if tokenizer.alphabet.count(request.prompt) + request.max_symbols > mode.positions:
             return False
         try:
             mode.check(self._part(option, request))
@@ -373,8 +384,28 @@ class AutoMode(Mode):
         return request.budget_ms * GRACE - (time.perf_counter() - account.begin) * 1000
 
     @property
-    def _served(self) -> list[str]:
-        """Modes of the frontier that have their weights."""
+    def _choosable(self) -> list[Mode]:
+        """The modes to choose from; the first has the symbols that a prompt is read in."""
+        return self._preferred() if self.unguided else self._served
+
+    @property
+    def _served(self) -> list[Mode]:
+        """Modes of the frontier that have their weights, those of the hosts first."""
         options = self.guide.frontier.options if self.guide.frontier else ()
-        names = dict.fromkeys(option.mode for option in options)
-        return [name for name in names if not self.modes[name].problem]
+        modes = [self.modes[name] for name in dict.fromkeys(option.mode for option in options)]
+        return sorted((mode for mode in modes if not mode.problem), key=lambda mode: not mode.uses_hosts)
+
+
+def _expected(request: Generation, account: Account) -> int:
+    """Symbols that are left to write: fewer than the limit where bytes are limited, as far as the prompt can tell."""
+    if request.max_bytes is None or not account.prompt_bytes:
+        return request.max_symbols
+    left = (request.max_bytes - account.output_bytes) * account.prompt_tokens / account.prompt_bytes
+    return min(max(math.ceil(left), 1), request.max_symbols)
+
+
+def _after(request: Generation, piece: bytes, account: Account) -> Generation:
+    """The rest of `request` once `piece` is written."""
+    _, ended = request.until_end(piece, account.alphabet)
+    left = 0 if ended else request.max_symbols - account.alphabet.count(piece)
+    return replace(request, prompt=request.prompt + piece, max_symbols=left)

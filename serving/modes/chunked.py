@@ -13,6 +13,11 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import internal, invalid
 
 
+def usual_chunk(alphabet: Alphabet) -> int:
+    """Symbols a sweep where a request does not say."""
+    return DEFAULT_CHUNK if alphabet == BYTES else DEFAULT_TOKEN_CHUNK
+
+
 class ChunkedMode(PipelineMode):
     """One chunk a sweep, each conditioned on all symbols before it."""
 
@@ -31,6 +36,7 @@ class ChunkedMode(PipelineMode):
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         chunk, alphabet = self._chunk(request), self.tokenizer.alphabet
+        account.chunk = max(account.chunk, chunk)
         # the last chunk is never read back, so the hosts need not cache it
         capacity = alphabet.count(request.prompt) + (request.max_symbols - 1) // chunk * chunk
         with Session(self.ring, self.kind, capacity, request.deadline_unix_ms, account) as session:
@@ -47,8 +53,7 @@ class ChunkedMode(PipelineMode):
                 left, number = left - alphabet.count(piece), number + 1
 
     def _chunk(self, request: Generation) -> int:
-        usual = DEFAULT_CHUNK if self.tokenizer.alphabet == BYTES else DEFAULT_TOKEN_CHUNK
-        return min(request.chunk or usual, request.max_symbols)
+        return min(request.chunk or usual_chunk(self.tokenizer.alphabet), request.max_symbols)
 
 
 class SweepMode(ChunkedMode):

@@ -27,13 +27,13 @@ SETTINGS = {name: _KINDS[Request.__annotations__[name]] for name in _NAMES}
 
 @dataclass(frozen=True)
 class Option:
-    """A mode with its settings. What it costs is for a text of `output_bytes`."""
+    """A mode with its settings. What it costs is for a text of `output_symbols`."""
 
     mode: str
     settings: tuple[tuple[str, Any], ...]
     # Judge bits for a byte: fewer are better.
     bits: float
-    output_bytes: int
+    output_symbols: int
     # Mean over texts; likewise those below.
     sweeps: float
     # As many as most texts need: a high quantile.
@@ -61,20 +61,25 @@ class Option:
         """True where the text decides how many sweeps it takes."""
         return self.mode in ("verified", "ar-speculative")
 
+    @property
+    def one_piece(self) -> bool:
+        """True where the whole text comes at once, as many symbols as may be needed."""
+        return self.mode == "sweep" or (self.mode == "resample" and not self.setting("chunk"))
+
     def sweeps_for(self, count: int) -> tuple[float, float]:
-        """Sweeps for `count` bytes: expected, and as many as most texts need."""
+        """Sweeps for `count` symbols: expected, and as many as most texts need."""
         if self.mode == "local":
             return 0, 0
         chunk = self.setting("chunk")
-        if self.mode == "sweep" or (self.mode == "resample" and not chunk):
+        if self.one_piece:
             return 1, 1
         if self.mode == "ar":
             return count, count
         if chunk and self.mode in ("chunked", "resample"):
             return (exact := math.ceil(count / chunk)), exact
-        share = count / self.output_bytes
+        share = count / self.output_symbols
         mean = max(self.sweeps * share, 1.0)  # no setting says how many
-        # a sum over fewer bytes varies more for its length; whatever the text, each sweep brings a byte
+        # a sum over fewer symbols varies more for its length; whatever the text, each sweep brings one
         high = mean + (self.sweeps_high - self.sweeps) * max(share, math.sqrt(share))
         return min(mean, count), min(max(high, mean), count)
 
@@ -95,14 +100,14 @@ class Option:
                 raise InputError(f"{mode}: {name} = {value!r} is not a setting; there are {', '.join(SETTINGS)}")
         whole = tuple((name, int(v) if SETTINGS[name] is int else v) for name, v in settings.items())
         numbers = {key: _number(table, key, mode) for key in COSTS}
-        count = int(numbers.pop("output_bytes"))
+        count = int(numbers.pop("output_symbols"))
         if count < 1:
-            raise InputError(f"{mode}: output_bytes must be at least 1, not {count}")
+            raise InputError(f"{mode}: output_symbols must be at least 1, not {count}")
         ends = {key: table[key] for key in ("bits_low", "bits_high") if _is_number(table.get(key))}
-        return cls(mode=mode, settings=whole, output_bytes=count, **numbers, **ends)
+        return cls(mode=mode, settings=whole, output_symbols=count, **numbers, **ends)
 
 
-COSTS = ("bits", "output_bytes", "sweeps", "sweeps_high", "host_ms", "router_ms", "wire_bytes")
+COSTS = ("bits", "output_symbols", "sweeps", "sweeps_high", "host_ms", "router_ms", "wire_bytes")
 
 
 @dataclass(frozen=True)

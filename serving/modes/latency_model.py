@@ -117,15 +117,15 @@ class LatencyModel:
         return self._delays()[0] + self._extra["sweep"].ms(payload)
 
     def step_ms(self, payload: float = 0.0) -> float:
-        """One further byte of `ar`, which goes from the last host to the first."""
+        """One further symbol of `ar`, which goes from the last host to the first."""
         return self._delays()[1] + self._extra["step"].ms(payload)
 
     def forecast(self, option: Option, count: int) -> Forecast:
-        """`option` for a text of `count` bytes."""
+        """`option` for a text of `count` symbols."""
         mean, high = option.sweeps_for(count)
         more = self._sweeps.of(option.mode) if option.sweeps_vary else 1.0
         mean, high = (min(sweeps * more, max(count, 1.0)) for sweeps in (mean, high))
-        share = count / option.output_bytes
+        share = count / option.output_symbols
         host_ms = option.host_ms * share * more * self._hosts.of(option.mode)
         router_ms = option.router_ms * share * more * self._router.of(option.mode)
         compute_ms, payload = host_ms + router_ms, option.wire_bytes * share / max(mean, 1.0)
@@ -170,7 +170,7 @@ class LatencyModel:
         """Book the sweeps and the arithmetic of a text, or a part of one, that `option` wrote."""
         if not spent.output_tokens:
             return
-        share, more = spent.output_tokens / option.output_bytes, 1.0
+        share, more = spent.output_tokens / option.output_symbols, 1.0
         if option.sweeps_vary:
             more = spent.sweeps / max(option.sweeps * share, 1.0)
             self._sweeps.learn(option.mode, more, 1.0)

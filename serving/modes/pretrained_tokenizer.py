@@ -1,4 +1,4 @@
-"""Text in the tokens of a pretrained model: its own tokenizer and chat template."""
+"""Text in the tokens of a model: the tokenizer of its checkpoint, and the chat template of a pretrained one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import tokenizers
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from onesweep.serving.modes.tokenizer import Detokenizer, Message, Tokenizer
 from onesweep.stages.checkpoint.checkpoint import read_companion
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.errors import CheckpointError
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.status import failed_precondition, invalid
 
@@ -25,18 +31,6 @@ if TYPE_CHECKING:
 # A model's own chat template: how a conversation is written as one text.
 #
 # Templates come with models, so they run in a sandbox: nothing of this process can be reached or changed from there.
-
-try:
-    from jinja2 import TemplateError, TemplateSyntaxError
-    from jinja2.exceptions import SecurityError
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-except ImportError as error:
-    raise InputError(
-        f"a chat template needs the jinja2 package, which is not installed here ({error}): "
-        "pip install 'onesweep[pretrained]'"
-    ) from None
-
 
 # OpenAI's newer name of a role, and the one that templates know.
 ROLES = {"developer": "system"}
@@ -107,14 +101,6 @@ def _json(value: object, ensure_ascii: bool = False, **options: Any) -> str:  # 
 def _now(form: str) -> str:
     return datetime.now(UTC).strftime(form)
 
-
-try:
-    import tokenizers
-except ImportError as error:
-    raise InputError(
-        f"a token model needs the tokenizers package, which is not installed here ({error}): "
-        "pip install 'onesweep[pretrained]'"
-    ) from None
 
 TEMPLATE_NAME, SPECIALS_NAME = "chat_template.jinja", "special_tokens.json"
 MAX_ENDS = 64

@@ -145,12 +145,15 @@ def read_tokenizers(directory: Path) -> Tokenizers:
     for path in vars(find_bundle(directory)).values():
         if path is None or (manifest := read_manifest(path)).tokenizer == BYTES_NAME:
             continue
-        from onesweep.serving.modes.pretrained_tokenizer import (
-            read_pretrained_tokenizer,  # byte models do without its libraries
-        )
+        from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer  # its libraries take time
 
         of_tokens[manifest.digest()] = read_pretrained_tokenizer(path, manifest)
     return Tokenizers(of_tokens)
+
+
+def tokenizer_of(directory: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint. Raises OnesweepError where it is missing or damaged."""
+    return read_tokenizers(directory).named(read_manifest(directory).digest())
 
 
 # Stop strings: where a text ends before its time.

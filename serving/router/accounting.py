@@ -53,7 +53,7 @@ class Account:
     effective_samples: list[float] = field(default_factory=list)
     # Between what was drawn and the scorer's distribution, over all sweeps: distances add up at most.
     distance_bound: float = 0.0
-    # For a byte, and how many bytes it was measured on.
+    # For a symbol, and how many symbols it was measured on.
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
     # Of the sweeps since `take_trips`.
     trips: list[router_pb2.Trip] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Account:
         self.distance_bound = min(self.distance_bound + weights.distance_bound, 1.0)
 
     def add_choice(self, length: int, shares: Floats, compute_ms: float) -> None:
-        """Book a choice among candidates of `length` bytes by their shares, and the router's arithmetic for them."""
+        """Book a choice among candidates of `length` symbols by their shares, and the router's arithmetic for them."""
         self.chunk, self.candidates = max(self.chunk, length), max(self.candidates, len(shares))
         self.effective_samples.append(effective(shares))
         self.local_compute_ms += compute_ms

@@ -34,7 +34,7 @@ from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError, failed_precondition, unavailable
 
-PROMPT, SUFFIX = b"The old man said that ", b" and went home."
+PROMPT, SUFFIX = b"The old man said that", b" and went home."
 TEST_TOKENS = 8
 TEST_TIMEOUT_S = 60.0
 # Nats: what a backend may round beyond the manifest's own tolerance. Parts that do not belong together miss by far.

@@ -102,6 +102,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         prompt=bytes(request.prompt),
         suffix=bytes(request.suffix),
         seed=request.seed,
+        max_bytes=request.max_bytes or None,
         max_symbols=min(limits),
         deadline_unix_ms=deadline_unix_ms,
         own_temperature="temperature" in given,

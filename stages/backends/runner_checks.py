@@ -197,7 +197,7 @@ def check_block(runner: BlockRunner, block: Block, int8: bool = False) -> None:
     ReadProbe(block, lambda source, caches: block.read(source, caches)[0]).check(runner, int8)
     generator = torch.Generator().manual_seed(0)
     a = block.architecture
-    half = min(POSITIONS, a.context_bytes) // 2
+    half = min(POSITIONS, a.context_length) // 2
     caches = new_caches(a.layers, a, half)
     for cache in caches:
         cache.append(*torch.randn(2, *cache.keys.shape, generator=generator))

@@ -33,9 +33,9 @@ PROBE_OUTPUT = "probe.output"
 Measures = dict[str, float]
 
 
-def probe_bytes(text: str, context_bytes: int) -> Tensor:
+def probe_bytes(text: str, context_length: int) -> Tensor:
     """The probe as (1, positions) int64, cut to the context."""
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()[None, :context_bytes]
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()[None, :context_length]
 
 
 def probe_symbols(manifest: Manifest) -> Tensor:

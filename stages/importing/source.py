@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import MAX_PROBE_TOKENS
-from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.errors import CheckpointError
 from onesweep.stages.model.llama import LlamaArchitecture
 
 # By the names of Hugging Face; in GGUF they are called `llama` (the first two) and `qwen2`.
@@ -161,10 +162,6 @@ def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> 
 
 def open_tokenizer(tokenizer: str) -> Any:  # noqa: ANN401
     """The tokenizer that a tokenizer.json describes. Raises as `probe_tokens` does."""
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise InputError("tokenizing needs the package tokenizers: pip install 'onesweep[pretrained]'") from None
     try:
         made = Tokenizer.from_str(tokenizer)
     except Exception as error:  # the package raises nothing more particular

@@ -10,7 +10,7 @@ from onesweep.stages.errors import ShapeError
 # Of a model of bytes. There is no padding and no start symbol: a prompt has at least one symbol.
 VOCABULARY = 256
 
-# What a block's clean stream reads: the bytes (`own`) or the features of the block before (`chained`).
+# What a block's clean stream reads: the text (`own`) or the features of the block before (`chained`).
 Context = Literal["own", "chained"]
 
 
@@ -25,7 +25,7 @@ class Architecture:
     layers: int = 2
     width: int = 128
     heads: int = 4
-    context_bytes: int = 512
+    context_length: int = 512
     code_dim: int = 32
     condition_dim: int = 64
     context: Context = "own"
@@ -34,8 +34,8 @@ class Architecture:
     hands_on_slots: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for name in ("parts", "layers", "width", "heads", "context_bytes", "code_dim", "condition_dim", "vocabulary"):
-            least = 2 if name in ("context_bytes", "vocabulary") else 1  # one byte alone has no next byte to learn from
+        for name in ("parts", "layers", "width", "heads", "context_length", "code_dim", "condition_dim", "vocabulary"):
+            least = 2 if name in ("context_length", "vocabulary") else 1  # one alone has no next one to learn from
             most = 1 << 16 if name == "width" else 1 << 20  # a place in a row takes 16 bits on the wire
             check_whole(name, getattr(self, name), least, most)
         if self.width % (2 * self.heads):
@@ -57,7 +57,7 @@ class Architecture:
     @property
     def positions(self) -> int:
         """Symbols in a context."""
-        return self.context_bytes
+        return self.context_length
 
     def layers_in(self, part: int) -> int:
         """Transformer layers of one part: of all the same number."""

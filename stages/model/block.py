@@ -70,14 +70,14 @@ class Block(nn.Module):
         self.noisy_norm, self.noisy_head = nn.RMSNorm(a.width), nn.Linear(a.width, a.vocabulary)
         self.clean_norm, self.clean_head = nn.RMSNorm(a.width), nn.Linear(a.width, a.vocabulary)
         self.register_buffer("codes", codes.table(), persistent=False)
-        self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
+        self.register_buffer("rotary", rotary_table(a.context_length, a.head_dim), persistent=False)
         initialise(self, a.layers)
 
     def restore_tables(self) -> None:
         """Compute what is not stored, for a block that was built on the meta device."""
         a = self.architecture
         self.codes = self._codes.table()
-        self.rotary = rotary_table(a.context_bytes, a.head_dim)
+        self.rotary = rotary_table(a.context_length, a.head_dim)
         self.condition.frequencies = noise_frequencies()
 
     def read(

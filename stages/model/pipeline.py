@@ -26,12 +26,12 @@ class ArStage(CausalStage):
         self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(a.width, a.heads) for _ in range(a.layers)))
         self.norm = nn.RMSNorm(a.width) if self.is_last else None
         self.head = nn.Linear(a.width, a.vocabulary) if self.is_last else None
-        self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
+        self.register_buffer("rotary", rotary_table(a.context_length, a.head_dim), persistent=False)
         initialise(self, a.layers * a.parts)
 
     def restore_tables(self) -> None:
         """Compute what is not stored, for a stage that was built on the meta device."""
-        self.rotary = rotary_table(self.architecture.context_bytes, self.architecture.head_dim)
+        self.rotary = rotary_table(self.architecture.context_length, self.architecture.head_dim)
 
 
 class ArModel(nn.Module):

@@ -16,7 +16,7 @@ from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.pipeline import ArModel
 
-TINY = Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=96, code_dim=8, condition_dim=8)
+TINY = Architecture(parts=2, layers=1, width=16, heads=2, context_length=96, code_dim=8, condition_dim=8)
 
 
 @pytest.fixture(autouse=True, scope="session")

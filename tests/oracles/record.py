@@ -204,9 +204,9 @@ def commands(ring: Ring, directory: Path) -> dict[str, Any]:
     rig.corpus(directory)
     text.write_text((FOLDER / "prose.txt").read_text(encoding="utf-8"), encoding="utf-8")
     topology.write_text(ring.topology.to_toml(), encoding="utf-8")
-    architecture = "parts = 2\nlayers = 1\nwidth = 16\nheads = 2\ncontext_bytes = 32\ncode_dim = 8\ncondition_dim = 8\n"
+    sizes = "parts = 2\nlayers = 1\nwidth = 16\nheads = 2\ncontext_length = 32\ncode_dim = 8\ncondition_dim = 8\n"
     settings.write_text(
-        f"sequences = 2\nwarmup_steps = 2\nbfloat16 = false\nchunks = [1, 4, 0]\n[architecture]\n{architecture}"
+        f"sequences = 2\nwarmup_steps = 2\nbfloat16 = false\nchunks = [1, 4, 0]\n[architecture]\n{sizes}"
     )
     asked = (PROMPT, "--seed", 1, "--max-bytes", BYTES, "--json", *router)
     lined = "ar,local,sweep,resample:scorer,infill:ar,auto"
@@ -219,9 +219,9 @@ def commands(ring: Ring, directory: Path) -> dict[str, Any]:
         "compare": (True, ("compare", *asked, "--modes", lined, "--suffix", SUFFIX)),
         "status": (True, ("status", "--json", *router)),
         "doctor": (True, ("doctor", "--topology", topology, "--json")),
-        "inspect": (False, ("inspect", rig.WEIGHTS, "--json")),
+        "inspect": (False, ("inspect", ring.weights, "--json")),
         "plan": (False, ("train", "plan", "--params", "20M", "--link", "links-60", "--step-s", 1, *alone)),
-        "evaluate": (False, ("evaluate", rig.WEIGHTS, "--data", text, "--windows", 2, "--steps", 1, *alone)),
+        "evaluate": (False, ("evaluate", ring.weights, "--data", text, "--windows", 2, "--steps", 1, *alone)),
         "train simulate": (
             False,
             ("train", "simulate", *tiny, "--steps", 4, "--vary", "codec=fp32,int8", "--out", directory / "rounds"),
@@ -229,7 +229,7 @@ def commands(ring: Ring, directory: Path) -> dict[str, Any]:
     }
     found = {}
     for name, (of_the_moment, arguments) in ways.items():
-        out = rig.command(*arguments).replace(str(directory), "TMP").replace(str(rig.ROOT), "ROOT")
+        out = rig.command(*arguments).replace(str(directory), "TMP").replace(str(ring.weights), "WEIGHTS")
         found[name] = lasting(json.loads(out)) if of_the_moment else json.loads(out)
     return found
 

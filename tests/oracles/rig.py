@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -40,11 +41,9 @@ from onesweep.trainer.rounds.codecs import CODECS as UPDATE_CODECS
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec
-from tests.conftest import open_servers, wait_ready
+from tests.conftest import open_servers, wait_ready, write_bundle
 from tests.stages.hops import step
 
-ROOT = Path(__file__).resolve().parents[2]
-WEIGHTS = ROOT / "weights"
 ROUTER = "oracle"
 PATIENT_S = 60.0
 """A slow machine must not make a ring do anything twice."""
@@ -79,6 +78,7 @@ class Ring:
     """A ready ring in this process."""
 
     topology: Topology
+    weights: Path
     client: Client
     heard: list[Any] = field(default_factory=list)
 
@@ -93,16 +93,23 @@ class Ring:
 
 
 @contextlib.contextmanager
-def ring(hosts: int, replicas: int = 1) -> Iterator[Ring]:
-    """The shipped weights, on so many hosts of each of so many replicas."""
+def weights() -> Iterator[Path]:
+    """A bundle with random weights that are always the same, whichever ship."""
     torch.set_num_threads(1)
-    topology = local_topology(hosts, 3, WEIGHTS, free_port_block(hosts * replicas + 1) + 1, replicas)
+    with tempfile.TemporaryDirectory() as directory:
+        yield write_bundle(Path(directory) / "weights", seed=7, scorer=True)
+
+
+@contextlib.contextmanager
+def ring(weights: Path, hosts: int, replicas: int = 1) -> Iterator[Ring]:
+    """A bundle on so many hosts of each of so many replicas."""
+    topology = local_topology(hosts, 3, weights, free_port_block(hosts * replicas + 1) + 1, replicas)
     with open_servers() as servers:
-        servers.hosts(topology, WEIGHTS, hop_timeout_s=PATIENT_S)
-        servers.router(topology, WEIGHTS, ring={"hop_timeout_s": PATIENT_S})
+        servers.hosts(topology, weights, hop_timeout_s=PATIENT_S)
+        servers.router(topology, weights, ring={"hop_timeout_s": PATIENT_S})
         wait_ready(topology.router)
         with Client(topology.router) as client:
-            running = Ring(topology, client)
+            running = Ring(topology, weights, client)
             yield running
             for events in running.heard:
                 events.cancel()
@@ -195,7 +202,7 @@ def update_payloads() -> dict[str, Any]:
 
 def tiny(**changes: Any) -> TrainingConfig:
     architecture = Architecture(
-        parts=2, layers=1, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8, context="own"
+        parts=2, layers=1, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8, context="own"
     )
     config = TrainingConfig(
         architecture=architecture,

@@ -19,8 +19,14 @@ SHARE = 0.1
 
 
 @pytest.fixture(scope="module")
-def usual() -> Iterator[Ring]:
-    with rig.ring(*record.USUAL) as ring:
+def weights() -> Iterator[Path]:
+    with rig.weights() as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def usual(weights: Path) -> Iterator[Ring]:
+    with rig.ring(weights, *record.USUAL) as ring:
         yield ring
 
 
@@ -37,8 +43,8 @@ def check_texts(found: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("turn", range(len(record.OTHERS)), ids=record.OTHERS.keys())
-def test_every_mode_writes_the_same_on_other_topologies(turn: int) -> None:
-    with rig.ring(*list(record.OTHERS.values())[turn]) as ring:
+def test_every_mode_writes_the_same_on_other_topologies(weights: Path, turn: int) -> None:
+    with rig.ring(weights, *list(record.OTHERS.values())[turn]) as ring:
         check_texts(record.texts(ring, turn))
 
 

@@ -17,7 +17,7 @@ from tests.serving.pretrained import write_model
 
 CONFIG = replace(
     PROFILES["graft"],
-    architecture=Architecture(context_bytes=16, code_dim=8, condition_dim=8),
+    architecture=Architecture(context_length=16, code_dim=8, condition_dim=8),
     steps=1,
     sequences=1,
     valid_windows=1,

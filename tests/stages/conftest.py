@@ -28,7 +28,7 @@ from tests.stages.raw_client import Peer, peer
 from tests.stages.slow_runner import Watched
 
 Module = TypeVar("Module", bound=nn.Module)
-SMALL = {"parts": 2, "layers": 2, "width": 32, "heads": 2, "context_bytes": 96, "code_dim": 8, "condition_dim": 16}
+SMALL = {"parts": 2, "layers": 2, "width": 32, "heads": 2, "context_length": 96, "code_dim": 8, "condition_dim": 16}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -92,7 +92,7 @@ def fit(module: nn.Module, loss: Callable[[], Tensor], steps: int = 40) -> None:
 
 
 def block_loss(block: Block, features: Tensor | None) -> Tensor:
-    known = probe_bytes(PROBE_TEXT, block.architecture.context_bytes)
+    known = probe_bytes(PROBE_TEXT, block.architecture.context_length)
     half = known.shape[1] // 2
     clean, memory = block.read(known if features is None else features[None])
     prefix = [(keys[:, :, :half], values[:, :, :half]) for keys, values in memory]
@@ -122,7 +122,7 @@ def write_chain(directory: Path, **changes: Any) -> None:
 def write_ar(directory: Path) -> None:
     torch.manual_seed(0)
     model = ArModel(small())
-    known = probe_bytes(PROBE_TEXT, small().context_bytes)
+    known = probe_bytes(PROBE_TEXT, small().context_length)
     fit(model, lambda: F.cross_entropy(model(known)[0, :-1], known[0, 1:]), steps=120)
     write_manifest(directory, Manifest("ar", small(), (None, None), probe_text=PROBE_TEXT))
     save_ar(directory, model.eval())

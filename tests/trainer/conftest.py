@@ -32,7 +32,7 @@ parts = 2
 layers = 1
 width = 16
 heads = 2
-context_bytes = 32
+context_length = 32
 code_dim = 8
 condition_dim = 8
 """

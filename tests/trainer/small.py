@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as _directory:
 
 tiny = TrainingConfig(
     architecture=Architecture(
-        parts=2, layers=2, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8, context="own"
+        parts=2, layers=2, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8, context="own"
     ),
     noise=NoiseConfig(partition="equal_probability"),
     steps=6,

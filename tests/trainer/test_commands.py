@@ -70,7 +70,7 @@ def test_one_block_with_a_seed_a_profile_and_a_context(tmp_path: Path, onesweep:
 
 
 def test_init_prints_the_bytes_of_each_part(tmp_path: Path, onesweep: Command) -> None:
-    sizes = ["--parts", 2, "--layers", 1, "--width", 32, "--heads", 2, "--context-bytes", 64]
+    sizes = ["--parts", 2, "--layers", 1, "--width", 32, "--heads", 2, "--context-length", 64]
     outcome = onesweep("init", tmp_path / "chain", *sizes, "--context", "chained")
     for path in (tmp_path / "chain").glob("*.safetensors"):
         assert f"{path.name}  {path.stat().st_size:,} bytes" in outcome.out

@@ -78,7 +78,7 @@ class TrainingConfig:
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     rounds: RoundSettings = field(default_factory=RoundSettings)
     steps: int = field(default=2000, metadata=_WHOLE)
-    sequences: int = field(default=8, metadata=_COUNT)  # windows of `architecture.context_bytes` in a batch
+    sequences: int = field(default=8, metadata=_COUNT)  # windows of `architecture.context_length` in a batch
     # Peak rate of AdamW: embeddings, heads, norms, AdaLN.
     learning_rate: float = field(default=3e-3, metadata=_POSITIVE)
     matrix_learning_rate: float = field(default=2e-2, metadata=_POSITIVE)  # peak rate of the layers' matrices
@@ -121,7 +121,7 @@ PROFILES: dict[str, TrainingConfig] = {
     # For blocks made from a pretrained model: short windows of tokens, rates for weights that know something already.
     "graft": TrainingConfig(
         profile="graft",
-        architecture=Architecture(context_bytes=128, code_dim=64, condition_dim=128, context="chained"),
+        architecture=Architecture(context_length=128, code_dim=64, condition_dim=128, context="chained"),
         noise=NoiseConfig(sigma_min=0.1, sigma_max=3.0),
         steps=400,
         sequences=2,

@@ -78,7 +78,7 @@ class Corpus:
             if len(text) < length:
                 raise DataError(
                     f"{self.name}: the {what} text has {len(text)} {self.noun}, but one window needs {length}; "
-                    "give more text, or a smaller context_bytes"
+                    "give more text, or a smaller context_length"
                 )
 
     def digest(self) -> str:

@@ -74,7 +74,7 @@ class Scorer:
         :param reference: an AR model, by whose odds the from-noise figures of a chain have a floor.
         """
         manifest = read_manifest(directory)
-        context = manifest.own_architecture.context_bytes
+        context = manifest.own_architecture.context_length
         if self.min_context >= context:
             raise InputError(
                 f"min_context {self.min_context} leaves nothing of the {context} bytes that {directory} reads; "
@@ -230,7 +230,7 @@ def divergence(
     drafter: ArModel, scorer: ArModel, name: str, corpus: Corpus, windows: int, min_context: int, temperature: float
 ) -> Divergence:
     """On evenly spaced windows of validation text, past their first `min_context` bytes."""
-    length = min(model.architecture.context_bytes for model in (drafter, scorer))
+    length = min(model.architecture.context_length for model in (drafter, scorer))
     corpus.require(length)
     text = corpus.valid_batch(min(windows, len(corpus.valid) // length), length)
     sums = torch.zeros(3, dtype=torch.float64)

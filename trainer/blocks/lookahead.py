@@ -41,7 +41,7 @@ class OwnHead(nn.Module):
         a = architecture
         self.layers = cast(Sequence[Layer], nn.ModuleList(Layer(a.width, a.heads) for _ in range(layers)))
         self.norm, self.head = nn.RMSNorm(a.width), nn.Linear(a.width, a.vocabulary)
-        self.register_buffer("rotary", rotary_table(a.context_bytes, a.head_dim), persistent=False)
+        self.register_buffer("rotary", rotary_table(a.context_length, a.head_dim), persistent=False)
         initialise(self, a.layers * a.parts)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class ScorerTask:
     def __init__(self, name: str, workers: Workers, corpus: Corpus, config: TrainingConfig) -> None:
         self.name, self.module, self.corpus, self.config = name, workers, corpus, config
         self.trained = [nn.ModuleList([stage, *workers.heads[i : i + 1]]) for i, stage in enumerate(workers.stages)]
-        self.length = workers.stages[0].architecture.context_bytes
+        self.length = workers.stages[0].architecture.context_length
 
     def loss(self, step: int) -> StepLoss:
         if step % self.config.lookahead.refresh_every == 0:
@@ -212,7 +212,7 @@ class ChainTask:
         self.name, self.module, self.partition = name, workers, partition
         self.corpus, self.config = corpus, config
         self.trained = list(workers.blocks)
-        self.length = config.architecture.context_bytes
+        self.length = config.architecture.context_length
 
     def loss(self, step: int) -> StepLoss:
         config, workers = self.config, self.module

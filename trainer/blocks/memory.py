@@ -45,7 +45,7 @@ def measure_training(config: TrainingConfig, corpus: Corpus) -> dict[str, Memory
     features) that one block hands to the next. `ar`: the AR model with as many layers.
     """
     blocks = _blocks(config)
-    text = corpus.batch(config.seed, 0, config.sequences, config.architecture.context_bytes + 1)
+    text = corpus.batch(config.seed, 0, config.sequences, config.architecture.context_length + 1)
     chain = _Chain(blocks, config, corpus, text)
     last = blocks[-1]
     frozen = blocks[:-1] if config.architecture.context == "chained" else []
@@ -63,7 +63,7 @@ class _Chain:
         a = config.architecture
         self.blocks, self.config, self.text = blocks, config, text
         partition = make_partition(config.noise, a.parts, Codes(config.noise.code_seed, a.code_dim), corpus.train)
-        self.layout = ChunkLayout(a.context_bytes, a.context_bytes)
+        self.layout = ChunkLayout(a.context_length, a.context_length)
         generator = torch.Generator().manual_seed(config.seed)
         self.corruptions = [Corruption.draw(b, partition, self.layout, len(text), generator) for b in blocks]
 

@@ -41,7 +41,7 @@ class BlockBatch:
 
     @classmethod
     def draw(cls, block: Block, partition: NoisePartition, config: TrainingConfig, step: int, batch: int) -> BlockBatch:
-        layout, generator, self_condition = draw_chunks(config, block.index, block.architecture.context_bytes, step)
+        layout, generator, self_condition = draw_chunks(config, block.index, block.architecture.context_length, step)
         return cls(layout, Corruption.draw(block, partition, layout, batch, generator), self_condition)
 
     def loss(
@@ -69,7 +69,7 @@ class BlockTask:
         self.name = f"block-{block.index}"
         self.module, self.before, self.partition = block, before, partition
         self.corpus, self.config = corpus, config
-        self.length = block.architecture.context_bytes
+        self.length = block.architecture.context_length
         self.trained = [block]
 
     def loss(self, step: int) -> StepLoss:
@@ -118,7 +118,7 @@ class ArTask:
 
     def __init__(self, name: str, model: ArModel, corpus: Corpus, config: TrainingConfig) -> None:
         self.name, self.module, self.corpus, self.config = name, model, corpus, config
-        self.length = model.architecture.context_bytes
+        self.length = model.architecture.context_length
         self.trained = [model]
 
     def loss(self, step: int) -> StepLoss:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError, DataError, InputError
@@ -114,10 +115,6 @@ def train_tokenizer(text: Tensor, vocabulary: int) -> TextTokenizer:
     """Byte-level BPE of so many tokens, without special ones. text: (bytes,) uint8. Raises InputError."""
     if not LEAST_VOCABULARY <= vocabulary <= MOST_VOCABULARY:
         raise InputError(f"--vocabulary must be from {LEAST_VOCABULARY} to {MOST_VOCABULARY}, not {vocabulary}")
-    try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    except ImportError:
-        raise InputError("tokens need the package tokenizers: pip install 'onesweep[pretrained]'") from None
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

@@ -45,7 +45,7 @@ def train_blocks(
     architecture = config.architecture
     if only is not None and not 0 <= only < architecture.parts:
         raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
-    corpus.require(architecture.context_bytes + 1)
+    corpus.require(architecture.context_length + 1)
     manifest = open_checkpoint_dir(out, new_chain(config, corpus), corpus.tokenizer)
     for index in range(architecture.parts) if only is None else [only]:
         if manifest.parts[index] is not None:
@@ -63,7 +63,7 @@ def train_blocks_ahead(config: TrainingConfig, corpus: Corpus, out: Path, progre
     if config.architecture.context != "chained":
         raise ConfigError("lookahead goes through the features that blocks pass on: give --context chained")
     config = in_symbols_of(config, corpus)
-    corpus.require(config.architecture.context_bytes + 1)
+    corpus.require(config.architecture.context_length + 1)
     manifest = open_checkpoint_dir(out, new_chain(config, corpus, "lookahead"), corpus.tokenizer)
     if not manifest.complete:
         assert manifest.codes is not None
@@ -118,7 +118,7 @@ def _train_pipeline(
     progress: Progress | None,
 ) -> Manifest:
     architecture = stages[0].architecture
-    corpus.require(architecture.context_bytes + 1)
+    corpus.require(architecture.context_length + 1)
     manifest = open_checkpoint_dir(out, new_ar(architecture, config, corpus, objective), corpus.tokenizer)
     if manifest.complete:
         print(f"AR model: already trained in {out}")
@@ -191,7 +191,7 @@ def diagnose(
     if progress is not None:
         progress.enter(TrainingState.EVALUATING)
     blocks = [load_block(out, i) for i in range(config.architecture.parts)]
-    text = corpus.valid_batch(config.valid_windows, config.architecture.context_bytes + 1)
+    text = corpus.valid_batch(config.valid_windows, config.architecture.context_length + 1)
     losses = chain_diagnostics(blocks, manifest.partition, text, STEPS_PER_BLOCK)
     log = StepLog(out / RUN_FOLDER / "chain.jsonl")
     # A measurement before a kill is replaced.

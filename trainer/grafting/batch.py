@@ -138,9 +138,9 @@ class SlotBatch:
         batch: int,
         device: torch.device | None = None,
     ) -> SlotBatch:
-        """For windows of `config.architecture.context_bytes` slots."""
+        """For windows of `config.architecture.context_length` slots."""
         a = config.architecture
-        layout, generator, with_estimate = draw_chunks(config, index, a.context_bytes, step)
+        layout, generator, with_estimate = draw_chunks(config, index, a.context_length, step)
         where = layout.indices()
         uniform = torch.rand(index + 1, batch, int(where[-1]) + 1, generator=generator)[..., where]
         sigma = partition.sample(index, uniform[0])

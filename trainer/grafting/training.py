@@ -76,7 +76,7 @@ class GraftTask:
         self.model, self.corpus, self.config, self.settings = model, corpus, config, settings
         self.block = model.blocks[settings.block]
         self.name = f"graft-{settings.block}"
-        self.length = config.architecture.context_bytes
+        self.length = config.architecture.context_length
         self.own_head = self._own_head()
         self.module = trained_module(model, settings, self.own_head)
         self.module.requires_grad_(True)
@@ -182,7 +182,7 @@ def open_graft(
     """
     manifest = pretrained(checkpoint)
     a = manifest.architecture
-    length = config.architecture.context_bytes
+    length = config.architecture.context_length
     if length > a.positions:
         raise ConfigError(f"windows of {length} symbols: the model reads at most {a.positions}")
     stages = load_stages(checkpoint, device)
@@ -225,7 +225,7 @@ def train_block(graft: Graft, settings: GraftSettings) -> dict[str, float]:
 def measure_chain(graft: Graft, steps: int, windows: int) -> dict[str, Any]:
     """The whole chain from noise: with the true prefix at every place and with a wrong one, and in chunks."""
     model = graft.model()
-    text = graft.corpus.valid_batch(windows, graft.config.architecture.context_bytes + 1)
+    text = graft.corpus.valid_batch(windows, graft.config.architecture.context_length + 1)
     asked = {"alone": (1, False), "alone_scrambled": (1, True), "chunks": (16, False), "chunks_scrambled": (16, True)}
     return {
         name: [point._asdict() for point in from_noise(model, text, steps, chunk, is_scrambled=is_scrambled)]
@@ -252,7 +252,7 @@ def _create(
     codes = EmbeddingCodes.of_embedding(embedding.weight, shape.code_dim)
     partition = make_partition(config.noise, len(stages), codes, text.train)
     data = {"name": text.name, "train_symbols": len(text.train), "train_sha256": text.digest()}
-    windows = text.batch(config.seed, 0, LENS_WINDOWS, config.architecture.context_bytes)
+    windows = text.batch(config.seed, 0, LENS_WINDOWS, config.architecture.context_length)
     stored = (
         write_table(out, CODES_NAME, codes.table()),
         write_table(out, LENSES_NAME, fit_tuned_lenses(stages, windows)),

@@ -32,7 +32,7 @@ class FeatureFormat:
     @classmethod
     def of(cls, config: TrainingConfig) -> FeatureFormat:
         a = config.architecture
-        return cls(config.rounds.steps_per_round, config.sequences, a.context_bytes, a.width)
+        return cls(config.rounds.steps_per_round, config.sequences, a.context_length, a.width)
 
     @property
     def step_bytes(self) -> int:
@@ -90,7 +90,7 @@ class FeatureReader:
     def payload(self, index: int, seed: int, step: int) -> bytes:
         """Features that block `index` reads in one local step of the place whose batches come from `seed`."""
         config = self.config
-        text = self.corpus.batch(seed, step, config.sequences, config.architecture.context_bytes + 1)
+        text = self.corpus.batch(seed, step, config.sequences, config.architecture.context_length + 1)
         x = text[:, :-1]
         # the precision in which a worker runs its copies
         with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bfloat16):

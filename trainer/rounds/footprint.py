@@ -110,7 +110,7 @@ def _work(
 
 def _train_small(config: TrainingConfig, corpus: Corpus) -> None:
     """Have all of the program loaded that training uses, which is the same for every size."""
-    small = replace(config.architecture, parts=1, layers=1, width=8, heads=1, context_bytes=8)
+    small = replace(config.architecture, parts=1, layers=1, width=8, heads=1, context_length=8)
     config = replace(config, architecture=small)
     Learner(RunSpec.of(config, corpus).task(0, corpus, config.seed), config).train(0, 1)
 

@@ -88,7 +88,7 @@ class StagePart:
         self.later = [copy.requires_grad_(False) for copy in copies if copy.index > stage.index]
         self.copies: Mapping[str, nn.Module] = {stage_name(copy.index): copy for copy in copies}
         self.corpus, self.config, self.trained = corpus, config, [module]
-        self.length = stage.architecture.context_bytes
+        self.length = stage.architecture.context_length
 
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)

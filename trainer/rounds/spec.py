@@ -153,7 +153,7 @@ class RunSpec:
                 "copies_codec in [rounds]"
             )
         check_features(config)
-        corpus.require(architecture.context_bytes + 1)
+        corpus.require(architecture.context_length + 1)
         codes = Codes(config.noise.code_seed, architecture.code_dim)
         if model == "chain":
             partition = partition or make_partition(config.noise, architecture.parts, codes, corpus.train)
@@ -256,7 +256,7 @@ class RunSpec:
         """Validation losses in nats of what was published: "next_byte" at its end; of a chain also those of the whole,
         as `chain_diagnostics` names them, and "PART KIND" of each block.
         """
-        text = corpus.valid_batch(self.config.valid_windows, self.config.architecture.context_bytes + 1)
+        text = corpus.valid_batch(self.config.valid_windows, self.config.architecture.context_length + 1)
         if self.config.rounds.model != "chain":
             with torch.inference_mode():
                 return {"next_byte": next_byte_nats(self.pipeline(published)(text[:, :-1]), text)}

@@ -8,7 +8,7 @@ const SOUP = { kind: "soup", said: "noise chain: letter soup at this size" };
 
 const MODES = {
   sweep: ["One trip writes the whole text: every host takes some noise out of it.", SOUP],
-  chunked: ["As sweep, 32 tokens or so at a time: one trip for each chunk.", SOUP],
+  chunked: ["As sweep, a few tokens at a time: one trip for each chunk.", SOUP],
   resample: ["The router drafts the whole text many times, one trip scores them all, and one is drawn by its score.", LIKELY],
   verified: ["The router drafts, and one trip accepts or replaces the drafts by rejection sampling.", SCORED],
   infill: ["The router drafts texts for the gap before the suffix, and the hosts score them.", LIKELY],

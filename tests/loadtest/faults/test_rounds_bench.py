@@ -123,7 +123,7 @@ parts = 1
 layers = 1
 width = 16
 heads = 2
-context_bytes = 32
+context_length = 32
 [rounds]
 model = "ar"
 steps_per_round = 20

@@ -23,7 +23,7 @@ parts = 1
 layers = 1
 width = 16
 heads = 2
-context_bytes = 32
+context_length = 32
 code_dim = 8
 condition_dim = 8
 [noise]
@@ -42,7 +42,7 @@ parts = 1
 layers = 1
 width = 32
 heads = 2
-context_bytes = 64
+context_length = 64
 [rounds]
 steps_per_round = 2
 replicas = 1

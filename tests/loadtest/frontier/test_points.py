@@ -29,7 +29,7 @@ PROFILE = "links-60"
 def answer(latency_ms: float, reason: str = "", **changes: Any) -> Sample:
     account = {
         "sweeps": 4,
-        "output_bytes": 100,
+        "output_tokens": 100,
         "hosts": [{"compute_ms": 30.0}],
         "compute_ms": 50.0,
         "ahead_ms": 0.0,

@@ -74,14 +74,16 @@ def test_a_frontier_is_a_ranking_too(tmp_path: Path) -> None:
     ranking = ranking_of(record(row("local", 2.5), row("resample:ar:chunk=32:candidates=8", 2.0)))
     account = {
         "sweeps": 8,
+        "output_tokens": 64,
         "hosts": [{"compute_ms": 30.0}, {"compute_ms": 30.0}],
         "compute_ms": 80.0,
         "ahead_ms": 0.0,
         "batches": 1,
         "wire_bytes_total": 5000,
     }
-    options = [option_of(worth, [Sample(0, 0, 100.0, account=account)], 256) for worth in ranking.worths]
+    options = [option_of(worth, [Sample(0, 0, 100.0, account=account)]) for worth in ranking.worths]
     assert (options[1].host_ms, options[1].router_ms, options[1].sweeps) == (60.0, 20.0, 8.0)
+    assert options[1].output_symbols == 64
     path = tmp_path / "frontier.json"
     path.write_text(json.dumps(frontier_of(ranking, options).to_record()))
     again = read_ranking(path)

@@ -15,7 +15,7 @@ from onesweep.serving.cli.__main__ import main
 @pytest.mark.slow
 def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "batching.json"
-    sizes = ["--batch", "4", "--bytes", "12", "--rounds", "2"]
+    sizes = ["--batch", "4", "--max-tokens", "12", "--rounds", "2"]
     assert main(["bench", "batching", "--checkpoint", str(bundle), *sizes, "--json", str(path)]) == 0
     assert "together / bare" in capsys.readouterr().out
     figures = json.loads(path.read_text())["figures"]
@@ -37,7 +37,7 @@ def test_the_target_is_seven_tenths_of_the_bare_loop(together: float, met: str) 
         (["--batch", "0"], "--batch must be from 1 to 64, not 0"),
         (["--batch", "65"], "--batch must be from 1 to 64, not 65"),
         (["--rounds", "0"], "--rounds must be at least 1, not 0"),
-        (["--bytes", "500"], "--bytes must be 1 to 468, what the context leaves after the prompt, not 500"),
+        (["--max-tokens", "500"], "--max-tokens must be 1 to 469, what the context leaves after the prompt, not 500"),
         (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json: No such file or directory"),
     ],
 )

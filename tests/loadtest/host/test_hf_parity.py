@@ -13,7 +13,6 @@ import pytest
 from onesweep.serving.cli.__main__ import main
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
-pytest.importorskip("tokenizers")
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "vocab_size": 300}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3}
 

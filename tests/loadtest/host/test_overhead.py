@@ -92,9 +92,9 @@ def test_the_floor_gives_as_many_bytes_as_asked_and_the_same_again(bundle: Path,
     assert first == again != other
 
 
-@pytest.mark.parametrize("change", [{"max_bytes": 0}, {"max_bytes": 53}, {"hosts": (3,)}])
+@pytest.mark.parametrize("change", [{"max_bytes": 0}, {"max_bytes": 54}, {"hosts": (3,)}])
 def test_settings_are_refused_before_anything_starts(bundle: Path, change: dict[str, object]) -> None:
-    settings = OverheadSettings(bundle, 1, 52)  # 44 bytes of prompt and 52 fill the context
+    settings = OverheadSettings(bundle, 1, 53)  # 43 bytes of prompt and 53 fill the context
     assert [len(topology.hosts) for topology in OverheadBench(settings).rings()] == [1, 2]
     with pytest.raises(InputError):
         OverheadBench(replace(settings, **change)).check()

@@ -111,7 +111,7 @@ def test_losses_of_a_text_are_means_over_its_windows(bundles: Path, tmp_path: Pa
     for both, one, other in zip(losses(first, second), losses(first), losses(second), strict=True):
         assert one != other
         assert both == pytest.approx([(a + b) / 2 for a, b in zip(one, other, strict=True)], rel=1e-5)
-    with pytest.raises(InputError, match="shorter than two bytes"):
+    with pytest.raises(InputError, match="fewer than two symbols"):
         losses(b"x")
 
 

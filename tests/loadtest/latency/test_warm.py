@@ -32,7 +32,7 @@ def test_every_situation_has_a_row(bundle: Path, tmp_path: Path, capsys: pytest.
     [
         (["--rounds", "0"], "--rounds must be at least 1, not 0"),
         (["--idle-s", "-1"], "--idle-s must be from 0 to 3600, not -1"),
-        (["--bytes", "0"], "--bytes must be 1 to 469, what the context leaves after the prompt"),
+        (["--bytes", "0"], ", what the context leaves after the prompt, not 0"),
         (["--modes", "swep"], "unknown mode 'swep' in --modes"),
         (["--profile", "moon"], "no profile 'moon'"),
         (["--json", "/nowhere/w.json"], "cannot write /nowhere/w.json"),

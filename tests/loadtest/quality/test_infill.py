@@ -34,7 +34,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def filling(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle, with a local model."""
     root = Path(shutil.copytree(bundle, tmp_path_factory.mktemp("filling") / "bundle"))
-    model = ArModel(Architecture(parts=1, layers=1, width=16, heads=2, context_bytes=96, code_dim=8, condition_dim=8))
+    model = ArModel(Architecture(parts=1, layers=1, width=16, heads=2, context_length=96, code_dim=8, condition_dim=8))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))

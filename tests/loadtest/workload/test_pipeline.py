@@ -10,7 +10,8 @@ from torch.distributions import Categorical
 from torch.nn import functional as F
 
 from onesweep.loadtest.workload.pipeline import Pipeline, Surprise
-from onesweep.loadtest.workload.texts import continued, symbols_of, tokenizer_of
+from onesweep.loadtest.workload.texts import continued, symbols_of
+from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.checkpoint.checkpoint import load_ar
 from tests.serving.pretrained import ARCHITECTURE, tokenizer, write_model
 

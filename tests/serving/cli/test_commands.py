@@ -15,7 +15,7 @@ from onesweep.serving.cli.commands import ROOT, Command, find, meant, walk
 from onesweep.serving.cli.completion import SHELLS, script_for
 from onesweep.serving.cli.parser import parser_of
 
-LOADED = "print(*sorted({'torch', 'grpc', 'numpy'} & set(sys.modules)))"
+LOADED = "print(*sorted({'torch', 'grpc', 'numpy', 'tokenizers'} & set(sys.modules)))"
 ASK = f"""
 import sys
 from onesweep.serving.cli.__main__ import main

@@ -11,7 +11,7 @@ import pytest
 from onesweep.serving.modes.frontier import Frontier, Option, read_frontier
 from onesweep.stages.errors import InputError
 
-COSTS = {"output_bytes": 256, "host_ms": 90.0, "router_ms": 30.0, "wire_bytes": 9000.0}
+COSTS = {"output_symbols": 256, "host_ms": 90.0, "router_ms": 30.0, "wire_bytes": 9000.0}
 
 
 def option(mode: str, bits: float = 2.0, sweeps: float = 8.0, high: float = 8.0, **settings: Any) -> Option:
@@ -56,7 +56,7 @@ def test_a_record_and_back(tmp_path: Path) -> None:
         (record(options=[{**record()["options"][0], "bits": "good"}]), "'bits' must be a number from 0, not 'good'"),
         (record(options=[{**record()["options"][0], "bits": float("nan")}]), "'bits' must be a number"),
         (record(options=[{**record()["options"][0], "sweeps": -1}]), "'sweeps' must be a number from 0, not -1"),
-        (record(options=[{**record()["options"][0], "output_bytes": 0}]), "output_bytes must be at least 1"),
+        (record(options=[{**record()["options"][0], "output_symbols": 0}]), "output_symbols must be at least 1"),
         (record(options=[{**record()["options"][0], "settings": {"magic": 1}}]), "magic = 1 is not a setting"),
         (record(options=[{**record()["options"][0], "settings": {"chunk": "x"}}]), "chunk = 'x' is not a setting"),
     ],
@@ -70,7 +70,9 @@ def test_a_bad_file(tmp_path: Path, content: object, says: str) -> None:
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["bits", "output_bytes", "sweeps", "sweeps_high", "host_ms", "router_ms", "wire_bytes"])
+@pytest.mark.parametrize(
+    "key", ["bits", "output_symbols", "sweeps", "sweeps_high", "host_ms", "router_ms", "wire_bytes"]
+)
 def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     broken = record()
     del broken["options"][0][key]

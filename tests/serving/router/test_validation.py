@@ -214,7 +214,7 @@ def test_a_drafter_with_a_smaller_context_is_the_limit(bundles: Path, tmp_path: 
     mixed = tmp_path / "mixed"
     shutil.copytree(bundles / "own", mixed)
     shutil.rmtree(mixed / "local")
-    small = Architecture(parts=1, layers=1, width=32, heads=2, context_bytes=64, code_dim=32, condition_dim=16)
+    small = Architecture(parts=1, layers=1, width=32, heads=2, context_length=64, code_dim=32, condition_dim=16)
     write_manifest(mixed / "local", Manifest("ar", small, (None,), probe_text=PROBE_TEXT))
     save_ar(mixed / "local", ArModel(small))
     with local_ring(mixed, 1) as client:

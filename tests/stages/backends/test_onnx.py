@@ -74,7 +74,7 @@ def test_company_changes_nothing(backend, make_block, noisy_piece) -> None:
 @pytest.mark.parametrize("width", [32, 36])
 def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, clean_piece, width: int) -> None:
     torch.manual_seed(width)
-    for stage in ArModel(Architecture(2, 1, width, 2, context_bytes=96)).eval().requires_grad_(False).stages:
+    for stage in ArModel(Architecture(2, 1, width, 2, context_length=96)).eval().requires_grad_(False).stages:
         runner = backend.stage(stage)
         together, alone, company = (clean_piece(stage, 5, 9), clean_piece(stage, 5, 9), clean_piece(stage, 1, 20))
         hidden, _ = runner.read([together, company])

@@ -36,7 +36,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 def random_parts(width: int, heads: int) -> tuple[Block, ArStage]:
     torch.manual_seed(width)
-    a = Architecture(2, 2, width, heads, context_bytes=96, code_dim=12, condition_dim=20, context="chained")
+    a = Architecture(2, 2, width, heads, context_length=96, code_dim=12, condition_dim=20, context="chained")
     parts = Block(a, 1, Codes(0, a.code_dim)), ArStage(a, 1)
     for part in parts:
         part.eval().requires_grad_(False)
@@ -245,7 +245,7 @@ def test_rows_are_independent_on_this_machine(threads, count: int, shapes) -> No
 
 
 def test_the_check_fits_into_a_small_context(make_block) -> None:
-    block = make_block(context_bytes=2)
+    block = make_block(context_length=2)
     assert check_rows(PackedBlock(block), block)
 
 

@@ -277,7 +277,7 @@ def test_a_prompt_in_pieces_is_one_prompt(make_chain: MakeChain, partition: Nois
     """Against the reference, which reads all of it at once."""
     prompt = bytes((7 * i) % 251 for i in range(2 * READ_POSITIONS + 5))
     plan = replace(PLAN, start=len(prompt))
-    chain = make_chain(context=context, context_bytes=320)
+    chain = make_chain(context=context, context_length=320)
     sequences = [Sequence(block, partition, 320) for block in chain]
     text, boundaries = sweep(sequences, plan, clean=prompt)
     assert text == reference(chain, partition, plan, prompt)[0]
@@ -290,7 +290,7 @@ def test_a_prompt_in_pieces_is_one_prompt(make_chain: MakeChain, partition: Nois
 
 
 def test_work_tells_how_many_positions_come_next(make_chain: MakeChain, partition: NoisePartition) -> None:
-    chain = make_chain(context_bytes=320)
+    chain = make_chain(context_length=320)
     sequence = Sequence(chain[0], partition, 320)
     work = sequence.work(replace(PLAN, start=200, steps=2), FP32, bytes(200), None)
     rows = []

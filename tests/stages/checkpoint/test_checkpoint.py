@@ -173,7 +173,7 @@ MEASURE = """
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_loading_takes_little_more_memory_than_the_weights(tmp_path: Path) -> None:
     for name, width, layers in (("small", 256, 1), ("large", 512, 2)):
-        a = Architecture(parts=1, layers=layers, width=width, context_bytes=32)
+        a = Architecture(parts=1, layers=layers, width=width, context_length=32)
         write_manifest(tmp_path / name, Manifest("ar", a, (None,), probe_text=PROBE_TEXT))
         save_ar(tmp_path / name, ArModel(a).eval())
     size = part_file(tmp_path / "large", 0).stat().st_size

@@ -76,7 +76,7 @@ def stage_of(family: str) -> ArStage | LlamaStage:
     if family == "llama":
         return random_stages()[0]
     torch.manual_seed(3)
-    stage = ArStage(Architecture(parts=2, layers=2, width=32, heads=2, context_bytes=64), 0)
+    stage = ArStage(Architecture(parts=2, layers=2, width=32, heads=2, context_length=64), 0)
     return stage.eval().requires_grad_(False)
 
 

@@ -14,9 +14,6 @@ from tests.stages.importing.published import learnt
 
 @pytest.fixture(scope="session")
 def weights() -> dict[str, Tensor]:
-    pytest.importorskip(
-        "tokenizers", reason="the package tokenizers is not installed: pip install 'onesweep[pretrained]'"
-    )
     return learnt()
 
 

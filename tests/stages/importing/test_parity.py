@@ -39,7 +39,6 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="session")
 def transformers() -> Any:
-    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install 'onesweep[pretrained]'")
     return pytest.importorskip("transformers", reason="transformers is not installed: pip install 'onesweep[quality]'")
 
 

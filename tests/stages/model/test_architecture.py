@@ -12,7 +12,7 @@ def test_the_default_is_a_model() -> None:
     assert Architecture().head_dim * Architecture().heads == Architecture().width
 
 
-@pytest.mark.parametrize("name", ["parts", "layers", "width", "heads", "context_bytes", "code_dim", "condition_dim"])
+@pytest.mark.parametrize("name", ["parts", "layers", "width", "heads", "context_length", "code_dim", "condition_dim"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "4", True, None, (1 << 20) + 1])
 def test_a_size_must_be_a_sensible_whole_number(name: str, value: object) -> None:
     with pytest.raises(ShapeError, match=name):
@@ -25,9 +25,9 @@ def test_a_place_in_a_row_has_16_bits() -> None:
 
 
 def test_one_byte_of_context_is_too_little() -> None:
-    with pytest.raises(ShapeError, match="context_bytes"):
-        Architecture(context_bytes=1)
-    assert Architecture(context_bytes=2).context_bytes == 2
+    with pytest.raises(ShapeError, match="context_length"):
+        Architecture(context_length=1)
+    assert Architecture(context_length=2).context_length == 2
 
 
 @pytest.mark.parametrize(("width", "heads"), [(30, 4), (12, 12), (36, 4)])

@@ -143,7 +143,7 @@ def filled(module: nn.Module) -> nn.Module:
 
 def test_the_meaning_of_weights_is_frozen() -> None:
     """A change here makes every checkpoint that was ever trained mean something else."""
-    a = Architecture(parts=2, layers=2, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8)
+    a = Architecture(parts=2, layers=2, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8)
     block, stage = filled(Block(a, 1, Codes(0, 8))), filled(ArModel(a))
     known = torch.tensor([list(b"The rider slept.")])
     features, memory = block.read(known)

@@ -46,7 +46,7 @@ def test_measurements_of_workers_side_by_side_are_all_kept(tmp_path: Path) -> No
     assert read_manifest(tmp_path).metrics == {f"block-{i}": {"nats": float(i)} for i in range(8)}
 
 
-TINY = Architecture(parts=3, layers=1, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8)
+TINY = Architecture(parts=3, layers=1, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8)
 
 PEAK = """
 import sys

@@ -22,7 +22,7 @@ from tests.trainer.small import corpus, tiny
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """chain/, ar/ and local/, hardly trained."""
-    architecture = Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=32, code_dim=8, condition_dim=8)
+    architecture = Architecture(parts=2, layers=1, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8)
     noise = NoiseConfig(partition="equal_probability")
     config = TrainingConfig(
         architecture=architecture, noise=noise, steps=2, sequences=2, bfloat16=False, valid_windows=2
@@ -143,7 +143,7 @@ def test_what_cannot_be_scored_is_refused(bundle: Path, tmp_path: Path) -> None:
         Scorer(corpus, min_context=8).score(copy)
 
 
-SIZES = Architecture(parts=1, layers=1, width=16, heads=2, context_bytes=32)
+SIZES = Architecture(parts=1, layers=1, width=16, heads=2, context_length=32)
 
 
 def constant(odds: dict[int, float]) -> ArModel:

@@ -52,7 +52,7 @@ def test_parameters_gradients_and_state_are_those_of_real_tensors() -> None:
 @pytest.mark.parametrize("context", ["own", "chained"])
 @pytest.mark.parametrize("parts", [2, 4])
 def test_one_block_holds_its_share_of_training_end_to_end(context: str, parts: int) -> None:
-    architecture = replace(tiny.architecture, parts=parts, width=64, context_bytes=64, context=context)
+    architecture = replace(tiny.architecture, parts=parts, width=64, context_length=64, context=context)
     uses = measure_training(replace(tiny, architecture=architecture, sequences=2), corpus)
     share = uses["block"].total / uses["end to end"].total
     assert share <= (1.15 / parts if context == "own" else 1 / parts + 0.15)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onesweep.loadtest.workload.pipeline import InProcess, Work
 from onesweep.stages.checkpoint.checkpoint import halve, load_ar, load_chain
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
 from onesweep.stages.errors import CheckpointError, DataError, InputError
@@ -20,6 +22,8 @@ from onesweep.trainer.blocks.data import Corpus, load_corpus
 from onesweep.trainer.blocks.evaluate import Scorer
 from onesweep.trainer.blocks.tokens import TextTokenizer, token_bytes, train_tokenizer
 from onesweep.trainer.blocks.train import train_ar, train_blocks, train_scorer
+from tests.serving.modes.test_auto import option
+from tests.serving.modes.test_auto import write as write_frontier
 from tests.trainer.small import TEXT, corpus, tiny
 
 TOKENS = 290
@@ -141,6 +145,34 @@ def test_hosts_serve_it_in_every_mode(served: Any, mode: str) -> None:
     assert served.generate("the ship sailed n", **settings).text == first.text
 
 
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
+def test_a_text_cut_in_bytes_is_that_of_one_process(served: Any, bundle: Path, mode: str) -> None:
+    served_text = served.generate("the ship sailed", mode=mode, max_bytes=12, seed=3).output
+    assert 9 <= len(served_text) <= 12, "no character is cut in two"
+    assert InProcess(bundle).generate(Work(mode, b"the ship sailed", 12, 3)) == served_text
+
+
+def test_auto_counts_tokens(bundle: Path, tmp_path: Path, local_ring: Callable[..., Any]) -> None:
+    # it promises far too much of `verified`, which takes a sweep for a token or two
+    hasty = option("verified", 2.0, host_ms=0.0, scorer="scorer", draft=1)
+    path = write_frontier(tmp_path / "frontier.json", bundle, (option("local", 3.0, 0.0, 0.0), hasty))
+    prompt, settings = "the ship sailed n", {"mode": "auto", "seed": 3}
+    with local_ring(bundle, 2, frontier=path) as client:
+        late = client.generate(prompt, max_tokens=16, budget_ms=1500, link_ms=100, **settings)
+        written = re.findall(r"after (\d+) of 16 tokens \d+ ms were left, so local wrote the rest", late.reason)
+        assert 0 < int(written[0]) < 16 == late.output_tokens
+        whole = client.generate(prompt, max_tokens=16, **settings)
+        assert (whole.mode, whole.output_tokens) == ("verified", 16)
+
+
+def test_auto_expects_fewer_tokens_than_bytes(bundle: Path, tmp_path: Path, local_ring: Callable[..., Any]) -> None:
+    path = write_frontier(tmp_path / "frontier.json", bundle, (option("ar", 2.0, 64.0),))
+    with local_ring(bundle, 2, frontier=path) as client:
+        result = client.generate(TEXT[:20], max_bytes=20, seed=3)
+    assert f": {result.prompt_tokens} sweeps of " in result.reason
+    assert result.output_bytes <= 20
+
+
 def test_words_after_half_a_word(served: Any) -> None:
     """A prompt may end anywhere."""
     for end in range(8, 14):
@@ -165,7 +197,7 @@ def test_the_same_run_goes_on_with_the_same_tokenizer_only(
 
 
 def test_a_window_needs_enough_tokens(tokenizer: TextTokenizer) -> None:
-    config = replace(tiny, architecture=replace(tiny.architecture, context_bytes=20000))
+    config = replace(tiny, architecture=replace(tiny.architecture, context_length=20000))
     with pytest.raises(DataError, match=r"the training text has \d+ tokens, but one window needs 20001"):
         train_ar(config, corpus.in_tokens(tokenizer), Path("nowhere"), 4, 2)
 

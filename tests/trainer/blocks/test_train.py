@@ -129,9 +129,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_context_longer_than_the_text_is_refused_before_training(tmp_path: Path) -> None:
-    long = replace(short, architecture=replace(short.architecture, context_bytes=4096))
+    long = replace(short, architecture=replace(short.architecture, context_length=4096))
     for train in (lambda: train_blocks(long, corpus, tmp_path / "a"), lambda: train_ar(long, corpus, tmp_path, 1, 1)):
-        with pytest.raises(DataError, match="but one window needs 4097; give more text, or a smaller context_bytes"):
+        with pytest.raises(DataError, match="but one window needs 4097; give more text, or a smaller context_length"):
             train()
 
 

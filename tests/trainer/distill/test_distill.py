@@ -87,7 +87,7 @@ TRAINING = DistillSettings.training
 
 
 def test_models_of_bytes_are_distilled_by_the_same_code(short: Short, tmp_path: Path) -> None:
-    architecture = Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=64)
+    architecture = Architecture(parts=2, layers=1, width=16, heads=2, context_length=64)
     create_untrained(tmp_path / "ar", "ar", architecture)
     manifest, _ = told(replace(short(layers=None), checkpoint=tmp_path / "ar"))
     assert manifest.architecture == replace(architecture, parts=1)
@@ -122,7 +122,7 @@ def test_bad_settings_are_sentences(short: Short, changes: dict, message: str) -
 def test_what_cannot_be_distilled_is_a_sentence(
     short: Short, tmp_path: Path, pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create_untrained(tmp_path / "chain", "chain", Architecture(parts=2, layers=1, width=16, heads=2, context_bytes=64))
+    create_untrained(tmp_path / "chain", "chain", Architecture(parts=2, layers=1, width=16, heads=2, context_length=64))
     few = tmp_path / "few.txt"
     few.write_text("too little")
     uneven = tmp_path / "uneven"

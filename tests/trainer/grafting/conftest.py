@@ -24,7 +24,7 @@ SHAPE = SlotShape(code_dim=8, condition_dim=8, rank=2)
 
 @pytest.fixture(scope="session")
 def graft_config() -> TrainingConfig:
-    small = Architecture(context_bytes=12, code_dim=SHAPE.code_dim, condition_dim=SHAPE.condition_dim)
+    small = Architecture(context_length=12, code_dim=SHAPE.code_dim, condition_dim=SHAPE.condition_dim)
     return replace(
         PROFILES["graft"],
         architecture=small,
@@ -77,7 +77,6 @@ def checkpoint(tmp_path: Path) -> Path:
 @pytest.fixture
 def opened(checkpoint: Path, tmp_path: Path, graft_config: TrainingConfig) -> Callable[..., Graft]:
     """A graft of tokens, anew or again."""
-    pytest.importorskip("tokenizers")
 
     def run(name: str = "graft", rank: int = 2, device: str = "cpu", **changes: object) -> Graft:
         return open_graft(checkpoint, tmp_path / name, rank, replace(graft_config, **changes), corpus, device)

@@ -34,7 +34,7 @@ save_every_s = 0.0
 warmup_steps = 1
 chunks = [1, 4]
 [architecture]
-context_bytes = 12
+context_length = 12
 code_dim = 8
 condition_dim = 8
 """
@@ -78,7 +78,6 @@ class Commands:
 
 @pytest.fixture
 def commands(onesweep: Callable[..., Any], checkpoint: Path, tmp_path: Path, text_file: Path) -> Commands:
-    pytest.importorskip("tokenizers")
     config = tmp_path / "graft.toml"
     config.write_text(CONFIG)
     return Commands(onesweep, checkpoint, text_file, config)

@@ -130,11 +130,10 @@ def test_a_record_that_names_a_file_elsewhere_is_refused(opened: Callable[..., G
 def test_the_command_trains_and_measures(
     onesweep: Callable[..., object], checkpoint: Path, tmp_path: Path, text_file: Path
 ) -> None:
-    pytest.importorskip("tokenizers")
     config = tmp_path / "graft.toml"
     config.write_text(
         "steps = 1\nvalid_windows = 2\nbfloat16 = false\n"
-        "[architecture]\ncontext_bytes = 8\ncode_dim = 8\ncondition_dim = 8\n"
+        "[architecture]\ncontext_length = 8\ncode_dim = 8\ncondition_dim = 8\n"
     )
     paths = ("--checkpoint", checkpoint, "--out", tmp_path / "out", "--config", config, "--data", text_file)
     common = (*paths, "--threads", 1)  # more would wait for each other on a busy machine
@@ -158,7 +157,6 @@ def test_a_chain_is_no_model_to_graft(tmp_path: Path, graft_config: TrainingConf
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, graft_config: TrainingConfig) -> Graft:
     """Not to be changed."""
-    pytest.importorskip("tokenizers")
     directory = tmp_path_factory.mktemp("trained")
     write_tiny(directory / "pretrained", TINY)
 

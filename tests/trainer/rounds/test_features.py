@@ -41,7 +41,7 @@ def test_what_travels_is_what_the_blocks_before_make() -> None:
     reader = FeatureReader(spec.config, spec.codes, corpus)
     reader.take({name: spec.initial()[name] for name in names_before(2)})
     seed = replica_seed(fed.seed, 1)
-    text = corpus.batch(seed, 7, fed.sequences, fed.architecture.context_bytes + 1)
+    text = corpus.batch(seed, 7, fed.sequences, fed.architecture.context_length + 1)
     with torch.no_grad():
         expected, _ = clean_features(blocks, text[:, :-1])[-1]  # type: ignore[arg-type]
     payload = reader.payload(2, seed, 7)
@@ -69,7 +69,7 @@ def test_the_engine_is_a_loop_written_out_by_hand() -> None:
                 load(block, versions[name])
 
             def made(step: int, blocks: list[Any] = blocks) -> torch.Tensor:
-                text = corpus.batch(spec.config.seed, step, fed.sequences, fed.architecture.context_bytes + 1)
+                text = corpus.batch(spec.config.seed, step, fed.sequences, fed.architecture.context_length + 1)
                 with torch.no_grad():
                     features, _ = clean_features(blocks, text[:, :-1])[-1]
                 return form.decode(form.encode(features))
