@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
 from onesweep.serving.modes.chunked import ChunkedMode, usual_chunk
 from onesweep.serving.modes.tokenizer import OutputText, tokenizer_of
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
@@ -122,8 +122,10 @@ class InProcess:
             assert self.ar is not None
             pieces = self.ar.generate(prompt, work.max_bytes, work.seed)
         else:
-            usual = work.max_bytes if work.mode == "sweep" else usual_chunk(tokenizer.alphabet)
-            pieces = self._chunks(work, tokenizer.alphabet, prompt, min(usual, work.max_bytes))
+            alphabet = tokenizer.alphabet
+            most = whole(work.max_bytes, alphabet) if work.mode == "sweep" else work.max_bytes
+            chunk = most if work.mode == "sweep" else usual_chunk(alphabet)
+            pieces = self._chunks(work, alphabet, prompt, most, min(chunk, most))
         # as the router does: as many symbols as bytes at most, of whose text the bytes count
         reading, text = OutputText(tokenizer.detokenizer(prompt), (), work.max_bytes), b""
         for piece in pieces:
@@ -132,9 +134,9 @@ class InProcess:
                 break
         return text + reading.end()
 
-    def _chunks(self, work: Work, alphabet: Alphabet, prompt: bytes, chunk: int) -> Iterator[bytes]:
+    def _chunks(self, work: Work, alphabet: Alphabet, prompt: bytes, most: int, chunk: int) -> Iterator[bytes]:
         assert self.chain is not None
-        start, left = alphabet.count(prompt), work.max_bytes
+        start, left = alphabet.count(prompt), most
         a, capacity = self.chain.own_architecture, start + (left - 1) // chunk * chunk
         caches, clean = [new_caches(a.layers, a, capacity) for _ in self.blocks], prompt
         while left:

@@ -348,11 +348,9 @@ class AutoMode(Mode):
     def _forecasts(self, request: Generation, account: Account) -> list[Forecast]:
         """Forecasts of every option that can do `request`."""
         assert self.guide.frontier is not None
-        options, count = (
-            [o for o in self.guide.frontier.options if self._can_do(o, request)],
-            _expected(request, account),
-        )
-        return [self.conditions.forecast(o, request.max_symbols if o.one_piece else count) for o in options]
+        options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
+        whole, count = request.whole(self.tokenizer.alphabet), _expected(request, account)
+        return [self.conditions.forecast(o, whole if o.one_piece else count) for o in options]
 
     def _others(self, request: Generation, account: Account) -> list[Forecast]:
         """Forecasts of the modes that have not given up this text."""

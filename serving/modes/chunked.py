@@ -35,12 +35,12 @@ class ChunkedMode(PipelineMode):
             )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        chunk, alphabet = self._chunk(request), self.tokenizer.alphabet
+        chunk, left, alphabet = self._chunk(request), self._length(request), self.tokenizer.alphabet
         account.chunk = max(account.chunk, chunk)
         # the last chunk is never read back, so the hosts need not cache it
-        capacity = alphabet.count(request.prompt) + (request.max_symbols - 1) // chunk * chunk
+        capacity = alphabet.count(request.prompt) + (left - 1) // chunk * chunk
         with Session(self.ring, self.kind, capacity, request.deadline_unix_ms, account) as session:
-            clean, start, left, number = request.prompt, 0, request.max_symbols, 0
+            clean, start, number = request.prompt, 0, 0
             while left:
                 event = await _sweep(session, request, alphabet, number, start, clean, min(chunk, left))
                 account.add_sweep(event)
@@ -55,6 +55,9 @@ class ChunkedMode(PipelineMode):
     def _chunk(self, request: Generation) -> int:
         return min(request.chunk or usual_chunk(self.tokenizer.alphabet), request.max_symbols)
 
+    def _length(self, request: Generation) -> int:
+        return request.max_symbols
+
 
 class SweepMode(ChunkedMode):
     """The whole output as one chunk: one sweep."""
@@ -62,7 +65,10 @@ class SweepMode(ChunkedMode):
     name = "sweep"
 
     def _chunk(self, request: Generation) -> int:
-        return request.max_symbols
+        return self._length(request)
+
+    def _length(self, request: Generation) -> int:
+        return request.whole(self.tokenizer.alphabet)
 
 
 async def _sweep(

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from onesweep.serving.modes import SCORERS
-from onesweep.serving.modes.base import Generation
+from onesweep.serving.modes.base import MOST_BYTES_A_TOKEN, Generation
 from onesweep.serving.modes.candidates import ROUND, Floats, draw
 from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.serving.modes.drafters.passes import rows_at_once
@@ -289,7 +289,7 @@ class InfillMode(ScoredMode):
             )
         super().check(request)
         sizes = self._sizes(request)
-        length, ahead = min(sizes.chunk, request.max_symbols), self.margin(request)
+        length, ahead = min(sizes.chunk, self._length(request)), self.margin(request)
         self.check_candidates(request, sizes.candidates, length, ahead)
         if sizes.drafts + 1 > (fit := self.most_candidates(request, length + ahead)):
             raise invalid(
@@ -303,9 +303,10 @@ class InfillMode(ScoredMode):
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         account.scorer = name = self.scorer(request)
         (_, model), sizes, alphabet = self.drafter(request), self._sizes(request), self.tokenizer.alphabet
-        reach = alphabet.count(request.prompt) + request.max_symbols
+        whole = self._length(request)
+        reach = alphabet.count(request.prompt) + whole
         filler = InfillDrafter(LocalSequence(model, reach, request.temperature, request.seed), sizes.peek)
-        *_, last = pieces = list(_pieces(request.max_symbols, sizes.chunk))
+        *_, last = pieces = list(_pieces(whole, sizes.chunk))
         text, read = request.prompt, 0
         # candidates are not remembered, so the hosts need to cache nothing of the last piece
         with Session(self.ring, SCORERS[name], reach - last, request.deadline_unix_ms, account) as session:
@@ -330,12 +331,18 @@ class InfillMode(ScoredMode):
         """The part of the suffix that is looked at."""
         return self.tokenizer.alphabet.cut(request.suffix, 0, self._sizes(request).ahead)
 
+    def _length(self, request: Generation) -> int:
+        """Symbols of the filling."""
+        if request.max_bytes is None or self.tokenizer.alphabet == BYTES:
+            return request.max_symbols
+        return min(request.max_symbols, max(request.max_bytes // MOST_BYTES_A_TOKEN, 1))
+
     def _sizes(self, request: Generation) -> InfillSizes:
         """Sizes from the request, else the defaults."""
         usual = OF_BYTES if self.tokenizer.alphabet == BYTES else OF_TOKENS
         count = request.candidates or usual.candidates
         usual = replace(usual, chunk=request.chunk or usual.chunk)
-        room = self.most_candidates(request, min(usual.chunk, request.max_symbols) + usual.ahead) - 1
+        room = self.most_candidates(request, min(usual.chunk, self._length(request)) + usual.ahead) - 1
         return replace(usual, candidates=count, drafts=max(min(usual.drafts, room), count))
 
 

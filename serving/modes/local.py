@@ -43,10 +43,11 @@ class LocalMode(Mode):
 
     def check(self, request: Generation) -> None:
         assert self.model is not None
-        fit = self.model.most_branches(request.max_symbols)
+        length = request.whole(self.tokenizer.alphabet)
+        fit = self.model.most_branches(length)
         if request.candidates and request.candidates > fit:
             raise invalid(
-                f"{request.candidates} candidates of {request.max_symbols} {self.tokenizer.noun} are more than the "
+                f"{request.candidates} candidates of {length} {self.tokenizer.noun} are more than the "
                 f"local model has memory for: give at most {fit}"
             )
 
@@ -72,12 +73,13 @@ class LocalMode(Mode):
     async def _likeliest(self, request: Generation, account: Account) -> bytes:
         """The likeliest of `candidates` texts by the model's own odds: what a choice is worth without a scorer."""
         assert self.model is not None
-        reach = self.tokenizer.alphabet.count(request.prompt) + request.max_symbols
+        length = request.whole(self.tokenizer.alphabet)
+        reach = self.tokenizer.alphabet.count(request.prompt) + length
         branches = Branches(
             LocalSequence(self.model, reach, request.temperature, request.seed, request.deadline_unix_ms)
         )
         assert request.candidates
-        drafted = await branches.write(request.prompt, request.max_symbols, request.candidates, 0)
+        drafted = await branches.write(request.prompt, length, request.candidates, 0)
         best = int(drafted.nats.sum(axis=1).argmax())
-        account.add_choice(request.max_symbols, np.arange(request.candidates) == best, drafted.compute_ms)
+        account.add_choice(length, np.arange(request.candidates) == best, drafted.compute_ms)
         return drafted.texts[best]

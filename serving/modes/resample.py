@@ -98,5 +98,6 @@ class ResampleMode(ScoredMode):
 
     def _sizes(self, request: Generation) -> tuple[int, int]:
         """Chunk and candidates. Nothing is learnt over requests: a text would depend on who asked before."""
-        chunk = min(request.chunk or self._usual.chunk or request.max_symbols, request.max_symbols)
+        usual = self._usual.chunk or request.whole(self.tokenizer.alphabet)
+        chunk = min(request.chunk or usual, request.max_symbols)
         return chunk, request.candidates or max(1, min(self._usual.candidates, self.most_candidates(request, chunk)))
