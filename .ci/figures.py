@@ -57,7 +57,7 @@ def _rows(rows: list[Record], by: str, keys: dict[str, str]) -> dict[str, float]
 
 
 def _mode(label: str) -> str:
-    return "spec" if label == "ar-speculative" else label.partition(":")[0]
+    return re.sub(r"[^a-z0-9]+", "_", label.replace("ar-speculative", "spec"))
 
 
 def _idle(record: Record) -> dict[str, float]:
@@ -101,6 +101,17 @@ def _wan(record: Record) -> dict[str, float]:
 def _quality(record: Record) -> dict[str, float]:
     rows = [{**row, "mode": _mode(row["mode"])} for row in record["rows"]]
     return _rows(rows, "mode", {"judge_bits_per_byte": "bits", "gram_entropy": "entropy", "sweeps": "trips"})
+
+
+def _matched(record: Record) -> dict[str, float]:
+    """Shares of the way from `local` to `ar` at the entropy of `ar`, in percent, with their intervals."""
+    keys = {"gap_share": "percent", "gap_share_low": "low", "gap_share_high": "high"}
+    return {
+        f"{_mode(row['spec'].partition(':temperature')[0])}_{name}": 100 * row[key]
+        for row in record["rows"]
+        if row.get("gap_share") is not None
+        for key, name in keys.items()
+    }
 
 
 def _chaos(record: Record) -> dict[str, float]:
@@ -177,11 +188,16 @@ MEASUREMENTS: dict[str, Measurement] = {
         _wan,
     ),
     "modes": Measurement(
-        "onesweep bench wan --profile links-60 --modes local,sweep,resample:scorer,ar-speculative,ar --bytes 128"
-        " --requests 3",
+        "onesweep bench wan --profile links-60 --modes local,sweep,resample,resample:candidates=64:chunk=52,"
+        "ar-speculative,ar --bytes 256 --requests 3",
         _wan,
     ),
     "quality": Measurement("onesweep bench quality --prompts $TEXT --count 60", _quality),
+    "matched": Measurement(
+        "onesweep bench quality --prompts $TEXT --count 60 --temperatures 0.8,0.9 --modes ar:temperature=0.8,local,"
+        "local:candidates=16,resample,resample:candidates=64,resample:candidates=64:chunk=52",
+        _matched,
+    ),
     "chaos": Measurement("onesweep bench chaos --minutes 5", _chaos),
     "flood": Measurement("onesweep bench flood --keys --knee 4 --max-requests 4", _flood),
     "fuzz": Measurement("onesweep bench fuzz", _fuzz),
