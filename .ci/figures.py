@@ -188,13 +188,13 @@ MEASUREMENTS: dict[str, Measurement] = {
         _wan,
     ),
     "modes": Measurement(
-        "onesweep bench wan --profile links-60 --modes local,sweep,resample,resample:candidates=64:chunk=52,"
+        "onesweep bench wan --profile links-60 --modes local,sweep,resample,resample:52x64,"
         "ar-speculative,ar --bytes 256 --requests 3",
         _wan,
     ),
     "quality": Measurement("onesweep bench quality --prompts $TEXT --count 60", _quality),
     "matched": Measurement(
-        "onesweep bench quality --prompts $TEXT --count 60 --temperatures 0.8,0.9 --modes ar:temperature=0.8,local,"
+        "onesweep bench quality --prompts $TEXT --count 60 --temperatures 0.7,0.8,0.9 --modes ar:temperature=0.8,local,"
         "local:candidates=16,resample,resample:candidates=64,resample:candidates=64:chunk=52",
         _matched,
     ),

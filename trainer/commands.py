@@ -181,8 +181,8 @@ def run_evaluate(options: argparse.Namespace) -> int:
     for found in divergences:
         print(
             f"drafter {found.drafter} against scorer {found.scorer} at temperature {found.temperature:g}: total "
-            f"variation {found.total_variation:.3f}, KL {found.kl_bits:.3f} bits/byte (reverse "
-            f"{found.reverse_kl_bits:.3f}); `verified` takes about {found.verified_sweeps:.0f} sweeps for 256 bytes"
+            f"variation {found.total_variation:.3f}, KL {found.kl_bits:.3f} bits a symbol (reverse "
+            f"{found.reverse_kl_bits:.3f}); `verified` takes about {found.verified_sweeps:.0f} sweeps for 256 symbols"
         )
     return 0
 

@@ -33,7 +33,7 @@ class ResampleSizes:
 
 
 # Models that were trained here, as was their drafter. Of the way from `local` to `ar` in judge bits, at equal entropy,
-# 256 bytes of one trip go 28 %, with 64 candidates 40 % (200 prompts; docs/research/mode-settings.md).
+# 256 bytes of models of bytes go 28 % in one trip, with 64 candidates 40 % (docs/research/mode-settings.md).
 OWN = ResampleSizes(chunk=None, candidates=16)
 # Imported models. About 2^KL candidates are needed for a chunk (Chatterjee and Diaconis 2018, arXiv 1511.01437), and a
 # distilled drafter is 2.9 bits a token away. With twelve, 128 tokens take eleven trips, less than a tenth of those of

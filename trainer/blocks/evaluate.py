@@ -186,7 +186,7 @@ def _describe(manifest: Manifest) -> str:
     )
 
 
-TEXT_BYTES = 256  # length of text for which `verified_sweeps` is computed
+TEXT_SYMBOLS = 256  # length of a text for which `verified_sweeps` is computed
 
 
 @dataclass(frozen=True)
@@ -198,12 +198,12 @@ class Divergence:
     temperature: float
     total_variation: float
     kl_bits: float  # KL(p || q): about 2^(chunk * this) candidates stand for a chunk of the scorer's own text
-    reverse_kl_bits: float  # KL(q || p): what a byte of the drafter's text costs more under the scorer
+    reverse_kl_bits: float  # KL(q || p): what a symbol of the drafter's text costs more under the scorer
 
     @property
     def verified_sweeps(self) -> float:
-        """Sweeps that rejection sampling takes for 256 bytes: 1 + N TV."""
-        return 1 + TEXT_BYTES * self.total_variation
+        """Sweeps that rejection sampling takes for 256 symbols: 1 + N TV."""
+        return 1 + TEXT_SYMBOLS * self.total_variation
 
     def to_record(self) -> dict[str, Any]:
         return {**asdict(self), "verified_sweeps": self.verified_sweeps}

@@ -224,7 +224,7 @@ def draw_curves(directory: Path) -> Path | None:
             if points:
                 axes.plot(*zip(*points, strict=True), style, markersize=3, linewidth=1, label=f"{path.stem} {key[:-5]}")
     axes.set_xlabel("step")
-    axes.set_ylabel("cross-entropy, nats a byte")
+    axes.set_ylabel("cross-entropy, nats a symbol")
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(fontsize=7)
