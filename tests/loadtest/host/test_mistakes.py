@@ -53,7 +53,7 @@ def test_mistakes_end_in_a_sentence(arguments: str, sentence: str, capsys: pytes
     ("arguments", "code", "sentence"),
     [
         ("--requests 0", 2, "--requests must be at least 1, not 0"),
-        ("--bytes 1000", 2, "--bytes must be 1 to 52"),
+        ("--bytes 1000", 2, "--bytes must be 1 to 53"),
         ("--bytes 9 --hosts 9", 2, "9 hosts cannot share 2 blocks"),
         ("--hosts two", 2, "--hosts 'two' must be numbers"),
         (f"--bytes 8 {NOWHERE}", 2, NO_FOLDER),

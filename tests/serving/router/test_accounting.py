@@ -111,7 +111,7 @@ def test_candidates_are_booked(client: Client) -> None:
     assert result.divergence_bits > 0
     assert result.compute_ms > sum(host.compute_ms for host in result.hosts), "the drafter's own share"
     plain = client.generate(PROMPT, mode="sweep", max_bytes=4)
-    assert (plain.scorer, plain.chunk, plain.candidates, plain.effective_samples) == ("", 0, 0, 0.0)
+    assert (plain.scorer, plain.chunk, plain.candidates, plain.effective_samples) == ("", 4, 0, 0.0)
 
 
 def test_verdicts_are_booked(client: Client) -> None:
