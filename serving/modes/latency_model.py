@@ -41,7 +41,7 @@ class TripOverhead:
         n, xx = self._n + PRIOR, self._xx + UNIT_PRIOR
         y, xy = self._y + PRIOR * HANDLING_MS, self._xy + UNIT_PRIOR * UNIT_MS
         unit = max((n * xy - self._x * y) / (n * xx - self._x**2), 0.0)
-        return (y - unit * self._x) / n + unit * payload / UNIT_BYTES
+        return max((y - unit * self._x) / n + unit * payload / UNIT_BYTES, 0.0)
 
 
 class CostRatio:
@@ -158,7 +158,8 @@ class LatencyModel:
         sweeps = max(account.sweeps, 1) if others else account.sweeps
         if not sweeps or any(other != "local" for other in others):
             return
-        rest_ms = latency_ms - account.local_compute_ms - sum(account.compute_ms.values())
+        # hosts that compute batches of candidates side by side take less time than their sum
+        rest_ms = max(latency_ms - account.local_compute_ms - sum(account.compute_ms.values()), 0.0)
         payload = account.wire_bytes_total / sweeps
         sweep_ms, step_ms = self._delays()
         if mode != "ar":

@@ -107,6 +107,12 @@ def test_a_sweep_that_was_given_up_took_its_time() -> None:
     assert conditions.trip_ms() == pytest.approx(2000, rel=0.05)
 
 
+def test_hosts_that_compute_side_by_side_make_no_trip_shorter_than_none() -> None:
+    conditions = LatencyModel(lambda: [1.0, 1.0, 1.0])
+    conditions.learn("resample", account(1, 500.0, 50.0, 700_000), 200.0)
+    assert 0 <= conditions.trip_ms() <= conditions.trip_ms(700_000)
+
+
 def test_fixed_and_payload_are_told_apart() -> None:
     extra, numbers = TripOverhead(), random.Random(1)
     for _ in range(200):
