@@ -220,6 +220,9 @@ class AutoMode(Mode):
         account.reason = choice.reason + (f"; hosts are left out: {self.ring.problem}" if self.ring.problem else "")
         run, rest = choice.picked, request
         while rest.max_symbols:
+            # what is written at once may be shorter than was asked for, and no other mode makes it longer
+            length = self.modes[run.option.mode].length(self._part(run.option, rest))
+            rest = replace(rest, max_symbols=length)
             account.modes.append(run.option.mode)
             account.chunk = max(account.chunk, run.option.setting("chunk") or 0)
             before = Spent.of(account)

@@ -101,6 +101,10 @@ class Mode(ABC):
     def positions(self) -> int:
         """Most symbols of prompt and output together. Meaningful while there is no `problem`."""
 
+    def length(self, request: Generation) -> int:
+        """Most symbols that this mode writes for `request`, if the text does not end before."""
+        return request.max_symbols
+
     def check(self, request: Generation) -> None:
         """Raise Refusal where this mode cannot do `request`, before any host is asked. Meaningful as above."""
         return

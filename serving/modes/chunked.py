@@ -35,7 +35,7 @@ class ChunkedMode(PipelineMode):
             )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        chunk, left, alphabet = self._chunk(request), self._length(request), self.tokenizer.alphabet
+        chunk, left, alphabet = self._chunk(request), self.length(request), self.tokenizer.alphabet
         account.chunk = max(account.chunk, chunk)
         # the last chunk is never read back, so the hosts need not cache it
         capacity = alphabet.count(request.prompt) + (left - 1) // chunk * chunk
@@ -55,20 +55,17 @@ class ChunkedMode(PipelineMode):
     def _chunk(self, request: Generation) -> int:
         return min(request.chunk or usual_chunk(self.tokenizer.alphabet), request.max_symbols)
 
-    def _length(self, request: Generation) -> int:
-        return request.max_symbols
-
 
 class SweepMode(ChunkedMode):
     """The whole output as one chunk: one sweep."""
 
     name = "sweep"
 
-    def _chunk(self, request: Generation) -> int:
-        return self._length(request)
-
-    def _length(self, request: Generation) -> int:
+    def length(self, request: Generation) -> int:
         return request.whole(self.tokenizer.alphabet)
+
+    def _chunk(self, request: Generation) -> int:
+        return self.length(request)
 
 
 async def _sweep(

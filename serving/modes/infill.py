@@ -289,7 +289,7 @@ class InfillMode(ScoredMode):
             )
         super().check(request)
         sizes = self._sizes(request)
-        length, ahead = min(sizes.chunk, self._length(request)), self.margin(request)
+        length, ahead = min(sizes.chunk, self.length(request)), self.margin(request)
         self.check_candidates(request, sizes.candidates, length, ahead)
         if sizes.drafts + 1 > (fit := self.most_candidates(request, length + ahead)):
             raise invalid(
@@ -297,13 +297,18 @@ class InfillMode(ScoredMode):
                 f"{fit} fit: give fewer candidates or a smaller chunk"
             )
 
+    def length(self, request: Generation) -> int:
+        if request.max_bytes is None or self.tokenizer.alphabet == BYTES:
+            return request.max_symbols
+        return min(request.max_symbols, max(request.max_bytes // MOST_BYTES_A_TOKEN, 1))
+
     def margin(self, request: Generation) -> int:
         return self.tokenizer.alphabet.count(self._head(request))
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         account.scorer = name = self.scorer(request)
         (_, model), sizes, alphabet = self.drafter(request), self._sizes(request), self.tokenizer.alphabet
-        whole = self._length(request)
+        whole = self.length(request)
         reach = alphabet.count(request.prompt) + whole
         filler = InfillDrafter(LocalSequence(model, reach, request.temperature, request.seed), sizes.peek)
         *_, last = pieces = list(_pieces(whole, sizes.chunk))
@@ -331,18 +336,12 @@ class InfillMode(ScoredMode):
         """The part of the suffix that is looked at."""
         return self.tokenizer.alphabet.cut(request.suffix, 0, self._sizes(request).ahead)
 
-    def _length(self, request: Generation) -> int:
-        """Symbols of the filling."""
-        if request.max_bytes is None or self.tokenizer.alphabet == BYTES:
-            return request.max_symbols
-        return min(request.max_symbols, max(request.max_bytes // MOST_BYTES_A_TOKEN, 1))
-
     def _sizes(self, request: Generation) -> InfillSizes:
         """Sizes from the request, else the defaults."""
         usual = OF_BYTES if self.tokenizer.alphabet == BYTES else OF_TOKENS
         count = request.candidates or usual.candidates
         usual = replace(usual, chunk=request.chunk or usual.chunk)
-        room = self.most_candidates(request, min(usual.chunk, self._length(request)) + usual.ahead) - 1
+        room = self.most_candidates(request, min(usual.chunk, self.length(request)) + usual.ahead) - 1
         return replace(usual, candidates=count, drafts=max(min(usual.drafts, room), count))
 
 

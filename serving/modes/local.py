@@ -41,9 +41,12 @@ class LocalMode(Mode):
     def positions(self) -> int:
         return self.model.positions if self.model else 0
 
+    def length(self, request: Generation) -> int:
+        return request.whole(self.tokenizer.alphabet) if request.candidates else request.max_symbols
+
     def check(self, request: Generation) -> None:
         assert self.model is not None
-        length = request.whole(self.tokenizer.alphabet)
+        length = self.length(request)
         fit = self.model.most_branches(length)
         if request.candidates and request.candidates > fit:
             raise invalid(
@@ -73,7 +76,7 @@ class LocalMode(Mode):
     async def _likeliest(self, request: Generation, account: Account) -> bytes:
         """The likeliest of `candidates` texts by the model's own odds: what a choice is worth without a scorer."""
         assert self.model is not None
-        length = request.whole(self.tokenizer.alphabet)
+        length = self.length(request)
         reach = self.tokenizer.alphabet.count(request.prompt) + length
         branches = Branches(
             LocalSequence(self.model, reach, request.temperature, request.seed, request.deadline_unix_ms)

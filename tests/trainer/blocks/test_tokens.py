@@ -181,6 +181,15 @@ def test_auto_expects_fewer_tokens_than_bytes(bundle: Path, tmp_path: Path, loca
     assert result.output_bytes <= 20
 
 
+def test_auto_ends_with_what_was_written_at_once(bundle: Path, tmp_path: Path, local_ring: Callable[..., Any]) -> None:
+    path = write_frontier(
+        tmp_path / "frontier.json", bundle, (option("sweep", 2.0, 1.0), option("local", 3.0, 0.0, 0.0))
+    )
+    with local_ring(bundle, 2, frontier=path) as client:
+        result = client.generate("the ship sailed", max_bytes=20, seed=3)
+    assert (result.mode, result.output_tokens, result.sweeps) == ("sweep", 8, 1)
+
+
 def test_words_after_half_a_word(served: Any) -> None:
     """A prompt may end anywhere."""
     for end in range(8, 14):
