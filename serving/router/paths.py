@@ -160,8 +160,10 @@ class Attempt:
         self.receive(self, stage_pb2.Event(session=self.name, fault=fault))
 
 
-# What going through a host or link that failed just now costs: it is taken only where there is no other way.
-AVOIDED_MS = 1e6
+# What a link costs that failed a moment ago, for any request: it is taken only where there is no other way.
+SUSPECT_MS = 1e6
+# What a host costs that failed this very request: more than suspicion of every link on a path.
+AVOIDED_MS = 1e9
 # How long a link between hosts that failed is avoided; by then its hosts say themselves what is wrong with it.
 SUSPECT_S = 3.0
 
@@ -231,5 +233,5 @@ def _step_ms(source: HostLink, target: HostLink, suspects: Suspects) -> float | 
     found = source.onward.get(target.entry.address)
     if found is None or found.problem:
         return None
-    doubt_ms = AVOIDED_MS if (source.entry.address, target.entry.address) in suspects else 0.0
+    doubt_ms = SUSPECT_MS if (source.entry.address, target.entry.address) in suspects else 0.0
     return doubt_ms + (found.rtt_ms / 2 or max(_half_ms(source), _half_ms(target)))

@@ -43,10 +43,21 @@ class Loss:
     hops: dict[str, list[stage_pb2.Hop]] = field(default_factory=lambda: defaultdict(list))
 
     @property
-    def instead(self) -> list[stage_pb2.Hop]:
-        """What the other host of its pair took."""
+    def before(self) -> list[list[stage_pb2.Hop]]:
+        """What it had taken, try by try: a machine that stalls may cost a request more tries than the loss does."""
+        return self._tries(self.lost)
+
+    @property
+    def instead(self) -> list[list[stage_pb2.Hop]]:
+        """What the other host of its pair took, try by try."""
         pair, number = self.lost.split("-")
-        return self.hops[f"{pair}-{3 - int(number)}"]
+        return self._tries(f"{pair}-{3 - int(number)}")
+
+    def _tries(self, host: str) -> list[list[stage_pb2.Hop]]:
+        tries = defaultdict[str, list[stage_pb2.Hop]](list)
+        for hop in self.hops[host]:
+            tries[hop.session].append(hop)
+        return list(tries.values())
 
 
 @pytest.fixture

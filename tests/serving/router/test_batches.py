@@ -128,10 +128,14 @@ def test_a_host_lost_between_two_batches(
 
     loss = lose(letter, is_due)
     result = pairs[0].generate(PROMPT, seed=5, **REQUESTS[1])
-    assert (result.output, result.replays) == (references[1], 1)
-    assert b"".join(work_of(hop).clean for hop in loss.instead).startswith(PROMPT), "it reads all that was read"
-    batches = [hop.score.batch for hop in loss.instead if not work_of(hop).clean]
-    assert batches[:3] == [1, 2, 3], "and gets every batch"
+    assert result.output == references[1]
+    assert result.replays >= 1
+
+    def is_whole(hops: list[stage_pb2.Hop]) -> bool:
+        batches = [hop.score.batch for hop in hops if not work_of(hop).clean]
+        return b"".join(work_of(hop).clean for hop in hops).startswith(PROMPT) and batches[:3] == [1, 2, 3]
+
+    assert any(is_whole(hops) for hops in loss.instead), "it reads all that was read, and gets every batch"
 
 
 def test_audits_take_batches(pairs: tuple[Client, Client], references: list[bytes]) -> None:

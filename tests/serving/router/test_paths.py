@@ -82,6 +82,14 @@ def test_a_link_that_failed_is_gone_round() -> None:
     assert names(square(), suspects=suspects) == "b y"
 
 
+def test_a_host_that_failed_this_request_is_worse_than_links_that_failed_others() -> None:
+    suspects = Suspects()
+    for pair in (("b", "y"), ("y", "b"), ("a", "y"), ("y", "a")):
+        suspects.add(*pair)
+    assert names(square(), ("a",), suspects=suspects) == "b x"
+    assert names(square(), ("x",), suspects=suspects) == "b y"
+
+
 def test_a_link_that_is_cut_leads_nowhere() -> None:
     one = [make("a", (0,), x="cut", y=50.0), make("x", (1,), a=1.0), make("y", (1,), a=50.0)]
     assert names(one) == "a y"
