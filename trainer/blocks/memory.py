@@ -13,7 +13,7 @@ from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.checkpoint_dir import make_partition
 from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.data import Corpus, precision
 from onesweep.trainer.blocks.losses import ChunkLayout, Corruption, block_loss, next_byte_loss
 from onesweep.trainer.blocks.optimizer import OptimizerSet, state_bytes
 
@@ -118,7 +118,7 @@ def measure(
     held = [*module.parameters(), *(p for copy in frozen for p in copy.parameters())]
     optimizers = OptimizerSet(module, config)
     with (
-        torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bfloat16),
+        precision(config.bfloat16, "cpu"),
         saved_for_backward({p.untyped_storage().data_ptr() for p in held}) as saved,
     ):
         total = loss()

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from onesweep.stages.errors import ConfigError, Interrupted, ResumeError
 from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.data import precision
 from onesweep.trainer.blocks.optimizer import OptimizerSet
 from onesweep.trainer.blocks.progress import Progress, TrainingState
 from onesweep.trainer.blocks.state import StepLog, exclusive, load_state, save_state
@@ -215,7 +216,7 @@ def train_step(
     """
     task.module.train()
     device = next(task.module.parameters()).device.type
-    with torch.autocast(device, dtype=torch.bfloat16, enabled=config.bfloat16):
+    with precision(config.bfloat16, device):
         loss = task.loss(step)
     loss.total.backward()
     # Parts that are trained apart are clipped apart: workers with one part each could not know the norm of all.

@@ -16,19 +16,29 @@ import torch
 
 from onesweep.stages.backends import drafting_runner
 from onesweep.stages.backends.base import CleanPiece
-from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file, save_stage, write_manifest
+from onesweep.stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_stage, write_manifest
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.families import PipelineStage
+from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER
-from onesweep.trainer.blocks.data import Corpus, check_device, within_memory
+from onesweep.trainer.blocks.data import Corpus, check_device, quick_bfloat16, within_memory
 from onesweep.trainer.blocks.run import Clock, Run, state_path
 from onesweep.trainer.blocks.state import json_digest
 from onesweep.trainer.distill.samples import FIRST, Samples, held_out, symbols_corpus
 from onesweep.trainer.distill.settings import DistillSettings
-from onesweep.trainer.distill.student import DistillTask, Student, fitting_layers, numbers_in, one_stage
+from onesweep.trainer.distill.student import (
+    DistillTask,
+    LayersStudent,
+    StartedStudent,
+    Student,
+    fitting_layers,
+    numbers_in,
+    one_stage,
+)
 from onesweep.trainer.distill.teacher import Teacher
 
 PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced
@@ -47,21 +57,21 @@ def distill(settings: DistillSettings, tell: Tell = print) -> Manifest:
 
 def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
     corpus = symbols_corpus(s.texts, s.checkpoint, source, s.window)
-    layers = s.layers if s.layers is not None else fitting_layers(source.pipeline_architecture)
-    destination = DrafterDir(s.folder, s.checkpoint, _plan(s, layers, source, corpus))
-    tell(_sizes(source, layers))
+    begin = _Beginning.of(s, source)
+    destination = DrafterDir(s.folder, s.checkpoint, _plan(s, begin, source, corpus))
+    tell(begin.sentence(source))
     is_known = destination.open()
-    dtype = torch.bfloat16 if s.bfloat16 else torch.float32
+    dtype = torch.bfloat16 if s.bfloat16 and quick_bfloat16(s.device) else torch.float32
     teacher = Teacher(s.checkpoint, source, s.device, dtype)
-    student = Student(teacher, layers)
+    student = begin.student(teacher)
     samples = Samples(teacher, corpus, s, destination.folder / "samples", destination.identity)
     task = DistillTask(student, samples, held_out(teacher, corpus, s.window, s.seed))
     report = _Report(task, destination, s, tell)
     clock = Clock(60 * s.minutes if s.minutes else float("inf"), PUBLISH_EVERY_S, report)
     run = Run(task, s.training(), destination.folder, destination.identity, clock=clock)
-    # Without a state nothing was trained yet, so the run starts from the lens in closed form.
+    # Without a state nothing was trained yet.
     if not (is_known and state_path(destination.folder, task.name).exists()):
-        _begin(student, samples, report, run)
+        _begin_run(student, samples, report, run)
     losses = run.train()
     manifest = report.publish(run, losses, finished=True)
     run.finish()
@@ -83,37 +93,75 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
         raise InputError(f"--layers {','.join(map(str, settings.layers))}: the model has layers 0 to {total - 1}")
 
 
-def _plan(s: DistillSettings, layers: tuple[int, ...], teacher: Manifest, corpus: Corpus) -> Manifest:
+@dataclass(frozen=True)
+class _Beginning:
+    """What a drafter is before its first step: some of the teacher's layers, or a drafter that exists."""
+
+    layers: tuple[int, ...]
+    start: Path | None = None
+    drafter: Manifest | None = None  # that of `start`
+
+    @staticmethod
+    def of(s: DistillSettings, teacher: Manifest) -> _Beginning:
+        """Raises OnesweepError where `--start` is no drafter for this teacher."""
+        if s.start is None:
+            return _Beginning(s.layers if s.layers is not None else fitting_layers(teacher.pipeline_architecture))
+        drafter = read_manifest(s.start)
+        if drafter.kind != "ar" or not drafter.complete or drafter.architecture.parts != 1:
+            raise InputError(f"--start {s.start} is no drafter: that is a finished AR pipeline of one stage")
+        vocabularies = [(each.tokenizer, each.files, each.architecture.vocabulary) for each in (drafter, teacher)]
+        if vocabularies[0] != vocabularies[1]:
+            raise InputError(f"--start {s.start} has other symbols than {s.checkpoint}: both need one tokenizer")
+        if s.window > drafter.architecture.positions:
+            raise InputError(
+                f"--window {s.window}: the drafter reads {drafter.architecture.positions} positions at most"
+            )
+        return _Beginning((), s.start, drafter)
+
+    def architecture(self, teacher: Manifest) -> Architecture | LlamaArchitecture:
+        return (
+            self.drafter.pipeline_architecture
+            if self.drafter
+            else one_stage(teacher.pipeline_architecture, len(self.layers))
+        )
+
+    def record(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"start": self.drafter.digest()} if self.drafter else {"layers": list(self.layers)}
+
+    def student(self, teacher: Teacher) -> Student:
+        return StartedStudent(teacher, load_stage(self.start, 0)) if self.start else LayersStudent(teacher, self.layers)
+
+    def sentence(self, teacher: Manifest) -> str:
+        a = teacher.pipeline_architecture
+        own = numbers_in(self.architecture(teacher), 0)
+        largest = max(numbers_in(a, index) for index in range(a.parts))
+        fits = "no more than" if own <= largest else "MORE than"
+        layers = f"the teacher's layers {', '.join(map(str, self.layers))}"
+        return (
+            f"a drafter from {self.start or layers}: {own / 1e6:.1f} million numbers, "
+            f"{fits} the {largest / 1e6:.1f} million of the largest stage"
+        )
+
+
+def _plan(s: DistillSettings, begin: _Beginning, teacher: Manifest, corpus: Corpus) -> Manifest:
     return Manifest(
         kind="ar",
-        architecture=one_stage(teacher.pipeline_architecture, len(layers)),
+        architecture=begin.architecture(teacher),
         parts=(None,),
         probe_text=teacher.probe_text or PROBE_TEXT,
         tokenizer=teacher.tokenizer,
         data={"name": corpus.name, "train_symbols": len(corpus.train), "train_sha256": corpus.digest()},
-        training={"objective": "distilled", "teacher": teacher.digest(), **s.record(), "layers": list(layers)},
+        training={"objective": "distilled", "teacher": teacher.digest(), **s.record(), **begin.record()},
         probe_tokens=teacher.probe_tokens,
         files=teacher.files,
     )
 
 
-def _sizes(teacher: Manifest, layers: tuple[int, ...]) -> str:
-    a = teacher.pipeline_architecture
-    own = numbers_in(one_stage(a, len(layers)), 0)
-    largest = max(numbers_in(a, index) for index in range(a.parts))
-    fits = "no more than" if own <= largest else "MORE than"
-    shown = ", ".join(map(str, layers))
-    return (
-        f"a drafter of the teacher's layers {shown}: {own / 1e6:.1f} million numbers, {fits} the {largest / 1e6:.1f} "
-        "million of the largest stage"
-    )
-
-
-def _begin(student: Student, samples: Samples, report: _Report, run: Run) -> None:
-    """Start a run: the layers as copied, and the lens in closed form."""
+def _begin_run(student: Student, samples: Samples, report: _Report, run: Run) -> None:
     first = [samples.sample(index) for index in range(FIRST)]
     symbols, features = (torch.cat(each) for each in zip(*first, strict=True))
-    student.fit_lens(symbols, features.to(student.teacher.device), samples.settings.sequences)
+    student.begin(symbols, features.to(samples.teacher.device), samples.settings.sequences)
     with torch.inference_mode():
         report(run, report.task.evaluate())
 

@@ -31,6 +31,9 @@ class DistillSettings:
         metadata=flag("UTF-8 text, or folders", name="--text", nargs="+", action="extend", metavar="FILE")
     )
     out: Path | None = field(default=None, metadata=flag("default: local/ in the checkpoint", metavar="DIR"))
+    start: Path | None = field(
+        default=None, metadata=flag("a drafter to continue, in place of --layers", metavar="DIR")
+    )
     # The teacher's layers, from 0, that the drafter begins with.
     layers: tuple[int, ...] | None = field(
         default=None,
@@ -53,9 +56,9 @@ class DistillSettings:
         default=1.5e-3, metadata=flag("peak rate of the layers", shown="1.5e-3", metavar="RATE", least=0)
     )
     lens_rate: float = field(
-        default=1e-3, metadata=flag("peak rate of the matrix under the head", shown="1e-3", metavar="RATE", least=0)
+        default=1e-3, metadata=flag("peak rate of all else", shown="1e-3", metavar="RATE", least=0)
     )
-    bfloat16: bool = field(default=True, metadata=flag("compute in float32, where bfloat16 is slow", name="--float32"))
+    bfloat16: bool = field(default=True, metadata=flag("compute in float32 on any processor", name="--float32"))
     device: str = field(default="cpu", metadata=flag("where to train", shown="default: cpu", metavar="cpu|cuda[:N]"))
     seed: int = field(default=0, metadata=flag("of samples and batches", least=0, most=1 << 53))
 
@@ -65,6 +68,8 @@ class DistillSettings:
             raise ConfigError("say how long to train: either --steps or --minutes")
         if self.minutes is not None and not 0 < self.minutes <= MAX_MINUTES:
             raise ConfigError(f"--minutes must be above 0, and at most a year, not {self.minutes:g}")
+        if self.start is not None and self.layers is not None:
+            raise ConfigError("give either --layers or --start: a drafter to continue has its layers")
         if not 0 <= self.written <= 1:
             raise ConfigError(f"--written is a share of the samples, from 0 to 1, not {self.written:g}")
 
@@ -94,6 +99,6 @@ class DistillSettings:
 
     def record(self) -> dict[str, Any]:
         """For the manifest: what decides the weights."""
-        left_out = ("checkpoint", "texts", "out", "device")
+        left_out = ("checkpoint", "texts", "out", "device", "start")
         record = {name: value for name, value in asdict(self).items() if name not in left_out}
         return {**record, "layers": None if self.layers is None else list(self.layers)}

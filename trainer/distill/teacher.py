@@ -27,11 +27,17 @@ DRAFT = 8  # draft tokens in a row, for the mean number that is accepted
 
 
 @dataclass(frozen=True)
-class TeacherHead:
-    """The teacher's last matrix, frozen."""
+class OutputHead:
+    """A model's last matrix."""
 
     weight: Tensor  # (vocabulary, width), in the type that products are computed in
     bias: Tensor | None = None
+
+    @staticmethod
+    def of(stage: PipelineStage) -> OutputHead:
+        """That of a pipeline's last stage."""
+        assert stage.head is not None
+        return OutputHead(stage.head.weight, stage.head.bias)
 
     def logits(self, features: Tensor) -> Tensor:
         """features: (places, width). Returns (places, vocabulary) float32."""
@@ -43,33 +49,51 @@ class TeacherHead:
 
 
 class _Divergence(torch.autograd.Function):
-    """Mean KL(teacher || student) in nats; the gradient d KL / d logits = q - p is computed in the same pass."""
+    """Mean KL(teacher || student) in nats; the gradients, from d KL / d logits = q - p, come with the same pass."""
 
     # Three products with the head are almost half of a step's time, so the gradient does not cost a second pass. The
     # head's Fisher metric needs no logits, but is worse: 3.26 bits where the full KL has 3.01.
     @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher: Tensor, head: TeacherHead) -> Tensor:  # noqa: ANN401
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        student: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        teacher: Tensor,
+        head: OutputHead,
+    ) -> Tensor:
+        own = OutputHead(weight.to(head.weight.dtype), None if bias is None else bias.to(head.weight.dtype))
         gradient, total = torch.empty_like(student), student.new_zeros((), dtype=torch.float32)
+        by_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        by_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for chunk in head.chunks(len(student)):
             log_p = head.logits(teacher[chunk]).log_softmax(-1)
-            log_q = head.logits(student[chunk]).log_softmax(-1)
+            log_q = own.logits(student[chunk]).log_softmax(-1)
             p = log_p.exp()
             total += log_p.sub_(log_q).mul_(p).sum()
-            difference = log_q.exp_().sub_(p)
-            gradient[chunk] = (difference.to(head.weight.dtype) @ head.weight).to(gradient.dtype)
-        ctx.save_for_backward(gradient.div_(len(student)))
+            difference = log_q.exp_().sub_(p).to(own.weight.dtype)
+            gradient[chunk] = (difference @ own.weight).to(gradient.dtype)
+            if by_weight is not None:
+                by_weight += difference.T @ student[chunk].to(difference.dtype)
+            if by_bias is not None:
+                by_bias += difference.sum(0)
+        ctx.save_for_backward(
+            *(None if each is None else each / len(student) for each in (gradient, by_weight, by_bias))
+        )
         return total / len(student)
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        (gradient,) = ctx.saved_tensors
-        return gradient * outputs[0], None, None
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        return *(None if each is None else each * outputs[0] for each in ctx.saved_tensors), None, None
 
 
-def mean_kl(student: Tensor, teacher: Tensor, head: TeacherHead) -> Tensor:
-    """Mean KL(teacher || student) in nats a position, differentiable by `student`. Both: (..., width) features."""
-    width = student.shape[-1]
-    result: Tensor = _Divergence.apply(student.reshape(-1, width), teacher.reshape(-1, width), head)
+def mean_kl(student: Tensor, own: OutputHead, teacher: Tensor, head: OutputHead) -> Tensor:
+    """Mean KL(teacher || student) in nats a position, differentiable by `student` and its head.
+
+    student, teacher: features (..., width), each with its model's own width. own: the student's head.
+    """
+    rows = student.reshape(-1, student.shape[-1]), teacher.reshape(-1, teacher.shape[-1])
+    result: Tensor = _Divergence.apply(rows[0], own.weight, own.bias, rows[1], head)
     return result
 
 
@@ -82,13 +106,13 @@ class Distance:
     accepted: float  # draft tokens accepted of 8 in a row
 
 
-def distance(student: Tensor, teacher: Tensor, head: TeacherHead) -> Distance:
+def distance(student: Tensor, own: OutputHead, teacher: Tensor, head: OutputHead) -> Distance:
     """Distance of the student from the teacher. Both: (rows, positions, width) features of the same text."""
-    rows, positions, width = student.shape
+    rows, positions = student.shape[:2]
     kl, stays = torch.empty(rows * positions), torch.empty(rows * positions)
-    flat_student, flat_teacher = student.reshape(-1, width), teacher.reshape(-1, width)
+    pairs = ((head, teacher.flatten(0, 1)), (own, student.flatten(0, 1)))
     for chunk in head.chunks(rows * positions):
-        log_p, log_q = (head.logits(x[chunk]).log_softmax(-1) for x in (flat_teacher, flat_student))
+        log_p, log_q = (each.logits(features[chunk]).log_softmax(-1) for each, features in pairs)
         p = log_p.exp()
         kl[chunk] = (p * (log_p - log_q)).sum(-1).cpu()
         stays[chunk] = torch.minimum(p, log_q.exp()).sum(-1).cpu()
@@ -120,10 +144,8 @@ class Teacher:
             self.stages.append(load_stage(directory, index).to(device=device, dtype=dtype))
 
     @property
-    def head(self) -> TeacherHead:
-        head = self.stages[-1].head
-        assert head is not None
-        return TeacherHead(head.weight, head.bias)
+    def head(self) -> OutputHead:
+        return OutputHead.of(self.stages[-1])
 
     def read(self, symbols: Tensor) -> Tensor:
         """The head's input at every position: (rows, positions, width). symbols: (rows, positions) int64."""

@@ -19,7 +19,7 @@ from onesweep.stages.importing.source import open_tokenizer
 from onesweep.stages.model.families import PipelineStage
 from onesweep.trainer.blocks.checkpoint_dir import make_partition
 from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus, PlacedCorpus
+from onesweep.trainer.blocks.data import Corpus, PlacedCorpus, precision, quick_bfloat16
 from onesweep.trainer.blocks.optimizer import BETAS, OptimizerSet
 from onesweep.trainer.blocks.run import Run, StepLoss
 from onesweep.trainer.blocks.state import exclusive, json_digest
@@ -100,7 +100,7 @@ class GraftTask:
         its slots at both ends and in the middle of its noise range."""
         text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
         found = {"valid_next_nats": next_nats(self.model, text)}
-        with torch.autocast(self.model.device.type, dtype=torch.bfloat16, enabled=self.config.bfloat16):
+        with precision(self.config.bfloat16, self.model.device.type):
             levels = range_nats(self.model, self.block.index, text)
         return found | {f"valid_{name}": nats for name, nats in levels.items()}
 
@@ -166,7 +166,8 @@ class Graft:
         codes = read_table(self.out, record.codes, a.vocabulary, record.shape.code_dim)
         lenses = read_table(self.out, record.lenses, a.parts, a.width, a.width + 1)
         start = (self.stages, record.shape, codes, record.partition, lenses, config.seed)
-        model = new_model(*start, bfloat16=config.bfloat16)
+        bfloat16 = config.bfloat16 and quick_bfloat16(self.corpus.device)
+        model = new_model(*start, bfloat16=bfloat16)
         for index, stored in record.blocks.items():
             if index != but:
                 load_block_weights(self.out, stored, trained_module(model, stored.settings))

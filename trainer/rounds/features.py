@@ -12,7 +12,7 @@ from onesweep.stages.errors import ConfigError
 from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.codec import FEATURE_LIMIT, Int8
 from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
+from onesweep.trainer.blocks.data import Corpus, precision
 from onesweep.trainer.rounds.codecs import Tensors, share
 from onesweep.trainer.rounds.parts import block_name
 from onesweep.trainer.rounds.transfer import MAX_FILE_BYTES
@@ -93,7 +93,7 @@ class FeatureReader:
         text = self.corpus.batch(seed, step, config.sequences, config.architecture.context_length + 1)
         x = text[:, :-1]
         # the precision in which a worker runs its copies
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=config.bfloat16):
+        with torch.no_grad(), precision(config.bfloat16, "cpu"):
             for block in self.blocks[:index]:
                 x, _ = block.read(x)
         return self.format.encode(x.float())

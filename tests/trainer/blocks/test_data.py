@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from onesweep.stages.errors import DataError
-from onesweep.trainer.blocks.data import MIN_BYTES, VALID_SHARE, Corpus, load_corpus, windows
+from onesweep.trainer.blocks.data import MIN_BYTES, VALID_SHARE, Corpus, load_corpus, precision, windows
 from tests.trainer.small import corpus
 
 
@@ -96,3 +96,14 @@ def test_batches_are_windows_of_the_training_text_and_reach_its_ends() -> None:
 def test_validation_windows_are_evenly_spaced_from_end_to_end() -> None:
     corpus = Corpus("count", torch.arange(100, dtype=torch.uint8), torch.arange(100, dtype=torch.uint8))
     assert corpus.valid_batch(4, 10)[:, 0].tolist() == [0, 30, 60, 90]
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [("AVX2", torch.float32), ("AVX512", torch.bfloat16)])
+def test_bfloat16_is_left_where_it_is_slow(
+    monkeypatch: pytest.MonkeyPatch, capability: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    with precision(True, "cpu"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+    with precision(False, "cpu"):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32

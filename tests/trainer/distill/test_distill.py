@@ -34,7 +34,7 @@ def told(settings: DistillSettings) -> tuple[Manifest, list[str]]:
 def test_the_drafter_comes_nearer_and_is_a_checkpoint_like_others(short: Short, pipeline: Path) -> None:
     manifest, lines = told(short(steps=30, learning_rate=3e-3, lens_rate=0.0, window=32, sequences=8))
     first, last = lines[1], manifest.metrics["distilled"]
-    assert lines[0].startswith("a drafter of the teacher's layers 0, 1: ")
+    assert lines[0].startswith("a drafter from the teacher's layers 0, 1: ")
     assert "held-out text: KL " in first
     assert "of 8 guesses stand" in first
     assert float(first.split("KL ")[1].split()[0]) > 1.03 * last["text_kl_bits"]
@@ -59,6 +59,18 @@ def test_what_is_recorded_is_what_the_stage_does(short: Short, teacher: Teacher,
     kl = (expected.exp() * (expected - logits)).sum(-1).mean()
     assert manifest.metrics["distilled"]["text_kl_bits"] < 0.01
     assert float(kl) < 0.01
+
+
+def test_a_drafter_goes_on_from_where_another_run_left_it(short: Short) -> None:
+    settings = {"learning_rate": 3e-3, "window": 32, "sequences": 8}
+    first, _ = told(short(steps=20, **settings))
+    start = short().folder
+    going_on = replace(short(steps=20, layers=None, start=start, **settings), out=start.parent / "second")
+    second, lines = told(going_on)
+    assert lines[0].startswith(f"a drafter from {start}: ")
+    assert second.metrics["distilled"]["text_kl_bits"] < first.metrics["distilled"]["text_kl_bits"]
+    assert (second.training["start"], second.architecture) == (first.digest(), first.architecture)
+    load_stage(going_on.folder, 0)
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(short: Short, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +121,8 @@ def test_models_of_bytes_are_distilled_by_the_same_code(short: Short, tmp_path: 
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
         ({"layers": (0, 4)}, "--layers 0,4: the model has layers 0 to 3"),
         ({"layers": ()}, "the model has layers 0 to 3"),
+        ({"start": Path("local")}, "give either --layers or --start"),
+        ({"layers": None, "start": Path("nowhere")}, "no checkpoint in nowhere"),
         ({"device": "cuda"}, "there is no device cuda here"),
         ({"device": "tpu"}, "--device must be cpu, cuda or cuda:N"),
     ],
@@ -123,6 +137,7 @@ def test_what_cannot_be_distilled_is_a_sentence(
     short: Short, tmp_path: Path, pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_untrained(tmp_path / "chain", "chain", Architecture(parts=2, layers=1, width=16, heads=2, context_length=64))
+    create_untrained(tmp_path / "bytes", "ar", Architecture(parts=1, layers=1, width=16, heads=2, context_length=64))
     few = tmp_path / "few.txt"
     few.write_text("too little")
     uneven = tmp_path / "uneven"
@@ -140,6 +155,8 @@ def test_what_cannot_be_distilled_is_a_sentence(
         (replace(settings, out=few), "is there already: name a new directory in --out"),
         (replace(settings, out=pipeline), "is there already, of another training"),
         (replace(settings, out=few / "below"), "cannot distil into"),
+        (replace(settings, layers=None, start=pipeline), "is no drafter: that is a finished AR pipeline of one stage"),
+        (replace(settings, layers=None, start=tmp_path / "bytes"), "has other symbols than"),
     ):
         with pytest.raises(OnesweepError, match=message):
             distill(bad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.model.architecture import Architecture
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.distill.student import Student, fitting_layers, numbers_in, one_stage
-from onesweep.trainer.distill.teacher import Teacher, distance
+from onesweep.trainer.distill.student import LayersStudent, StartedStudent, fitting_layers, numbers_in, one_stage
+from onesweep.trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
 from tests.stages.model.tiny_llama import TINY, write_tiny
 
 
@@ -22,19 +23,19 @@ def known(tokens: Corpus) -> torch.Tensor:
 
 @torch.no_grad()
 def test_with_all_layers_it_is_its_teacher(teacher: Teacher, known: torch.Tensor) -> None:
-    student, features = Student(teacher, range(4)), teacher.read(known)
+    student, features = LayersStudent(teacher, range(4)), teacher.read(known)
     torch.testing.assert_close(student.read(known), features)
-    student.fit_lens(known, features, 4)
+    student.begin(known, features, 4)
     torch.testing.assert_close(student.read(known), features, rtol=1e-4, atol=1e-4)
-    assert distance(student.read(known), features, teacher.head).accepted == pytest.approx(8, abs=1e-3)
+    assert distance(student.read(known), student.head, features, teacher.head).accepted == pytest.approx(8, abs=1e-3)
 
 
 @torch.no_grad()
 def test_the_lens_brings_some_layers_nearer_to_all(teacher: Teacher, known: torch.Tensor) -> None:
-    student, features = Student(teacher, (0, 1)), teacher.read(known)
-    before = distance(student.read(known), features, teacher.head)
-    student.fit_lens(known, features, 8)
-    after = distance(student.read(known), features, teacher.head)
+    student, features = LayersStudent(teacher, (0, 1)), teacher.read(known)
+    before = distance(student.read(known), student.head, features, teacher.head)
+    student.begin(known, features, 8)
+    after = distance(student.read(known), student.head, features, teacher.head)
     assert after.kl_bits < 0.9 * before.kl_bits
     z = torch.linalg.lstsq(student._normed(known).flatten(0, 1), features.flatten(0, 1)).solution
     error = (student.read(known) - features).square().mean()
@@ -43,7 +44,7 @@ def test_the_lens_brings_some_layers_nearer_to_all(teacher: Teacher, known: torc
 
 @torch.no_grad()
 def test_as_a_stage_it_says_the_same(teacher: Teacher, known: torch.Tensor) -> None:
-    student = Student(teacher, (0, 2))
+    student = LayersStudent(teacher, (0, 2))
     student.lens.weight.add_(0.1 * torch.randn_like(student.lens.weight))
     stage = student.stage_alone()
     assert (stage.is_first, stage.is_last, len(stage.layers)) == (True, True, 2)
@@ -51,8 +52,31 @@ def test_as_a_stage_it_says_the_same(teacher: Teacher, known: torch.Tensor) -> N
     torch.testing.assert_close(stage.next_byte(stage.read(known)).flatten(0, 1), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_drafter_that_exists_is_all_trained_and_the_teacher_stays(teacher: Teacher, known: torch.Tensor) -> None:
+    begun = LayersStudent(teacher, (0, 2)).stage_alone()
+    student, features = StartedStudent(teacher, deepcopy(begun)), teacher.read(known)
+    before = student.read(known)
+    torch.testing.assert_close(before, begun.norm(begun.read(known)))
+    mean_kl(before, student.head, features, teacher.head).backward()
+    assert {name.split(".")[0] for name, _ in student.trained.named_parameters()} == {
+        "embedding",
+        "layers",
+        "norm",
+        "head",
+    }
+    assert all(parameter.grad is not None for parameter in student.trained.parameters())
+    with torch.no_grad():
+        for parameter in student.trained.parameters():
+            parameter.sub_(0.01 * parameter.grad)
+    stage = student.stage_alone()
+    with torch.no_grad():
+        after = distance(stage.norm(stage.read(known)), OutputHead.of(stage), features, teacher.head)
+        assert after.kl_bits < distance(before, OutputHead.of(begun), features, teacher.head).kl_bits
+        assert torch.equal(teacher.read(known), features)
+
+
 def test_only_layers_and_lens_are_trained_and_the_teacher_stays(teacher: Teacher, known: torch.Tensor) -> None:
-    student, features = Student(teacher, (0, 1)), teacher.read(known)
+    student, features = LayersStudent(teacher, (0, 1)), teacher.read(known)
     names = {name.split(".")[0] for name, _ in student.trained.named_parameters()}
     assert names == {"layers", "lens"}
     student.read(known).sum().backward()
@@ -91,10 +115,10 @@ def tied_teacher(tmp_path_factory: pytest.TempPathFactory) -> Teacher:
 
 @torch.no_grad()
 def test_under_a_tied_head_there_is_no_lens(tied_teacher: Teacher, known: torch.Tensor) -> None:
-    student = Student(tied_teacher, (0, 3))
+    student = LayersStudent(tied_teacher, (0, 3))
     assert {name.split(".")[0] for name, _ in student.trained.named_parameters()} == {"layers"}
     before = student.read(known)
-    student.fit_lens(known, tied_teacher.read(known), 8)
+    student.begin(known, tied_teacher.read(known), 8)
     assert torch.equal(student.read(known), before)
     stage = student.stage_alone()
     assert stage.head is not None
