@@ -33,7 +33,6 @@ add_stage = _adding(settings.StageSettings, "stage:StageBench")
 add_losses = _adding(settings.LossSettings, "losses:LossBench")
 add_batching = _adding(settings.BatchingSettings, "batching:BatchingBench")
 add_audit = _adding(settings.AuditSettings, "audits:AuditBench")
-add_seeing = _adding(settings.TelemetrySettings, "telemetry:TelemetryBench")
 add_shapes = _adding(settings.ShapesSettings, "shapes:ShapesBench")
 add_parity = _adding(settings.ParitySettings, "parity:ParityBench")
 

@@ -90,21 +90,6 @@ class AuditSettings:
 
 
 @dataclass(frozen=True)
-class TelemetrySettings:
-    """Settings of `bench seeing`."""
-
-    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
-    modes: tuple[str, ...] = setting(("sweep", "ar"), "modes", metavar="M[,M]")
-    users: int = setting(4, "requests at once", metavar="U", least=1, most=MAX_AT_ONCE)
-    requests: int = setting(2, "requests of each user in a turn", metavar="R", least=1, most=1000)
-    max_bytes: int = setting(64, "bytes to generate", name="--bytes", least=1)
-    rounds: int = setting(40, "turns of each deployment", metavar="R", least=1, most=1000)
-    hosts: int = setting(3, "hosts that share the blocks", metavar="H")
-    watched: tuple[str, ...] = setting(("off", "default", "all"), "share traced: default 0.01, all 1", metavar="W,W")
-    scrape_s: float = setting(1.0, "pause between scrapes", above=0, most=3600)
-
-
-@dataclass(frozen=True)
 class ShapesSettings:
     """Settings of `bench shapes`."""
 

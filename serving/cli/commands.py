@@ -162,7 +162,6 @@ _BENCH = Family(
             ("losses", "backends and codecs: nats lost by an AR model, time saved", "--text held-out.txt"),
             ("batching", "many requests at once against a bare torch loop", ""),
             ("audit", "time until audits find a faulty host, and their cost", ""),
-            ("seeing", "cost of metrics, traces and JSON logs", ""),
             ("shapes", "large shapes with random weights, stage by stage", ""),
             ("parity", "an imported model over hosts against transformers", "--checkpoint smollm2 --source model.gguf"),
         )

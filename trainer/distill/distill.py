@@ -95,7 +95,7 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
 
 @dataclass(frozen=True)
 class _Beginning:
-    """What a drafter is before its first step: some of the teacher's layers, or a drafter that exists."""
+    """The drafter before its first step: some of the teacher's layers, or a drafter that exists."""
 
     layers: tuple[int, ...]
     start: Path | None = None
