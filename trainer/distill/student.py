@@ -39,7 +39,7 @@ class Student(ABC):
 
     @abstractmethod
     def begin(self, symbols: Tensor, features: Tensor, rows: int) -> None:
-        """Take a first look at some text, `rows` windows at a time, and the teacher's features of it."""
+        """Take a first look at some text and the teacher's features of it, `rows` windows at a time."""
 
     @abstractmethod
     def stage_alone(self) -> PipelineStage:
@@ -54,7 +54,7 @@ class StartedStudent(Student):
 
     def __init__(self, teacher: Teacher, stage: PipelineStage) -> None:
         """stage: is trained in place, on the teacher's device."""
-        self.device, self.dtype = teacher.device, teacher.dtype
+        self.device = teacher.device
         self.trained = self.stage = stage.to(teacher.device, torch.float32).requires_grad_(True)
 
     @property
@@ -67,7 +67,7 @@ class StartedStudent(Student):
         return features
 
     def begin(self, symbols: Tensor, features: Tensor, rows: int) -> None:
-        """It has begun."""
+        """Do nothing: it is trained already."""
 
     def stage_alone(self) -> PipelineStage:
         return deepcopy(self.stage).cpu().eval().requires_grad_(False)
@@ -125,7 +125,7 @@ class LayersStudent(Student):
 
     @torch.no_grad()
     def stage_alone(self) -> PipelineStage:
-        """As of every student; a lens is multiplied into the head."""
+        """The base class's; a lens is multiplied into the head."""
         with without_memory():
             stage = new_stage(self.architecture, 0)
         stage.restore_tables()
