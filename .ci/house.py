@@ -29,7 +29,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "stages.v1": (),
     "stages.telemetry": ("stages.wire",),
     "stages.wire": ("stages.model", "stages.v1"),
-    "stages.checkpoint": ("stages.model", "stages.wire"),
+    "stages.pictures": ("stages.model",),
+    "stages.checkpoint": ("stages.pictures", "stages.wire"),
     "stages.backends": ("stages.checkpoint",),
     "stages.grafting": ("stages.backends",),
     "stages.importing": ("stages.backends",),
@@ -39,7 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "loadtest": ("serving", "trainer"),
     "onesweep": ("serving", "stages.host"),
 }
-NO_NETWORK = ("stages.model", "stages.backends", "stages.grafting", "stages.importing")
+NO_NETWORK = ("stages.model", "stages.pictures", "stages.backends", "stages.grafting", "stages.importing")
 NETWORK = {"grpc", "asyncio"}
 OPTIONAL = {"onnxruntime": "stages.backends"}
 NAMELESS = {"utils.py", "helpers.py"}

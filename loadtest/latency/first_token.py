@@ -75,7 +75,7 @@ def prompt_for(settings: FirstTokenSettings, profile: Profile) -> tuple[str, Alp
     directory = find_bundle(settings.checkpoint).ar
     if directory is None:
         raise InputError(f"{settings.checkpoint} has no AR model: prompts of other modes travel in one sweep")
-    positions = read_manifest(directory).architecture.positions
+    positions = read_manifest(directory).text_architecture.positions
     most = min(positions - 1, max_new_symbols(positions))
     if not READ_POSITIONS < settings.prompt_symbols <= most:
         raise InputError(

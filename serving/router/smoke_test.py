@@ -114,7 +114,7 @@ async def _write(mode: Mode) -> None:
 
 
 async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
-    alphabet, most = Alphabet(manifest.architecture.vocabulary), most_scored(manifest.architecture.width)
+    alphabet, most = Alphabet(manifest.text_architecture.vocabulary), most_scored(manifest.text_architecture.width)
     known = probe_symbols(manifest)[0].tolist()
     total = 0.0
     with Session(view, kind, len(known), _deadline(), Account()) as session:

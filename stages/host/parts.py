@@ -39,7 +39,7 @@ class ModelSource:
     @property
     def alphabet(self) -> Alphabet:
         """Vocabulary of the model."""
-        return Alphabet(self.manifest.architecture.vocabulary)
+        return Alphabet(self.manifest.text_architecture.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class HostPlan:
             a = self.chain.manifest.chain_architecture
             sizes.append(a.positions * (a.width + 4 * a.code_dim + ROW_BYTES))
         for source in self.pipelines.values():
-            p = source.manifest.architecture
+            p = source.manifest.text_architecture
             sizes.append((max_new_symbols(p.positions) + most_scored(p.width)) * (4 * p.width + ROW_BYTES))
         return max(sizes) + PARCEL_SPARE_BYTES
 
@@ -171,7 +171,7 @@ def full_state_bytes(plan: HostPlan) -> int:
 
 def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int) -> int:
     """KV cache bytes of one session of `capacity` positions on a host that holds the parts `held`."""
-    architecture = manifest.architecture
+    architecture = manifest.text_architecture
     return cache_bytes(sum(map(architecture.layers_in, held)), architecture, capacity)
 
 
@@ -248,7 +248,7 @@ def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.Des
 
 
 def _model_info(source: ModelSource) -> stage_pb2.ModelInfo:
-    a = source.manifest.architecture
+    a = source.manifest.text_architecture
     return stage_pb2.ModelInfo(
         digest=source.digest,
         parts=a.parts,

@@ -97,7 +97,7 @@ class SessionStore:
                 retry_after_ms=1000,
             )
         session = Session(router, kind, capacity, need, self.clock() + self.lease_s, parts)
-        a = manifest.architecture
+        a = manifest.text_architecture
         session.caches = {part: new_caches(a.layers_in(part), a, capacity) for part in held}
         self.sessions[name] = session
         self.bytes += need

@@ -275,7 +275,7 @@ def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, plan: HostPlan, source: M
 def _pipeline(
     hop: stage_pb2.Hop, work: StageWork, plan: HostPlan, kind: ModelKind, source: ModelSource
 ) -> PipelineRequest:
-    a = source.manifest.architecture
+    a = source.manifest.text_architecture
     _check_part(work.stage, plan, "stage")
     clean = _symbols(work.clean, source.alphabet)
     count = clean.shape[0]
@@ -361,7 +361,7 @@ def _check_batch(score: stage_pb2.Score) -> None:
 
 def _candidates(score: stage_pb2.Score, end: int, source: ModelSource) -> Tensor:
     """The candidates, (candidates, length). `end`: the position where they begin."""
-    count, alphabet, a = len(score.candidates), source.alphabet, source.manifest.architecture
+    count, alphabet, a = len(score.candidates), source.alphabet, source.manifest.text_architecture
     if not 1 <= count <= MAX_CANDIDATES:
         raise invalid(f"{count} candidates; a step scores 1 to {MAX_CANDIDATES}")
     if score.batches > MAX_CANDIDATES:

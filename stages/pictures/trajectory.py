@@ -1,0 +1,161 @@
+"""From noise to pictures: noise levels, solvers, guidance, and the estimate E, which is all that travels.
+
+With u = z / sigma the probability-flow ODE is du/dsigma = -D / sigma^2, so a step of any linear solver from sigma to
+sigma' is z' = r z + (1 - r) D with r = sigma' / sigma and D a combination of denoised pictures. From z0 = sigma_0 eps
+on, z = a z0 + (1 - a) E with a = sigma / sigma_0: every host makes z0 from the seed, and E is a weighted mean of the
+denoised pictures so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.randomness import MAX_SEED, Purpose, normals
+from onesweep.stages.pictures.architecture import PictureArchitecture
+from onesweep.stages.pictures.part import in_scale, out_scale, skip_scale
+
+Solver = Literal["euler", "2m"]
+SOLVERS: tuple[Solver, ...] = get_args(Solver)
+DEFAULT_SOLVER: Solver = "2m"
+RHO = 7.0  # of noise levels: the larger, the closer together the small ones are (EDM, equation 5)
+MAX_LEVELS = 256
+MAX_PICTURES = 1024
+MAX_GUIDANCE = 20.0
+
+
+@dataclass(frozen=True)
+class DrawPlan:
+    """Settings that every host must share to draw the same pictures. Picture i is that of seed + i, alone."""
+
+    seed: int
+    classes: tuple[int, ...]  # one a picture; as many as there are classes stands for none
+    levels: int  # steps from sigma_max to sigma_min; one evaluation more ends at sigma_min
+    solver: Solver = DEFAULT_SOLVER
+    guidance: float = 1.0  # D = D_none + guidance (D_class - D_none), arXiv 2207.12598; 1: one evaluation, not two
+
+    @property
+    def pictures(self) -> int:
+        return len(self.classes)
+
+    @property
+    def evaluations(self) -> int:
+        """Pictures that a net evaluates at one noise level."""
+        return self.pictures * (1 if self.guidance == 1 else 2)
+
+
+def range_sigmas(high: float, low: float, steps: int) -> list[float]:
+    """`steps` + 1 noise levels from `high` to `low`, equally spaced in sigma^(1/rho)."""
+    top, bottom = high ** (1 / RHO), low ** (1 / RHO)
+    return [high, *((top + i / steps * (bottom - top)) ** RHO for i in range(1, steps)), low]
+
+
+def block_levels(levels: int, blocks: int) -> list[int]:
+    """Steps of each block; the first take one more where they do not divide. levels: at least `blocks`."""
+    return [levels // blocks + (block < levels % blocks) for block in range(blocks)]
+
+
+def block_sigmas(partition: NoisePartition, block: int, levels: int) -> list[float]:
+    """Noise levels of one block when the whole chain makes `levels` steps."""
+    high, low = partition.range(block)
+    return range_sigmas(high, low, block_levels(levels, len(partition.boundaries) - 1)[block])
+
+
+@dataclass(frozen=True)
+class PicturePiece:
+    """Pictures to evaluate at one noise level."""
+
+    x: Tensor  # c_in z, (pictures, tokens, patch_dim), or hidden states, (pictures, tokens, features)
+    sigma: float
+    classes: Tensor  # (pictures,) int64
+
+    @property
+    def rows(self) -> int:
+        return self.x.shape[0] * self.x.shape[1]
+
+
+class Trajectory:
+    """Pictures on their way through the noise levels of one block, or of an undivided net."""
+
+    def __init__(
+        self,
+        architecture: PictureArchitecture,
+        plan: DrawPlan,
+        sigma_start: float,
+        sigmas: Sequence[float],
+        *,
+        is_last: bool,
+        estimate: Tensor | None = None,
+    ) -> None:
+        """:param sigma_start: the chain's sigma_max, which the noise in the seed has.
+        :param sigmas: of `block_sigmas`; 2M starts anew at the first of them.
+        :param is_last: evaluate once more at the last level: that is the picture.
+        :param estimate: E of the block before, (pictures, tokens, patch_dim); None at `sigma_start`.
+        """
+        a = self.architecture = architecture
+        self.plan, self.sigma_start, self.sigmas, self.is_last = plan, sigma_start, list(sigmas), is_last
+        self.at = 0
+        self._before: Tensor | None = None  # D of the level before
+        self.estimate = torch.zeros(plan.pictures, a.tokens, a.patch_dim) if estimate is None else estimate
+        self._noise = sigma_start * torch.stack([picture_noise(a, plan.seed + i) for i in range(plan.pictures)])
+
+    @property
+    def done(self) -> bool:
+        return self.at >= len(self.sigmas) - 1 + self.is_last
+
+    @property
+    def sigma(self) -> float:
+        return self.sigmas[self.at]
+
+    def piece(self) -> PicturePiece:
+        """The pictures to evaluate next, once with their classes and, for guidance, once without."""
+        x = in_scale(self.sigma) * self._state()
+        classes = torch.tensor(self.plan.classes)
+        if self.plan.guidance != 1:
+            x = torch.cat([x, x])
+            classes = torch.cat([classes, torch.full_like(classes, len(self.architecture.classes))])
+        return PicturePiece(x, self.sigma, classes)
+
+    def supply(self, f: Tensor) -> None:
+        """Go on with F of `piece`: (pictures, tokens, patch_dim)."""
+        sigma = self.sigma
+        if self.plan.guidance != 1:
+            f, without = f.chunk(2)
+            f = without + self.plan.guidance * (f - without)
+        low, high = self.architecture.bounds
+        # Clamped, so that E stays within the data's range under any guidance: a codec refuses what is beyond.
+        denoised = (skip_scale(sigma) * self._state() + out_scale(sigma) * f).clamp(low, high)
+        if self.at == len(self.sigmas) - 1:
+            self.estimate = denoised
+        else:
+            after = self.sigmas[self.at + 1]
+            point = denoised
+            if self.plan.solver == "2m" and self._before is not None:
+                ratio = math.log(self.sigmas[self.at - 1] / sigma) / math.log(sigma / after)
+                # DPM-Solver++ 2M (arXiv 2211.01095, algorithm 2)
+                point = (denoised + (denoised - self._before) / (2 * ratio)).clamp(low, high)
+            r, a, a_after = after / sigma, sigma / self.sigma_start, after / self.sigma_start
+            self.estimate = (r * (1 - a) * self.estimate + (1 - r) * point) / (1 - a_after)
+            self._before = denoised
+        self.at += 1
+
+    def pixels(self) -> Tensor:
+        """What E shows: (pictures, channels, height, width) uint8. The picture itself once the last block is done."""
+        return self.architecture.to_pixels(self.estimate)
+
+    def _state(self) -> Tensor:
+        """z at the level that is due: (pictures, tokens, patch_dim)."""
+        a = self.sigma / self.sigma_start
+        return a * self._noise + (1 - a) * self.estimate
+
+
+def picture_noise(architecture: PictureArchitecture, seed: int) -> Tensor:
+    """Standard normal numbers (tokens, patch_dim) of one picture: the same on every host."""
+    a = architecture
+    return normals(seed & MAX_SEED, Purpose.INITIAL_NOISE, 0, a.tokens, a.patch_dim)
