@@ -38,7 +38,8 @@ def find_bundle(directory: Path) -> Bundle:
     found = {name: directory / name for name in names if (directory / name / MANIFEST_NAME).exists()}
     if not found:
         raise CheckpointError(
-            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/ or local/"
+            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/ "
+            "or local/"
         )
     return Bundle(**{name: found.get(name) for name in names})
 
