@@ -90,6 +90,18 @@ _TOKEN = Family(
     },
 )
 _IDENTITIES = (_CERTS, _TOKEN)
+_TRAIN_PICTURES = Family(
+    "pictures",
+    "train nets that draw",
+    {
+        "": _commands(
+            "onesweep.trainer.pictures.commands:add_",
+            ("blocks", "train the blocks of a chain, one at a time", "--data fashion.npz"),
+            ("whole", "train an undivided net, cut into as many stages as the chain has blocks", "--data fashion.npz"),
+            ("local", "train one net of a block's size for all noise levels", "--data fashion.npz"),
+        )
+    },
+)
 _TRAIN = Family(
     "train",
     "train blocks or whole models, on this machine or on many",
@@ -106,6 +118,7 @@ _TRAIN = Family(
             ("tokenizer", "make the tokens that the others train on with --tokenizer", "--data corpus/"),
             ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
         )
+        + (_TRAIN_PICTURES,)
         + _commands(
             "onesweep.trainer.grafting.commands:add_",
             ("graft", "make a block of a chain from a stage of a pretrained model", "--checkpoint smollm2 --block 0"),

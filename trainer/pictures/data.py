@@ -1,4 +1,4 @@
-"""Pictures with classes: folders of PNG or JPEG, IDX files, npz archives. Everything is checked before it is decoded."""
+"""Pictures with classes: folders of PNG or JPEG, IDX files, npz archives. All is checked before it is decoded."""
 
 from __future__ import annotations
 
