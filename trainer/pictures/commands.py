@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.trainer.options import add_threads_option, given, positive, set_threads
+from onesweep.trainer.options import add_threads_option, given, set_threads
 
 if TYPE_CHECKING:
     from onesweep.stages.checkpoint.manifest import Manifest
@@ -92,14 +92,14 @@ def _add_options(parser: argparse.ArgumentParser, out: Path, start: str) -> None
     parser.add_argument("--start", type=Path, metavar="CKPT", help=start)
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
     parser.add_argument(
-        "--steps", type=positive, metavar="N", help="of a block; one net for all takes PARTS times more"
+        "--steps", type=int, metavar="N", help="of a block; one net for all takes PARTS times more"
     )
-    parser.add_argument("--batch", type=positive, metavar="N", help="pictures in a step")
+    parser.add_argument("--batch", type=int, metavar="N", help="pictures in a step")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate")
-    parser.add_argument("--patch", type=positive, metavar="N", help="pixels along a side of a patch")
-    parser.add_argument("--parts", type=positive, metavar="N", help="blocks of the chain, stages of the undivided net")
-    parser.add_argument("--layers", type=positive, metavar="N", help="layers of a block")
-    parser.add_argument("--features", type=positive, metavar="N", help="width of the net")
-    parser.add_argument("--heads", type=positive, metavar="N", help="attention heads")
+    parser.add_argument("--patch", type=int, metavar="N", help="pixels along a side of a patch")
+    parser.add_argument("--parts", type=int, metavar="N", help="blocks of the chain, stages of the undivided net")
+    parser.add_argument("--layers", type=int, metavar="N", help="layers of a block")
+    parser.add_argument("--features", type=int, metavar="N", help="width of the net")
+    parser.add_argument("--heads", type=int, metavar="N", help="attention heads")
     add_threads_option(parser)
