@@ -1,4 +1,4 @@
-"""Commands that train nets that draw: `train pictures blocks`, `whole`, `local`."""
+"""Commands that train nets that draw: `train pictures blocks`, `whole`, `local`, `memory`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.trainer.options import add_threads_option, given, set_threads
+from onesweep.trainer.options import add_threads_option, given, markdown, set_threads
 
 if TYPE_CHECKING:
     from onesweep.stages.checkpoint.manifest import Manifest
@@ -47,6 +47,18 @@ def run_local(options: argparse.Namespace) -> int:
     return _end(options, train_undivided(config, pictures, options.out, 1, options.start))
 
 
+def run_memory(options: argparse.Namespace) -> int:
+    """Measure one training step's memory."""
+    from onesweep.trainer.pictures.training import measure_picture_training
+
+    uses = measure_picture_training(*_begin(options))
+    rows = [[name, *(f"{size / 2**20:.2f}" for size in use.to_record().values())] for name, use in uses.items()]
+    print("\n".join(markdown(["MiB", *uses["block"].to_record()], rows)))
+    trained, whole = (uses[name].gradients + uses[name].optimizer for name in ("block", "whole"))
+    print(f"gradients and optimizer of a block / of the whole = {trained / whole:.3f}")
+    return 0
+
+
 def _begin(options: argparse.Namespace) -> tuple[PictureConfig, PictureSet]:
     from onesweep.stages.settings import from_toml, read_toml
     from onesweep.trainer.pictures.data import load_pictures
@@ -84,16 +96,23 @@ def add_local(parser: argparse.ArgumentParser) -> None:
     _add_options(parser, Path("runs/pictures/local"), "a net of this kind to go on from")
 
 
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_memory)
+    _add_settings(parser)
+
+
 def _add_options(parser: argparse.ArgumentParser, out: Path, start: str) -> None:
+    _add_settings(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", default=out, help="the checkpoint (%(default)s)")
+    parser.add_argument("--start", type=Path, metavar="CKPT", help=start)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="PATH", required=True, help="npz, folder of IDX files, or a folder for each class"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", default=out, help="the checkpoint (%(default)s)")
-    parser.add_argument("--start", type=Path, metavar="CKPT", help=start)
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help="of a block; one net for all takes PARTS times more"
-    )
+    parser.add_argument("--steps", type=int, metavar="N", help="of a block; one net for all takes PARTS times more")
     parser.add_argument("--batch", type=int, metavar="N", help="pictures in a step")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate")
