@@ -42,7 +42,7 @@ from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.observability import start_log
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import parse_address
-from onesweep.stages.wire.messages import prefill_hops, work_of
+from onesweep.stages.wire.messages import StageWork, prefill_hops, work_of
 from onesweep.stages.wire.tls import Security
 
 WHOLE_ROUTER = [sys.executable, "-P", "-m", "onesweep.loadtest.latency.first_token"]
@@ -240,7 +240,8 @@ def _wait_for(whole: Testbed) -> None:
 def _shares(count: int, alphabet: Alphabet, arm: PieceArm) -> list[float]:
     """Share of the prompt in each piece."""
     whole = stage_pb2.Hop(decode=stage_pb2.Decode(clean=alphabet.encode([0] * count)))
-    return [alphabet.count(work_of(hop).clean) / count for hop in prefill_hops(whole, alphabet, arm.most_pieces)]
+    works = (work_of(hop) for hop in prefill_hops(whole, alphabet, arm.most_pieces))
+    return [alphabet.count(work.clean) / count for work in works if isinstance(work, StageWork)]
 
 
 def _row(arm: PieceArm, samples: Sequence[Sample], links: Sequence[Link], shares: Sequence[float]) -> Row:

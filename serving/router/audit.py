@@ -34,7 +34,7 @@ from onesweep.stages.host.work import begin_work
 from onesweep.stages.model.codec import CODECS, FEATURE_LIMIT, HIDDEN, StateCodec
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Outcome, copy_of, hidden_rows, merged, results_of, work_of
+from onesweep.stages.wire.messages import Outcome, StageWork, copy_of, hidden_rows, merged, results_of, work_of
 from onesweep.stages.wire.status import StatusError, internal, unavailable
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def agree(one: Outcome, other: Outcome, alphabet: Alphabet = BYTES) -> bool:
         read = _near(mine.features, theirs.features, FEATURES, alphabet.count(mine.clean))
         return estimates and read and _near(mine.slot_features, theirs.slot_features, FEATURES, mine.slots)
     step, theirs_step = work_of(one), work_of(other)
-    assert not isinstance(step, stage_pb2.Sweep)
-    assert not isinstance(theirs_step, stage_pb2.Sweep)
+    assert isinstance(step, StageWork)
+    assert isinstance(theirs_step, StageWork)
     return _near(step.hidden, theirs_step.hidden, HIDDEN.get(step.codec), hidden_rows(step, alphabet))
 
 

@@ -28,6 +28,8 @@ RHO = 7.0  # of noise levels: the larger, the closer together the small ones are
 MAX_LEVELS = 256
 MAX_PICTURES = 1024
 MAX_GUIDANCE = 20.0
+# Numbers of all pictures that are drawn together: 64 MB where each takes four bytes, as in a hop's message.
+MAX_NUMBERS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,26 @@ class DrawPlan:
     @property
     def evaluations(self) -> int:
         """Pictures that a net evaluates at one noise level."""
-        return self.pictures * (1 if self.guidance == 1 else 2)
+        return self.pictures * evaluations(self.guidance)
+
+    def conditions(self, architecture: PictureArchitecture) -> Tensor:
+        """Classes of these evaluations, (evaluations,) int64: the pictures' own, then none for guidance."""
+        classes = torch.tensor(self.classes)
+        if self.guidance == 1:
+            return classes
+        return torch.cat([classes, torch.full_like(classes, len(architecture.classes))])
+
+
+def evaluations(guidance: float) -> int:
+    """Evaluations that a picture takes at one noise level."""
+    return 1 if guidance == 1 else 2
+
+
+def most_pictures(architecture: PictureArchitecture, guidance: float) -> int:
+    """Largest number of pictures that are drawn together."""
+    a = architecture
+    numbers = a.tokens * (a.features + 2 * a.patch_dim) * evaluations(guidance)
+    return max(min(MAX_PICTURES, MAX_NUMBERS // numbers), 1)
 
 
 def range_sigmas(high: float, low: float, steps: int) -> list[float]:
@@ -92,16 +113,19 @@ class Trajectory:
         *,
         is_last: bool,
         estimate: Tensor | None = None,
+        at: int = 0,
+        before: Tensor | None = None,
     ) -> None:
         """:param sigma_start: the chain's sigma_max, which the noise in the seed has.
         :param sigmas: of `block_sigmas`; 2M starts anew at the first of them.
         :param is_last: evaluate once more at the last level: that is the picture.
         :param estimate: E of the block before, (pictures, tokens, patch_dim); None at `sigma_start`.
+        :param at: the level that is due, with `before` and `estimate` as another trajectory left them there.
         """
         a = self.architecture = architecture
         self.plan, self.sigma_start, self.sigmas, self.is_last = plan, sigma_start, list(sigmas), is_last
-        self.at = 0
-        self._before: Tensor | None = None  # D of the level before
+        self.at = at
+        self.before = before  # D of the level before, for 2M
         self.estimate = torch.zeros(plan.pictures, a.tokens, a.patch_dim) if estimate is None else estimate
         self._noise = sigma_start * torch.stack([picture_noise(a, plan.seed + i) for i in range(plan.pictures)])
 
@@ -116,11 +140,8 @@ class Trajectory:
     def piece(self) -> PicturePiece:
         """The pictures to evaluate next, once with their classes and, for guidance, once without."""
         x = in_scale(self.sigma) * self._state()
-        classes = torch.tensor(self.plan.classes)
-        if self.plan.guidance != 1:
-            x = torch.cat([x, x])
-            classes = torch.cat([classes, torch.full_like(classes, len(self.architecture.classes))])
-        return PicturePiece(x, self.sigma, classes)
+        x = torch.cat([x] * evaluations(self.plan.guidance))
+        return PicturePiece(x, self.sigma, self.plan.conditions(self.architecture))
 
     def supply(self, f: Tensor) -> None:
         """Go on with F of `piece`: (pictures, tokens, patch_dim)."""
@@ -136,13 +157,13 @@ class Trajectory:
         else:
             after = self.sigmas[self.at + 1]
             point = denoised
-            if self.plan.solver == "2m" and self._before is not None:
+            if self.plan.solver == "2m" and self.before is not None:
                 ratio = math.log(self.sigmas[self.at - 1] / sigma) / math.log(sigma / after)
                 # DPM-Solver++ 2M (arXiv 2211.01095, algorithm 2)
-                point = (denoised + (denoised - self._before) / (2 * ratio)).clamp(low, high)
+                point = (denoised + (denoised - self.before) / (2 * ratio)).clamp(low, high)
             r, a, a_after = after / sigma, sigma / self.sigma_start, after / self.sigma_start
             self.estimate = (r * (1 - a) * self.estimate + (1 - r) * point) / (1 - a_after)
-            self._before = denoised
+            self.before = denoised
         self.at += 1
 
     def pixels(self) -> Tensor:
