@@ -119,7 +119,6 @@ _TRAIN = Family(
             ("tokenizer", "make the tokens that the others train on with --tokenizer", "--data corpus/"),
             ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
         )
-        + (_TRAIN_PICTURES,)
         + _commands(
             "onesweep.trainer.grafting.commands:add_",
             ("graft", "make a block of a chain from a stage of a pretrained model", "--checkpoint smollm2 --block 0"),
@@ -161,7 +160,8 @@ _TRAIN = Family(
             "onesweep.trainer.commands:add_",
             ("memory", "measure what training one block takes, against the whole model", "--json"),
             ("watch", "follow a training that was started with --listen", "127.0.0.1:7900"),
-        )
+        ),
+        "pictures": (_TRAIN_PICTURES,),
     },
 )
 _BENCH = Family(
@@ -307,6 +307,10 @@ ROOT = Family(
                 ("ask", "complete"),
             ),
             ("compare", "run one prompt in several modes, side by side", "'The sea was calm.' --modes sweep,ar"),
+        )
+        + _commands(
+            "onesweep.serving.cli.draw:add_",
+            ("draw", "draw pictures of a class", "sneaker --seed 7 --out sneaker.png", ("paint", "image")),
         )
         + _commands(
             "onesweep.serving.cli.chat:add_",

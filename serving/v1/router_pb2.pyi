@@ -730,6 +730,7 @@ class StatusResponse(_message.Message):
     JUDGE_BITS_FIELD_NUMBER: _builtins.int
     HUMAN_BITS_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
+    DRAWING_MODES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ready: _builtins.bool
     chain_digest: _builtins.str
@@ -766,6 +767,10 @@ class StatusResponse(_message.Message):
     def pictures(self) -> _stage_pb2.PictureInfo:
         """that can be drawn; absent where the model writes"""
 
+    @_builtins.property
+    def drawing_modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that can be served now"""
+
     def __init__(
         self,
         *,
@@ -787,10 +792,11 @@ class StatusResponse(_message.Message):
         judge_bits: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         human_bits: _builtins.float = ...,
         pictures: _stage_pb2.PictureInfo | None = ...,
+        drawing_modes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits", "pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "link_ms_limit", b"link_ms_limit", "modes", b"modes", "pictures", b"pictures", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "drawing_modes", b"drawing_modes", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "link_ms_limit", b"link_ms_limit", "modes", b"modes", "pictures", b"pictures", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,12 @@ def find_bundle(directory: Path) -> Bundle:
     return Bundle(**{name: found.get(name) for name in names})
 
 
+def bundle_draws(directory: Path) -> bool:
+    """True for models of pictures. Raises CheckpointError where there is no model."""
+    bundle = find_bundle(directory)
+    return any(path is not None and read_manifest(path).draws for path in vars(bundle).values())
+
+
 def check_split(manifests: Mapping[str, Manifest]) -> int:
     """Number of parts for hosts to share: blocks and stages go together, so all models must have as many.
 
