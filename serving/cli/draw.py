@@ -51,7 +51,7 @@ def run_draw(options: argparse.Namespace) -> int:
         if options.compare:
             rows = _in_every_mode(client, classes, settings)
         elif options.previews:
-            shown = list[DrawnPictures]()
+            shown: list[DrawnPictures] = []
             drawn = client.draw(classes, preview=shown.append, **settings)
             rows = [*sorted(shown, key=lambda preview: preview.block or 0), drawn]
         else:
