@@ -167,7 +167,7 @@ class Trajectory:
         self.at += 1
 
     def pixels(self) -> Tensor:
-        """What E shows: (pictures, channels, height, width) uint8. The picture itself once the last block is done."""
+        """Pixels that E shows: (pictures, channels, height, width) uint8. The one that was asked for at the end."""
         return self.architecture.to_pixels(self.estimate)
 
     def _state(self) -> Tensor:
