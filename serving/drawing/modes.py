@@ -171,7 +171,12 @@ class StepDrawing(_RingDrawing):
 
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         pixels = await super().draw(order, account, preview)
-        account.sweeps += order.plan.levels  # the result brings the account of them all
+        # The result brings the sums of all trips: of a hop's bytes the mean is booked.
+        hosts, trips = len(account.wire_bytes) - 1, order.plan.levels + 1
+        account.sweeps += trips - 1
+        if hosts > 1:  # a host alone sends itself nothing
+            account.hops += (trips - 1) * hosts
+            account.wire_bytes = [*(size // trips for size in account.wire_bytes[:-1]), account.wire_bytes[-1]]
         return pixels
 
     def _work(self, order: CheckedDrawing) -> stage_pb2.Denoise:

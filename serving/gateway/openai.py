@@ -1,7 +1,9 @@
-"""/v1: the part of OpenAI's API that a text model can serve; each mode is a model, and `onesweep` chooses one."""
+"""/v1: the part of OpenAI's API that our models can serve; each mode of text is a model, `onesweep` chooses one."""
 
 from __future__ import annotations
 
+import base64
+import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -13,6 +15,7 @@ from onesweep.serving.client.comparison import AUTO, INFILL
 from onesweep.serving.gateway.access import Router, RouterAccess, StrictRoute
 from onesweep.serving.gateway.completions import (
     DONE,
+    RANDOM_SEEDS,
     AnswerFormat,
     ChoiceEnd,
     ChoiceText,
@@ -26,7 +29,7 @@ from onesweep.serving.gateway.completions import (
     usage,
 )
 from onesweep.serving.gateway.errors import ApiError, json_response, named
-from onesweep.serving.gateway.fields import ChatRequest, CompletionRequest, TextRequest
+from onesweep.serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest, TextRequest
 from onesweep.serving.modes import MODES
 
 # A mode is a model: every tool that speaks OpenAI's API can choose a model, few can set a field of ours.
@@ -109,6 +112,25 @@ async def one_model(model: str, router: Router) -> Response:
     raise ApiError(
         404, f"no model {model!r} is served; GET /v1/models lists them", param="model", code="model_not_found"
     )
+
+
+@routes.post("/images/generations", response_class=Response)
+async def images(request: ImageRequest, router: Router) -> Response:
+    """Draw pictures of a class, each as a PNG in base64."""
+    if request.model not in (None, MODEL):
+        raise ApiError(404, f"no model {request.model!r} draws: choose {MODEL}", param="model", code="model_not_found")
+    shown = (await router.status()).pictures
+    if not shown.classes:
+        raise ApiError(400, "no model here draws: the router serves one that writes", param="prompt")
+    size = f"{shown.width}x{shown.height}"
+    if request.size not in (None, "auto", size):
+        raise ApiError(400, f"size {request.size} cannot be drawn: this model draws {size}", param="size")
+    own = {name: value for name, value in request.onesweep.model_dump().items() if value is not None}
+    seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
+    drawn = await router.draw(request.prompt, pictures=request.n or 1, seed=seed, **own)
+    data = [{"b64_json": base64.b64encode(drawn.png(index)).decode()} for index in range(len(drawn))]
+    answer = {"created": int(time.time()), "data": data, "size": size, "output_format": "png"}
+    return json_response({**answer, "onesweep": {"accounting": drawn.as_json()}}, headers=named([drawn.request]))
 
 
 async def _order(router: RouterAccess, request: TextRequest, prompt: str) -> CompletionOrder:
