@@ -81,7 +81,7 @@ class HostSettings:
     # Messages of hops under way; one more is refused. Decoded, what they carry takes up to four times as much beside.
     queue_mb: int = 256
     batch: int = 64  # most hops that share a forward pass; 1 = one after the other
-    session_mb: int = 256  # memory for KV caches
+    session_mb: int = 256  # memory for KV caches, and for pictures under way
     lease_s: float = 60.0  # A session unused for this long is freed
     hop_timeout_s: float = 5.0  # how long to wait for the next host to take a hop
     keep_warm_s: float = KEEP_WARM_S  # pause between messages that keep an idle link's congestion window open; 0 = none

@@ -29,8 +29,9 @@ RHO = 7.0  # of noise levels: the larger, the closer together the small ones are
 MAX_LEVELS = 256
 MAX_PICTURES = 1024
 MAX_GUIDANCE = 20.0
-# Numbers of all pictures that are drawn together: 64 MB where each takes four bytes, as in a hop's message.
-MAX_NUMBERS = 1 << 24
+# Numbers of all pictures that are drawn together: 32 MB where each takes four bytes, so that the largest hop fits the
+# messages of a host that was started for another release.
+MAX_NUMBERS = 1 << 23
 KEPT_NUMBERS = 1 << 12  # of a picture whose noise is kept: 16 KB
 
 
