@@ -120,7 +120,8 @@ class Session:
         :param capacity: positions that the hosts keep room for."""
         model = view.model(kind)
         self.ring, self.kind, self.weights, self.capacity = view.ring, kind, view.weights, capacity
-        self.alphabet = Alphabet(model.vocabulary) if model and model.vocabulary else BYTES
+        self.model = model or stage_pb2.ModelInfo()
+        self.alphabet = Alphabet(self.model.vocabulary) if self.model.vocabulary else BYTES
         # cut here and not by the hosts: a piece is a hop like others, checked, queued, refused and resent as one
         rows = batch_rows if view.settings.pieces > 1 else most_scored
         self._cut = partial(
@@ -374,7 +375,7 @@ class Session:
             opening.decode.remaining = 1
         self._helpers.update(attempt.path)
         hops = self._cut(opening)
-        sweep = AuditedSweep(attempt.path, self.weights, hops, event, self.alphabet)
+        sweep = AuditedSweep(attempt.path, self.weights, hops, event, self.model)
         if not await self.ring.auditor.audit(sweep):
             self._audit_failed = True
 
