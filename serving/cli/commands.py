@@ -212,6 +212,11 @@ _BENCH = Family(
             "onesweep.loadtest.faults.commands:add_",
             ("rounds", "rounds over emulated far links against one place, and against the plan", ""),
         ),
+        "pictures": _commands(
+            "onesweep.loadtest.pictures.bench:add_",
+            ("pictures", "quality of drawn pictures against seconds over far links", "--data fashion.npz"),
+            ("picture-judge", "train the judge of drawn pictures", "--data fashion.npz --out judge.safetensors"),
+        ),
         "text": _commands(
             "onesweep.loadtest.quality.commands:add_",
             ("quality", "quality of each mode's text, beside human text", "--prompts texts/"),

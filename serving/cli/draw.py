@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onesweep.serving.cli.generate import add_router_options, client_of
+from onesweep.serving.cli.run import HOSTS, draws, parts_of
 from onesweep.serving.drawing import DRAWING_MODES
 from onesweep.serving.drawing.request import DrawingRequest
 from onesweep.serving.router.request import DEFAULT_TIMEOUT_S
 from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.progress import ProgressLine
 from onesweep.stages.settings import add_flags, check_destination
+from onesweep.stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
     from onesweep.serving.client.client import Client
@@ -31,6 +36,9 @@ def add_draw(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", action="store_true", help="the same pictures in every mode that is served")
     parser.add_argument("--previews", action="store_true", help="a row a host: how the pictures clear, mode chain")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="a bundle of pictures: three hosts here draw, and end"
+    )
     add_router_options(parser)
     add_flags(parser, DrawingRequest)
     parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="deadline (120)")
@@ -41,10 +49,12 @@ def run_draw(options: argparse.Namespace) -> int:
         raise InputError("--compare draws in every mode: leave out --mode and --previews")
     if bool(options.classes) == options.all:
         raise InputError("name a class, such as `onesweep draw sneaker --out sneaker.png`, or give --all")
+    if options.checkpoint and options.router:
+        raise InputError("give either --router HOST:PORT, or --checkpoint DIR for hosts that are started here")
     _check_out(options.out)
     names = ("pictures", "mode", "seed", "levels", "solver", "guidance", "codec", "link_ms", "timeout_s")
     settings = {name: value for name in names if (value := getattr(options, name)) is not None}
-    with client_of(options) as client:
+    with _client(options) as client:
         classes = tuple(options.classes) or _all_classes(client)
         # Pictures of one class go into a row; with one of each, several classes do.
         columns = settings.get("pictures", 1) if settings.get("pictures", 1) > 1 else len(classes)
@@ -61,15 +71,68 @@ def run_draw(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([{**result.as_json(), "file": str(options.out)} for result in results]))
         return 0
-    print(f"{options.out}: {len(results[-1])} pictures" + (" in each mode" if options.compare else ""))
-    for result in results:
-        print(
-            f"[{result.mode}, seed {result.seed}, {result.levels} levels: {result.sweeps} trips, {result.hops} hops, "
-            f"{result.wire_bytes_total} bytes on the wire, {result.latency_ms:.0f} ms, "
-            f"{result.compute_ms:.0f} ms of compute]",
-            file=sys.stderr,
-        )
+    print(f"{options.out}: {_counted(len(results[-1]), 'picture')}" + " in each mode" * options.compare)
+    if options.compare:
+        print(_table(results))
+        return 0
+    (result,) = results
+    print(
+        f"[{result.mode}, seed {result.seed}, {_counted(result.levels, 'level')}: {_counted(result.sweeps, 'trip')}, "
+        f"{result.hops} hops, {result.wire_bytes_total} bytes on the wire, {result.latency_ms / 1000:.2f} s, "
+        f"{result.compute_ms / 1000:.2f} s of compute]",
+        file=sys.stderr,
+    )
     return 0
+
+
+def _table(results: list[DrawnPictures]) -> str:
+    """A row for each mode, in the order of the rows of the file."""
+    rows = [("mode", "trips", "seconds", "wire bytes", "compute seconds")]
+    rows += [
+        (
+            result.mode,
+            str(result.sweeps),
+            f"{result.latency_ms / 1000:.2f}",
+            f"{result.wire_bytes_total:,}",
+            f"{result.compute_ms / 1000:.2f}",
+        )
+        for result in results
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+@contextmanager
+def _client(options: argparse.Namespace) -> Iterator[Client]:
+    """A client of the router that the options name, or of one that is started here. Raises OnesweepError."""
+    if options.checkpoint is None:
+        with client_of(options) as client:
+            yield client
+        return
+    from onesweep.serving.cli.deployment import temporary_deployment
+    from onesweep.serving.cli.ports import free_port_block
+    from onesweep.serving.client.client import Client
+    from onesweep.serving.router.topology import local_topology
+
+    checkpoint = options.checkpoint.resolve()
+    if not draws(checkpoint):
+        raise InputError(f"{options.checkpoint} is no bundle of pictures: give a directory with chain/ or steps/")
+    progress, parts = ProgressLine(), parts_of(checkpoint)
+    hosts = min(HOSTS, parts)
+    topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
+    with ends_cleanly():
+        try:
+            loading = f"starting {_counted(hosts, 'host')} and a router on this machine"
+            with temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at(loading)) as deployment:
+                progress.close()
+                with Client(deployment.topology.router) as client:
+                    yield client
+        finally:
+            progress.close()
 
 
 def _check_out(path: Path) -> None:
