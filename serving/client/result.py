@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass, field, fields
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from google.protobuf.message import Message
-from numpy.typing import NDArray
 
 from onesweep.serving.v1 import router_pb2
 
+# The command line imports this module, and a request for text needs neither of these.
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL import Image
 
 # Decimals that are kept, where that is not 3.
@@ -157,7 +158,7 @@ class DrawnPictures:
         return len(self.pixels)
 
     def as_json(self) -> dict[str, Any]:
-        """What they cost."""
+        """Their costs and settings."""
         record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("pixels", "block", "hosts")}
         return {**record, "hosts": [asdict(host) for host in self.hosts]}
 
@@ -169,6 +170,8 @@ class DrawnPictures:
 
     def sheet(self, columns: int | None = None, scale: int = 1) -> Image.Image:
         """All pictures side by side, `columns` a row, each pixel `scale` pixels wide."""
+        import numpy as np
+
         columns = min(columns or len(self), len(self))
         _, channels, height, width = self.pixels.shape
         rows, gap = -(-len(self) // columns), 1
@@ -182,13 +185,15 @@ class DrawnPictures:
 
 def image_of(pixels: NDArray[np.uint8]) -> Image.Image:
     """(channels, height, width) as a picture of Pillow's."""
-    from PIL import Image  # plain requests for text need not wait for its import
+    from PIL import Image
 
     return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
 
 def pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | None = None) -> DrawnPictures:
     """Raises ValueError for pixels that are not as many as the message says."""
+    import numpy as np
+
     shape = (message.count, message.channels, message.height, message.width)
     pixels = np.frombuffer(message.pixels, np.uint8).reshape(shape)
     if summary is None:

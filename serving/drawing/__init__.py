@@ -13,6 +13,7 @@ DRAWING_MODES: Mapping[str, tuple[str, str]] = {
 DEFAULT_LEVELS = 12
 DEFAULT_GUIDANCE = 2.0
 MAX_PICTURES = 1024
+PICTURES_SERVED = "the checkpoint draws pictures: ask for some with `onesweep draw`"
 
 
 def metric_mode(mode: str) -> str:

@@ -65,7 +65,7 @@ class CheckedDrawing:
         return router_pb2.Pictures(pixels=pixels, block=block, preview=preview, **shape)
 
     def summary(self, account: Account) -> router_pb2.DrawSummary:
-        """What it cost."""
+        """Its costs and settings."""
         p, info = self.plan, self.mode.info
         assert info is not None
         names = [*info.classes, ""]

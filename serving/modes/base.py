@@ -13,7 +13,7 @@ from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import Request
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.errors import CodecError
-from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
+from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import CODECS
 from onesweep.stages.model.samplers import DEFAULT_SAMPLER
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
@@ -127,8 +127,6 @@ class PipelineMode(Mode):
     @property
     def problem(self) -> str:
         model = self._model
-        if model is None and any(self._draws(kind) for kind in MODEL_KINDS):
-            return "the hosts' checkpoint draws pictures: ask for some with `onesweep draw`"
         return self.absent if model is None else self.tokenizers.problem(model)
 
     @property
@@ -141,11 +139,8 @@ class PipelineMode(Mode):
 
     @property
     def _model(self) -> stage_pb2.ModelInfo | None:
-        return None if self._draws(self.kind) else self.ring.model(self.kind)
-
-    def _draws(self, kind: ModelKind) -> bool:
-        model = self.ring.model(kind)
-        return model is not None and model.HasField("pictures")
+        model = self.ring.model(self.kind)
+        return None if model is None or model.HasField("pictures") else model
 
 
 def count_symbols(event: stage_pb2.Event, alphabet: Alphabet, source: str) -> int:

@@ -98,6 +98,10 @@ class ActiveRelease:
         return [name for name, mode in self.modes.items() if not mode.problem]
 
     @property
+    def drawing_modes(self) -> list[str]:
+        return [name for name, mode in self.drawing.items() if mode.info is not None]
+
+    @property
     def pictures(self) -> stage_pb2.PictureInfo | None:
         """The pictures that can be drawn; None where the weights write."""
         return next((mode.info for mode in self.drawing.values() if mode.info is not None), None)

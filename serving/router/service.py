@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc.aio
 
-from onesweep.serving.drawing import DRAWING_MODES, metric_mode
+from onesweep.serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
 from onesweep.serving.drawing.modes import check_drawing, check_drawing_mode, retry_drawing
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
 from onesweep.serving.router.accounting import Account
@@ -151,7 +151,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 for info in [link.info or stage_pb2.DescribeResponse()]
             ],
             modes=served.served_modes,
-            drawing_modes=[name for name, mode in served.drawing.items() if mode.info is not None],
+            drawing_modes=served.drawing_modes,
             chain_digest=served.view.digest("chain"),
             ar_digest=served.view.digest("ar"),
             scorer_digest=served.view.digest("scorer"),
@@ -256,6 +256,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
         messages = [Message(message.role, message.content) for message in request.messages]
+        if served.pictures is not None:
+            raise failed_precondition(PICTURES_SERVED)
         check_served(mode, served.modes)
         generation = await tokenized(generation, messages, mode, account)
         check_fit(generation, mode)

@@ -143,6 +143,8 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
     assert not status.modes
     with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
         artist.generate("hello", mode="sweep")
+    with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
+        artist.generate("hello")
     until(lambda: not any(host.sessions for host in artist.status().hosts), 30)
 
 
@@ -164,7 +166,7 @@ def test_the_command_writes_files(
     out = tmp_path / "one.png"
     code, said = draw("one", "--seed", "7", "--out", str(out))
     assert code == 0, said
-    assert "1 trips, 4 hops" in said
+    assert "one.png: 1 picture\n[chain, seed 7, 12 levels: 1 trip, 4 hops" in said
     with Image.open(out) as picture:
         assert np.array_equal(np.asarray(picture)[::4, ::4], artist.draw("one", seed=7).pixels[0, 0])
     for arguments, rows, columns in (
@@ -175,6 +177,9 @@ def test_the_command_writes_files(
         path = tmp_path / f"{arguments[-1]}.png"
         code, said = draw(*arguments, "--out", str(path))
         assert code == 0, said
+        if "--compare" in arguments:
+            table = [line.split()[:2] for line in said.splitlines()[1:]]
+            assert table == [["mode", "trips"], ["chain", "1"], ["steps", "13"], ["local", "0"]]
         with Image.open(path) as picture:
             assert picture.size == (4 * (9 * columns - 1), 4 * (9 * rows - 1))
     for arguments, message in (
@@ -184,17 +189,28 @@ def test_the_command_writes_files(
         (("--out", str(tmp_path / "x.png")), "name a class"),
         (("one", "--compare", "--previews", "--out", str(tmp_path / "x.png")), "leave out --mode and --previews"),
         (("one", "--seed", str(1 << 64), "--out", str(tmp_path / "x.png")), "seed must be"),
+        (("one", "--checkpoint", str(tmp_path), "--out", str(tmp_path / "x.png")), "give either --router HOST:PORT"),
     ):
         code, said = draw(*arguments)
         assert code in (1, 2)
         assert message in said
+    for command, message in (
+        (["status"], "modes chain, steps, local;"),
+        (["compare", "hello"], "ask for pictures with `onesweep draw --compare`"),
+        (["chat", "hello"], "there is nobody to talk with: the checkpoint draws pictures"),
+    ):
+        main([*command, "--router", drawing.topology.router])
+        told = capsys.readouterr()
+        assert message in told.out + told.err
 
 
 def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Path, until: Any) -> None:
     with run(tmp_path, "--router", drawing.topology.router, until=until) as gateway:
         api = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+        (model,) = api.models.list().data
+        assert model.model_dump()["onesweep"] == {"draws": ["zero", "one", "two"], "size": "8x8"}
         answer = api.images.generate(
-            model="onesweep",
+            model=model.id,
             prompt="two",
             n=2,
             size="8x8",
