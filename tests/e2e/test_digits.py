@@ -16,7 +16,7 @@ from onesweep.serving.router.topology import local_topology
 from onesweep.trainer.pictures.data import load_pictures
 
 DIGITS = Path(__file__).with_name("digits")
-SETTINGS = ("--patch", "2", "--features", "48", "--batch", "32", "--steps", "500", "--learning-rate", "0.004")
+SETTINGS = ("--patch", "2", "--features", "48", "--batch", "32", "--steps", "700", "--learning-rate", "0.004")
 
 
 def test_digits_of_a_trained_chain_are_read(tmp_path: Path) -> None:
