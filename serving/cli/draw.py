@@ -30,14 +30,14 @@ SMALL = 128
 
 def add_draw(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_draw)
-    parser.add_argument("classes", nargs="*", metavar="CLASS", help="a class or its number; several make a sheet")
-    parser.add_argument("--all", action="store_true", help="a sheet with all classes, a column each")
-    parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="PNG to write; it must not exist")
-    parser.add_argument("--compare", action="store_true", help="the same pictures in every mode that is served")
-    parser.add_argument("--previews", action="store_true", help="a row a host: how the pictures clear, mode chain")
+    parser.add_argument("classes", nargs="*", metavar="CLASS", help="a class or its number")
+    parser.add_argument("--all", action="store_true", help="all classes")
+    parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="new PNG file")
+    parser.add_argument("--compare", action="store_true", help="a row a mode: the same pictures in every one")
+    parser.add_argument("--previews", action="store_true", help="a row a host: how the pictures clear")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--checkpoint", type=Path, metavar="DIR", help="a bundle of pictures: three hosts here draw, and end"
+        "--checkpoint", type=Path, metavar="DIR", help="a bundle of pictures: hosts start here and draw"
     )
     add_router_options(parser)
     add_flags(parser, DrawingRequest)

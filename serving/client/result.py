@@ -206,7 +206,7 @@ def pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | 
         classes=list(summary.classes),
         wire_bytes=list(summary.wire_bytes),
         hosts=_shares(summary.hosts),
-        **{name: getattr(summary, name) for name in names},
+        **{name: round(value, 3) if isinstance(value := getattr(summary, name), float) else value for name in names},
     )
 
 
