@@ -201,12 +201,14 @@ def pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | 
     names = [
         f.name for f in fields(DrawnPictures) if f.name not in ("pixels", "block", "hosts", "classes", "wire_bytes")
     ]
+    values: dict[str, Any] = {name: getattr(summary, name) for name in names}
+    rounded = {name: round(value, 3) for name, value in values.items() if isinstance(value, float)}
     return DrawnPictures(
         pixels,
         classes=list(summary.classes),
         wire_bytes=list(summary.wire_bytes),
         hosts=_shares(summary.hosts),
-        **{name: round(value, 3) if isinstance(value := getattr(summary, name), float) else value for name in names},
+        **{**values, **rounded},
     )
 
 
