@@ -1,18 +1,22 @@
 """`onesweep bench pictures`: how good drawn pictures are, and what they cost over far links; and the judge."""
 
+# ruff: noqa: RUF009 - `setting` makes a field
+
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.loadtest.commands import add_measurement, say
-from onesweep.loadtest.pictures.settings import PictureBenchSettings, PictureJudgeSettings
+from onesweep.loadtest.commands import CHECKPOINT, absolute, add_measurement, say, setting
+from onesweep.loadtest.host.settings import numbers_flag
 from onesweep.loadtest.report.record import check_report_options, origin, settings_record, write_report
 from onesweep.loadtest.report.table import Table, number_column, text_column
+from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.stages.errors import InputError, one_of
-from onesweep.stages.settings import check_destination, from_flags
+from onesweep.stages.settings import check_destination, flag, from_flags
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,10 +26,45 @@ if TYPE_CHECKING:
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
+# Floors are computed, so that one run compares all modes at all links and a busy machine changes nothing but the
+# arithmetic. What real links take is measured by real hosts (tests/serving/drawing, `onesweep draw --link-ms`).
 LINKS_MS = (20, 60, 150)  # round trips, as the lab's profiles have them
 RATE_MBPS = 100.0
 MODES = ("chain", "steps", "local", "picard", "displaced")
 REAL = "training pictures"
+
+
+JUDGE = Path(__file__).with_name("fashion.safetensors")
+
+
+@dataclass(frozen=True)
+class PictureBenchSettings:
+    """Settings of `bench pictures`."""
+
+    data: Path = field(metadata=flag("pictures with a test part", metavar="PATH", type=absolute))
+    checkpoint: Path = field(default=SHIPPED / "pictures", metadata=CHECKPOINT)
+    judge: Path = setting(
+        JUDGE, "a file of `bench picture-judge`", metavar="FILE", type=absolute, shown="of Fashion-MNIST"
+    )
+    modes: tuple[str, ...] = setting(
+        ("chain", "steps", "local"), "also picard, displaced", metavar="M[,M]", shown="chain,steps,local"
+    )
+    count: int = setting(2000, "pictures of each row", least=100, most=60_000)
+    levels: tuple[int, ...] = setting((6, 12, 24), "steps from noise to picture", **numbers_flag("--levels", "K"))
+    codecs: tuple[str, ...] = setting(("int8",), "of the chain: fp32, int8, int4", metavar="C[,C]")
+    guidance: float = setting(1.0, "pull towards the class; 1 is none", least=0, most=20)
+    solver: str = setting("2m", "euler, 2m", metavar="NAME")
+    seed: int = setting(0, "of the first picture", least=0)
+
+
+@dataclass(frozen=True)
+class PictureJudgeSettings:
+    """Settings of `bench picture-judge`."""
+
+    data: Path = field(metadata=flag("pictures to learn", metavar="PATH", type=absolute))
+    out: Path = field(metadata=flag("the judge's file", metavar="FILE", type=absolute))
+    epochs: int = setting(6, "passes over the training pictures", least=1, most=1000)
+    seed: int = setting(0, "of weights and batches", least=0)
 
 
 @dataclass(frozen=True)
@@ -165,6 +204,7 @@ def measure_pictures(settings: PictureBenchSettings) -> tuple[list[PictureRow], 
         raise InputError(f"{settings.data} has no test part to compare with")
     torch.set_num_threads(1)
     known = torch.from_numpy(np.random.default_rng(0).permutation(len(pictures.train)))
+    # Each picture is held against 57,000: the sample keeps that to seconds.
     # Copies are looked for among all training pictures, in a sample of what was drawn.
     looked = min(settings.count, 500)
     real, _ = stored.judge.look(pictures.test.pixels)
@@ -181,6 +221,7 @@ def measure_pictures(settings: PictureBenchSettings) -> tuple[list[PictureRow], 
             "copies": float(np.median(nearest(pixels[:looked], pictures.train.pixels))),
         }
 
+    # The same number of real pictures has the same bias, so a row can be no better than this one.
     sample = pictures.train.take(known[: settings.count])
     held_out = float(np.median(nearest(pictures.test.pixels[:looked], pictures.train.pixels)))
     rows = [PictureRow(REAL, **{**quality(sample.pixels, sample.labels.tolist()), "copies": held_out})]

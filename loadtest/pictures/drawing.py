@@ -26,6 +26,7 @@ from onesweep.stages.pictures.trajectory import (
     range_sigmas,
 )
 
+# More would only wait for memory: a matrix product gains nothing beyond some thousand rows.
 AT_ONCE = 100  # pictures that are drawn together
 NEAR = 1  # of 255: how near `picard` comes to `steps` before it ends
 

@@ -25,9 +25,11 @@ LEARNING_RATE = 2e-3
 AT_ONCE = 500  # pictures that are looked at together
 
 
-class Judge(nn.Module):
-    """Two convolutions, 64 features, and a class for each picture. Inception's weights, by which FID is told, judge
-    photographs; these figures are comparable among themselves only."""
+class PictureJudge(nn.Module):
+    """Two convolutions, 64 features, and a class for each picture."""
+
+    # FID needs Inception's weights, which are not to be had here and know photographs only. So nothing is called FID,
+    # and figures of one judge compare with figures of the same judge alone: its digest is in every record.
 
     def __init__(self, channels: int, height: int, width: int, classes: int) -> None:
         super().__init__()
@@ -58,11 +60,11 @@ class Judge(nn.Module):
         return features.double().numpy(), logits.argmax(1).numpy()
 
 
-def train_judge(pictures: PictureSet, epochs: int, seed: int = 0) -> Judge:
+def train_judge(pictures: PictureSet, epochs: int, seed: int = 0) -> PictureJudge:
     """A judge of these pictures, from their training part alone. epochs: passes over it."""
     torch.manual_seed(seed)
     _, channels, height, width = pictures.train.pixels.shape
-    judge = Judge(channels, height, width, len(pictures.classes))
+    judge = PictureJudge(channels, height, width, len(pictures.classes))
     steps = epochs * (len(pictures.train) // min(BATCH, len(pictures.train)))
     optimizer = torch.optim.AdamW(judge.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=max(steps, 2))
@@ -76,8 +78,9 @@ def train_judge(pictures: PictureSet, epochs: int, seed: int = 0) -> Judge:
     return judge.eval().requires_grad_(False)
 
 
-def save_judge(judge: Judge, path: Path, pictures: PictureSet) -> None:
+def save_judge(judge: PictureJudge, path: Path, pictures: PictureSet) -> None:
     """Write a judge, in 16 bits, with its digest. Raises CheckpointError."""
+    # Half the size in the repository; the file is read back before it is used, so figures are those of what is stored.
     tensors = {name: tensor.half() for name, tensor in judge.state_dict().items()}
     _, channels, height, width = pictures.train.pixels.shape
     record = {"size": [channels, height, width], "classes": list(pictures.classes), "data": pictures.digest}
@@ -92,7 +95,7 @@ def save_judge(judge: Judge, path: Path, pictures: PictureSet) -> None:
 class JudgeFile:
     """A judge as it was stored."""
 
-    judge: Judge
+    judge: PictureJudge
     classes: tuple[str, ...]
     digest: str  # of its weights: figures of one judge compare
 
@@ -105,7 +108,7 @@ def load_judge(path: Path) -> JudgeFile:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         record = json.loads(metadata["judge"])
         channels, height, width = record["size"]
-        judge = Judge(channels, height, width, len(record["classes"]))
+        judge = PictureJudge(channels, height, width, len(record["classes"]))
         if metadata["sha256"] != digest(tensors):
             raise CheckpointError(f"{path} is damaged: its weights do not have the recorded SHA-256")
         judge.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
@@ -116,7 +119,7 @@ def load_judge(path: Path) -> JudgeFile:
     return JudgeFile(judge.eval().requires_grad_(False), tuple(record["classes"]), metadata["sha256"])
 
 
-def accuracy(judge: Judge, pictures: LabelledPictures) -> float:
+def accuracy(judge: PictureJudge, pictures: LabelledPictures) -> float:
     """Share of pictures whose class the judge names."""
     return float((judge.look(pictures.pixels)[1] == pictures.labels.numpy()).mean())
 

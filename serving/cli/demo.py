@@ -29,6 +29,7 @@ of the town. He had not slept. At the gate a boy asked him what he carried, and 
 # At a low temperature a small model keeps to words that it knows.
 BYTES, TOKENS, TEMPERATURE, SEED = 128, 96, 0.3, 1
 PICTURES, PICTURE = "pictures", "ankle boot"
+# from black to white, as a dark terminal shows them
 SHADES = " .:-=+*#%@"
 EXACT, SAME = "ar", "ar-speculative"
 FOLDERS = ("chain", "scorer", "ar", "local")
@@ -145,6 +146,7 @@ def show_drawing(bundle: Path) -> None:
     print(f"\n{drawn.sweeps} trip, {drawn.levels} steps, {seconds:.2f} s, at most {size:,} bytes a hop")
 
 
+# Characters and not an image protocol: every terminal shows them, and so does a log of CI.
 def _characters(drawn: DrawnPictures) -> list[str]:
     """The first picture in characters, one for two rows of pixels."""
     grey = drawn.pixels[0].mean(axis=0)

@@ -135,6 +135,7 @@ def _client(options: argparse.Namespace) -> Iterator[Client]:
             progress.close()
 
 
+# Refused before anything is drawn: a picture may take minutes over far links, and nobody wants to lose one to a typo.
 def _check_out(path: Path) -> None:
     if path.suffix.lower() != ".png":
         raise InputError(f"--out {path}: pictures are written as PNG; give a name that ends in .png")

@@ -255,7 +255,8 @@ class AsyncClient(_Connection):
     ) -> DrawnPictures:
         """Draw pictures of one class or of several; `settings` are those of `DrawingRequest`.
 
-        :param preview: called with what the pictures look like after each host but the last, mode `chain` only.
+        :param preview: called with what the pictures look like after each host but the last, mode `chain` only. They
+            come in any order; one that would come after the pictures does not come.
         Raises RequestRefused or RouterError.
         """
         request = _drawing_request(classes, settings, preview)

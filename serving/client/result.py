@@ -196,6 +196,7 @@ def pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | 
 
     shape = (message.count, message.channels, message.height, message.width)
     pixels = np.frombuffer(message.pixels, np.uint8).reshape(shape)
+    # The message's own numbers are not trusted: reshape fails where they do not come to the pixels that it brought.
     if summary is None:
         return DrawnPictures(pixels, block=message.block)
     names = [

@@ -127,6 +127,8 @@ class _RingDrawing(DrawingMode):
         model = self.ring.model(self.name)
         return model.pictures if model is not None and model.HasField("pictures") else None
 
+    # A drawing is one message and one result, however many steps hosts make. So it needs no journal: a replay is the
+    # same message on another path, and a second try beside a slow first one costs its arithmetic only.
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         def check(event: stage_pb2.Event) -> None:
             if len(event.pictures.pixels) != order.size:
@@ -221,6 +223,7 @@ class LocalDrawing(DrawingMode):
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         if order.plan.pictures > (most := most_pictures(self._architecture, order.plan.guidance)):
             raise invalid(f"{order.plan.pictures} pictures; there can be at most {most} in a request")
+        # One thread: the router's event loop must answer others meanwhile, and two nets at once would be no quicker.
         loop = asyncio.get_running_loop()
         sigmas = range_sigmas(self._high, self._low, order.plan.levels)
         begin = partial(Trajectory, self._architecture, order.plan, self._high, sigmas, is_last=True)
@@ -262,6 +265,7 @@ def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, deadline_u
     if mode.info is None:
         where = "the router has no local/" if mode.name == "local" else f"the hosts have no {mode.name}/"
         raise failed_precondition(f"mode {mode.name} cannot be served: {where} that draws; serve a bundle of pictures")
+    # The product is checked before anything is made of it: ten bytes of a message can ask for a billion pictures.
     each = request.pictures or 1
     count = each * len(request.classes)
     if not 1 <= count <= MAX_PICTURES:

@@ -31,6 +31,7 @@ class PictureArchitecture:
     width: int
     channels: int
     classes: tuple[str, ...]
+    # A patch is a row on the wire, with a scale of its own: larger ones cost fewer bytes and see less detail.
     patch: int = 4
     parts: int = 3
     layers: int = 2
@@ -40,6 +41,7 @@ class PictureArchitecture:
     # Of the training pixels, which are 0 to 1: the net sees pixels of mean 0 and standard deviation DATA_STD.
     mean: float = 0.5
     deviation: float = 0.25
+    # The other architectures of a manifest are told apart by it.
     family: str = FAMILY  # what a manifest says of its kind of model
 
     def __post_init__(self) -> None:

@@ -76,12 +76,14 @@ class PicturePart(nn.Module):
         self.architecture, self.index, self.kind = a, index, kind
         self.reads_patches = kind == "chain" or index == 0
         self.has_head = kind == "chain" or index == a.parts - 1
+        # Blocks share nothing, not even tables: training one needs no other, and a host holds one file.
         self.patch_in = nn.Linear(a.patch_dim, a.features) if self.reads_patches else None
         self.positions = nn.Parameter(torch.zeros(a.tokens, a.features)) if self.reads_patches else None
         # Row `len(classes)` stands for no class: guidance needs it.
         self.classes = nn.Embedding(len(a.classes) + 1, a.condition_dim)
         self.noise_in = nn.Linear(2 * FOURIER_FEATURES, a.condition_dim)
         self.noise_out = nn.Linear(a.condition_dim, a.condition_dim)
+        # A stage of an undivided net has a condition of its own, too: passed on, it would be more bytes on every hop.
         layers = (DitLayer(a.features, a.heads, a.condition_dim) for _ in range(a.layers))
         self.layers = cast(Sequence[DitLayer], nn.ModuleList(layers))
         self.head_modulation = nn.Linear(a.condition_dim, 2 * a.features) if self.has_head else None

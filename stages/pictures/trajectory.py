@@ -25,6 +25,8 @@ from onesweep.stages.pictures.part import in_scale, out_scale, skip_scale
 Solver = Literal["euler", "2m"]
 SOLVERS: tuple[Solver, ...] = get_args(Solver)
 DEFAULT_SOLVER: Solver = "2m"
+# The paper's best for one net. Within a block's range it matters little: block 0 spans 80 to 0.5, where a picture is
+# still a shape, and the spacing decides how many of its steps look at noise alone.
 RHO = 7.0  # of noise levels: the larger, the closer together the small ones are (EDM, equation 5)
 MAX_LEVELS = 256
 MAX_PICTURES = 1024
@@ -49,6 +51,8 @@ class DrawPlan:
     def pictures(self) -> int:
         return len(self.classes)
 
+    # Seeds count up within a request, so that a picture can be drawn again alone, and two hosts that share a request's
+    # pictures need not know of each other.
     @property
     def evaluations(self) -> int:
         """Pictures that a net evaluates at one noise level."""

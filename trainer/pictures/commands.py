@@ -82,7 +82,7 @@ def _end(options: argparse.Namespace, manifest: Manifest) -> int:
 
 def add_blocks(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_blocks)
-    _add_options(parser, Path("runs/pictures/chain"), "a net for all noise levels, from which each block goes on")
+    _add_options(parser, Path("runs/pictures/chain"), "a net for all noise levels: every block begins with its weights")
     parser.add_argument("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
 
 

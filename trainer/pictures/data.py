@@ -25,6 +25,7 @@ from onesweep.stages.pictures.architecture import MAX_CLASSES, MAX_SIDE
 
 VALID_SHARE = 0.05
 MAX_BYTES = 2 << 30  # of decoded pixels: they are held in memory
+# Others can hide a program, a film or a whole document; two are enough.
 SUFFIXES = (".png", ".jpg", ".jpeg")
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 IDX_NAMES = {
@@ -67,7 +68,8 @@ class PictureSet:
 
     @cached_property
     def pixel_mean(self) -> float:
-        """Of the training pixels, 0 to 1; with `pixel_deviation` rounded, so that machines agree."""
+        """Mean of the training pixels, 0 to 1."""
+        # rounded, as is the deviation: sums in another order would make another architecture on another machine
         return round(float(self.train.pixels.double().mean()) / 255, 4)
 
     @cached_property
@@ -89,6 +91,7 @@ def load_pictures(path: Path) -> PictureSet:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     _check_classes(path, classes, train)
+    # Cut at random but always alike: many sets are sorted by class, and a later training must not see these pictures.
     order = torch.from_numpy(uniforms(0, Purpose.WINDOWS, 0, len(train), 1)[:, 0].argsort())
     cut = max(int(VALID_SHARE * len(train)), 1)
     return PictureSet(path.stem, classes, train.take(order[cut:]), train.take(order[:cut]), test)
@@ -244,6 +247,7 @@ def _read_classes(
     names = known or tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
     if not names:
         raise DataError(f"{folder} holds no folders: put the pictures of each class into a folder of its name")
+    # sorted, so that every machine gives a class the same number
     paths: Mapping[str, list[Path]] = {
         name: sorted(path for path in (folder / name).glob("*") if path.suffix.lower() in SUFFIXES) for name in names
     }

@@ -46,6 +46,7 @@ class PictureConfig(RunConfig):
     overlap: float = field(default=0.05, metadata=limits(least=0, most=0.5))
     batch: int = field(default=64, metadata=_SIZE)  # pictures in a step
     drop_class: float = field(default=0.1, metadata=limits(least=0, most=1))  # share that is shown without its class
+    # One rate for all: with AdamW the layers' matrices need none of their own.
     learning_rate: float = field(default=2e-3, metadata=limits(least=0))
     matrix_learning_rate: float = field(default=2e-3, metadata=limits(least=0))
     # Muon computes in bfloat16, which processors with AVX2 alone take 65 times as long for.
@@ -111,6 +112,7 @@ class PictureTask:
         self.pictures, self.config = pictures, config
 
     def loss(self, step: int) -> StepLoss:
+        # a pure function of seed, block and step: a run that was stopped sees the same batches and noise
         draws = uniforms(self.config.seed, Purpose.TRAINING, 1 + self.block, 1, 1, step)
         generator = torch.Generator().manual_seed(int(draws[0, 0] * 2**53))
         chosen = torch.randint(len(self.pictures.train), (self.config.batch,), generator=generator)
@@ -168,6 +170,7 @@ def train_undivided(
 ) -> Manifest:
     """Train one net for all noise levels, and store it cut into `parts` stages of `config.layers` layers."""
     architecture = config.architecture(pictures, parts)
+    # No margin: nothing but this net works beyond the ends of its range.
     partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
     extra = {} if start is None else {"start": read_manifest(start).digest()}
     manifest = _open(out, _manifest("steps", architecture, partition, config, pictures, extra))
@@ -257,6 +260,7 @@ def _train(
     """Run to the end; measurements and then weights go into the checkpoint."""
     run = Run(task, config, out / RUN_FOLDER, identity(manifest))
     losses = run.train()
+    # Measurements first: after a kill in between, a part without them would count as done.
     add_metrics(out, {task.name: losses})
     hidden: Tensor | None = None
     for part in parts:

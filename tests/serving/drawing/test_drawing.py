@@ -74,7 +74,8 @@ def in_one_process(bundle: Path, folder: str, seed: int, index: int, levels: int
 
 def test_a_chain_draws_in_one_trip(artist: Client) -> None:
     shown: list[DrawnPictures] = []
-    drawn = artist.draw("one", seed=SEED, levels=6, preview=shown.append)
+    # Previews take links of their own: with no delay, any of them may be the last to come.
+    drawn = artist.draw("one", seed=SEED, levels=6, preview=shown.append, link_ms=50)
     assert (drawn.mode, drawn.sweeps, drawn.hops, drawn.levels) == ("chain", 1, 4, 6)
     assert drawn.pixels.shape == (1, 1, 8, 8)
     estimate = TINY.tokens * (TINY.patch_dim + 4)
@@ -171,7 +172,7 @@ def test_the_command_writes_files(
         assert np.array_equal(np.asarray(picture)[::4, ::4], artist.draw("one", seed=7).pixels[0, 0])
     for arguments, rows, columns in (
         (("--all", "--pictures", "2"), 3, 2),
-        (("one", "two", "--previews"), 3, 2),
+        (("one", "two", "--link-ms", "50", "--previews"), 3, 2),
         (("one", "two", "--compare"), 3, 2),
     ):
         path = tmp_path / f"{arguments[-1]}.png"
