@@ -48,6 +48,7 @@ class DrawingRequest:
         ),
     )
 
+    # Bounds are the message's; the router knows the model and checks the rest.
     def __post_init__(self) -> None:
         try:
             check(self)
