@@ -373,6 +373,8 @@ class Session:
         opening = self._hop(attempt, self._replay())
         if opening.WhichOneof("work") == "decode":
             opening.decode.remaining = 1
+        elif opening.WhichOneof("work") == "draw":
+            opening.draw.previews = False  # an audit waits for the result alone
         self._helpers.update(attempt.path)
         hops = self._cut(opening)
         sweep = AuditedSweep(attempt.path, self.weights, hops, event, self.model)

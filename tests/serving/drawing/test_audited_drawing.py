@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_picture_bundle(tmp_path_factory.mktemp("audited"), ("chain", "steps"))
 
 
+@pytest.mark.parametrize("alone", [True, False], ids=["always", "only in the ring"])
 def test_a_host_that_draws_something_else_is_named_and_never_believed(
-    bundle: Path, servers: Callable[..., Any], wait_ready: Any
+    bundle: Path, servers: Callable[..., Any], wait_ready: Any, alone: bool
 ) -> None:
     with deployed(bundle, servers, wait_ready, None, True, audit_share=1.0) as client:
         wanted = client.draw("one", seed=SEED).pixels
@@ -41,10 +43,11 @@ def test_a_host_that_draws_something_else_is_named_and_never_believed(
         audits = client.status().audits
         assert (audits.sweeps, audits.audited, audits.faulty_hosts) == (1, 1, 0), "steps are not audited"
         assert reasons(client) == {}
-    with deployed(bundle, servers, wait_ready, other_pixels, True, audit_share=1.0) as client:
+    with deployed(bundle, servers, wait_ready, other_pixels, alone, audit_share=1.0) as client:
+        draw = partial(client.draw, "one", seed=SEED, preview=lambda shown: None)
         for _ in range(20):  # several at once, so that both hosts of a pair have work
             with ThreadPoolExecutor(4) as threads:
-                asked = [threads.submit(client.draw, "one", seed=SEED) for _ in range(4)]
+                asked = [threads.submit(draw) for _ in range(4)]
             assert all(np.array_equal(each.result().pixels, wanted) for each in asked)
             if reasons(client):
                 break
