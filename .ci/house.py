@@ -29,7 +29,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "stages.v1": (),
     "stages.telemetry": ("stages.wire",),
     "stages.wire": ("stages.model", "stages.v1"),
-    "stages.checkpoint": ("stages.model", "stages.wire"),
+    "stages.pictures": ("stages.model",),
+    "stages.checkpoint": ("stages.pictures", "stages.wire"),
     "stages.backends": ("stages.checkpoint",),
     "stages.grafting": ("stages.backends",),
     "stages.importing": ("stages.backends",),
@@ -39,7 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "loadtest": ("serving", "trainer"),
     "onesweep": ("serving", "stages.host"),
 }
-NO_NETWORK = ("stages.model", "stages.backends", "stages.grafting", "stages.importing")
+NO_NETWORK = ("stages.model", "stages.pictures", "stages.backends", "stages.grafting", "stages.importing")
 NETWORK = {"grpc", "asyncio"}
 OPTIONAL = {"onnxruntime": "stages.backends"}
 NAMELESS = {"utils.py", "helpers.py"}
@@ -314,14 +315,14 @@ def counts(root: Path) -> list[Count]:
     files = [m for m in modules.values() if m.lines]
     tests = list((root / "tests").rglob("*.py"))
     return [
-        Count("source lines", lines, 59_250),
-        Count("source files that are not empty", len(files), 330),
+        Count("source lines", lines, 62_900),
+        Count("source files that are not empty", len(files), 350),
         Count("lines of a file, median", statistics.median(m.lines for m in files)),
         Count("lines of a file, largest", max(m.lines for m in files), 450),
-        Count("files that exactly one other imports", len(single), 40),
+        Count("files that exactly one other imports", len(single), 42),
         Count("class names that occur twice", sum(n > 1 for n in classes.values()), 5),
         Count("comments per 100 lines", 100 * sum(m.comments() for m in modules.values()) / lines, 4, at_least=True),
-        Count("test lines", sum(p.read_text().count("\n") for p in tests), 43_300),
+        Count("test lines", sum(p.read_text().count("\n") for p in tests), 45_400),
     ]
 
 

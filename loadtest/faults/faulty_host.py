@@ -17,7 +17,7 @@ from onesweep.stages.host.scheduler import ScheduledHop
 from onesweep.stages.host.server import StageServer
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Outcome, hidden_rows, work_of
+from onesweep.stages.wire.messages import Outcome, StageWork, hidden_rows, work_of
 
 SPOILS = ("length", "scales", "number", "unparsable")
 
@@ -49,7 +49,7 @@ class WrongHost(Host):
             sweep.estimate = turned(sweep.estimate, codec_named(sweep.codec), sweep.slots)
         else:
             step = work_of(outcome)
-            assert not isinstance(step, stage_pb2.Sweep)
+            assert isinstance(step, StageWork)
             rows = hidden_rows(step, job.session.alphabet)
             step.hidden = turned(step.hidden, hidden_codec(step.codec), rows)
         super()._go_on(job, outcome)

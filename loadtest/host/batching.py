@@ -62,7 +62,7 @@ class BatchingBench(Benchmark[BatchingSettings, list[BatchingFigures]]):
     def check(self) -> None:
         bundle = find_bundle(self.settings.checkpoint)
         models = [path for path in (bundle.chain, bundle.ar) if path is not None]
-        room = min(read_manifest(path).architecture.positions for path in models) - len(PROMPT)
+        room = min(read_manifest(path).text_architecture.positions for path in models) - len(PROMPT)
         if not 1 <= (most := self.settings.max_tokens) <= room:
             raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves after the prompt, not {most}")
 

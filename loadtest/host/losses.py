@@ -113,7 +113,7 @@ def _measure(settings: LossSettings, backend: str) -> list[LossRow]:
     count, rows = sum(len(window) - 1 for window in windows), []
     for name in settings.codecs:
         pipeline.codec = hidden_codec(name)
-        sent = (manifest.architecture.parts - 1) * pipeline.codec.size(1, manifest.architecture.width)
+        sent = (manifest.architecture.parts - 1) * pipeline.codec.size(1, manifest.text_architecture.width)
         figures = (nats[name] / count, divergence[name] / count, sent, _step_ms(pipeline), weights_mb)
         rows.append(LossRow(backend, name, *figures))
     return rows
@@ -146,7 +146,7 @@ def _step_ms(pipeline: Pipeline) -> float:
 
 def _windows(settings: LossSettings, directory: Path, manifest: Manifest) -> list[list[int]]:
     """The text in symbols: windows spread evenly over the file."""
-    size = min(WINDOW, settings.symbols, manifest.architecture.positions)
+    size = min(WINDOW, settings.symbols, manifest.text_architecture.positions)
     count, length = settings.symbols // size, size * TEXT_BYTES
     room = max(settings.text.stat().st_size - length, 0)
     spelling, windows = tokenizer_of(directory), []

@@ -277,7 +277,7 @@ def hosts_table(hosts: list[HostMemory]) -> str:
 def _filling(directory: Path, manifest: Manifest, hosts: tuple[HostEntry, ...], budget: int) -> Filling:
     from pydoc_data.topics import topics
 
-    a = manifest.architecture
+    a = manifest.text_architecture
     per_position = max(cache_bytes(sum(map(a.layers_in, host.blocks)), a, 1) for host in hosts)
     capacity = min(a.positions - 1, budget // (SESSIONS * per_position))
     prompt = "\n".join(topics.values())[: min(PROMPT_CHARACTERS, capacity // 2)]

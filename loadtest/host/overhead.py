@@ -82,7 +82,7 @@ class OverheadBench(Benchmark[OverheadSettings, list[OverheadFigures]]):
         """The rings to measure. Raises InputError or CheckpointError."""
         s = self.settings
         models = _models(s.checkpoint).values()
-        room = min(read_manifest(path).architecture.positions for path in models) - len(PROMPT)
+        room = min(read_manifest(path).text_architecture.positions for path in models) - len(PROMPT)
         if not 1 <= s.max_bytes <= room:
             raise InputError(f"--bytes must be 1 to {room}, what the context leaves after the prompt: {s.max_bytes}")
         parts = plan_host(s.checkpoint, (0,)).parts

@@ -121,7 +121,7 @@ class ParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
             raise InputError(f"--prompts must be 1 to {len(NOVEL.texts)}, not {s.prompts}")
         spelling = tokenizer_of(directory)
         longest = max(len(symbols_of(spelling, text.encode())) for text in self.texts)
-        room = read_manifest(directory).architecture.positions - longest
+        room = read_manifest(directory).text_architecture.positions - longest
         if not 1 <= s.tokens <= room:
             raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves after the prompt")
 

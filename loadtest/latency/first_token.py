@@ -42,7 +42,7 @@ from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.observability import start_log
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import parse_address
-from onesweep.stages.wire.messages import prefill_hops, work_of
+from onesweep.stages.wire.messages import StageWork, prefill_hops, work_of
 from onesweep.stages.wire.tls import Security
 
 WHOLE_ROUTER = [sys.executable, "-P", "-m", "onesweep.loadtest.latency.first_token"]
@@ -75,7 +75,7 @@ def prompt_for(settings: FirstTokenSettings, profile: Profile) -> tuple[str, Alp
     directory = find_bundle(settings.checkpoint).ar
     if directory is None:
         raise InputError(f"{settings.checkpoint} has no AR model: prompts of other modes travel in one sweep")
-    positions = read_manifest(directory).architecture.positions
+    positions = read_manifest(directory).text_architecture.positions
     most = min(positions - 1, max_new_symbols(positions))
     if not READ_POSITIONS < settings.prompt_symbols <= most:
         raise InputError(
@@ -240,7 +240,8 @@ def _wait_for(whole: Testbed) -> None:
 def _shares(count: int, alphabet: Alphabet, arm: PieceArm) -> list[float]:
     """Share of the prompt in each piece."""
     whole = stage_pb2.Hop(decode=stage_pb2.Decode(clean=alphabet.encode([0] * count)))
-    return [alphabet.count(work_of(hop).clean) / count for hop in prefill_hops(whole, alphabet, arm.most_pieces)]
+    works = (work_of(hop) for hop in prefill_hops(whole, alphabet, arm.most_pieces))
+    return [alphabet.count(work.clean) / count for work in works if isinstance(work, StageWork)]
 
 
 def _row(arm: PieceArm, samples: Sequence[Sample], links: Sequence[Link], shares: Sequence[float]) -> Row:

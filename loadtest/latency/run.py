@@ -72,7 +72,7 @@ def _check_lengths(
                 raise InputError(f"mode {choice.label} needs {kind}/ in {checkpoint}, which has none")
             beside = SUFFIX if choice.mode == INFILL else ""
             longest = _longest(tuple(text + beside for each in prompts for text in each.texts), directory)
-            rooms.append(read_manifest(directory).architecture.positions - longest)
+            rooms.append(read_manifest(directory).text_architecture.positions - longest)
     room = min(rooms)
     for length in lengths:
         if not 1 <= length.count <= room:

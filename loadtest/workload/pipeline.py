@@ -45,7 +45,7 @@ class Pipeline:
 
         :param codec: of hidden states between stages.
         """
-        self.architecture, maker = read_manifest(directory).architecture, backend_named(backend)
+        self.architecture, maker = read_manifest(directory).text_architecture, backend_named(backend)
         self.stages = [maker.stage(load_stage(directory, i)) for i in range(self.architecture.parts)]
         self.codec = hidden_codec(codec)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onesweep.serving.cli.generate import add_router_options, async_client_of
 from onesweep.serving.client.comparison import INFILL, printable
 from onesweep.serving.client.result import Result
+from onesweep.serving.drawing import PICTURES_SERVED
 from onesweep.serving.router.request import MAX_TIMEOUT_S
 from onesweep.stages.errors import InputError, OnesweepError, one_of
 from onesweep.stages.signals import Terminated, ends_cleanly, run_interruptible
@@ -142,6 +143,8 @@ class Chat:
 
         found = run_interruptible(status())
         modes = [mode for mode in found.modes if mode != INFILL]  # which needs what follows the text
+        if found.HasField("pictures"):
+            raise InputError(f"there is nobody to talk with: {PICTURES_SERVED}")
         if not modes:
             reasons = "; ".join(host.reason for host in found.hosts if host.reason)
             raise InputError(f"the router serves no mode that could answer: {reasons or 'it has no weights'}")

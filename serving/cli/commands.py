@@ -90,6 +90,19 @@ _TOKEN = Family(
     },
 )
 _IDENTITIES = (_CERTS, _TOKEN)
+_TRAIN_PICTURES = Family(
+    "pictures",
+    "train nets that draw",
+    {
+        "": _commands(
+            "onesweep.trainer.pictures.commands:add_",
+            ("blocks", "train the blocks of a chain, one at a time", "--data fashion.npz"),
+            ("whole", "train an undivided net, cut into as many stages as the chain has blocks", "--data fashion.npz"),
+            ("local", "train one net of a block's size for all noise levels", "--data fashion.npz"),
+            ("memory", "measure what training one block takes, against the undivided net", "--data fashion.npz"),
+        )
+    },
+)
 _TRAIN = Family(
     "train",
     "train blocks or whole models, on this machine or on many",
@@ -147,7 +160,8 @@ _TRAIN = Family(
             "onesweep.trainer.commands:add_",
             ("memory", "measure what training one block takes, against the whole model", "--json"),
             ("watch", "follow a training that was started with --listen", "127.0.0.1:7900"),
-        )
+        ),
+        "pictures": (_TRAIN_PICTURES,),
     },
 )
 _BENCH = Family(
@@ -197,6 +211,11 @@ _BENCH = Family(
         + _commands(
             "onesweep.loadtest.faults.commands:add_",
             ("rounds", "rounds over emulated far links against one place, and against the plan", ""),
+        ),
+        "pictures": _commands(
+            "onesweep.loadtest.pictures.bench:add_",
+            ("pictures", "quality of drawn pictures against seconds over far links", "--data fashion.npz"),
+            ("picture-judge", "train the judge of drawn pictures", "--data fashion.npz --out judge.safetensors"),
         ),
         "text": _commands(
             "onesweep.loadtest.quality.commands:add_",
@@ -293,6 +312,10 @@ ROOT = Family(
                 ("ask", "complete"),
             ),
             ("compare", "run one prompt in several modes, side by side", "'The sea was calm.' --modes sweep,ar"),
+        )
+        + _commands(
+            "onesweep.serving.cli.draw:add_",
+            ("draw", "draw pictures of a class", "sneaker --seed 7 --out sneaker.png", ("paint", "image")),
         )
         + _commands(
             "onesweep.serving.cli.chat:add_",

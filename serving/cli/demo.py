@@ -1,4 +1,4 @@
-"""`onesweep demo`: one prompt in every mode over three hosts here; of a pretrained model, an answer and its cost."""
+"""`onesweep demo`: one prompt in every mode over three hosts here, and a picture; of a pretrained model, an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 from onesweep.serving.cli.deployment import SHIPPED, Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.cli.run import HOSTS, add_import_options, find_checkpoint, manifest_record
-from onesweep.serving.client.client import Client, Result, TextDecoder
+from onesweep.serving.client.client import Client, DrawnPictures, Result, TextDecoder
 from onesweep.serving.client.comparison import AUTO, TEXT_WIDTH, all_entrants, printable, run_entrants
 from onesweep.serving.router.request import MAX_TIMEOUT_S
 from onesweep.serving.router.topology import local_topology
@@ -28,6 +28,9 @@ Summarise in one sentence: The letter left the coast before dawn, and it was noo
 of the town. He had not slept. At the gate a boy asked him what he carried, and he said that he did not know."""
 # At a low temperature a small model keeps to words that it knows.
 BYTES, TOKENS, TEMPERATURE, SEED = 128, 96, 0.3, 1
+PICTURES, PICTURE = "pictures", "ankle boot"
+# from black to white, as a dark terminal shows them
+SHADES = " .:-=+*#%@"
 EXACT, SAME = "ar", "ar-speculative"
 FOLDERS = ("chain", "scorer", "ar", "local")
 WORTH: Mapping[str, str] = {
@@ -67,6 +70,8 @@ def run_demo(options: argparse.Namespace) -> int:
                 is_pretrained = "family" in manifest_record(checkpoint).get("architecture", {})
                 prompt = options.prompt or (QUESTION if is_pretrained else PROMPT)
                 kept = (show_model if is_pretrained else show_modes)(client, deployment, checkpoint, prompt)
+            if checkpoint == SHIPPED:
+                show_drawing(SHIPPED / PICTURES)
         finally:
             progress.close()
     print("\nstopped. `onesweep run MODEL` talks with a model of your own, `onesweep up --detach` keeps hosts running.")
@@ -125,6 +130,28 @@ def show_model(client: Client, deployment: Deployment, checkpoint: Path, prompt:
         rows.append((mode, *map(str, figures), f"{wire:,}", f"{wire / tokens:,.0f}", why))
     print(_table(rows))
     return kept
+
+
+def show_drawing(bundle: Path) -> None:
+    """Draw a picture along three hosts, and show how it clears from host to host."""
+    topology = local_topology(HOSTS, HOSTS, bundle, free_port_block(HOSTS + 1) + 1)
+    with temporary_deployment(topology, bundle) as deployment, Client(deployment.topology.router) as client:
+        shown: list[DrawnPictures] = []
+        drawn = client.draw(PICTURE, seed=SEED, preview=shown.append)
+    stages = [*sorted(shown, key=lambda each: each.block or 0), drawn]
+    print(f"\n`{PICTURE}`, drawn in one trip from noise, as it clears from host to host:\n")
+    columns = [_characters(stage) for stage in stages]
+    print("\n".join("   ".join(row).rstrip() for row in zip(*columns, strict=True)))
+    seconds, size = drawn.latency_ms / 1000, max(drawn.wire_bytes)
+    print(f"\n{drawn.sweeps} trip, {drawn.levels} steps, {seconds:.2f} s, at most {size:,} bytes a hop")
+
+
+# Characters and not an image protocol: every terminal shows them, and so does a log of CI.
+def _characters(drawn: DrawnPictures) -> list[str]:
+    """The first picture in characters, one for two rows of pixels."""
+    grey = drawn.pixels[0].mean(axis=0)
+    pairs = grey[: len(grey) // 2 * 2].reshape(-1, 2, grey.shape[1]).mean(axis=1)
+    return ["".join(SHADES[int(value * (len(SHADES) - 1) / 255 + 0.5)] for value in row) for row in pairs]
 
 
 def _promise(kept: bool) -> str:

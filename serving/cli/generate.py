@@ -128,6 +128,8 @@ def run_compare(options: argparse.Namespace) -> int:
             if not status.ready:
                 reasons = "; ".join(host.reason for host in status.hosts if host.reason) or "no host has registered"
                 raise ServiceError(f"nothing can be compared, the router is not ready: {reasons}")
+            if status.HasField("pictures"):
+                raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")
             entrants = all_entrants(status.modes, options.scorer, options.suffix)
         outcomes = run_entrants(client, options.prompt, entrants, settings)
     print_outcomes(options.prompt, options.suffix, outcomes, options.json)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HOSTS = 3
 MANIFEST = "manifest.json"
-FOLDERS = ("", "chain", "ar", "scorer")  # of a checkpoint or a bundle
+FOLDERS = ("", "chain", "ar", "scorer", "steps")  # of a checkpoint or a bundle
 # Files of a folder that an import reads, and of those beside a GGUF file.
 PUBLISHED = ("*.json", "*.safetensors", "*.jinja")
 BESIDE = ("tokenizer.json", "LICEN[CS]E*", "NOTICE*", "COPYING*", "USE_POLICY*")
@@ -100,15 +100,19 @@ def find_checkpoint(options: argparse.Namespace, blocks: int, progress: Progress
     """
     model: Path = options.model
     if manifest_record(model):
-        if not (parts := _parts(model)):
+        if not (parts := parts_of(model)):
             raise InputError(f"{model} holds nothing that hosts could share: no chain/, ar/ or scorer/")
+        if draws(model):
+            raise InputError(
+                f"{model} draws pictures: `onesweep draw CLASS --checkpoint {model} --out FILE` asks for some"
+            )
         return model.resolve(), parts
     if not (model.suffix == ".gguf" and model.is_file()) and not (model / "config.json").is_file():
         there = "is none of these" if model.exists() else "is not there"
         raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
     cache = ImportCache(options.cache or default_cache())
     checkpoint = cache.checkpoint(model, blocks, options.context, progress)
-    return checkpoint.resolve(), _parts(checkpoint)
+    return checkpoint.resolve(), parts_of(checkpoint)
 
 
 def default_cache() -> Path:
@@ -124,7 +128,13 @@ def manifest_record(checkpoint: Path) -> dict[str, Any]:
     return next((record for record in records if record), {})
 
 
-def _parts(checkpoint: Path) -> int:
+def draws(checkpoint: Path) -> bool:
+    """True for a checkpoint or a bundle of pictures."""
+    architecture = manifest_record(checkpoint).get("architecture")
+    return isinstance(architecture, dict) and architecture.get("family") == "picture"
+
+
+def parts_of(checkpoint: Path) -> int:
     parts = manifest_record(checkpoint).get("parts")
     return len(parts) if isinstance(parts, list) else 0
 

@@ -295,7 +295,8 @@ def run_status(options: argparse.Namespace) -> int:
         print(json.dumps(record_of(status)))
         return 0
     state = "ready" if status.ready else "not ready"
-    print(f"router {state}; modes {', '.join(status.modes)}; {status.requests} of {status.request_limit} requests")
+    modes = ", ".join([*status.modes, *status.drawing_modes])
+    print(f"router {state}; modes {modes}; {status.requests} of {status.request_limit} requests")
     for host in status.hosts:
         blocks = ",".join(map(str, host.blocks))
         state = f"ready, {host.rtt_ms:.1f} ms, {host.sessions} sessions" if host.ready else host.reason

@@ -11,7 +11,7 @@ import asyncio
 import codecs
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Self
 
@@ -19,7 +19,8 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.serving.client.result import Result, result_of
+from onesweep.serving.client.result import DrawnPictures, Result, pictures_of, result_of
+from onesweep.serving.drawing.request import DrawingRequest
 from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.errors import InputError, ServiceError
@@ -29,7 +30,7 @@ from onesweep.stages.wire.tls import Security, Tls, handshake_problem
 from onesweep.stages.wire.tokens import token_metadata
 
 # The client's public surface.
-__all__ = ["AsyncClient", "Client", "RequestRefused", "Result", "RouterError", "TextDecoder", "Tls"]
+__all__ = ["AsyncClient", "Client", "DrawnPictures", "RequestRefused", "Result", "RouterError", "TextDecoder", "Tls"]
 
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 
@@ -158,6 +159,36 @@ class _Answer:
         return response.text
 
 
+class _DrawnAnswer:
+    """The responses to a request for pictures."""
+
+    def __init__(self, preview: Callable[[DrawnPictures], object] | None) -> None:
+        self._preview = preview
+        self._pictures: router_pb2.Pictures | None = None
+        self._summary: router_pb2.DrawSummary | None = None
+
+    def read(self, response: router_pb2.DrawResponse) -> None:
+        if response.HasField("summary"):
+            self._summary = response.summary
+        elif not response.pictures.preview:
+            self._pictures = response.pictures
+        elif self._preview is not None:
+            self._preview(pictures_of(response.pictures))
+
+    def end(self) -> DrawnPictures:
+        """The pictures. Raises RouterError where there are none."""
+        if self._pictures is None or self._summary is None:
+            raise RouterError("the router ended the answer without pictures", grpc.StatusCode.INTERNAL)
+        return pictures_of(self._pictures, self._summary)
+
+
+def _drawing_request(
+    classes: str | Sequence[str], settings: dict[str, Any], preview: object | None
+) -> router_pb2.DrawRequest:
+    names = (classes,) if isinstance(classes, str) else tuple(classes)
+    return DrawingRequest(classes=names, **settings).message(previews=preview is not None)
+
+
 class AsyncClient(_Connection):
     """Talks to a router from asyncio code."""
 
@@ -212,6 +243,33 @@ class AsyncClient(_Connection):
                     yield answer.read(response)
         finally:
             call.cancel()
+
+    async def draw(
+        self,
+        classes: str | Sequence[str],
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        preview: Callable[[DrawnPictures], object] | None = None,
+        authorization: str | None = None,
+        **settings: Any,  # noqa: ANN401
+    ) -> DrawnPictures:
+        """Draw pictures of one class or of several; `settings` are those of `DrawingRequest`.
+
+        :param preview: called with what the pictures look like after each host but the last, mode `chain` only. They
+            come in any order; one that would come after the pictures does not come.
+        Raises RequestRefused or RouterError.
+        """
+        request = _drawing_request(classes, settings, preview)
+        timeout_s = _checked_timeout(timeout_s)
+        call = self._stub.Draw(request, timeout=timeout_s, metadata=self._credentials(authorization))
+        answer = _DrawnAnswer(preview)
+        try:
+            with self._errors(timeout_s):
+                async for response in call:
+                    answer.read(response)
+        finally:
+            call.cancel()
+        return answer.end()
 
     async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
@@ -302,6 +360,26 @@ class Client(_Connection):
                     yield item
         finally:
             call.cancel()
+
+    def draw(
+        self,
+        classes: str | Sequence[str],
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        preview: Callable[[DrawnPictures], object] | None = None,
+        **settings: Any,  # noqa: ANN401
+    ) -> DrawnPictures:
+        """Like `AsyncClient.draw`."""
+        request = _drawing_request(classes, settings, preview)
+        call = self._stub.Draw(request, timeout=_checked_timeout(timeout_s), metadata=self._metadata)
+        answer = _DrawnAnswer(preview)
+        try:
+            with self._errors(timeout_s):
+                for response in call:
+                    answer.read(response)
+        finally:
+            call.cancel()
+        return answer.end()
 
     def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""

@@ -1,13 +1,21 @@
-"""The result of a request: its text and its cost."""
+"""The result of a request: its text or its pictures, and its cost."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
 from onesweep.serving.v1 import router_pb2
+
+# The command line imports this module, and a request for text needs neither of these.
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
 
 # Decimals that are kept, where that is not 3.
 DIGITS = {"divergence_bits": 4, "distance_bound": 4}
@@ -119,10 +127,99 @@ class Result:
         return record
 
 
+@dataclass(frozen=True, eq=False)
+class DrawnPictures:
+    """Pictures, and what they cost, as the servers booked it. Of a preview only the pixels and the block are known."""
+
+    # (pictures, channels, height, width) uint8.
+    pixels: NDArray[np.uint8]
+    # For a preview: the block after which it was taken.
+    block: int | None = None
+    # Of each picture; "" for one of no class.
+    classes: list[str] = field(default_factory=list)
+    mode: str = ""
+    # Of the first picture; the next one has the next seed.
+    seed: int = 0
+    levels: int = 0
+    solver: str = ""
+    guidance: float = 1.0
+    # Trips along the hosts, messages from machine to machine, and the payload of each hop of a sweep.
+    sweeps: int = 0
+    hops: int = 0
+    wire_bytes: list[int] = field(default_factory=list)
+    wire_bytes_total: int = 0
+    latency_ms: float = 0.0
+    compute_ms: float = 0.0
+    hosts: list[HostShare] = field(default_factory=list)
+    replays: int = 0
+    request: str = ""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def as_json(self) -> dict[str, Any]:
+        """Their costs and settings."""
+        record = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("pixels", "block", "hosts")}
+        return {**record, "hosts": [asdict(host) for host in self.hosts]}
+
+    def png(self, index: int = 0) -> bytes:
+        """One picture as a PNG file."""
+        buffer = BytesIO()
+        image_of(self.pixels[index]).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    def sheet(self, columns: int | None = None, scale: int = 1) -> Image.Image:
+        """All pictures side by side, `columns` a row, each pixel `scale` pixels wide."""
+        import numpy as np
+
+        columns = min(columns or len(self), len(self))
+        _, channels, height, width = self.pixels.shape
+        rows, gap = -(-len(self) // columns), 1
+        whole = np.zeros((channels, rows * (height + gap) - gap, columns * (width + gap) - gap), np.uint8)
+        for i, picture in enumerate(self.pixels):
+            top, left = i // columns * (height + gap), i % columns * (width + gap)
+            whole[:, top : top + height, left : left + width] = picture
+        image = image_of(whole)
+        return image.resize((image.width * scale, image.height * scale), resample=0)
+
+
+def image_of(pixels: NDArray[np.uint8]) -> Image.Image:
+    """(channels, height, width) as a picture of Pillow's."""
+    from PIL import Image
+
+    return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+
+
+def pictures_of(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | None = None) -> DrawnPictures:
+    """Raises ValueError for pixels that are not as many as the message says."""
+    import numpy as np
+
+    shape = (message.count, message.channels, message.height, message.width)
+    pixels = np.frombuffer(message.pixels, np.uint8).reshape(shape)
+    # The message's own numbers are not trusted: reshape fails where they do not come to the pixels that it brought.
+    if summary is None:
+        return DrawnPictures(pixels, block=message.block)
+    names = [
+        f.name for f in fields(DrawnPictures) if f.name not in ("pixels", "block", "hosts", "classes", "wire_bytes")
+    ]
+    values: dict[str, Any] = {name: getattr(summary, name) for name in names}
+    rounded = {name: round(value, 3) for name, value in values.items() if isinstance(value, float)}
+    return DrawnPictures(
+        pixels,
+        classes=list(summary.classes),
+        wire_bytes=list(summary.wire_bytes),
+        hosts=_shares(summary.hosts),
+        **{**values, **rounded},
+    )
+
+
+def _shares(hosts: Iterable[router_pb2.HostShare]) -> list[HostShare]:
+    return [HostShare(h.name, list(h.blocks), round(h.compute_ms, 3), round(h.queue_ms, 3)) for h in hosts]
+
+
 def result_of(summary: router_pb2.Summary, output: bytes) -> Result:
     """The result of a request whose text was `output`: fields and the summary's are of the same name."""
     values = {f.name: getattr(summary, f.name) for f in fields(Result) if f.name not in ("text", "output", "hosts")}
     rounded = {name: round(value, DIGITS.get(name, 3)) for name, value in values.items() if isinstance(value, float)}
-    hosts = [HostShare(h.name, list(h.blocks), round(h.compute_ms, 3), round(h.queue_ms, 3)) for h in summary.hosts]
     values |= {"wire_bytes": list(summary.wire_bytes), **rounded}
-    return Result(text=output.decode(errors="replace"), output=output, hosts=hosts, **values)
+    return Result(text=output.decode(errors="replace"), output=output, hosts=_shares(summary.hosts), **values)

@@ -11,7 +11,7 @@ import pydantic_core
 from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 
-from onesweep.serving.client.client import AsyncClient, Result
+from onesweep.serving.client.client import AsyncClient, DrawnPictures, Result
 from onesweep.serving.gateway.errors import ApiError
 from onesweep.serving.v1 import router_pb2
 
@@ -55,6 +55,11 @@ class RouterAccess:
 
     async def status(self) -> router_pb2.StatusResponse:
         return await self.client.status(authorization=self.authorization)
+
+    async def draw(self, classes: str, **settings: Any) -> DrawnPictures:  # noqa: ANN401
+        """`AsyncClient.draw`."""
+        settings["timeout_s"] = settings.get("timeout_s") or self.timeout_s
+        return await self.client.draw(classes, **settings, authorization=self.authorization)
 
     def events(self, **settings: Any) -> AsyncGenerator[bytes | router_pb2.Trip | Result, None]:  # noqa: ANN401
         """`AsyncClient.events`."""

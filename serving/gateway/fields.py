@@ -30,6 +30,7 @@ from onesweep.serving.router.request import (
 
 MAX_FIELDS = 64
 MAX_CHOICES = 8
+MAX_IMAGES = 10  # as OpenAI has it
 MAX_ENTRANTS = 16
 DEFAULT_MAX_TOKENS = 128
 
@@ -177,6 +178,40 @@ class ChatRequest(TextRequest):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: Count | None = Field(default=None, description="as max_tokens")
     logprobs: Annotated[bool | None, _neutral(False)] = None
+
+
+class ImageExtension(Fields):
+    """Settings of a drawing that OpenAI's API does not have. The router chooses those that are left out."""
+
+    mode: str | None = Field(default=None, description="chain, steps, local (chain)")
+    levels: Count | None = Field(default=None, description="steps from noise to picture")
+    solver: str | None = Field(default=None, description="euler, 2m")
+    guidance: float | None = Field(default=None, allow_inf_nan=False, description="pull towards the class; 1 is none")
+    codec: str | None = Field(default=None, description="of what travels between hosts: fp32, int8, int4")
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
+        default=None, description="deadline of the whole request"
+    )
+
+
+class ImageRequest(Fields):
+    """POST /v1/images/generations"""
+
+    prompt: str = Field(description="a class of the model, by name or number")
+    model: str | None = Field(default=None, description="`onesweep`")
+    n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = Field(
+        default=None, description="pictures; picture i is what seed + i gives by itself"
+    )
+    size: Annotated[str, Field(pattern=r"^(auto|\d{1,5}x\d{1,5})$")] | None = Field(
+        default=None, description="WIDTHxHEIGHT of the model, or auto"
+    )
+    response_format: Annotated[str | None, _neutral("b64_json")] = None
+    output_format: Annotated[str | None, _neutral("png")] = None
+    seed: Seed | None = Field(default=None, description="left out: a random one, told in the answer")
+    user: str | None = Field(default=None, description="ignored")
+    quality: Annotated[str | None, _neutral("auto", "standard")] = None
+    background: Annotated[str | None, _neutral("auto")] = None
+    stream: Annotated[bool | None, _neutral(False)] = None
+    onesweep: ImageExtension = Field(default=ImageExtension(), description="settings of ours")
 
 
 class RaceRequest(Fields):

@@ -1,9 +1,11 @@
-"""/v1: the part of OpenAI's API that a text model can serve; each mode is a model, and `onesweep` chooses one."""
+"""/v1: the part of OpenAI's API that our models can serve; each mode of text is a model, `onesweep` chooses one."""
 
 from __future__ import annotations
 
+import base64
+import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,6 +15,7 @@ from onesweep.serving.client.comparison import AUTO, INFILL
 from onesweep.serving.gateway.access import Router, RouterAccess, StrictRoute
 from onesweep.serving.gateway.completions import (
     DONE,
+    RANDOM_SEEDS,
     AnswerFormat,
     ChoiceEnd,
     ChoiceText,
@@ -26,8 +29,10 @@ from onesweep.serving.gateway.completions import (
     usage,
 )
 from onesweep.serving.gateway.errors import ApiError, json_response, named
-from onesweep.serving.gateway.fields import ChatRequest, CompletionRequest, TextRequest
+from onesweep.serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest, TextRequest
 from onesweep.serving.modes import MODES
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.v1 import stage_pb2
 
 # A mode is a model: every tool that speaks OpenAI's API can choose a model, few can set a field of ours.
 MODEL = "onesweep"
@@ -55,20 +60,21 @@ def mode_of(model: str, asked: str | None, suffix: str) -> str:
     return named or asked or (INFILL if suffix else AUTO)
 
 
-def catalogue(served: Sequence[str], context_tokens: int, created: int) -> list[dict[str, Any]]:
-    """The entries of /v1/models: `onesweep`, then a model for each mode that is served."""
-    modes = {MODEL: AUTO} if served else {}
-    modes |= {f"{MODEL}-{mode}": mode for mode in served}
+def catalogue(status: router_pb2.StatusResponse, created: int) -> list[dict[str, Any]]:
+    """The entries of /v1/models: `onesweep`, then a model for each mode of text that is served."""
+    own: dict[str, dict[str, Any]] = {MODEL: {"mode": AUTO}} if status.modes else {}
+    own |= {f"{MODEL}-{mode}": {"mode": mode} for mode in status.modes}
+    own = {name: {**about, "context_tokens": status.context_tokens} for name, about in own.items()}
+    if status.HasField("pictures"):
+        own[MODEL] = {"draws": list(status.pictures.classes), "size": _size(status.pictures)}
     return [
-        {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "onesweep",
-            "onesweep": {"mode": mode, "context_tokens": context_tokens},
-        }
-        for name, mode in modes.items()
+        {"id": name, "object": "model", "created": created, "owned_by": "onesweep", "onesweep": about}
+        for name, about in own.items()
     ]
+
+
+def _size(pictures: stage_pb2.PictureInfo) -> str:
+    return f"{pictures.width}x{pictures.height}"
 
 
 routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"])
@@ -97,18 +103,37 @@ async def chat_completions(request: ChatRequest, router: Router) -> Response:
 async def models(router: Router) -> Response:
     """A model for each served mode, and `onesweep`, which chooses the best of them."""
     status = await router.status()
-    return json_response({"object": "list", "data": catalogue(status.modes, status.context_tokens, _STARTED)})
+    return json_response({"object": "list", "data": catalogue(status, _STARTED)})
 
 
 @routes.get("/models/{model}", response_class=Response)
 async def one_model(model: str, router: Router) -> Response:
     status = await router.status()
-    for entry in catalogue(status.modes, status.context_tokens, _STARTED):
+    for entry in catalogue(status, _STARTED):
         if entry["id"] == model:
             return json_response(entry)
     raise ApiError(
         404, f"no model {model!r} is served; GET /v1/models lists them", param="model", code="model_not_found"
     )
+
+
+@routes.post("/images/generations", response_class=Response)
+async def images(request: ImageRequest, router: Router) -> Response:
+    """Draw pictures of a class, each as a PNG in base64."""
+    if request.model not in (None, MODEL):
+        raise ApiError(404, f"no model {request.model!r} draws: choose {MODEL}", param="model", code="model_not_found")
+    shown = (await router.status()).pictures
+    if not shown.classes:
+        raise ApiError(400, "no model here draws: the router serves one that writes", param="prompt")
+    size = _size(shown)
+    if request.size not in (None, "auto", size):
+        raise ApiError(400, f"size {request.size} cannot be drawn: this model draws {size}", param="size")
+    own = {name: value for name, value in request.onesweep.model_dump().items() if value is not None}
+    seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
+    drawn = await router.draw(request.prompt, pictures=request.n or 1, seed=seed, **own)
+    data = [{"b64_json": base64.b64encode(drawn.png(index)).decode()} for index in range(len(drawn))]
+    answer = {"created": int(time.time()), "data": data, "size": size, "output_format": "png"}
+    return json_response({**answer, "onesweep": {"accounting": drawn.as_json()}}, headers=named([drawn.request]))
 
 
 async def _order(router: RouterAccess, request: TextRequest, prompt: str) -> CompletionOrder:

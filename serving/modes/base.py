@@ -139,7 +139,8 @@ class PipelineMode(Mode):
 
     @property
     def _model(self) -> stage_pb2.ModelInfo | None:
-        return self.ring.model(self.kind)
+        model = self.ring.model(self.kind)
+        return None if model is None or model.HasField("pictures") else model
 
 
 def count_symbols(event: stage_pb2.Event, alphabet: Alphabet, source: str) -> int:

@@ -199,7 +199,7 @@ def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> Pretrained
         tokenizer = tokenizers.Tokenizer.from_str(raw.decode())
     except Exception as error:  # the library has no type of its own for it
         raise CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {error}") from None
-    size = manifest.architecture.vocabulary
+    size = manifest.text_architecture.vocabulary
     if tokenizer.get_vocab_size() > size:
         raise CheckpointError(
             f"the tokenizer of {directory} has {tokenizer.get_vocab_size()} tokens, the model {size}: "
@@ -230,7 +230,7 @@ def _specials(directory: Path, manifest: Manifest) -> _Specials:
     try:
         record = json.loads(read_companion(directory, manifest, SPECIALS_NAME))
         bos, eos, ends = (record.get(name) for name in ("bos_token", "eos_token", "end_tokens"))
-        most = manifest.architecture.vocabulary
+        most = manifest.text_architecture.vocabulary
         if not all(isinstance(each, str | None) for each in (bos, eos)) or not isinstance(ends or [], list):
             raise ValueError("its tokens must be texts, and end_tokens a list")
         if len(ends or []) > MAX_ENDS or not all(type(end) is int and 0 <= end < most for end in ends or []):

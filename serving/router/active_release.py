@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from onesweep.serving.drawing.modes import DrawingMode, LocalDrawing, drawing_modes
 from onesweep.serving.modes.ar import ArMode
 from onesweep.serving.modes.auto import AutoMode, Guide
 from onesweep.serving.modes.base import Mode
@@ -21,8 +22,9 @@ from onesweep.serving.modes.speculative import SpeculativeMode
 from onesweep.serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers, read_tokenizers
 from onesweep.serving.modes.verified import VerifiedMode
 from onesweep.serving.router.ring import RingView
-from onesweep.stages.checkpoint.bundle import FRONTIER_NAME
+from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws
 from onesweep.stages.errors import InputError
+from onesweep.stages.v1 import stage_pb2
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class RouterParts:
     # The bundle.
     directory: Path | None
     tokenizers: Tokenizers = NO_TOKENIZERS
+    drawing: LocalDrawing | None = None
 
     @classmethod
     def read(cls, directory: Path | None, frontier: Path | None = None) -> Self:
@@ -43,6 +46,8 @@ class RouterParts:
 
         :param frontier: what `auto` chooses from; None = the bundle's, if it has one: a bad one stops `auto` only.
         """
+        if directory is not None and bundle_draws(directory):
+            return cls(NO_DRAFTERS, Guide(), directory, drawing=LocalDrawing(directory))
         drafters = read_drafters(directory) if directory else NO_DRAFTERS
         digest = drafters.local.digest if drafters.local else ""
         tokenizers = read_tokenizers(directory) if directory else NO_TOKENIZERS
@@ -64,6 +69,7 @@ class ActiveRelease:
 
     view: RingView
     modes: dict[str, Mode]
+    drawing: dict[str, DrawingMode]
     conditions: LatencyModel
     directory: Path | None
     # Empty where the hosts brought the weights, until one of them says what it calls them.
@@ -74,7 +80,8 @@ class ActiveRelease:
     @classmethod
     def over(cls, view: RingView, own: RouterParts, name: str = "") -> Self:
         conditions = LatencyModel(view.rtts_ms)
-        return cls(view, all_modes(view, own, conditions), conditions, own.directory, name)
+        drawing = drawing_modes(view, own.drawing)
+        return cls(view, all_modes(view, own, conditions), drawing, conditions, own.directory, name)
 
     @property
     def release(self) -> str:
@@ -89,6 +96,15 @@ class ActiveRelease:
     @property
     def served_modes(self) -> list[str]:
         return [name for name, mode in self.modes.items() if not mode.problem]
+
+    @property
+    def drawing_modes(self) -> list[str]:
+        return [name for name, mode in self.drawing.items() if mode.info is not None]
+
+    @property
+    def pictures(self) -> stage_pb2.PictureInfo | None:
+        """The pictures that can be drawn; None where the weights write."""
+        return next((mode.info for mode in self.drawing.values() if mode.info is not None), None)
 
 
 def all_modes(ring: RingView, own: RouterParts, conditions: LatencyModel) -> dict[str, Mode]:

@@ -34,7 +34,7 @@ from onesweep.stages.host.work import begin_work
 from onesweep.stages.model.codec import CODECS, FEATURE_LIMIT, HIDDEN, StateCodec
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Outcome, copy_of, hidden_rows, merged, results_of, work_of
+from onesweep.stages.wire.messages import Outcome, StageWork, copy_of, hidden_rows, merged, results_of, work_of
 from onesweep.stages.wire.status import StatusError, internal, unavailable
 
 if TYPE_CHECKING:
@@ -52,26 +52,31 @@ TOLERANCE = 1e-3
 STEPS = 1.01
 
 
-def agree(one: Outcome, other: Outcome, alphabet: Alphabet = BYTES) -> bool:
-    """True where two outcomes of one hop differ by no more than rounding. `alphabet`: that the model reads."""
+def agree(one: Outcome, other: Outcome, model: stage_pb2.ModelInfo | None = None) -> bool:
+    """True where two outcomes of one hop differ by no more than rounding. `model`: the hop's; None reads bytes."""
     if isinstance(one, stage_pb2.Event) or isinstance(other, stage_pb2.Event):
         return isinstance(one, stage_pb2.Event) and isinstance(other, stage_pb2.Event) and same_result(one, other)
     if _but_numbers(one) != _but_numbers(other):
         return False
     if one.WhichOneof("work") == "sweep":
-        mine, theirs = one.sweep, other.sweep
+        mine, theirs, alphabet = one.sweep, other.sweep, _alphabet(model)
         estimates = _near(mine.estimate, theirs.estimate, CODECS.get(mine.codec), mine.slots)
         read = _near(mine.features, theirs.features, FEATURES, alphabet.count(mine.clean))
         return estimates and read and _near(mine.slot_features, theirs.slot_features, FEATURES, mine.slots)
+    if one.WhichOneof("work") == "draw":
+        draw, shown = one.draw, (model or stage_pb2.ModelInfo()).pictures
+        side = max(shown.patch, 1)
+        rows = len(draw.drawing.classes) * (shown.height // side) * (shown.width // side)
+        return _near(draw.estimate, other.draw.estimate, CODECS.get(draw.codec), rows)
     step, theirs_step = work_of(one), work_of(other)
-    assert not isinstance(step, stage_pb2.Sweep)
-    assert not isinstance(theirs_step, stage_pb2.Sweep)
-    return _near(step.hidden, theirs_step.hidden, HIDDEN.get(step.codec), hidden_rows(step, alphabet))
+    assert isinstance(step, StageWork)
+    assert isinstance(theirs_step, StageWork)
+    return _near(step.hidden, theirs_step.hidden, HIDDEN.get(step.codec), hidden_rows(step, _alphabet(model)))
 
 
-def all_agree(ours: Sequence[Outcome], theirs: Sequence[Outcome], alphabet: Alphabet = BYTES) -> bool:
+def all_agree(ours: Sequence[Outcome], theirs: Sequence[Outcome], model: stage_pb2.ModelInfo) -> bool:
     """True where two hosts answered the same hops alike, one by one."""
-    return all(agree(*pair, alphabet) for pair in zip(ours, theirs, strict=True))
+    return all(agree(*pair, model) for pair in zip(ours, theirs, strict=True))
 
 
 def same_result(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
@@ -86,7 +91,15 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
         verdict, another = one.verification, other.verification
         same = (verdict.accepted, verdict.symbols) == (another.accepted, another.symbols)
         return same and _close(_floats(verdict.odds), _floats(another.odds))
+    if kind == "pictures":
+        drawn, again = (np.frombuffer(event.pictures.pixels, np.uint8).astype(np.int16) for event in (one, other))
+        # Honest numbers that differ by TOLERANCE may round to neighbouring shades.
+        return drawn.shape == again.shape and np.allclose(drawn, again, rtol=0, atol=1)
     return one.text == other.text
+
+
+def _alphabet(model: stage_pb2.ModelInfo | None) -> Alphabet:
+    return Alphabet(model.vocabulary) if model is not None and model.vocabulary else BYTES
 
 
 def _but_numbers(hop: stage_pb2.Hop) -> stage_pb2.Hop:
@@ -96,7 +109,7 @@ def _but_numbers(hop: stage_pb2.Hop) -> stage_pb2.Hop:
         told.ClearField(name)
     if told.WhichOneof("work") is not None:
         work = work_of(told)
-        for payload in ("estimate", "features", "slot_features") if isinstance(work, stage_pb2.Sweep) else ("hidden",):
+        for payload in {"estimate", "features", "slot_features", "hidden"} & set(work.DESCRIPTOR.fields_by_name):
             work.ClearField(payload)  # type: ignore[arg-type]
     return told
 
@@ -214,8 +227,8 @@ class AuditedSweep:
     opening: Sequence[stage_pb2.Hop]
     # The end of it.
     event: stage_pb2.Event
-    # Symbols that the model reads.
-    alphabet: Alphabet = BYTES
+    # Of the weights: it tells how numbers lie in rows.
+    model: stage_pb2.ModelInfo
 
 
 class Auditor:
@@ -256,15 +269,15 @@ class Auditor:
             try:
                 outcomes = await self._ask(link, hops)
             except StatusError:  # what a liar might do, too: the end will tell
-                outcomes = await self._ask_others(link, hops, others, sweep.alphabet)
+                outcomes = await self._ask_others(link, hops, others, sweep.model)
                 compared += 1
                 others = []
             for other in others[:1]:
                 theirs = await self._ask(other, hops)
                 compared += 1
-                if not all_agree(outcomes, theirs, sweep.alphabet):
+                if not all_agree(outcomes, theirs, sweep.model):
                     told = (link, outcomes), (other, theirs)
-                    guilty, outcomes = await self._judge(hops, *told, others[1:], sweep.alphabet)
+                    guilty, outcomes = await self._judge(hops, *told, others[1:], sweep.model)
                     if guilty is link:
                         return False
             if isinstance(outcomes[-1], stage_pb2.Event):
@@ -301,13 +314,13 @@ class Auditor:
         return outcome
 
     async def _ask_others(
-        self, link: HostLink, hops: Sequence[stage_pb2.Hop], others: list[HostLink], alphabet: Alphabet
+        self, link: HostLink, hops: Sequence[stage_pb2.Hop], others: list[HostLink], model: stage_pb2.ModelInfo
     ) -> Sequence[Outcome]:
         """The right outcomes where `link` does not answer: two other hosts must agree on them. Raises Refusal."""
         for other in others[:1]:
             theirs = await self._ask(other, hops)
             third = await self._third(hops, link, others[1:])
-            if third is not None and all_agree(theirs, third, alphabet):
+            if third is not None and all_agree(theirs, third, model):
                 return theirs
         raise unavailable(f"host {link.entry.name} cannot be asked alone")
 
@@ -317,12 +330,12 @@ class Auditor:
         mine: tuple[HostLink, Sequence[Outcome]],
         theirs: tuple[HostLink, Sequence[Outcome]],
         others: list[HostLink],
-        alphabet: Alphabet,
+        model: stage_pb2.ModelInfo,
     ) -> tuple[HostLink | None, Sequence[Outcome]]:
         """Which of two hosts that disagree lied, if that can be told, and the answers to go on with."""
         third = await self._third(hops, mine[0], others)
         for (link, outcomes), (_, right) in ((mine, theirs), (theirs, mine)):
-            if third is not None and all_agree(right, third, alphabet) and not all_agree(outcomes, third, alphabet):
+            if third is not None and all_agree(right, third, model) and not all_agree(outcomes, third, model):
                 self._quarantine(link, "it computed something else than two others")
                 return link, right
         log.error(

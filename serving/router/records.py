@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import grpc
 
+from onesweep.serving.drawing import DRAWING_MODES, metric_mode
 from onesweep.serving.modes import MODES
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.v1 import router_pb2
@@ -50,7 +51,7 @@ class RequestRecord:
         self.name = secrets.token_hex(8)
         self.account = Account()
         # Once the request is done.
-        self.summary: router_pb2.Summary | None = None
+        self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None
         # Added to every hop.
         self.link_ms = 0
         self.code = grpc.StatusCode.OK
@@ -185,7 +186,7 @@ def _mark_failed(span: Span, why: str) -> None:
 
 # Costs of requests that are added up by mode: the middle of the metric's name, its help, an account's figure.
 COSTS: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
-    ("output_bytes", "Text written.", lambda account: account.output_bytes),
+    ("output_bytes", "Text written, pixels drawn.", lambda account: account.output_bytes),
     ("output_tokens", "The same, in the model's tokens.", lambda account: account.output_tokens),
     ("sweeps", "Trips along the hosts.", lambda account: account.sweeps),
     ("hops", "Messages from machine to machine.", lambda account: account.hops),
@@ -234,7 +235,8 @@ class RouterCounters:
     """Counts what a router does. `auto` is a mode of its own here, whatever it takes."""
 
     def __init__(self) -> None:
-        self.modes = {mode: ModeCounters() for mode in (*MODES, UNKNOWN_MODE)}
+        names = (*MODES, *map(metric_mode, DRAWING_MODES), UNKNOWN_MODE)
+        self.modes = {mode: ModeCounters() for mode in names}
         self.links = LinkCounterTable()
 
     def ended(self, ticket: RequestRecord) -> None:
@@ -244,7 +246,8 @@ class RouterCounters:
         figures.costs.update({name: of(ticket.account) for name, _, of in COSTS})
         if ticket.summary is not None:
             figures.latency_s.add(ticket.summary.latency_ms / 1000)
-            figures.first_byte_s.add(ticket.summary.first_byte_ms / 1000)
+            if isinstance(ticket.summary, router_pb2.Summary):
+                figures.first_byte_s.add(ticket.summary.first_byte_ms / 1000)
 
     def reader(
         self, status: Callable[[], router_pb2.StatusResponse], tls: Tls | None = None

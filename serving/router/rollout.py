@@ -158,7 +158,10 @@ class Rollout:
         served = ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
         await served.view.usable(self.ring.settings.hop_timeout_s)
         measured = await smoke_test(served, directory, say)
-        if lost := set(self.current.served_modes) - set(served.served_modes):
+        if lost := {*self.current.served_modes, *self.current.drawing_modes} - {
+            *served.served_modes,
+            *served.drawing_modes,
+        }:
             say(f"it does not serve {', '.join(sorted(lost))}, which the release before does")
         return served, measured
 

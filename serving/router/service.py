@@ -12,6 +12,8 @@ from typing import Any
 
 import grpc.aio
 
+from onesweep.serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
+from onesweep.serving.drawing.modes import check_drawing, check_drawing_mode, retry_drawing
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.active_release import ActiveRelease
@@ -27,7 +29,7 @@ from onesweep.stages.telemetry.traces import Tracer
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import is_loopback
 from onesweep.stages.wire.status import StatusError, failed_precondition, ignoring_ended_call
-from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
+from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -69,6 +71,21 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 ):
                     async for response in responses:
                         place.spend(len(response.text))
+                        yield response
+        except StatusError as refusal:
+            await refusal.abort(context)
+
+    async def Draw(self, request: router_pb2.DrawRequest, context: Context) -> AsyncIterator[router_pb2.DrawResponse]:
+        mode = metric_mode(request.mode or "chain") if (request.mode or "chain") in DRAWING_MODES else UNKNOWN_MODE
+        ticket = RequestRecord(mode, _deadline(context), self.figures, self.tracer)
+        with ignoring_ended_call():
+            await context.send_initial_metadata(ticket.metadata)
+        context.set_trailing_metadata(ticket.metadata)
+        try:
+            with ticket:
+                key = self.keyring.identify(context.invocation_metadata(), GENERATE)
+                async with aclosing(self._draw(request, ticket, key)) as responses:
+                    async for response in responses:
                         yield response
         except StatusError as refusal:
             await refusal.abort(context)
@@ -134,6 +151,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 for info in [link.info or stage_pb2.DescribeResponse()]
             ],
             modes=served.served_modes,
+            drawing_modes=served.drawing_modes,
             chain_digest=served.view.digest("chain"),
             ar_digest=served.view.digest("ar"),
             scorer_digest=served.view.digest("scorer"),
@@ -146,6 +164,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             link_ms_limit=self._link_ms_limit,
             judge_bits=frontier.usual_bits() if frontier else None,
             human_bits=(frontier.human_bits if frontier else None) or 0.0,
+            pictures=served.pictures,
             chat=any(served.modes[name].tokenizer.chats for name in served.served_modes),
         )
 
@@ -186,21 +205,59 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         finally:
             served.requests -= 1
 
+    def _checked_link_ms(self, delay_ms: int) -> int:
+        """A delay that a request asks for. Raises StatusError where it cannot be added."""
+        if delay_ms and not self._link_ms_limit:
+            raise failed_precondition(
+                "link_ms adds delay to a ring that is all on one machine: leave it out, "
+                "or have router and hosts listen on loopback addresses"
+            )
+        return delay_ms
+
+    async def _draw(
+        self, request: router_pb2.DrawRequest, ticket: RequestRecord, key: Key
+    ) -> AsyncGenerator[router_pb2.DrawResponse, None]:
+        """Previews as they come, the pictures, then their account. Raises StatusError."""
+        served = self.rollout.current
+        mode = check_drawing_mode(request.mode, served.drawing)
+        if mode.uses_hosts:
+            await served.view.usable(self.ring_wait_s)
+        order = check_drawing(request, mode, ticket.deadline_unix_ms)
+        ticket.link_ms = self._checked_link_ms(order.link_ms)
+        account = ticket.account = Account()
+        served.requests += 1
+        try:
+            async with self.admission.enter(key, order.size, ticket.left_s) as place:
+                previews = asyncio.Queue[stage_pb2.Pictures | None]()
+                task = asyncio.create_task(retry_drawing(order, account, previews.put_nowait))
+                task.add_done_callback(lambda _: previews.put_nowait(None))
+                try:
+                    while (shown := await previews.get()) is not None:
+                        yield router_pb2.DrawResponse(pictures=order.pictures(shown.pixels, shown.block, preview=True))
+                    pixels = task.result()
+                finally:
+                    task.cancel()
+                account.output_bytes = len(pixels)
+                place.spend(len(pixels))
+        finally:
+            served.requests -= 1
+        summary = ticket.summary = order.summary(account)
+        summary.request = ticket.name
+        yield router_pb2.DrawResponse(pictures=order.pictures(pixels))
+        yield router_pb2.DrawResponse(summary=summary)
+
     async def _generate(
         self, request: router_pb2.GenerateRequest, ticket: RequestRecord, served: ActiveRelease
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, served.modes)
         generation = check_request(request, mode, ticket.deadline_unix_ms)
-        if generation.link_ms and not self._link_ms_limit:
-            raise failed_precondition(
-                "link_ms adds delay to a ring that is all on one machine: leave it out, "
-                "or have router and hosts listen on loopback addresses"
-            )
-        ticket.link_ms = generation.link_ms or 0
+        ticket.link_ms = self._checked_link_ms(generation.link_ms or 0)
         account = ticket.account = Account()
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
         messages = [Message(message.role, message.content) for message in request.messages]
+        if served.pictures is not None:
+            raise failed_precondition(PICTURES_SERVED)
         check_served(mode, served.modes)
         generation = await tokenized(generation, messages, mode, account)
         check_fit(generation, mode)

@@ -1,7 +1,7 @@
 """The smoke test of a release through the hosts, before any request is served with it.
 
-Each host has measured its own parts when it loaded them; this test looks at the whole: every mode writes, and the
-pipelines give the manifest's probe text the loss that the manifest says.
+Each host has measured its own parts when it loaded them; this test looks at the whole: every mode writes or draws, and
+the pipelines give the manifest's probe text the loss that the manifest says.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import grpc
 
+from onesweep.serving.drawing.modes import DrawingMode, check_drawing, retry_drawing
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.scored import score
 from onesweep.serving.router.accounting import Account
@@ -57,7 +58,9 @@ async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str]
             say(f"{kind}: {measured[kind]:.4f} nats a symbol on its probe text, through the hosts")
     for name in served.served_modes:
         await _when_free(partial(_write, served.modes[name]))
-    say(f"modes that write: {', '.join(served.served_modes)}")
+    for name in served.drawing_modes:
+        await _when_free(partial(_draw, served.drawing[name]))
+    say(f"modes that work: {', '.join([*served.served_modes, *served.drawing_modes])}")
     return measured
 
 
@@ -113,8 +116,16 @@ async def _write(mode: Mode) -> None:
         raise failed_precondition(f"mode {mode.name} wrote {account.output_tokens} tokens of {TEST_TOKENS} with it")
 
 
+async def _draw(mode: DrawingMode) -> None:
+    try:
+        order = check_drawing(router_pb2.DrawRequest(classes=["0"]), mode, _deadline())
+        await retry_drawing(order, Account(), lambda preview: None)
+    except StatusError as refusal:
+        raise StatusError(refusal.code, f"mode {mode.name} fails with it: {refusal.message}") from None
+
+
 async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
-    alphabet, most = Alphabet(manifest.architecture.vocabulary), most_scored(manifest.architecture.width)
+    alphabet, most = Alphabet(manifest.text_architecture.vocabulary), most_scored(manifest.text_architecture.width)
     known = probe_symbols(manifest)[0].tolist()
     total = 0.0
     with Session(view, kind, len(known), _deadline(), Account()) as session:

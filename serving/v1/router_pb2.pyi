@@ -462,6 +462,218 @@ class HostShare(_message.Message):
 Global___HostShare: _TypeAlias = HostShare  # noqa: Y015
 
 @_typing.final
+class DrawRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSES_FIELD_NUMBER: _builtins.int
+    PICTURES_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
+    SOLVER_FIELD_NUMBER: _builtins.int
+    GUIDANCE_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    PREVIEWS_FIELD_NUMBER: _builtins.int
+    LINK_MS_FIELD_NUMBER: _builtins.int
+    pictures: _builtins.int
+    """how many of each class; 0: one"""
+    mode: _builtins.str
+    """chain, steps, local; empty: chain"""
+    seed: _builtins.int
+    """of the first picture; the next one has the next seed"""
+    levels: _builtins.int
+    """steps from noise to picture"""
+    solver: _builtins.str
+    """euler, 2m"""
+    guidance: _builtins.float
+    """1: none"""
+    codec: _builtins.str
+    """of what travels between hosts: fp32, int8, int4; `steps`: fp32, int8"""
+    previews: _builtins.bool
+    """`chain` only: what each host's estimate shows"""
+    link_ms: _builtins.int
+    """delay added to every hop, one way; only where all of the ring is on one machine"""
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """one a picture: names, or numbers from 0 on; "" for none"""
+
+    def __init__(
+        self,
+        *,
+        classes: _abc.Iterable[_builtins.str] | None = ...,
+        pictures: _builtins.int = ...,
+        mode: _builtins.str = ...,
+        seed: _builtins.int = ...,
+        levels: _builtins.int | None = ...,
+        solver: _builtins.str | None = ...,
+        guidance: _builtins.float | None = ...,
+        codec: _builtins.str | None = ...,
+        previews: _builtins.bool = ...,
+        link_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_codec", b"_codec", "_guidance", b"_guidance", "_levels", b"_levels", "_link_ms", b"_link_ms", "_solver", b"_solver", "codec", b"codec", "guidance", b"guidance", "levels", b"levels", "link_ms", b"link_ms", "solver", b"solver"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_codec", b"_codec", "_guidance", b"_guidance", "_levels", b"_levels", "_link_ms", b"_link_ms", "_solver", b"_solver", "classes", b"classes", "codec", b"codec", "guidance", b"guidance", "levels", b"levels", "link_ms", b"link_ms", "mode", b"mode", "pictures", b"pictures", "previews", b"previews", "seed", b"seed", "solver", b"solver"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__codec: _TypeAlias = _typing.Literal["codec"]  # noqa: Y015
+    _WhichOneofArgType__codec: _TypeAlias = _typing.Literal["_codec", b"_codec"]  # noqa: Y015
+    _WhichOneofReturnType__guidance: _TypeAlias = _typing.Literal["guidance"]  # noqa: Y015
+    _WhichOneofArgType__guidance: _TypeAlias = _typing.Literal["_guidance", b"_guidance"]  # noqa: Y015
+    _WhichOneofReturnType__levels: _TypeAlias = _typing.Literal["levels"]  # noqa: Y015
+    _WhichOneofArgType__levels: _TypeAlias = _typing.Literal["_levels", b"_levels"]  # noqa: Y015
+    _WhichOneofReturnType__link_ms: _TypeAlias = _typing.Literal["link_ms"]  # noqa: Y015
+    _WhichOneofArgType__link_ms: _TypeAlias = _typing.Literal["_link_ms", b"_link_ms"]  # noqa: Y015
+    _WhichOneofReturnType__solver: _TypeAlias = _typing.Literal["solver"]  # noqa: Y015
+    _WhichOneofArgType__solver: _TypeAlias = _typing.Literal["_solver", b"_solver"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__codec) -> _WhichOneofReturnType__codec | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__guidance) -> _WhichOneofReturnType__guidance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__levels) -> _WhichOneofReturnType__levels | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__link_ms) -> _WhichOneofReturnType__link_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__solver) -> _WhichOneofReturnType__solver | None: ...
+
+Global___DrawRequest: _TypeAlias = DrawRequest  # noqa: Y015
+
+@_typing.final
+class DrawResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PICTURES_FIELD_NUMBER: _builtins.int
+    SUMMARY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pictures(self) -> Global___Pictures: ...
+    @_builtins.property
+    def summary(self) -> Global___DrawSummary: ...
+    def __init__(
+        self,
+        *,
+        pictures: Global___Pictures | None = ...,
+        summary: Global___DrawSummary | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "pictures", b"pictures", "summary", b"summary"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "pictures", b"pictures", "summary", b"summary"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["pictures", "summary"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___DrawResponse: _TypeAlias = DrawResponse  # noqa: Y015
+
+@_typing.final
+class Pictures(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    PIXELS_FIELD_NUMBER: _builtins.int
+    PREVIEW_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    channels: _builtins.int
+    height: _builtins.int
+    width: _builtins.int
+    pixels: _builtins.bytes
+    """picture after picture, each (channels, height, width), a byte a number"""
+    preview: _builtins.bool
+    """what the estimate shows after `block`"""
+    block: _builtins.int
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        channels: _builtins.int = ...,
+        height: _builtins.int = ...,
+        width: _builtins.int = ...,
+        pixels: _builtins.bytes = ...,
+        preview: _builtins.bool = ...,
+        block: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "channels", b"channels", "count", b"count", "height", b"height", "pixels", b"pixels", "preview", b"preview", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pictures: _TypeAlias = Pictures  # noqa: Y015
+
+@_typing.final
+class DrawSummary(_message.Message):
+    """What a request cost, from the accounts that the hosts kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
+    SOLVER_FIELD_NUMBER: _builtins.int
+    GUIDANCE_FIELD_NUMBER: _builtins.int
+    SWEEPS_FIELD_NUMBER: _builtins.int
+    HOPS_FIELD_NUMBER: _builtins.int
+    WIRE_BYTES_FIELD_NUMBER: _builtins.int
+    WIRE_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    LATENCY_MS_FIELD_NUMBER: _builtins.int
+    COMPUTE_MS_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    mode: _builtins.str
+    seed: _builtins.int
+    levels: _builtins.int
+    solver: _builtins.str
+    guidance: _builtins.float
+    sweeps: _builtins.int
+    hops: _builtins.int
+    wire_bytes_total: _builtins.int
+    latency_ms: _builtins.float
+    compute_ms: _builtins.float
+    replays: _builtins.int
+    request: _builtins.str
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of each picture"""
+
+    @_builtins.property
+    def wire_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """payload of each hop of a sweep, in its order; the largest of any sweep"""
+
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostShare]: ...
+    def __init__(
+        self,
+        *,
+        mode: _builtins.str = ...,
+        seed: _builtins.int = ...,
+        classes: _abc.Iterable[_builtins.str] | None = ...,
+        levels: _builtins.int = ...,
+        solver: _builtins.str = ...,
+        guidance: _builtins.float = ...,
+        sweeps: _builtins.int = ...,
+        hops: _builtins.int = ...,
+        wire_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        wire_bytes_total: _builtins.int = ...,
+        latency_ms: _builtins.float = ...,
+        compute_ms: _builtins.float = ...,
+        hosts: _abc.Iterable[Global___HostShare] | None = ...,
+        replays: _builtins.int = ...,
+        request: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "compute_ms", b"compute_ms", "guidance", b"guidance", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "levels", b"levels", "mode", b"mode", "replays", b"replays", "request", b"request", "seed", b"seed", "solver", b"solver", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrawSummary: _TypeAlias = DrawSummary  # noqa: Y015
+
+@_typing.final
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -517,6 +729,8 @@ class StatusResponse(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     JUDGE_BITS_FIELD_NUMBER: _builtins.int
     HUMAN_BITS_FIELD_NUMBER: _builtins.int
+    PICTURES_FIELD_NUMBER: _builtins.int
+    DRAWING_MODES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     ready: _builtins.bool
     chain_digest: _builtins.str
@@ -549,6 +763,14 @@ class StatusResponse(_message.Message):
     def judge_bits(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Of the frontier, where it was measured with these weights: judge bits for a byte of text, by mode or MODE:SCORER."""
 
+    @_builtins.property
+    def pictures(self) -> _stage_pb2.PictureInfo:
+        """that can be drawn; absent where the model writes"""
+
+    @_builtins.property
+    def drawing_modes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """that can be served now"""
+
     def __init__(
         self,
         *,
@@ -569,10 +791,12 @@ class StatusResponse(_message.Message):
         chat: _builtins.bool = ...,
         judge_bits: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         human_bits: _builtins.float = ...,
+        pictures: _stage_pb2.PictureInfo | None = ...,
+        drawing_modes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audits", b"audits", "pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "link_ms_limit", b"link_ms_limit", "modes", b"modes", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_digest", b"ar_digest", "audits", b"audits", "chain_digest", b"chain_digest", "chat", b"chat", "context_tokens", b"context_tokens", "drawing_modes", b"drawing_modes", "hosts", b"hosts", "human_bits", b"human_bits", "judge_bits", b"judge_bits", "link_ms_limit", b"link_ms_limit", "modes", b"modes", "pictures", b"pictures", "previous", b"previous", "ready", b"ready", "release", b"release", "request_limit", b"request_limit", "requests", b"requests", "scorer_digest", b"scorer_digest", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

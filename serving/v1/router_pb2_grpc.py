@@ -39,6 +39,11 @@ class RouterServiceStub:
                 request_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Draw = channel.unary_stream(
+                '/serving.v1.RouterService/Draw',
+                request_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DrawRequest.SerializeToString,
+                response_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DrawResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/serving.v1.RouterService/Status',
                 request_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.StatusRequest.SerializeToString,
@@ -63,6 +68,13 @@ class RouterServiceServicer:
         """Generates text: pieces as they arrive, then one summary.
         INVALID_ARGUMENT: a field is wrong. FAILED_PRECONDITION: no weights for this mode. RESOURCE_EXHAUSTED: too many
         requests, with `retry-after-ms` in the trailing metadata. UNAVAILABLE: a host does not answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Draw(self, request, context):
+        """Draws pictures: estimates on their way if asked for, then the pictures, then one summary. Status codes as above.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,6 +110,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateRequest.FromString,
                     response_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Draw': grpc.unary_stream_rpc_method_handler(
+                    servicer.Draw,
+                    request_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DrawRequest.FromString,
+                    response_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DrawResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -142,6 +159,33 @@ class RouterService:
             '/serving.v1.RouterService/Generate',
             onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
             onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Draw(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/serving.v1.RouterService/Draw',
+            onesweep_dot_serving_dot_v1_dot_router__pb2.DrawRequest.SerializeToString,
+            onesweep_dot_serving_dot_v1_dot_router__pb2.DrawResponse.FromString,
             options,
             channel_credentials,
             insecure,

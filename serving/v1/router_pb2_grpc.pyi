@@ -36,6 +36,8 @@ class RouterServiceStub:
     INVALID_ARGUMENT: a field is wrong. FAILED_PRECONDITION: no weights for this mode. RESOURCE_EXHAUSTED: too many
     requests, with `retry-after-ms` in the trailing metadata. UNAVAILABLE: a host does not answer.
     """
+    Draw: _grpc.UnaryStreamMultiCallable[_router_pb2.DrawRequest, _router_pb2.DrawResponse]
+    """Draws pictures: estimates on their way if asked for, then the pictures, then one summary. Status codes as above."""
     Status: _grpc.UnaryUnaryMultiCallable[_router_pb2.StatusRequest, _router_pb2.StatusResponse]
     """The hosts as the router sees them."""
     Deploy: _grpc.StreamStreamMultiCallable[_router_pb2.DeployRequest, _router_pb2.DeployProgress]
@@ -54,6 +56,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     INVALID_ARGUMENT: a field is wrong. FAILED_PRECONDITION: no weights for this mode. RESOURCE_EXHAUSTED: too many
     requests, with `retry-after-ms` in the trailing metadata. UNAVAILABLE: a host does not answer.
     """
+    Draw: _aio.UnaryStreamMultiCallable[_router_pb2.DrawRequest, _router_pb2.DrawResponse]  # type: ignore[assignment]
+    """Draws pictures: estimates on their way if asked for, then the pictures, then one summary. Status codes as above."""
     Status: _aio.UnaryUnaryMultiCallable[_router_pb2.StatusRequest, _router_pb2.StatusResponse]  # type: ignore[assignment]
     """The hosts as the router sees them."""
     Deploy: _aio.StreamStreamMultiCallable[_router_pb2.DeployRequest, _router_pb2.DeployProgress]  # type: ignore[assignment]
@@ -75,6 +79,14 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         INVALID_ARGUMENT: a field is wrong. FAILED_PRECONDITION: no weights for this mode. RESOURCE_EXHAUSTED: too many
         requests, with `retry-after-ms` in the trailing metadata. UNAVAILABLE: a host does not answer.
         """
+
+    @_abc_1.abstractmethod
+    def Draw(
+        self,
+        request: _router_pb2.DrawRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_router_pb2.DrawResponse], _abc.AsyncIterator[_router_pb2.DrawResponse]]:
+        """Draws pictures: estimates on their way if asked for, then the pictures, then one summary. Status codes as above."""
 
     @_abc_1.abstractmethod
     def Status(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import cast
 
-from onesweep.stages.backends.base import Backend, BlockRunner, DraftingRunner, StageRunner
+from onesweep.stages.backends.base import Backend, BlockRunner, DraftingRunner, PictureRunner, StageRunner
 from onesweep.stages.backends.packed import PackedBlock
 from onesweep.stages.backends.packed_llama import packed_stage
-from onesweep.stages.backends.runner_checks import checked
+from onesweep.stages.backends.pictures import PackedPictures
+from onesweep.stages.backends.runner_checks import checked, checked_pictures
 from onesweep.stages.errors import InputError, one_of
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyPart, PipelineStage
+from onesweep.stages.pictures.part import PicturePart
 
 __all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "drafting_runner"]
 
@@ -30,6 +32,9 @@ class TorchBackend(Backend):
 
     def stage(self, stage: PipelineStage) -> StageRunner:
         return checked(packed_stage(stage), stage)
+
+    def picture(self, part: PicturePart) -> PictureRunner:
+        return checked_pictures(PackedPictures(part), part)
 
 
 def backend_named(name: str) -> Backend:

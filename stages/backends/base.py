@@ -15,6 +15,8 @@ from torch import Tensor
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyPart, PipelineStage
 from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.pictures.part import PicturePart
+from onesweep.stages.pictures.trajectory import PicturePiece
 
 LEAST_TEMPERATURE = 1e-4
 
@@ -103,6 +105,17 @@ class StageRunner(ABC):
         only."""
 
 
+class PictureRunner(ABC):
+    """One part of a model that draws."""
+
+    @abstractmethod
+    def evaluate(self, pieces: Sequence[PicturePiece]) -> list[Tensor]:
+        """Evaluate every piece at its own noise level; each of its pictures is what it would be alone.
+
+        Returns F (pictures, tokens, patch_dim) of each piece, or hidden states (pictures, tokens, features).
+        """
+
+
 class Continuations(ABC):
     """Continuations of one text that grow together through one stage: all are at the same position."""
 
@@ -146,3 +159,6 @@ class Backend(ABC):
 
     @abstractmethod
     def stage(self, stage: PipelineStage) -> StageRunner: ...
+
+    @abstractmethod
+    def picture(self, part: PicturePart) -> PictureRunner: ...

@@ -10,15 +10,39 @@ import torch
 from torch import Tensor, nn
 
 from onesweep.stages.backends.attention import GrowingCache, Sight, attend_branches, attend_clean, attend_growing
-from onesweep.stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, StageRunner
-from onesweep.stages.backends.onnx_graphs import AnyLayer, Graph, after_graph, before_graph, denoise_graph, head_graph
+from onesweep.stages.backends.base import (
+    Backend,
+    BlockRunner,
+    CleanPiece,
+    Denoised,
+    NoisyPiece,
+    PictureRunner,
+    StageRunner,
+)
+from onesweep.stages.backends.onnx_graphs import (
+    AnyLayer,
+    Graph,
+    after_graph,
+    before_graph,
+    denoise_graph,
+    head_graph,
+    product_graph,
+)
 from onesweep.stages.backends.packed import FEW_POSITIONS, NOISE_LEVELS, Angles, PackedReader, PipelineRunner
+from onesweep.stages.backends.pictures import PackedPictures, Product
 from onesweep.stages.backends.rows import Rows
-from onesweep.stages.backends.runner_checks import StageProbe, check_block, checked
+from onesweep.stages.backends.runner_checks import (
+    PictureProbe,
+    StageProbe,
+    check_block,
+    checked,
+    checked_pictures,
+)
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyPart, PipelineStage
 from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.pictures.part import PicturePart
 
 
 class Session:
@@ -185,6 +209,22 @@ class OnnxBackend(Backend):
         runner = OnnxStage(stage, self.int8)
         probe.check(runner, self.int8)
         return checked(runner, stage)
+
+    def picture(self, part: PicturePart) -> PictureRunner:
+        probe = PictureProbe(part)
+        # these kernels add up one row as they add up many
+        runner = PackedPictures(part, partial(_product, self.int8), least=1)
+        probe.check(runner, self.int8)
+        return checked_pictures(runner, part)
+
+
+def _product(int8: bool, linears: Sequence[nn.Linear]) -> Product:
+    """Takes the matrices over, as `OnnxStage` does."""
+    session = Session(product_graph(linears, int8))
+    for linear in linears:
+        _free(linear)
+    # a copy, so that it lies where torch's tensors do, and may be written to
+    return lambda x: session(x[None])[0].clone()
 
 
 # torch has no int8 backend here: one row through ten layers took 3.5 ms with MatMulNBits, 3.3 with fbgemm's

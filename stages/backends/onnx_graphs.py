@@ -247,3 +247,13 @@ def head_graph(stage: PipelineStage, int8: bool = False) -> Graph:
     x = graph.input("x", 1, "rows", stage.architecture.width)
     graph.output(graph.linear(graph.norm(x, stage.norm), stage.head), "logits")
     return graph
+
+
+def product_graph(linears: Sequence[nn.Linear], int8: bool = False) -> Graph:
+    """Linear maps with a gelu between them: x (1, rows, in) -> (1, rows, out)."""
+    graph = Graph("groups" if int8 else "float32")
+    x = graph.input("x", 1, "rows", linears[0].in_features)
+    for i, linear in enumerate(linears):
+        x = graph.linear(graph.op("Gelu", x) if i else x, linear)
+    graph.output(x, "out")
+    return graph

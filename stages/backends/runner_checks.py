@@ -14,12 +14,22 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
+from onesweep.stages.backends.base import (
+    BlockRunner,
+    BranchPiece,
+    CleanPiece,
+    Denoised,
+    NoisyPiece,
+    PictureRunner,
+    StageRunner,
+)
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.pictures.part import PicturePart
+from onesweep.stages.pictures.trajectory import PicturePiece
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +42,7 @@ MIXTURES: tuple[Sizes, ...] = (
     ((1, 30), (6, 0), (17, 5), (1, 2), (3, 40)),
 )
 SIGMAS = (3.0, 0.5, 0.5)
+PICTURES = (1, 3, 5)  # in the pieces of a mixture
 FORKS = (3, 1, 8, 2)  # branches in the pieces of a mixture
 
 
@@ -54,16 +65,50 @@ class OneAtATime(BlockRunner, StageRunner):
         return [result for piece in hidden for result in self.runner.next_byte([piece])]
 
 
+class OnePictureAtATime(PictureRunner):
+    """The same for pictures, for those of one request are company, too."""
+
+    def __init__(self, runner: PictureRunner) -> None:
+        self.runner = runner
+
+    def evaluate(self, pieces: Sequence[PicturePiece]) -> list[Tensor]:
+        return [torch.cat([self.runner.evaluate([each])[0] for each in _single(piece)]) for piece in pieces]
+
+
+DEPENDENT = (
+    "part %d: on this machine a request's results would depend on those computed beside it, so requests are computed "
+    "one at a time"
+)
+
+
 def checked(runner: Runner, part: Block | PipelineStage) -> Runner:
     """`runner`, or one that computes piece by piece where `check_rows` fails."""
     if check_rows(runner, part):
         return runner
-    log.warning(
-        "part %d: on this machine a request's results would depend on those computed beside it, so requests are "
-        "computed one at a time",
-        part.index,
-    )
+    log.warning(DEPENDENT, part.index)
     return cast(Runner, OneAtATime(runner))
+
+
+def checked_pictures(runner: PictureRunner, part: PicturePart) -> PictureRunner:
+    """`runner`, or one that computes picture by picture where their results would depend on each other."""
+    generator = torch.Generator().manual_seed(0)
+    pieces = [_picture_piece(part, *each, generator) for each in zip(PICTURES, SIGMAS, strict=True)]
+    together = runner.evaluate(pieces)
+    alone = OnePictureAtATime(runner).evaluate(pieces)
+    if all(torch.equal(*both) for both in zip(together, alone, strict=True)):
+        return runner
+    log.warning(DEPENDENT, part.index)
+    return OnePictureAtATime(runner)
+
+
+def _picture_piece(part: PicturePart, count: int, sigma: float, generator: torch.Generator) -> PicturePiece:
+    a = part.architecture
+    x = torch.randn(count, a.tokens, a.patch_dim if part.reads_patches else a.features, generator=generator)
+    return PicturePiece(x, sigma, torch.randint(len(a.classes) + 1, (count,), generator=generator))
+
+
+def _single(piece: PicturePiece) -> Iterator[PicturePiece]:
+    return (PicturePiece(piece.x[i : i + 1], piece.sigma, piece.classes[i : i + 1]) for i in range(len(piece.x)))
 
 
 @torch.inference_mode()
@@ -163,6 +208,20 @@ class ReadProbe:
         return self.source[:-1], self.source[-1:]
 
 
+class PictureProbe:
+    """Outputs of a part for a few pictures of noise, noted before a backend takes its matrices over."""
+
+    @torch.inference_mode()
+    def __init__(self, part: PicturePart) -> None:
+        self.part, generator = part, torch.Generator().manual_seed(0)
+        self.piece = _picture_piece(part, BRANCHES, SIGMA, generator)
+        self.expected = part(self.piece.x, torch.full((BRANCHES,), SIGMA), self.piece.classes)
+
+    def check(self, runner: PictureRunner, int8: bool = False) -> None:
+        """Raises CheckpointError where a runner of the part disagrees with it."""
+        _compare(runner.evaluate([self.piece])[0], self.expected, self.part, int8)
+
+
 class StageProbe:
     """Outputs of a stage at a few positions, noted before a backend takes its matrices over."""
 
@@ -215,7 +274,7 @@ def _source(part: Block | PipelineStage, shape: tuple[int, ...], generator: torc
     return torch.randint(part.architecture.vocabulary, shape, generator=generator)
 
 
-def _compare(found: Tensor, expected: Tensor, part: Block | PipelineStage, int8: bool) -> None:
+def _compare(found: Tensor, expected: Tensor, part: Block | PipelineStage | PicturePart, int8: bool) -> None:
     error = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
     tolerance = INT8_TOLERANCE if int8 else TOLERANCE
     if not error <= tolerance:  # true for NaN too

@@ -1,4 +1,5 @@
-"""A bundle: the checkpoints that are served together, `chain/`, `ar/`, `scorer/` and `local/` in one directory."""
+"""A bundle: the checkpoints that are served together, in one directory. One of text has `chain/`, `ar/`, `scorer/` and
+`local/`, one of pictures `chain/`, `steps/` and `local/`."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ class Bundle:
     ar: Path | None
     scorer: Path | None
     local: Path | None
+    steps: Path | None = None
 
 
 def find_bundle(directory: Path) -> Bundle:
@@ -30,15 +32,22 @@ def find_bundle(directory: Path) -> Bundle:
     """
     if (directory / MANIFEST_NAME).exists():
         kind, local = read_manifest(directory).kind, directory / "local"
-        chain, ar = (directory if kind == each else None for each in ("chain", "ar"))
-        return Bundle(chain, ar, None, local if (local / MANIFEST_NAME).exists() else None)
+        chain, ar, steps = (directory if kind == each else None for each in ("chain", "ar", "steps"))
+        return Bundle(chain, ar, None, local if (local / MANIFEST_NAME).exists() else None, steps)
     names = [field.name for field in fields(Bundle)]
     found = {name: directory / name for name in names if (directory / name / MANIFEST_NAME).exists()}
     if not found:
         raise CheckpointError(
-            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/ or local/"
+            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/ "
+            "or local/"
         )
     return Bundle(**{name: found.get(name) for name in names})
+
+
+def bundle_draws(directory: Path) -> bool:
+    """True for models of pictures. Raises CheckpointError where there is no model."""
+    bundle = find_bundle(directory)
+    return any(path is not None and read_manifest(path).draws for path in vars(bundle).values())
 
 
 def check_split(manifests: Mapping[str, Manifest]) -> int:
@@ -47,7 +56,9 @@ def check_split(manifests: Mapping[str, Manifest]) -> int:
     manifests: those of the models that hosts hold parts of, by name. Raises CheckpointError.
     """
     if not manifests:
-        raise CheckpointError("nothing here that hosts could hold parts of: no chain/, ar/ or scorer/")
+        raise CheckpointError("nothing here that hosts could hold parts of: no chain/, ar/, scorer/ or steps/")
+    if len({manifest.draws for manifest in manifests.values()}) != 1:
+        raise CheckpointError("models of text and of pictures lie side by side: give each a directory of its own")
     counts = {name: manifest.architecture.parts for name, manifest in manifests.items()}
     if len(set(counts.values())) != 1:
         shown = ", ".join(f"{name} {parts}" for name, parts in counts.items())

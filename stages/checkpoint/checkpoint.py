@@ -24,6 +24,7 @@ from onesweep.stages.checkpoint.gate import (
     PROBE_OUTPUT,
     Measures,
     probe_block,
+    probe_picture,
     probe_shapes,
     probe_stage,
     probe_symbols,
@@ -35,9 +36,11 @@ from onesweep.stages.memory import require_memory
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyArchitecture, FamilyPart, PipelineStage, new_stage, without_memory
 from onesweep.stages.model.pipeline import ArModel, ArStage
+from onesweep.stages.pictures.architecture import PictureArchitecture
+from onesweep.stages.pictures.part import PicturePart
 
 ChainPart = Block | FamilyPart
-AnyPart = ChainPart | PipelineStage
+AnyPart = ChainPart | PipelineStage | PicturePart
 
 
 def load_block(directory: Path, index: int) -> Block:
@@ -68,16 +71,32 @@ def load_stage(directory: Path, index: int) -> PipelineStage:
     if manifest.kind != "ar":
         raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
     stage = new_part(manifest, index)
-    assert not isinstance(stage, Block | FamilyPart)
+    assert not isinstance(stage, Block | FamilyPart | PicturePart)
     probe = _load(directory, manifest, index, stage)
     measured, _ = probe_stage(stage, probe_symbols(manifest), probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
     _gate(directory, manifest, index, measured)
     return stage.eval().requires_grad_(False)
 
 
+def load_picture_part(directory: Path, index: int) -> PicturePart:
+    """One part of a model that draws, checked like a block. Reads that part's file only."""
+    manifest = read_manifest(directory)
+    manifest.picture_architecture  # noqa: B018 - raises for a model of text
+    part = new_part(manifest, index)
+    assert isinstance(part, PicturePart)
+    assert manifest.partition is not None
+    probe = _load(directory, manifest, index, part)
+    measured, _ = probe_picture(part, manifest.partition, probe.get(PROBE_INPUT), probe[PROBE_OUTPUT])
+    _gate(directory, manifest, index, measured)
+    return part.eval().requires_grad_(False)
+
+
 def new_part(manifest: Manifest, index: int) -> AnyPart:
     """A part without memory: shapes only."""
     with without_memory():
+        if isinstance(manifest.architecture, PictureArchitecture):
+            assert manifest.kind != "ar"
+            return PicturePart(manifest.architecture, index, manifest.kind)
         if manifest.kind == "ar":
             return new_stage(manifest.pipeline_architecture, index)
         if isinstance(manifest.architecture, FamilyArchitecture):
@@ -157,6 +176,23 @@ def save_stage(directory: Path, stage: PipelineStage, hidden: Tensor | None = No
     return out
 
 
+def save_picture_part(
+    directory: Path, part: PicturePart, hidden: Tensor | None = None, half: bool = False
+) -> Tensor | None:
+    """Put one part of a model that draws into the checkpoint in `directory`, whose manifest must exist.
+
+    hidden: what the stage before made of the probe, None for a part that reads patches. Returns what this part made of
+    it, if another stage reads that.
+    """
+    _round(part, half)
+    manifest = read_manifest(directory)
+    assert manifest.partition is not None
+    measures, out = probe_picture(part, manifest.partition, hidden)
+    extra = {PROBE_OUTPUT: out} if hidden is None else {PROBE_INPUT: hidden, PROBE_OUTPUT: out}
+    _save_part(directory, part, "block" if part.kind == "chain" else "stage", extra, measures, half)
+    return None if part.has_head else out
+
+
 def halve(source: Path, out: Path) -> Manifest:
     """Write the checkpoint in `source` into `out`, with weights in 16 bits. Raises OnesweepError."""
     manifest = read_manifest(source)
@@ -165,7 +201,9 @@ def halve(source: Path, out: Path) -> Manifest:
         replace_file(out / name, partial(shutil.copyfile, source / name))
     before: Tensor | None = None
     for index in range(len(manifest.parts)):
-        if manifest.kind == "ar":
+        if manifest.draws:
+            before = save_picture_part(out, load_picture_part(source, index), before, half=True)
+        elif manifest.kind == "ar":
             before = save_stage(out, load_stage(source, index), before, half=True)
         else:
             part = load_chain_part(source, index)
@@ -287,7 +325,7 @@ def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart) -> d
     part = _part(directory, manifest, index)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
     require_memory(4 * sum(map(math.prod, shapes.values())), f"part {index} of {directory}")
-    probe_only = probe_shapes(module, probe_symbols(manifest).shape[1])
+    probe_only = probe_shapes(module, 0 if manifest.draws else probe_symbols(manifest).shape[1])
     tensors = read_weights(directory / part.file, part.bytes, part.sha256, shapes | probe_only)
     probe = {name: tensors.pop(name) for name in probe_only}
     module.load_state_dict(tensors, assign=True)
@@ -306,14 +344,18 @@ def _part(directory: Path, manifest: Manifest, index: int) -> Part:
 
 
 def _gate(directory: Path, manifest: Manifest, index: int, measured: Measures) -> None:
-    recorded, vocabulary = _part(directory, manifest, index).probe, manifest.architecture.vocabulary
+    recorded = _part(directory, manifest, index).probe
     for name, value in measured.items():
         expected = recorded.get(name, math.nan)
         if not abs(value - expected) <= manifest.probe_tolerance:  # true for NaN too
+            hint = ""
+            if not manifest.draws:
+                symbols = manifest.text_architecture.vocabulary
+                hint = f"; ln({symbols}) = {math.log(symbols):.3f} is what untrained weights give"
             raise CheckpointError(
-                f"{directory}: part {index} is refused: {name} on the probe text is {value:.4f}, the manifest recorded "
-                f"{expected:.4f} (tolerance {manifest.probe_tolerance}; ln({vocabulary}) = {math.log(vocabulary):.3f} "
-                "is what untrained weights give): the weights do not mean what the manifest says"
+                f"{directory}: part {index} is refused: {name} on the probe is {value:.4f}, the manifest recorded "
+                f"{expected:.4f} (tolerance {manifest.probe_tolerance}{hint}): "
+                "the weights do not mean what the manifest says"
             )
 
 

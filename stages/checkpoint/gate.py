@@ -16,6 +16,8 @@ from onesweep.stages.model.families import FamilyPart, PipelineStage
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArStage
 from onesweep.stages.model.randomness import Purpose, normals
+from onesweep.stages.pictures.part import PicturePart, in_scale
+from onesweep.stages.pictures.trajectory import picture_noise
 
 # The gate sees whatever moves a loss: swapped layers of fitted weights cost 0.26 nats or more. Weights as good as
 # untrained pass whatever their order, as they have nothing to lose.
@@ -40,14 +42,18 @@ def probe_bytes(text: str, context_length: int) -> Tensor:
 
 def probe_symbols(manifest: Manifest) -> Tensor:
     """The probe as the model reads it: (1, positions) int64, cut to the context."""
-    positions = manifest.architecture.positions
+    positions = manifest.text_architecture.positions
     if manifest.tokenizer == "bytes":
         return probe_bytes(manifest.probe_text, positions)
     return torch.tensor(manifest.probe_tokens[:positions])[None]
 
 
-def probe_shapes(part: Block | FamilyPart | PipelineStage, positions: int) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the probe's tensors in the file of `part`."""
+def probe_shapes(part: Block | FamilyPart | PipelineStage | PicturePart, positions: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the probe's tensors in the file of `part`. positions: of the probe text, if there is one."""
+    if isinstance(part, PicturePart):
+        a = part.architecture
+        shapes: dict[str, tuple[int, ...]] = {PROBE_OUTPUT: (a.tokens, a.patch_dim if part.has_head else a.features)}
+        return shapes if part.reads_patches else shapes | {PROBE_INPUT: (a.tokens, a.features)}
     names = [PROBE_INPUT] if part.embedding is None else []
     if not isinstance(part, Block | FamilyPart) and not part.is_last:
         names.append(PROBE_OUTPUT)
@@ -94,6 +100,24 @@ def probe_stage(
         return {name: _cross_entropy(stage.next_byte(out[None])[:, :-1], known[:, 1:])}, out
     error = 0.0 if recorded is None else float((out - recorded).norm() / recorded.norm())
     return {"hidden_relative_error": error}, out
+
+
+@torch.inference_mode()
+def probe_picture(
+    part: PicturePart, partition: NoisePartition, hidden: Tensor | None, recorded: Tensor | None = None
+) -> tuple[Measures, Tensor]:
+    """Relative error of the part's output for pure noise in the middle of its noise range, and that output.
+
+    hidden: (tokens, features) that enter, None for a part that reads patches; recorded: the output as it was saved.
+    """
+    # A picture of the training data would tell more, and may not be anybody's to pass on.
+    a = part.architecture
+    high, low = partition.range(part.index if part.kind == "chain" else 0)
+    sigma = (high * low) ** 0.5
+    x = in_scale(sigma) * sigma * picture_noise(a, 0) if hidden is None else hidden
+    out = part(x[None], torch.tensor([sigma]), torch.tensor([0]))[0]
+    error = 0.0 if recorded is None else float((out - recorded).norm() / recorded.norm().clamp(1e-6))
+    return {"picture_relative_error": error}, out
 
 
 def reads_bytes(stage: PipelineStage) -> bool:

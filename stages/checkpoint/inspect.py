@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_chain_part, load_stage, new_part, read_companion
+from onesweep.stages.checkpoint.checkpoint import (
+    load_chain_part,
+    load_picture_part,
+    load_stage,
+    new_part,
+    read_companion,
+)
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError
 
@@ -54,6 +60,8 @@ def verify(directory: Path) -> list[Check]:
     for name, path in _models(directory).items():
         manifest = read_manifest(path)
         load: Callable[[Path, int], object] = load_chain_part if manifest.kind == "chain" else load_stage
+        if manifest.draws:
+            load = load_picture_part
         checks += [_check(name, f"part {i}", partial(load, path, i)) for i in range(manifest.architecture.parts)]
         checks += [_check(name, file, partial(read_companion, path, manifest, file)) for file in manifest.files]
     return checks
@@ -100,18 +108,20 @@ def _describe(name: str, model: dict[str, Any]) -> str:
         "complete": f"no: {noun} {untrained} not trained yet" if untrained else "yes",
         "architecture": _wrap(_pairs(model["architecture"])),
         "parameters": f"{model['parameters']:,}",
-        noun: _table(["", "parameters", "bytes", "sha256", "file", "losses on the probe text"], _part_rows(model)),
+        noun: _table(["", "parameters", "bytes", "sha256", "file", "on the probe"], _part_rows(model)),
     }
-    if model["kind"] == "chain":
-        codes, partition = model["codes"], model["partition"]
+    if "codes" in model and model["kind"] == "chain":
+        codes = model["codes"]
         rows["codes"] = _pairs({**codes, "digest": codes["digest"][:SHORT]}) if codes else "in each block's file"
+    if partition := model["partition"]:
         boundaries = partition["boundaries"]
         sigmas = [[str(i), f"{boundaries[i]:.4g}", f"{boundaries[i + 1]:.4g}"] for i in range(len(boundaries) - 1)]
         prior = f", prior {_pairs(partition['prior'])}" if partition["kind"] == "equal_probability" else ""
         rows["noise"] = f"{partition['kind']}, overlap {partition['overlap']}{prior}"
-        rows["ranges"] = _table(["block", "sigma high", "sigma low"], sigmas)
+        rows["ranges"] = _table([noun[:-1] if len(sigmas) > 1 else "", "sigma high", "sigma low"], sigmas)
+    if "tokenizer" in model:
+        rows["tokenizer"] = model["tokenizer"]
     rows |= {
-        "tokenizer": model["tokenizer"],
         "data": _wrap(_pairs(model["data"])),
         "training": _wrap(_pairs(model["training"])),
         "losses": "\n".join(_wrap(f"{what}: {_pairs(losses)}") for what, losses in model["metrics"].items()) or "none",

@@ -8,7 +8,7 @@ import math
 import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.architecture import VOCABULARY, Architecture
@@ -16,6 +16,8 @@ from onesweep.stages.model.block import Codes
 from onesweep.stages.model.families import FamilyArchitecture, read_architecture
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.partition import LogNormalPrior, NoisePartition
+from onesweep.stages.pictures.architecture import FAMILY as PICTURES
+from onesweep.stages.pictures.architecture import PictureArchitecture
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
@@ -25,8 +27,10 @@ TOKENIZER_NAME = "tokenizer.json"
 MAX_FILES = 16
 MAX_PROBE_TOKENS = 4096
 
-Kind = Literal["chain", "ar"]
-AnyArchitecture = Architecture | LlamaArchitecture | FamilyArchitecture
+Kind = Literal["chain", "ar", "steps"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+TextArchitecture = Architecture | LlamaArchitecture | FamilyArchitecture
+AnyArchitecture = TextArchitecture | PictureArchitecture
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`kind` is `chain` (blocks with noise ranges) or `ar` (stages trained end to end)."""
+    """`kind` is `chain` (blocks with noise ranges), `ar` (stages that write, trained end to end) or `steps` (stages
+    that draw, likewise)."""
 
     kind: Kind
     architecture: AnyArchitecture
@@ -82,7 +87,9 @@ class Manifest:
     def _record(self) -> dict[str, Any]:
         """All of it, without what goes without saying where symbols are bytes."""
         record = asdict(self)
-        if self.tokenizer == "bytes":
+        if isinstance(self.architecture, PictureArchitecture):
+            del record["codes"], record["probe_text"], record["probe_tokens"], record["tokenizer"], record["files"]
+        elif self.tokenizer == "bytes":
             del record["probe_tokens"], record["files"]
             record["architecture"].get("base", record["architecture"]).pop("vocabulary", None)
             if self.codes is not None:
@@ -90,25 +97,44 @@ class Manifest:
         return record
 
     @property
+    def picture_architecture(self) -> PictureArchitecture:
+        """Architecture of a model that draws. Raises CheckpointError for one that writes."""
+        if not isinstance(self.architecture, PictureArchitecture):
+            raise CheckpointError("this is a model of text: it cannot draw")
+        return self.architecture
+
+    @property
+    def text_architecture(self) -> TextArchitecture:
+        """Architecture of a model that writes. Raises CheckpointError for one that draws."""
+        if isinstance(self.architecture, PictureArchitecture):
+            raise CheckpointError("this is a model of pictures: it cannot write")
+        return self.architecture
+
+    @property
+    def draws(self) -> bool:
+        """True for a model of pictures."""
+        return isinstance(self.architecture, PictureArchitecture)
+
+    @property
     def own_architecture(self) -> Architecture:
         """For those who take models that were trained here only. Raises CheckpointError for a pretrained one."""
-        if not isinstance(self.architecture, Architecture):
+        if not isinstance(self.text_architecture, Architecture):
             raise CheckpointError("this is made of a pretrained model: only models trained from nothing are taken here")
-        return self.architecture
+        return self.text_architecture
 
     @property
     def pipeline_architecture(self) -> Architecture | LlamaArchitecture:
         """Architecture of an AR pipeline. Raises CheckpointError for that of a chain alone."""
-        if isinstance(self.architecture, FamilyArchitecture):
+        if isinstance(self.text_architecture, FamilyArchitecture):
             raise CheckpointError("this is a chain of blocks, not an AR model")
-        return self.architecture
+        return self.text_architecture
 
     @property
     def chain_architecture(self) -> Architecture | FamilyArchitecture:
         """Architecture of a chain. Raises CheckpointError for that of an AR pipeline alone."""
-        if isinstance(self.architecture, LlamaArchitecture):
+        if isinstance(self.text_architecture, LlamaArchitecture):
             raise CheckpointError("this is an AR model, not a chain of blocks")
-        return self.architecture
+        return self.text_architecture
 
     def with_part(self, index: int, part: Part) -> Manifest:
         """The same model with one part put in or exchanged."""
@@ -162,33 +188,30 @@ def _parse(record: object, path: Path) -> Manifest:
 
 
 def _build(record: dict[str, Any]) -> Manifest:
-    architecture = read_architecture(record["architecture"])
     kind = record["kind"]
-    if kind not in ("chain", "ar"):
-        raise CheckpointError(f"kind {kind!r} is neither 'chain' nor 'ar'")
+    if kind not in KINDS:
+        raise CheckpointError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+    if record["architecture"].get("family") == PICTURES:
+        return _build_pictures(kind, record)
+    architecture = read_architecture(record["architecture"])
+    if kind == "steps":
+        raise CheckpointError("kind 'steps' is for models of pictures")
     base = architecture.base if isinstance(architecture, FamilyArchitecture) else architecture
     reads_tokens = record["tokenizer"] == "tokens"
     if kind == "chain" and isinstance(architecture, LlamaArchitecture):
         raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
     if kind == "ar" and isinstance(architecture, FamilyArchitecture):
         raise CheckpointError("what is grafted is a chain of blocks, not an AR pipeline")
-    parts = tuple(None if part is None else _part(part) for part in record["parts"])
-    if len(parts) != architecture.parts:
-        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {architecture.parts}")
+    parts = _parts(record, architecture)
     if record["tokenizer"] not in ("bytes", "tokens"):
         raise CheckpointError(f"tokenizer {record['tokenizer']!r} is neither 'bytes' nor 'tokens'")
     if not reads_tokens and (isinstance(base, LlamaArchitecture) or base.vocabulary != VOCABULARY):
         raise CheckpointError(f"tokenizer 'bytes' has {VOCABULARY} symbols, its architecture {base.vocabulary}")
     if len(record["probe_text"].encode()) < 2:
         raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
-    if not 0 < record["probe_tolerance"] <= 1:
-        raise CheckpointError(f"probe tolerance {record['probe_tolerance']} must be above 0 and at most 1")
-    for name in ("data", "training", "metrics"):
-        if not isinstance(record[name], dict):
-            raise CheckpointError(f"{name} must be an object, not {record[name]!r}")
     codes = partition = None
     if kind == "chain":
-        partition = _partition(record["partition"], architecture)
+        partition = _partition(record["partition"], architecture.parts)
     if kind == "chain" and isinstance(architecture, Architecture):
         codes = _codes(record["codes"], architecture)
     return Manifest(
@@ -197,12 +220,42 @@ def _build(record: dict[str, Any]) -> Manifest:
         parts=parts,
         codes=codes,
         partition=partition,
-        **{
-            name: record[name] for name in ("probe_text", "probe_tolerance", "tokenizer", "data", "training", "metrics")
-        },
+        probe_text=record["probe_text"],
+        tokenizer=record["tokenizer"],
+        **_notes(record),
         probe_tokens=_probe_tokens(record["probe_tokens"], architecture.vocabulary) if reads_tokens else (),
         files=_files(record["files"]) if reads_tokens else {},
     )
+
+
+def _build_pictures(kind: Kind, record: dict[str, Any]) -> Manifest:
+    if kind == "ar":
+        raise CheckpointError("kind 'ar' is for models of text")
+    architecture = PictureArchitecture.from_record(record["architecture"])
+    return Manifest(
+        kind=kind,
+        architecture=architecture,
+        parts=_parts(record, architecture),
+        # The stages of an undivided net have all noise levels in common.
+        partition=_partition(record["partition"], architecture.parts if kind == "chain" else 1),
+        **_notes(record),
+    )
+
+
+def _notes(record: dict[str, Any]) -> dict[str, Any]:
+    if not 0 < record["probe_tolerance"] <= 1:
+        raise CheckpointError(f"probe tolerance {record['probe_tolerance']} must be above 0 and at most 1")
+    for name in ("data", "training", "metrics"):
+        if not isinstance(record[name], dict):
+            raise CheckpointError(f"{name} must be an object, not {record[name]!r}")
+    return {name: record[name] for name in ("probe_tolerance", "data", "training", "metrics")}
+
+
+def _parts(record: dict[str, Any], architecture: AnyArchitecture) -> tuple[Part | None, ...]:
+    parts = tuple(None if part is None else _part(part) for part in record["parts"])
+    if len(parts) != architecture.parts:
+        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {architecture.parts}")
+    return parts
 
 
 def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:
@@ -246,10 +299,10 @@ def _codes(record: dict[str, Any], architecture: Architecture) -> Codes:
     return codes
 
 
-def _partition(record: dict[str, Any], architecture: AnyArchitecture) -> NoisePartition:
+def _partition(record: dict[str, Any], blocks: int) -> NoisePartition:
     partition = NoisePartition(
         record["kind"], tuple(record["boundaries"]), LogNormalPrior(**record["prior"]), record["overlap"]
     )
-    if len(partition.boundaries) != architecture.parts + 1:
-        raise CheckpointError(f"{len(partition.boundaries)} boundaries for {architecture.parts} blocks")
+    if len(partition.boundaries) != blocks + 1:
+        raise CheckpointError(f"{len(partition.boundaries)} boundaries for {blocks} noise ranges")
     return partition

@@ -24,6 +24,8 @@ from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTE
 from onesweep.stages.errors import CheckpointError, ServiceError
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
+# Kinds of the models that may lie in a folder; in all others `ar`.
+KINDS_IN = {"chain": ("chain",), "steps": ("steps",), "local": ("ar", "steps")}
 NAME_DIGITS = 16
 CURRENT_NAME = "current.json"
 LOCK_NAME = "lock"
@@ -46,7 +48,7 @@ BESIDE = -1
 class ReleaseManifest:
     """A release: its manifests, which name the files of weights, and the router's files beside them."""
 
-    manifests: Mapping[str, bytes]  # by folder: chain, ar, scorer, local
+    manifests: Mapping[str, bytes]  # by folder of FOLDERS
     frontier: bytes = b""
     ngrams: Part | None = None  # the router's n-gram drafter, if there is one; like local/ it is not sent to hosts
     directories: Mapping[str, Path] = field(default_factory=dict, compare=False)  # the folders on this machine
@@ -119,7 +121,7 @@ def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Pa
     files: dict[str, Part] = {}
     for folder, directory in directories.items():
         manifest = read_manifest(directory)
-        if (manifest.kind == "chain") != (folder == "chain"):
+        if manifest.kind not in KINDS_IN.get(folder, ("ar",)):
             raise CheckpointError(f"{folder}/ holds a model of kind {manifest.kind!r}, which belongs elsewhere")
         for index, part in enumerate(manifest.parts):
             if part is None:

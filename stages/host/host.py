@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +16,16 @@ from onesweep.stages.backends import DEFAULT_BACKEND
 from onesweep.stages.host.metrics import record_hop
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import Parts, Release, Releases
+from onesweep.stages.host.requests import HopRequest, PictureRequest, PrefillRequest, WorkRequest
 from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
 from onesweep.stages.host.sessions import Session, SessionStore
-from onesweep.stages.host.validation import PrefillRequest, WorkRequest, check_link_delay, parse_hop
+from onesweep.stages.host.validation import check_link_delay, parse_hop
 from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS
 from onesweep.stages.telemetry.traces import Tracer
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import check_name
 from onesweep.stages.wire.hop_stream import KEEP_WARM_S, LinkDelay, Relay
-from onesweep.stages.wire.messages import PROTOCOL, Outcome, hand_on, next_decode, protocol_refusal, work_of
+from onesweep.stages.wire.messages import PROTOCOL, Outcome, hand_on, next_decode, protocol_refusal, summed, work_of
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class HostSettings:
     # Messages of hops under way; one more is refused. Decoded, what they carry takes up to four times as much beside.
     queue_mb: int = 256
     batch: int = 64  # most hops that share a forward pass; 1 = one after the other
-    session_mb: int = 256  # memory for KV caches
+    session_mb: int = 256  # memory for KV caches, and for pictures under way
     lease_s: float = 60.0  # A session unused for this long is freed
     hop_timeout_s: float = 5.0  # how long to wait for the next host to take a hop
     keep_warm_s: float = KEEP_WARM_S  # pause between messages that keep an idle link's congestion window open; 0 = none
@@ -196,8 +197,13 @@ class Host:
         if self.scheduler.full and not self.sessions.in_step(hop.session):
             raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
         self._check_room(received_bytes)
-        session = self._open(hop, request, parts) if request.start == 0 else self._due(hop, request)
-        session.accepted(request.start + request.remembered, work_of(hop))
+        if isinstance(request, PictureRequest):
+            session, length = self._drawing(hop, request, parts), 0
+        else:
+            assert isinstance(request, WorkRequest)
+            opens, length = request.start == 0, request.start + request.remembered
+            session = self._open(hop, request, parts, hop.capacity) if opens else self._due(hop, request)
+        session.accepted(length, work_of(hop))
         session.pending += 1
         self.queued_bytes += received_bytes
         job = ScheduledHop(hop, request, session, received_bytes)
@@ -214,13 +220,23 @@ class Host:
                 retry_after_ms=500,
             )
 
-    def _open(self, hop: stage_pb2.Hop, request: WorkRequest, parts: Parts) -> Session:
+    def _open(self, hop: stage_pb2.Hop, request: HopRequest, parts: Parts, capacity: int) -> Session:
         source = parts.plan.model(request.kind)
         assert source is not None
         if self.stopping:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
-        session = self.sessions.open(hop.session, hop.router, request.kind, hop.capacity, source.manifest, parts)
+        session = self.sessions.open(hop.session, hop.router, request.kind, capacity, source.manifest, parts)
         session.next_number = request.number  # a replay starts where another host's session ended
+        return session
+
+    def _drawing(self, hop: stage_pb2.Hop, request: PictureRequest, parts: Parts) -> Session:
+        """Nothing is kept between hops of pictures, so any of them may be the first."""
+        needed = request.plan.evaluations
+        if hop.session not in self.sessions.sessions:
+            return self._open(hop, request, parts, needed)
+        session = self.sessions.due(hop.session, request.kind, request.number, 0)
+        if needed > session.capacity:
+            raise invalid(f"the session was opened for {session.capacity} pictures at once, not {needed}")
         return session
 
     def _due(self, hop: stage_pb2.Hop, request: WorkRequest) -> Session:
@@ -272,7 +288,11 @@ class Host:
         )
         if isinstance(outcome, stage_pb2.Hop):
             hand_on(outcome)
+            if outcome.HasField("denoise"):
+                _add_up(outcome)  # a trajectory passes every host at each of its levels
         else:
+            if outcome.HasField("pictures"):
+                _add_up(outcome)
             job.session.add_up(outcome, isinstance(job.request, PrefillRequest))
         self.sessions.renew(job.session)
         if job.reply is not None:
@@ -285,6 +305,8 @@ class Host:
         hop = job.hop
         if isinstance(outcome, stage_pb2.Hop):
             self._push(outcome)
+            if job.work is not None and job.work.preview is not None:
+                self._show(hop, job.work.preview)
             return
         if isinstance(job.request, PrefillRequest):
             return  # the last hop of the step brings the result
@@ -294,6 +316,11 @@ class Host:
             hand_on(after)
             self._push(after)
         self._publish(hop, outcome)
+
+    def _show(self, hop: stage_pb2.Hop, preview: Callable[[], stage_pb2.Event]) -> None:
+        """Publish a preview, made on a thread of its own: neither hops nor the event loop wait for it."""
+        made = asyncio.get_running_loop().run_in_executor(None, preview)
+        made.add_done_callback(lambda done: None if done.cancelled() else self._publish(hop, done.result()))
 
     def _publish(self, hop: stage_pb2.Hop, event: stage_pb2.Event) -> None:
         self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
@@ -333,6 +360,13 @@ class Host:
         self.meter.faulted(refusal)
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
         log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
+
+
+def _add_up(outcome: Outcome) -> None:
+    """Leave one timing for each host."""
+    timings = summed(outcome.timings)
+    del outcome.timings[:]
+    outcome.timings.extend(timings)
 
 
 def _address(hop: stage_pb2.Hop) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from onesweep.stages.backends import Backend
 from onesweep.stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
+from onesweep.stages.backends.rows import ROWS_TOGETHER
 from onesweep.stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
 from onesweep.stages.checkpoint.release_transfer import transfer_error
 from onesweep.stages.errors import CheckpointError, OnesweepError, ServiceError
@@ -22,6 +23,7 @@ from onesweep.stages.memory import trim
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.prefill import split_reads
 from onesweep.stages.model.scoring import MAX_LOGITS, branch_pieces
+from onesweep.stages.pictures.trajectory import PicturePiece
 from onesweep.stages.threads import in_low_priority_thread
 from onesweep.stages.wire.status import StatusError, failed_precondition
 
@@ -215,6 +217,15 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
     :param known: digests of models that run already.
     """
     plan = parts.plan
+    for kind, runners in parts.pictures.items():
+        p = plan.models[kind].manifest.picture_architecture
+        count = max(ROWS_TOGETHER // p.tokens, 1)
+        for index, drawing in runners.items():
+            numbers = p.patch_dim if kind == "chain" or index == 0 else p.features
+            classes = torch.zeros(count, dtype=torch.int64)
+            drawing.evaluate([PicturePiece(torch.zeros(count, p.tokens, numbers), 1.0, classes)])
+    if plan.draws:
+        return
     if plan.chain is not None and plan.chain.digest not in known:
         a = plan.chain.manifest.chain_architecture
         for index, runner in parts.chain.items():

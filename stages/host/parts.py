@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -10,21 +10,24 @@ from typing import Literal, get_args
 import grpc
 
 from onesweep.stages.backends import DEFAULT_BACKEND, Backend, backend_named
-from onesweep.stages.backends.base import BlockRunner, StageRunner
+from onesweep.stages.backends.base import BlockRunner, PictureRunner, StageRunner
 from onesweep.stages.checkpoint.bundle import check_split, find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_chain_part, load_stage
+from onesweep.stages.checkpoint.checkpoint import load_chain_part, load_picture_part, load_stage
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.pipeline import cache_bytes
 from onesweep.stages.model.prefill import max_new_symbols
 from onesweep.stages.model.scoring import MAX_LOGITS, most_scored
 from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.pictures.architecture import PictureArchitecture
+from onesweep.stages.pictures.trajectory import evaluations, most_pictures
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
 
-ModelKind = Literal["chain", "ar", "scorer"]  # the models that hosts hold parts of
+ModelKind = Literal["chain", "ar", "scorer", "steps"]  # the models that hosts hold parts of
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a parcel of others, accounts, paths
+USUAL_PICTURES = 4  # of a request
 ROW_BYTES = 32  # beside the numbers of a row: its scale, those that travel apart, and the symbol that it is of
 
 
@@ -39,7 +42,7 @@ class ModelSource:
     @property
     def alphabet(self) -> Alphabet:
         """Vocabulary of the model."""
-        return Alphabet(self.manifest.architecture.vocabulary)
+        return Alphabet(self.manifest.text_architecture.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,12 @@ class HostPlan:
     chain: ModelSource | None = None
     ar: ModelSource | None = None
     scorer: ModelSource | None = None
+    steps: ModelSource | None = None
+
+    @property
+    def draws(self) -> bool:
+        """True where the models are of pictures."""
+        return any(source.manifest.draws for source in self.models.values())
 
     @property
     def is_first(self) -> bool:
@@ -63,32 +72,36 @@ class HostPlan:
     @property
     def models(self) -> dict[str, ModelSource]:
         """The models that it holds parts of, by kind."""
-        sources = {"chain": self.chain, "ar": self.ar, "scorer": self.scorer}
-        return {kind: source for kind, source in sources.items() if source is not None}
+        return {kind: source for kind in MODEL_KINDS if (source := self.model(kind)) is not None}
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Digests of chain, ar and scorer; empty where there is none. What is equal in them computes alike."""
+        """Digests in the order of MODEL_KINDS; empty where there is none. What is equal in them computes alike."""
         # A hop names its model by digest: where `scorer/` is a copy of `ar/`, either name gets the same answer.
-        return tuple(source.digest if source else "" for source in (self.chain, self.ar, self.scorer))
+        return tuple(source.digest if (source := self.model(kind)) else "" for kind in MODEL_KINDS)
 
     @property
     def pipelines(self) -> dict[str, ModelSource]:
         """The AR pipelines among them, by kind."""
-        return {kind: source for kind, source in self.models.items() if kind != "chain"}
+        return {kind: source for kind, source in self.models.items() if kind in ("ar", "scorer")}
 
     def model(self, kind: str) -> ModelSource | None:
-        return self.chain if kind == "chain" else self.ar if kind == "ar" else self.scorer
+        """The model of a kind of MODEL_KINDS."""
+        return {"chain": self.chain, "ar": self.ar, "scorer": self.scorer, "steps": self.steps}[kind]
 
     def message_bytes(self) -> int:
         """Largest message that a hop can need, with room for those that leave with it: of a sweep the features and
-        estimates of a full context, of a step the hidden states of a piece and of candidates."""
+        estimates of a full context, of a step the hidden states of a piece and of candidates, of pictures all that
+        may travel."""
+        if self.draws:
+            largest = max(_picture_bytes(source.manifest.picture_architecture) for source in self.models.values())
+            return largest + PARCEL_SPARE_BYTES
         sizes = list[int]()
         if self.chain is not None:
             a = self.chain.manifest.chain_architecture
             sizes.append(a.positions * (a.width + 4 * a.code_dim + ROW_BYTES))
         for source in self.pipelines.values():
-            p = source.manifest.architecture
+            p = source.manifest.text_architecture
             sizes.append((max_new_symbols(p.positions) + most_scored(p.width)) * (4 * p.width + ROW_BYTES))
         return max(sizes) + PARCEL_SPARE_BYTES
 
@@ -101,6 +114,7 @@ class Parts:
     chain: dict[int, BlockRunner]
     ar: dict[int, StageRunner]
     scorer: dict[int, StageRunner] = field(default_factory=dict)
+    pictures: Mapping[str, dict[int, PictureRunner]] = field(default_factory=dict)  # by kind: chain, steps
 
     @property
     def parts(self) -> int:
@@ -117,6 +131,8 @@ class Parts:
 
     def held(self, kind: str) -> list[int]:
         """Which parts of a model are here."""
+        if self.plan.draws:
+            return list(self.pictures[kind])
         return list(self.chain if kind == "chain" else self.pipeline(kind))
 
     def alphabet(self, kind: str) -> Alphabet:
@@ -127,7 +143,7 @@ class Parts:
 def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     """Check a host's blocks against a checkpoint. Raises InputError or CheckpointError."""
     bundle = find_bundle(checkpoint)
-    paths = {"chain": bundle.chain, "ar": bundle.ar, "scorer": bundle.scorer}
+    paths = {kind: getattr(bundle, kind) for kind in MODEL_KINDS}
     models = {
         kind: ModelSource(path, manifest := read_manifest(path), manifest.digest())
         for kind, path in paths.items()
@@ -147,6 +163,8 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
 def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Parts] = ()) -> Parts:
     """Read this host's files, and no others; of models that are among `held`, not even these."""
     backend = backend or backend_named(DEFAULT_BACKEND)
+    if plan.draws:
+        return Parts(plan, {}, {}, pictures=_load_pictures(plan, backend, held))
     chains = {parts.plan.chain.digest: parts.chain for parts in held if parts.plan.chain}
     chain: dict[int, BlockRunner] = {}
     if plan.chain is not None:
@@ -160,8 +178,26 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     return Parts(plan, chain, ar, scorer)
 
 
+def _load_pictures(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> dict[str, dict[int, PictureRunner]]:
+    known = {parts.plan.models[kind].digest: runners for parts in held for kind, runners in parts.pictures.items()}
+    return {
+        kind: known.get(source.digest)
+        or {i: backend.picture(load_picture_part(source.directory, i)) for i in plan.blocks}
+        for kind, source in plan.models.items()
+    }
+
+
+def _picture_bytes(a: PictureArchitecture) -> int:
+    """Largest hop: the hidden states of each evaluation, with E and the pictures denoised before."""
+    most = max(most_pictures(a, guidance) * evaluations(guidance) for guidance in (1.0, 2.0))
+    return most * a.tokens * (4 * a.features + 8 * a.patch_dim + ROW_BYTES)
+
+
 def full_state_bytes(plan: HostPlan) -> int:
     """Size of the largest usual sweep message: what a link is warmed with."""
+    if plan.draws:
+        p = next(iter(plan.models.values())).manifest.picture_architecture
+        return USUAL_PICTURES * p.tokens * (4 + (p.patch_dim if plan.chain else p.features + 8 * p.patch_dim))
     if plan.chain is None:
         return 0
     a = plan.chain.manifest.chain_architecture
@@ -170,8 +206,14 @@ def full_state_bytes(plan: HostPlan) -> int:
 
 
 def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int) -> int:
-    """KV cache bytes of one session of `capacity` positions on a host that holds the parts `held`."""
-    architecture = manifest.architecture
+    """Memory of one session on a host that holds the parts `held`: KV caches of `capacity` positions, or what it takes
+    to evaluate `capacity` pictures at once."""
+    if manifest.draws:
+        a = manifest.picture_architecture
+        # Four matrices of hidden states (as they came, before and after a pass, and encoded), and eight of patches:
+        # noise, state, E and denoised pictures, each with its successor.
+        return 4 * capacity * a.tokens * (4 * a.features + 8 * a.patch_dim)
+    architecture = manifest.text_architecture
     return cache_bytes(sum(map(architecture.layers_in, held)), architecture, capacity)
 
 
@@ -248,7 +290,13 @@ def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.Des
 
 
 def _model_info(source: ModelSource) -> stage_pb2.ModelInfo:
-    a = source.manifest.architecture
+    if source.manifest.draws:
+        p = source.manifest.picture_architecture
+        pictures = stage_pb2.PictureInfo(
+            height=p.height, width=p.width, channels=p.channels, patch=p.patch, classes=p.classes
+        )
+        return stage_pb2.ModelInfo(digest=source.digest, parts=p.parts, width=p.features, pictures=pictures)
+    a = source.manifest.text_architecture
     return stage_pb2.ModelInfo(
         digest=source.digest,
         parts=a.parts,

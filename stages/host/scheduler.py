@@ -1,9 +1,9 @@
 """Continuous batching: hops of many sessions share forward passes on one thread.
 
 A pass takes one piece of each hop that it serves, so a hop that comes in joins at the next pass, and one that ends
-leaves. AR steps go first and all together, for a step is a few rows and its user waits for every one of them. Sweeps
-and candidates to score fill the rest of a pass, the oldest first: more than about a hundred rows at once gain nothing
-on a processor, while the oldest hop can go on to the next host as soon as it is done.
+leaves. AR steps go first and all together, for a step is a few rows and its user waits for every one of them. Sweeps,
+pictures and candidates to score fill the rest of a pass, the oldest first: more than about a hundred rows at once gain
+nothing on a processor, while the oldest hop can go on to the next host as soon as it is done.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any
 
 import grpc
 
+from onesweep.stages.host.hop_work import HopWork, KernelCall
+from onesweep.stages.host.requests import HopRequest, PipelineRequest, ScoreRequest
 from onesweep.stages.host.sessions import Session
-from onesweep.stages.host.validation import PipelineRequest, ScoreRequest, WorkRequest
-from onesweep.stages.host.work import HopWork, KernelCall, PipelineWork, begin_work
+from onesweep.stages.host.work import PipelineWork, begin_work
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import LinkObserver
 from onesweep.stages.wire.messages import Outcome
@@ -29,8 +30,8 @@ from onesweep.stages.wire.status import StatusError
 
 log = logging.getLogger(__name__)
 
-# A pass takes sweeps, the oldest first, until it has this many rows. If all shared every pass, all would leave the
-# host at the same moment, and the next host would have idled until then.
+# A pass takes sweeps and pictures, the oldest first, until it has this many rows. If all shared every pass, all would
+# leave the host at the same moment, and the next host would have idled until then.
 PASS_ROWS = 256
 # AR steps of up to so many new positions, in passes that take less than this, are computed on the event loop: a byte
 # on a loopback ring of three then costs 1.8 ms beside the arithmetic instead of 2.6. A large model's pass goes to the
@@ -43,7 +44,7 @@ class ScheduledHop:
     """One accepted hop."""
 
     hop: stage_pb2.Hop  # the message that brought it, which becomes the next host's
-    request: WorkRequest
+    request: HopRequest
     session: Session
     received_bytes: int
     accepted_at: float = field(default_factory=time.perf_counter)

@@ -82,7 +82,10 @@ class SessionStore:
         self._released: OrderedDict[str, None] = OrderedDict()
 
     def open(self, name: str, router: str, kind: ModelKind, capacity: int, manifest: Manifest, parts: Parts) -> Session:
-        """Make a session's caches. Raises StatusError when the budget does not allow them."""
+        """Make a session's caches. Raises StatusError when the budget does not allow them.
+
+        :param capacity: positions, or pictures that are evaluated at once.
+        """
         if name in self.sessions:
             raise StatusError(grpc.StatusCode.ALREADY_EXISTS, f"session {name!r} is open already")
         if name in self._released:
@@ -97,8 +100,9 @@ class SessionStore:
                 retry_after_ms=1000,
             )
         session = Session(router, kind, capacity, need, self.clock() + self.lease_s, parts)
-        a = manifest.architecture
-        session.caches = {part: new_caches(a.layers_in(part), a, capacity) for part in held}
+        if not manifest.draws:
+            a = manifest.text_architecture
+            session.caches = {part: new_caches(a.layers_in(part), a, capacity) for part in held}
         self.sessions[name] = session
         self.bytes += need
         return session

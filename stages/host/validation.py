@@ -8,18 +8,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import grpc
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.backends.sweep import BlockInput, Boundary, SweepPlan
+from onesweep.stages.backends.sweep import Boundary, SweepPlan
 from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
+from onesweep.stages.host.picture_validation import check_drawn, parse_denoise, parse_draw
+from onesweep.stages.host.requests import (
+    HopRequest,
+    PipelineRequest,
+    PrefillRequest,
+    RejectionRequest,
+    SamplingRequest,
+    ScoreRequest,
+    SweepRequest,
+)
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from onesweep.stages.model.prefill import max_new_symbols, read_lengths
+from onesweep.stages.model.prefill import max_new_symbols
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.model.samplers import SAMPLERS, Ode
 from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
@@ -27,14 +36,13 @@ from onesweep.stages.model.speculation import (
     MAX_DRAFT_TREE,
     MAX_DRAW_SET,
     are_depths,
-    remembered_positions,
     tree_positions,
 )
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.traces import parse_traceparent
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import MAX_NAME
-from onesweep.stages.wire.messages import AnyWork, StageWork, has_more, work_of
+from onesweep.stages.wire.messages import AnyWork, StageWork, TextWork, has_more, work_of
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 MAX_STEPS = 64
@@ -47,98 +55,7 @@ MAX_ADDRESS = 256
 MAX_LINK_DELAY_MS = 500
 
 
-@dataclass(frozen=True, eq=False)
-class WorkRequest:
-    """Work for one host's parts: the new symbols of one session, and what they are for."""
-
-    kind: ModelKind
-    number: int  # 0, 1, 2 ... in a session.
-    start: int  # position of the first new symbol; 0 opens a session
-    clean: Tensor  # the new symbols, (symbols,) int64
-    reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first of them came before
-
-    @property
-    def positions(self) -> int:
-        """Positions that the new symbols take."""
-        return self.clean.shape[0]
-
-    @property
-    def remembered(self) -> int:
-        """Number of these positions that the session keeps."""
-        return self.positions
-
-
-@dataclass(frozen=True, eq=False)
-class SweepRequest(WorkRequest):
-    """A chunk of noisy slots on its way through the blocks."""
-
-    plan: SweepPlan
-    codec: StateCodec
-    before: BlockInput | None  # none before block 0
-
-
-@dataclass(frozen=True, eq=False)
-class PipelineRequest(WorkRequest):
-    """New symbols for a pipeline."""
-
-    codec: StateCodec
-    hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
-
-    @property
-    def lengths(self) -> list[int]:
-        """Lengths of the reads in which the host reads the new symbols."""
-        return read_lengths(self.clean.shape[0], start=self.start, reads=self.reads)
-
-
-@dataclass(frozen=True, eq=False)
-class PrefillRequest(PipelineRequest):
-    """The beginning of a long prompt; more of it follows."""
-
-    for_score: bool
-
-
-@dataclass(frozen=True, eq=False)
-class SamplingRequest(PipelineRequest):
-    """New symbols, after which one is sampled."""
-
-    seed: int
-    temperature: float
-    draft: int  # how many of the new symbols, the last ones, are draft tokens
-    depths: tuple[int, ...]  # of each draft token of a tree; empty for a chain
-
-    @property
-    def positions(self) -> int:
-        return tree_positions(self.clean.shape[0], self.depths)
-
-    @property
-    def remembered(self) -> int:
-        return remembered_positions(self.clean.shape[0], self.depths)
-
-    @property
-    def lengths(self) -> list[int]:
-        is_tree = bool(self.depths)
-        return read_lengths(self.clean.shape[0], start=self.start, reads=self.reads, draft=self.draft, is_tree=is_tree)
-
-
-@dataclass(frozen=True, eq=False)
-class RejectionRequest(SamplingRequest):
-    """Draft tokens to accept or refuse by rejection sampling."""
-
-    odds: NDArray[np.float32]  # probability that the drafter gave each, (draft,)
-    draw_set: int
-
-
-@dataclass(frozen=True, eq=False)
-class ScoreRequest(PipelineRequest):
-    """New symbols, and candidates that may follow them. A later batch of them brings no symbols."""
-
-    temperature: float
-    candidates: Tensor  # (candidates, length) int64
-    batch: int
-    has_more: bool  # batches of the step
-
-
-def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> WorkRequest:
+def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> HopRequest:
     """The work of `hop` for a host with `plan`. Raises StatusError unless it is a hop that such a host can do."""
     if hop.WhichOneof("work") is None:
         raise invalid("the message carries no work: neither a sweep nor a step; see that its sender runs this version")
@@ -148,17 +65,30 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> WorkRequest:
     _check_path(hop)
     _check_names(hop)
     work = work_of(hop)
-    kind, source = _model(hop, plan, ("chain",) if isinstance(work, stage_pb2.Sweep) else ("ar", "scorer"))
+    check_drawn(work, plan)
+    kind, source = _model(hop, plan, _kinds(work))
     if work.number > MAX_NUMBER:
         raise invalid(f"sweep {work.number} of a session; the largest number is {MAX_NUMBER}")
-    request: WorkRequest
-    if isinstance(work, stage_pb2.Sweep):
-        request = _sweep(hop, work, plan, source)
+    _check_part(work, plan)
+    request: HopRequest
+    if isinstance(work, stage_pb2.Draw):
+        request = parse_draw(work, source)
+    elif isinstance(work, stage_pb2.Denoise):
+        request = parse_denoise(work, source)
+    elif isinstance(work, stage_pb2.Sweep):
+        request = _sweep(hop, work, source)
     else:
-        request = _pipeline(hop, work, plan, kind, source)
+        request = _pipeline(hop, work, kind, source)
     if hop.deadline_unix_ms <= time.time() * 1000:
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return request
+
+
+def _kinds(work: AnyWork) -> tuple[ModelKind, ...]:
+    """The models that may do such work."""
+    if isinstance(work, stage_pb2.Sweep | stage_pb2.Draw):
+        return ("chain",)
+    return ("steps",) if isinstance(work, stage_pb2.Denoise) else ("ar", "scorer")
 
 
 # The envelope
@@ -229,9 +159,8 @@ def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tu
 # Sweeps
 
 
-def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, plan: HostPlan, source: ModelSource) -> SweepRequest:
+def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, source: ModelSource) -> SweepRequest:
     a = source.manifest.chain_architecture
-    _check_part(sweep.block, plan, "block")
     clean = _symbols(sweep.clean, source.alphabet)
     known, start = len(clean), sweep.start + len(clean)
     _check_extent(hop.capacity, sweep.start, known, a.positions)
@@ -272,11 +201,8 @@ def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, plan: HostPlan, source: M
 # Pipelines
 
 
-def _pipeline(
-    hop: stage_pb2.Hop, work: StageWork, plan: HostPlan, kind: ModelKind, source: ModelSource
-) -> PipelineRequest:
-    a = source.manifest.architecture
-    _check_part(work.stage, plan, "stage")
+def _pipeline(hop: stage_pb2.Hop, work: StageWork, kind: ModelKind, source: ModelSource) -> PipelineRequest:
+    a = source.manifest.text_architecture
     clean = _symbols(work.clean, source.alphabet)
     count = clean.shape[0]
     if isinstance(work, stage_pb2.Score) and work.batch:
@@ -361,7 +287,7 @@ def _check_batch(score: stage_pb2.Score) -> None:
 
 def _candidates(score: stage_pb2.Score, end: int, source: ModelSource) -> Tensor:
     """The candidates, (candidates, length). `end`: the position where they begin."""
-    count, alphabet, a = len(score.candidates), source.alphabet, source.manifest.architecture
+    count, alphabet, a = len(score.candidates), source.alphabet, source.manifest.text_architecture
     if not 1 <= count <= MAX_CANDIDATES:
         raise invalid(f"{count} candidates; a step scores 1 to {MAX_CANDIDATES}")
     if score.batches > MAX_CANDIDATES:
@@ -402,13 +328,17 @@ def _symbols(data: bytes, alphabet: Alphabet) -> Tensor:
         raise invalid(str(error)) from None
 
 
-def _check_reads(work: AnyWork, clean: int, draft: int) -> None:
+def _check_reads(work: TextWork, clean: int, draft: int) -> None:
     """Draft tokens were never read before."""
     if work.reads and (not all(work.reads) or sum(work.reads) > clean - draft):
         raise invalid(f"reads of {sum(work.reads)} symbols, some maybe empty, do not fit {clean} clean ones")
 
 
-def _check_part(part: int, plan: HostPlan, noun: str) -> None:
+def _check_part(work: AnyWork, plan: HostPlan) -> None:
+    if isinstance(work, stage_pb2.Sweep | stage_pb2.Draw):
+        part, noun = work.block, "block"
+    else:
+        part, noun = work.stage, "stage"
     if part != plan.blocks[0]:
         held = ",".join(map(str, plan.blocks))
         raise failed_precondition(f"{noun} {part} does not start here: this host holds {held}; check the topology")

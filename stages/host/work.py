@@ -6,70 +6,45 @@ each hop continues from its result.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
+from onesweep.stages.backends.base import BranchPiece, CleanPiece, Denoised
 from onesweep.stages.backends.sweep import BlockInput, BlockWork, Boundary
-from onesweep.stages.host.sessions import Session
-from onesweep.stages.host.validation import (
+from onesweep.stages.host.hop_work import HopWork, KernelCall
+from onesweep.stages.host.picture_work import DenoiseWork, DrawWork
+from onesweep.stages.host.requests import (
+    DenoiseRequest,
+    DrawRequest,
+    HopRequest,
     PipelineRequest,
     PrefillRequest,
     RejectionRequest,
     SamplingRequest,
     ScoreRequest,
     SweepRequest,
-    WorkRequest,
 )
+from onesweep.stages.host.sessions import Session
 from onesweep.stages.model.codec import FEATURE_LIMIT
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces
 from onesweep.stages.model.speculation import DraftTree, verify_drafts
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Outcome, work_of
+from onesweep.stages.wire.messages import StageWork, work_of
 
 
-@dataclass(frozen=True)
-class KernelCall:
-    """Work for the backend."""
-
-    # The method of a runner that takes such pieces: equal ones can be computed in one call.
-    compute: Callable[[Sequence[Any]], Sequence[Any]]
-    piece: CleanPiece | BranchPiece | NoisyPiece | Tensor
-    rows: int
-
-
-class HopWork(ABC):
-    """One hop on this host. Its message becomes that of the next host."""
-
-    outcome: Outcome | None = None  # set once everything is computed
-
-    @property
-    @abstractmethod
-    def rows(self) -> int:
-        """Positions in the next call."""
-
-    @abstractmethod
-    def next_op(self) -> KernelCall:
-        """The next call; only while there is no outcome."""
-
-    @abstractmethod
-    def complete(self, result: Tensor | Denoised) -> None:
-        """Continue with the result of the last call."""
-
-
-def begin_work(request: WorkRequest, hop: stage_pb2.Hop, session: Session, following: int) -> HopWork:
+def begin_work(request: HopRequest, hop: stage_pb2.Hop, session: Session, following: int) -> HopWork:
     """The work of a validated hop.
 
     :param hop: the message that brought it; it is changed in place.
     :param following: the block or stage after this host's.
     """
+    if isinstance(request, DrawRequest):
+        return DrawWork(request, hop, session, following)
+    if isinstance(request, DenoiseRequest):
+        return DenoiseWork(request, hop, session, following)
     if isinstance(request, SweepRequest):
         return SweepWork(request, hop, session, following)
     if isinstance(request, ScoreRequest):
@@ -143,7 +118,7 @@ class _StageWork(HopWork):
 
     def _hand_on(self, hidden: Tensor) -> None:
         work = work_of(self.hop)
-        assert not isinstance(work, stage_pb2.Sweep)
+        assert isinstance(work, StageWork)
         work.stage, work.hidden = self.following, self.codec.encode(hidden)
         self.outcome = self.hop
 

@@ -109,6 +109,7 @@ class Release(_message.Message):
     AR_FIELD_NUMBER: _builtins.int
     SCORER_FIELD_NUMBER: _builtins.int
     LOADING_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     loading: _builtins.bool
     """no work is taken for it yet"""
@@ -124,6 +125,10 @@ class Release(_message.Message):
     def scorer(self) -> Global___ModelInfo:
         """absent when it has no stages of a scorer trained block by block"""
 
+    @_builtins.property
+    def steps(self) -> Global___ModelInfo:
+        """absent when it has no stages of an undivided net that draws"""
+
     def __init__(
         self,
         *,
@@ -132,10 +137,11 @@ class Release(_message.Message):
         ar: Global___ModelInfo | None = ...,
         scorer: Global___ModelInfo | None = ...,
         loading: _builtins.bool = ...,
+        steps: Global___ModelInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "scorer", b"scorer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "scorer", b"scorer", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "loading", b"loading", "name", b"name", "scorer", b"scorer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "loading", b"loading", "name", b"name", "scorer", b"scorer", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -182,6 +188,7 @@ class ModelInfo(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     VOCABULARY_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
+    PICTURES_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """hex SHA-256 that names the weights"""
     parts: _builtins.int
@@ -192,6 +199,10 @@ class ModelInfo(_message.Message):
     """symbols that there are"""
     tokenizer: _builtins.str
     """what they are: bytes, or tokens of the checkpoint's tokenizer"""
+    @_builtins.property
+    def pictures(self) -> Global___PictureInfo:
+        """of a model that draws, which has no positions, vocabulary or tokenizer"""
+
     def __init__(
         self,
         *,
@@ -201,14 +212,50 @@ class ModelInfo(_message.Message):
         width: _builtins.int = ...,
         vocabulary: _builtins.int = ...,
         tokenizer: _builtins.str = ...,
+        pictures: Global___PictureInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "parts", b"parts", "positions", b"positions", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class PictureInfo(_message.Message):
+    """The pictures that a model draws."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    PATCH_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    height: _builtins.int
+    width: _builtins.int
+    channels: _builtins.int
+    patch: _builtins.int
+    """pixels along a side of a patch"""
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        height: _builtins.int = ...,
+        width: _builtins.int = ...,
+        channels: _builtins.int = ...,
+        patch: _builtins.int = ...,
+        classes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "classes", b"classes", "height", b"height", "patch", b"patch", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PictureInfo: _TypeAlias = PictureInfo  # noqa: Y015
 
 @_typing.final
 class Counters(_message.Message):
@@ -364,6 +411,8 @@ class Hop(_message.Message):
     DECODE_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    DRAW_FIELD_NUMBER: _builtins.int
+    DENOISE_FIELD_NUMBER: _builtins.int
     LINK_DELAY_MS_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """who gets the result: the name of a subscriber"""
@@ -401,6 +450,10 @@ class Hop(_message.Message):
     def verify(self) -> Global___Verify: ...
     @_builtins.property
     def score(self) -> Global___Score: ...
+    @_builtins.property
+    def draw(self) -> Global___Draw: ...
+    @_builtins.property
+    def denoise(self) -> Global___Denoise: ...
     def __init__(
         self,
         *,
@@ -419,13 +472,15 @@ class Hop(_message.Message):
         decode: Global___Decode | None = ...,
         verify: Global___Verify | None = ...,
         score: Global___Score | None = ...,
+        draw: Global___Draw | None = ...,
+        denoise: Global___Denoise | None = ...,
         link_delay_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "denoise", b"denoise", "draw", b"draw", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "deadline_unix_ms", b"deadline_unix_ms", "decode", b"decode", "digest", b"digest", "link_delay_ms", b"link_delay_ms", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "deadline_unix_ms", b"deadline_unix_ms", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "link_delay_ms", b"link_delay_ms", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score", "draw", "denoise"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -850,6 +905,139 @@ class Score(_message.Message):
 Global___Score: _TypeAlias = Score  # noqa: Y015
 
 @_typing.final
+class Drawing(_message.Message):
+    """What must be drawn. Picture i is the one that seed + i gives alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEED_FIELD_NUMBER: _builtins.int
+    CLASSES_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
+    SOLVER_FIELD_NUMBER: _builtins.int
+    GUIDANCE_FIELD_NUMBER: _builtins.int
+    seed: _builtins.int
+    levels: _builtins.int
+    """steps from the most noise to the least"""
+    solver: _builtins.str
+    """euler, 2m"""
+    guidance: _builtins.float
+    """1: none"""
+    @_builtins.property
+    def classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one a picture; as many as the model has classes stands for none"""
+
+    def __init__(
+        self,
+        *,
+        seed: _builtins.int = ...,
+        classes: _abc.Iterable[_builtins.int] | None = ...,
+        levels: _builtins.int = ...,
+        solver: _builtins.str = ...,
+        guidance: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classes", b"classes", "guidance", b"guidance", "levels", b"levels", "seed", b"seed", "solver", b"solver"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drawing: _TypeAlias = Drawing  # noqa: Y015
+
+@_typing.final
+class Draw(_message.Message):
+    """Pictures on their way through the blocks of a chain: one hop a host. Hosts keep nothing of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    DRAWING_FIELD_NUMBER: _builtins.int
+    ESTIMATE_FIELD_NUMBER: _builtins.int
+    PREVIEWS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the sweep in its session"""
+    block: _builtins.int
+    """the next block to run"""
+    codec: _builtins.str
+    """of `estimate`: fp32, int8, int4"""
+    estimate: _builtins.bytes
+    """E after the blocks so far, a patch a row; empty before block 0"""
+    previews: _builtins.bool
+    """each host but the last tells the router what its E shows"""
+    @_builtins.property
+    def drawing(self) -> Global___Drawing: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        block: _builtins.int = ...,
+        codec: _builtins.str = ...,
+        drawing: Global___Drawing | None = ...,
+        estimate: _builtins.bytes = ...,
+        previews: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drawing", b"drawing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "codec", b"codec", "drawing", b"drawing", "estimate", b"estimate", "number", b"number", "previews", b"previews"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draw: _TypeAlias = Draw  # noqa: Y015
+
+@_typing.final
+class Denoise(_message.Message):
+    """One evaluation of an undivided net on its way through the stages. The last host makes the step and starts the next
+    one itself. Hosts keep nothing of it: what the next step needs travels along.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    DRAWING_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    ESTIMATE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the evaluation in its session"""
+    stage: _builtins.int
+    """the next stage to run"""
+    codec: _builtins.str
+    """of `hidden`: fp32, int8"""
+    level: _builtins.int
+    """0 to `levels`, at which the picture comes out"""
+    estimate: _builtins.bytes
+    """E before this step, fp32, a patch a row; empty at level 0"""
+    before: _builtins.bytes
+    """the pictures that the last step denoised, fp32; empty at level 0, and with solver euler"""
+    hidden: _builtins.bytes
+    """hidden states of the stage before; empty before stage 0"""
+    @_builtins.property
+    def drawing(self) -> Global___Drawing: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        stage: _builtins.int = ...,
+        codec: _builtins.str = ...,
+        drawing: Global___Drawing | None = ...,
+        level: _builtins.int = ...,
+        estimate: _builtins.bytes = ...,
+        before: _builtins.bytes = ...,
+        hidden: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drawing", b"drawing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before", b"before", "codec", b"codec", "drawing", b"drawing", "estimate", b"estimate", "hidden", b"hidden", "level", b"level", "number", b"number", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Denoise: _TypeAlias = Denoise  # noqa: Y015
+
+@_typing.final
 class HopTiming(_message.Message):
     """Time and bytes of one hop on one host. They travel with the work."""
 
@@ -932,6 +1120,7 @@ class Event(_message.Message):
     FAULT_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
     VERIFICATION_FIELD_NUMBER: _builtins.int
+    PICTURES_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     number: _builtins.int
     """of the sweep or step"""
@@ -944,6 +1133,8 @@ class Event(_message.Message):
     def scores(self) -> Global___Scores: ...
     @_builtins.property
     def verification(self) -> Global___Verification: ...
+    @_builtins.property
+    def pictures(self) -> Global___Pictures: ...
     def __init__(
         self,
         *,
@@ -954,12 +1145,13 @@ class Event(_message.Message):
         fault: Global___Fault | None = ...,
         scores: Global___Scores | None = ...,
         verification: Global___Verification | None = ...,
+        pictures: Global___Pictures | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "outcome", b"outcome", "scores", b"scores", "text", b"text", "verification", b"verification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text", "verification", b"verification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "number", b"number", "outcome", b"outcome", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "verification"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "verification", "pictures"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -1022,6 +1214,35 @@ class Verification(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Verification: _TypeAlias = Verification  # noqa: Y015
+
+@_typing.final
+class Pictures(_message.Message):
+    """Pictures of a Draw or a Denoise."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIXELS_FIELD_NUMBER: _builtins.int
+    PREVIEW_FIELD_NUMBER: _builtins.int
+    BLOCK_FIELD_NUMBER: _builtins.int
+    pixels: _builtins.bytes
+    """one picture after the other, each (channels, height, width), a byte a number"""
+    preview: _builtins.bool
+    """what E shows after `block`; the pictures themselves follow"""
+    block: _builtins.int
+    def __init__(
+        self,
+        *,
+        pixels: _builtins.bytes = ...,
+        preview: _builtins.bool = ...,
+        block: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "pixels", b"pixels", "preview", b"preview"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pictures: _TypeAlias = Pictures  # noqa: Y015
 
 @_typing.final
 class Fault(_message.Message):

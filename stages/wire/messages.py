@@ -14,14 +14,16 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError, failed_precondition, internal
 
 # Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
-# no batches.
-PROTOCOL = 3
+# no batches; 3 had no pictures.
+PROTOCOL = 4
 
 # One step of a pipeline, which travels in one hop or, with `Prefill`s before it or in batches, in several.
 Step = stage_pb2.Decode | stage_pb2.Verify | stage_pb2.Score
 Work = stage_pb2.Sweep | Step
 StageWork = stage_pb2.Prefill | Step
-AnyWork = stage_pb2.Sweep | StageWork
+TextWork = stage_pb2.Sweep | StageWork
+PictureWork = stage_pb2.Draw | stage_pb2.Denoise
+AnyWork = TextWork | PictureWork
 M = TypeVar("M", bound=Message)
 # Work for the next host, or a result for the router; an event without an outcome after a `Prefill`.
 Outcome = stage_pb2.Hop | stage_pb2.Event
@@ -136,7 +138,7 @@ def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL
     :param most: hops in all.
     """
     work = work_of(hop)
-    if isinstance(work, stage_pb2.Sweep | stage_pb2.Prefill):
+    if not isinstance(work, Step):
         return [hop]
     count, draft = alphabet.count(work.clean), draft_of(work)
     is_tree = isinstance(work, stage_pb2.Verify) and work.HasField("tree")
@@ -162,6 +164,7 @@ def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL
         return [hop]
     last = copy_of(hop)
     rest = work_of(last)
+    assert isinstance(rest, Step)
     rest.start, rest.clean = work.start + at, alphabet.cut(work.clean, at)
     rest.reads[:] = minimal_reads(chunks[-1])
     return [*hops, last]
@@ -184,6 +187,20 @@ def next_decode(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet) -> stage_pb
     decode.ClearField("hidden")
     decode.ClearField("reads")
     del hop.timings[:]
+    return hop
+
+
+def next_denoise(hop: stage_pb2.Hop, estimate: bytes, before: bytes) -> stage_pb2.Hop:
+    """Turn the Denoise of `hop`, whose step is made, into that of the next level. Returns `hop`.
+
+    estimate, before: as the message has them.
+    """
+    denoise = hop.denoise
+    denoise.number += 1
+    denoise.level += 1
+    denoise.stage = 0
+    denoise.estimate, denoise.before = estimate, before
+    denoise.ClearField("hidden")
     return hop
 
 

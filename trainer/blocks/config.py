@@ -69,16 +69,10 @@ class LookaheadConfig:
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
-    """One run. All ways of training that are compared (blocks, AR, local AR) use the same data, steps and batch."""
+class RunConfig:
+    """Settings of a run that do not depend on what is trained."""
 
-    profile: str = "onesweep"
-    architecture: Architecture = field(default_factory=Architecture)
-    noise: NoiseConfig = field(default_factory=NoiseConfig)
-    lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
-    rounds: RoundSettings = field(default_factory=RoundSettings)
     steps: int = field(default=2000, metadata=_WHOLE)
-    sequences: int = field(default=8, metadata=_COUNT)  # windows of `architecture.context_length` in a batch
     # Peak rate of AdamW: embeddings, heads, norms, AdaLN.
     learning_rate: float = field(default=3e-3, metadata=_POSITIVE)
     matrix_learning_rate: float = field(default=2e-2, metadata=_POSITIVE)  # peak rate of the layers' matrices
@@ -86,6 +80,26 @@ class TrainingConfig:
     matrix_optimizer: MatrixOptimizer = "muon"
     warmup_steps: int = field(default=100, metadata=_WHOLE)
     weight_decay: float = field(default=0.1, metadata=_POSITIVE)
+    bfloat16: bool = True
+    seed: int = field(default=0, metadata=_WHOLE)
+    log_every: int = field(default=20, metadata=_COUNT)
+    evaluate_every: int = field(default=500, metadata=_COUNT)
+    save_every_s: float = field(default=60.0, metadata=_POSITIVE)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class TrainingConfig(RunConfig):
+    """One run. All ways of training that are compared (blocks, AR, local AR) use the same data, steps and batch."""
+
+    profile: str = "onesweep"
+    architecture: Architecture = field(default_factory=Architecture)
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
+    rounds: RoundSettings = field(default_factory=RoundSettings)
+    sequences: int = field(default=8, metadata=_COUNT)  # windows of `architecture.context_length` in a batch
     # Weight of the clean next-byte loss beside the denoising loss.
     anchor: float = field(default=0.3, metadata=_POSITIVE)
     # Chunk sizes drawn for each batch; 0 is the whole window.
@@ -93,15 +107,10 @@ class TrainingConfig:
     # Share of steps in which the block sees its own first guess as the estimate.
     self_condition: float = field(default=0.5, metadata=_POSITIVE)
     edm_weighted: bool = False
-    bfloat16: bool = True
-    seed: int = field(default=0, metadata=_WHOLE)
-    log_every: int = field(default=20, metadata=_COUNT)
-    evaluate_every: int = field(default=500, metadata=_COUNT)
     valid_windows: int = field(default=16, metadata=_COUNT)  # windows of validation text in an evaluation
-    save_every_s: float = field(default=60.0, metadata=_POSITIVE)
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.self_condition > 1:
             raise ConfigError(f"self_condition is a share of the steps, from 0 to 1, not {self.self_condition!r}")
         if not self.chunks:

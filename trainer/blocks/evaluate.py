@@ -160,7 +160,7 @@ _FLOORS = {
 
 def _reads_alike(reference: Manifest, chain: Manifest) -> bool:
     """True where the two read the same symbols, and the first as many of them."""
-    longest = [manifest.architecture.positions for manifest in (reference, chain)]
+    longest = [manifest.text_architecture.positions for manifest in (reference, chain)]
     return reference.tokenizer == chain.tokenizer and longest[0] >= longest[1]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.checkpoint_dir import make_partition
-from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.config import RunConfig, TrainingConfig
 from onesweep.trainer.blocks.data import Corpus, precision
 from onesweep.trainer.blocks.losses import ChunkLayout, Corruption, block_loss, next_byte_loss
 from onesweep.trainer.blocks.optimizer import OptimizerSet, state_bytes
@@ -111,7 +111,7 @@ def _blocks(config: TrainingConfig) -> list[Block]:
 
 
 def measure(
-    module: nn.Module, config: TrainingConfig, loss: Callable[[], Tensor], frozen: Sequence[nn.Module] = ()
+    module: nn.Module, config: RunConfig, loss: Callable[[], Tensor], frozen: Sequence[nn.Module] = ()
 ) -> MemoryUse:
     """Take one step of `loss()`; `frozen`: copies of others, which count as parameters."""
     # Frozen copies count as parameters: a worker holds them, too.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.config import RunConfig
 
 BETAS = (0.9, 0.95)
 FINAL_LEARNING_RATE = 0.05  # share of the peak rates that is left at the last step
@@ -22,7 +22,7 @@ class OptimizerSet:
     # Six AR layers of width 128 after 250 steps of 2,048 bytes, one seed, bits a byte on validation text: AdamW at 4e-3
     # and 8e-3 3.13; Muon at 1e-2 3.06, at 2e-2 2.90, at 4e-2 2.95.
 
-    def __init__(self, module: nn.Module, config: TrainingConfig) -> None:
+    def __init__(self, module: nn.Module, config: RunConfig) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         matrices = [p for name, p in named if "layers." in name and "modulation" not in name and p.dim() == 2]
         chosen = {id(p) for p in matrices}
@@ -68,7 +68,7 @@ class OptimizerSet:
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def schedule(step: int, config: TrainingConfig, done: float | None = None) -> float:
+def schedule(step: int, config: RunConfig, done: float | None = None) -> float:
     """Share of the peak learning rates: linear warm-up, then a cosine down to 5 % at the last step.
 
     done: share of the run that is over, if not that of its steps.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from onesweep.stages.errors import ConfigError, Interrupted, ResumeError
-from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.config import RunConfig
 from onesweep.trainer.blocks.data import precision
 from onesweep.trainer.blocks.optimizer import OptimizerSet
 from onesweep.trainer.blocks.progress import Progress, TrainingState
@@ -78,7 +78,7 @@ class Run:
     def __init__(
         self,
         task: Task,
-        config: TrainingConfig,
+        config: RunConfig,
         directory: Path,
         identity: str,
         progress: Progress | None = None,
@@ -208,7 +208,7 @@ class Run:
 
 
 def train_step(
-    task: Task, optimizers: OptimizerSet, config: TrainingConfig, step: int, done: float | None = None
+    task: Task, optimizers: OptimizerSet, config: RunConfig, step: int, done: float | None = None
 ) -> dict[str, Any]:
     """One local step; returns what is logged. Raises ConfigError for a gradient that is not finite.
 

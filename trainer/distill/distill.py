@@ -85,7 +85,7 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
         raise InputError(f"{settings.checkpoint} holds a chain of blocks: a drafter is distilled from an AR pipeline")
     if not manifest.complete:
         raise InputError(f"{settings.checkpoint} is not trained to its end yet: a drafter needs a whole one")
-    a = manifest.architecture
+    a = manifest.text_architecture
     if settings.window > a.positions:
         raise InputError(f"--window {settings.window}: the model reads {a.positions} positions at most")
     total = sum(a.layers_in(index) for index in range(a.parts))
@@ -109,12 +109,12 @@ class _Beginning:
         drafter = read_manifest(s.start)
         if drafter.kind != "ar" or not drafter.complete or drafter.architecture.parts != 1:
             raise InputError(f"--start {s.start} is no drafter: that is a finished AR pipeline of one stage")
-        vocabularies = [(each.tokenizer, each.files, each.architecture.vocabulary) for each in (drafter, teacher)]
+        vocabularies = [(each.tokenizer, each.files, each.text_architecture.vocabulary) for each in (drafter, teacher)]
         if vocabularies[0] != vocabularies[1]:
             raise InputError(f"--start {s.start} has other symbols than {s.checkpoint}: both need one tokenizer")
-        if s.window > drafter.architecture.positions:
+        if s.window > drafter.text_architecture.positions:
             raise InputError(
-                f"--window {s.window}: the drafter reads {drafter.architecture.positions} positions at most"
+                f"--window {s.window}: the drafter reads {drafter.text_architecture.positions} positions at most"
             )
         return _Beginning((), s.start, drafter)
 

@@ -182,7 +182,7 @@ def open_graft(
     corpus: in bytes; device: computes everything, and leaves no trace in what is stored. Raises OnesweepError.
     """
     manifest = pretrained(checkpoint)
-    a = manifest.architecture
+    a = manifest.text_architecture
     length = config.architecture.context_length
     if length > a.positions:
         raise ConfigError(f"windows of {length} symbols: the model reads at most {a.positions}")

@@ -65,5 +65,5 @@ def read_drafters(directory: Path) -> Drafters:
     pipeline = bundle.ar or bundle.scorer
     if pipeline and ngrams.exists():
         manifest = read_manifest(pipeline)
-        models[NGRAM] = NgramDrafter(ngrams, manifest.architecture.vocabulary, tokenizer_id(manifest))
+        models[NGRAM] = NgramDrafter(ngrams, manifest.text_architecture.vocabulary, tokenizer_id(manifest))
     return Drafters(models)

@@ -28,7 +28,7 @@ class NeuralModel(LocalModel):
     def __init__(self, directory: Path) -> None:
         """Load and gate the weights. Raises CheckpointError."""
         manifest = read_manifest(directory)
-        self.architecture = a = manifest.architecture
+        self.architecture = a = manifest.text_architecture
         self.stages = [drafting_runner(load_stage(directory, i)) for i in range(a.parts)]
         super().__init__(Alphabet(a.vocabulary), tokenizer_id(manifest), manifest.digest(), a.positions)
 

@@ -58,7 +58,7 @@ def test_a_release_whose_loss_is_not_its_manifests_is_refused(
     expected = expected_nats(manifest)
     assert expected is not None
     assert manifest.probe_tolerance + LOSS_TOLERANCE < 0.3
-    release: Any = SimpleNamespace(view=None, served_modes=[], modes={})
+    release: Any = SimpleNamespace(view=None, served_modes=[], modes={}, drawing_modes=[])
 
     async def measured(nats: float) -> dict[str, float]:
         async def answer(*_: Any) -> float:

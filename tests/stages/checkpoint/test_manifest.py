@@ -148,7 +148,7 @@ def test_a_parts_file_lies_in_the_checkpoint(write: Callable[..., Path], name: s
 
 
 CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
-    "kind": (lambda r: r.update(kind="mixture"), "neither 'chain' nor 'ar'"),
+    "kind": (lambda r: r.update(kind="mixture"), "kind 'mixture' is none of chain, ar, steps"),
     "no kind": (lambda r: r.pop("kind"), "'kind' is missing"),
     "too few parts": (lambda r: r["parts"].pop(), "1 parts listed, the architecture has 2"),
     "too many parts": (lambda r: r["parts"].append(None), "3 parts listed, the architecture has 2"),
@@ -169,7 +169,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "code seed": (lambda r: r["codes"].update(seed=4), "codes from seed 4 do not have the recorded digest"),
     "no codes": (lambda r: r.update(codes=None), "damaged"),
     "no partition": (lambda r: r.update(partition=None), "damaged"),
-    "boundaries": (lambda r: r["partition"]["boundaries"].pop(), "2 boundaries for 2 blocks"),
+    "boundaries": (lambda r: r["partition"]["boundaries"].pop(), "2 boundaries for 2 noise ranges"),
     "rising boundaries": (lambda r: r["partition"]["boundaries"].reverse(), "must fall"),
     "boundaries of text": (lambda r: r["partition"].update(boundaries=["a", "b", "c"]), "damaged"),
     "prior": (lambda r: r["partition"]["prior"].update(std=0), "positive std"),

@@ -132,7 +132,7 @@ def test_a_recorded_loss_that_is_not_met(
     probe = read_manifest(directory).parts[1].probe
     for measure, value in probe.items():
         edit_manifest(directory, lambda r, m=measure, v=value: r["parts"][1]["probe"].update({m: v + change}))
-        with pytest.raises(CheckpointError, match=f"{measure} on the probe text"):
+        with pytest.raises(CheckpointError, match=f"{measure} on the probe"):
             load(directory, 1)
         edit_manifest(directory, lambda record, m=measure, v=value: record["parts"][1]["probe"].update({m: v}))
     assert load(directory, 1).index == 1

@@ -52,7 +52,7 @@ def test_a_manifest_gives_itself_back(tmp_path: Path) -> None:
         ({"tokenizer": "tokens"}, "'probe_tokens' is missing"),
         ({"architecture": {**asdict(GraftArchitecture(BYTES, SHAPE)), "family": "grafts"}}, "damaged"),
         ({"architecture": {"family": "graft", "base": asdict(BYTES)}}, "'shape' is missing"),
-        ({"partition": {**asdict(equal_probability(2, 0.1, 3.0))}}, "3 boundaries for 3 blocks"),
+        ({"partition": {**asdict(equal_probability(2, 0.1, 3.0))}}, "3 boundaries for 3 noise ranges"),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
+from onesweep.stages.host.hop_work import KernelCall
 from onesweep.stages.host.parts import Parts
-from onesweep.stages.host.work import KernelCall, SweepWork
+from onesweep.stages.host.work import SweepWork
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
 from tests.stages.hops import Hops, scores, steps, sweeps

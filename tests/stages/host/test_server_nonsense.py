@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -16,7 +17,9 @@ from onesweep.stages.host.server import SERVICE
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.v1 import stage_pb2
 from tests.stages import hops
-from tests.stages.raw_client import Peer, Rejected, sweep
+from tests.stages.pictures.lines import Line, open_line
+from tests.stages.pictures.tiny import tiny_picture_bundle
+from tests.stages.raw_client import Peer, Rejected, Until, sweep
 from tests.stages.slow_runner import alone as engine_alone
 
 WORKS = [field for field in stage_pb2.Hop.DESCRIPTOR.fields if field.containing_oneof]
@@ -43,6 +46,10 @@ SENSIBLE = {  # by its name: what gets past the first check now and then
     "reads": st.integers(0, 9),
     "odds": st.lists(st.floats(width=32), max_size=9).map(lambda odds: struct.pack(f"<{len(odds)}f", *odds)),
     "candidates": st.binary(max_size=3),
+    "solver": st.sampled_from(["euler", "2m"]),
+    "classes": st.integers(0, 3),
+    "levels": st.integers(1, 9),
+    "guidance": st.floats(0, 20),
 }
 
 
@@ -86,6 +93,7 @@ REFUSALS = {
 }
 
 OUTCOMES = {"text", "scores", "verification"}
+PICTURES = ("draw", "denoise")
 GOOD = {"prefill": {}, "decode": {"remaining": 3}, "verify": {}, "score": {"candidates": [b"x"]}}
 
 
@@ -98,7 +106,8 @@ def nonsense(alone: Peer, digest: str, envelope: dict[str, Any], work: tuple[str
     else:
         request.digest = alone.describe().releases[-1].ar.digest
         request.ClearField("sweep")
-        work = {"clean": b"The sea ", "codec": "fp32", **GOOD[kind], **fields}
+        clean = {} if kind in PICTURES else {"clean": b"The sea "}
+        work = {"codec": "fp32", **clean, **GOOD.get(kind, {}), **fields}
         request.MergeFrom(stage_pb2.Hop(**{kind: work}))
     request.MergeFrom(stage_pb2.Hop(**envelope))
     return request
@@ -121,6 +130,39 @@ def test_no_message_harms_a_host(alone: Peer, digest: str, envelope, work) -> No
         event = alone.event_of(request.session)
     assert event.WhichOneof("outcome") in OUTCOMES or event.fault.code != grpc.StatusCode.INTERNAL.value[0]
     alone.release(request.session)
+
+
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory: pytest.TempPathFactory, module_servers: Any, until: Until) -> Iterator[Line]:
+    bundle = tiny_picture_bundle(tmp_path_factory.mktemp("drawing"), ("chain", "steps"))
+    with open_line(module_servers, until, bundle, (0, 1, 2)) as line:
+        yield line
+
+
+drawings = st.fixed_dictionaries({}, optional={"drawing": fields_of(stage_pb2.Drawing.DESCRIPTOR)})
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    envelope=envelopes,
+    work=st.one_of(
+        st.tuples(st.just("chain"), fields_of(stage_pb2.Draw.DESCRIPTOR, drawings)),
+        st.tuples(st.just("steps"), fields_of(stage_pb2.Denoise.DESCRIPTOR, drawings)),
+    ),
+)
+def test_no_message_harms_a_host_that_draws(drawing: Line, envelope, work) -> None:
+    kind, fields = work
+    hop, host = drawing.hop(kind, secrets.token_hex(8)), drawing.peers[0]
+    hop.ClearField("path")
+    hop.MergeFrom(stage_pb2.Hop(**envelope, **{"draw" if kind == "chain" else "denoise": fields}))
+    rejections = host.send(hop).rejections
+    if rejections:
+        assert Rejected(rejections[0]).code() in REFUSALS, rejections[0].message
+    else:
+        event = host.event_of(hop.session)
+        assert event.HasField("pictures") or event.fault.code != grpc.StatusCode.INTERNAL.value[0]
+    drawing.release(hop.session)
+    assert not host.describe().counters.session_bytes
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -201,7 +201,7 @@ def test_weights_that_do_not_mean_what_the_manifest_says_are_refused(trained: Gr
     assert recorded is not None
     assert changed is not None
     update_manifest(directory, lambda m: m.with_part(1, replace(changed, probe=recorded.probe)))
-    with pytest.raises(CheckpointError, match="denoise_nats on the probe text"):
+    with pytest.raises(CheckpointError, match="denoise_nats on the probe"):
         load_chain_part(directory, 1)
 
 

@@ -1,0 +1,1 @@
+"""Drawn pictures against real ones: a judge, distances, and quality against seconds."""

@@ -1,0 +1,169 @@
+"""Drawing in one process, by the maths of the hosts: each mode, and the opponents that hosts do not serve."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from onesweep.stages.backends import backend_named
+from onesweep.stages.backends.base import PictureRunner
+from onesweep.stages.checkpoint.checkpoint import load_picture_part
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.model.codec import codec_named
+from onesweep.stages.pictures.trajectory import (
+    DrawPlan,
+    PicturePiece,
+    Solver,
+    Trajectory,
+    block_sigmas,
+    evaluations,
+    range_sigmas,
+)
+
+# More would only wait for memory: a matrix product gains nothing beyond some thousand rows.
+AT_ONCE = 100  # pictures that are drawn together
+NEAR = 1  # of 255: how near `picard` comes to `steps` before it ends
+
+
+@dataclass(frozen=True)
+class DrawnSet:
+    """Pictures of one mode, and what a picture cost."""
+
+    pixels: Tensor  # (pictures, channels, height, width) uint8
+    evaluations: float  # layers x evaluations of a picture
+    compute_ms: float  # of one thread, a picture
+    passes: float = 0.0  # `picard`: trips until a batch of pictures was there, in the mean
+
+
+class NetDrawing(ABC):
+    """One way of drawing with the nets of a checkpoint."""
+
+    def __init__(self, directory: Path, backend: str = "torch") -> None:
+        """Load and gate the weights. Raises OnesweepError."""
+        manifest = read_manifest(directory)
+        assert manifest.partition is not None
+        self.architecture, self.partition = manifest.picture_architecture, manifest.partition
+        maker = backend_named(backend)
+        self.runners: list[PictureRunner] = [
+            maker.picture(load_picture_part(directory, i)) for i in range(self.architecture.parts)
+        ]
+        self.passes = list[int]()
+
+    def draw(self, classes: Sequence[int], seed: int, levels: int, solver: Solver, guidance: float) -> DrawnSet:
+        """Picture i has the class `classes[i]` and the seed `seed` + i."""
+        begin, drawn = time.process_time(), list[Tensor]()
+        self.passes = []
+        with torch.inference_mode():
+            for at in range(0, len(classes), AT_ONCE):
+                plan = DrawPlan(seed + at, tuple(classes[at : at + AT_ONCE]), levels, solver, guidance)
+                drawn.append(self._batch(plan))
+        compute_ms = (time.process_time() - begin) * 1000 / len(classes)
+        passes = sum(self.passes) / len(self.passes) if self.passes else 0.0
+        done = self._levels_done(levels) * (passes or 1) * evaluations(guidance)
+        return DrawnSet(torch.cat(drawn), done, compute_ms, passes)
+
+    def _levels_done(self, levels: int) -> int:
+        """Layers that evaluate a picture, over all levels."""
+        return (levels + 1) * self.architecture.layers * self.architecture.parts
+
+    @abstractmethod
+    def _batch(self, plan: DrawPlan) -> Tensor:
+        """Pixels of the pictures of `plan`."""
+
+    def _whole(self, plan: DrawPlan) -> Trajectory:
+        sigmas = range_sigmas(self.partition.sigma_max, self.partition.sigma_min, plan.levels)
+        return Trajectory(self.architecture, plan, self.partition.sigma_max, sigmas, is_last=True)
+
+    def _through(self, piece: PicturePiece) -> Tensor:
+        """F of an undivided net."""
+        x = piece.x
+        for runner in self.runners:
+            x = runner.evaluate([PicturePiece(x, piece.sigma, piece.classes)])[0]
+        return x
+
+
+class ChainSet(NetDrawing):
+    """One block after the other, E rounded between them as on the wire."""
+
+    def __init__(self, directory: Path, codec: str) -> None:
+        super().__init__(directory)
+        self.codec = codec_named(codec)
+
+    def _levels_done(self, levels: int) -> int:
+        return (levels + 1) * self.architecture.layers
+
+    def _batch(self, plan: DrawPlan) -> Tensor:
+        a, estimate = self.architecture, None
+        for block, runner in enumerate(self.runners):
+            sigmas, is_last = block_sigmas(self.partition, block, plan.levels), block == a.parts - 1
+            trajectory = Trajectory(a, plan, self.partition.sigma_max, sigmas, is_last=is_last, estimate=estimate)
+            while not trajectory.done:
+                trajectory.supply(runner.evaluate([trajectory.piece()])[0])
+            rows = trajectory.estimate.flatten(0, 1)
+            estimate = self.codec.round_trip(rows, a.limit).view_as(trajectory.estimate)
+        return trajectory.pixels()
+
+
+class StepSet(NetDrawing):
+    """An undivided net, a level after the other: `steps`, and `local`."""
+
+    def _batch(self, plan: DrawPlan) -> Tensor:
+        trajectory = self._whole(plan)
+        while not trajectory.done:
+            trajectory.supply(self._through(trajectory.piece()))
+        return trajectory.pixels()
+
+
+class DisplacedSet(StepSet):
+    """AsyncDiff (arXiv 2406.06911): each stage works at once on what the one before made a level ago."""
+
+    def _batch(self, plan: DrawPlan) -> Tensor:
+        trajectory = self._whole(plan)
+        held = list[Tensor]()  # of each stage, what it made at the level before
+        while not trajectory.done:
+            piece = trajectory.piece()
+            if not held:  # the first level is computed in order
+                for runner in self.runners:
+                    x = held[-1] if held else piece.x
+                    held.append(runner.evaluate([PicturePiece(x, piece.sigma, piece.classes)])[0])
+            else:
+                inputs = [piece.x, *held[:-1]]
+                pairs = zip(self.runners, inputs, strict=True)
+                held = [runner.evaluate([PicturePiece(x, piece.sigma, piece.classes)])[0] for runner, x in pairs]
+            trajectory.supply(held[-1])
+        return trajectory.pixels()
+
+
+class PicardSet(StepSet):
+    """ParaDiGMS (arXiv 2305.16317): all levels at once from guesses of their states, again until the picture stays.
+
+    After pass p the first p levels are those of `steps`; it ends where the picture is within 1/255 of theirs.
+    """
+
+    def _batch(self, plan: DrawPlan) -> Tensor:
+        wanted = super()._batch(plan).int()
+        results, pixels, passes = list[Tensor](), torch.zeros(()), 0
+        while not results or bool(((pixels.int() - wanted).abs() > NEAR).any()):
+            trajectory, fresh = self._whole(plan), list[Tensor]()
+            while not trajectory.done:
+                at = trajectory.at
+                # The states that this pass evaluates are those which the results of the last one lead to.
+                fresh.append(self._through(trajectory.piece()))
+                trajectory.supply(results[at] if results else fresh[0])
+            results, passes = fresh, passes + 1
+            pixels = self._led(plan, results)
+        self.passes.append(passes)
+        return pixels
+
+    def _led(self, plan: DrawPlan, results: Sequence[Tensor]) -> Tensor:
+        """Pixels that the results of all levels lead to."""
+        trajectory = self._whole(plan)
+        while not trajectory.done:
+            trajectory.supply(results[trajectory.at])
+        return trajectory.pixels()

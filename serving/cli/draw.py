@@ -1,0 +1,173 @@
+"""The command `draw`: pictures of a class into a PNG file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onesweep.serving.cli.generate import add_router_options, client_of
+from onesweep.serving.cli.run import HOSTS, draws, parts_of
+from onesweep.serving.drawing import DRAWING_MODES
+from onesweep.serving.drawing.request import DrawingRequest
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S
+from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.progress import ProgressLine
+from onesweep.stages.settings import add_flags, check_destination
+from onesweep.stages.signals import ends_cleanly
+
+if TYPE_CHECKING:
+    from onesweep.serving.client.client import Client
+    from onesweep.serving.client.result import DrawnPictures
+
+SCALE = 4  # pixels of a file for one that was drawn, where pictures are smaller than SMALL
+SMALL = 128
+
+
+def add_draw(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_draw)
+    parser.add_argument("classes", nargs="*", metavar="CLASS", help="a class or its number")
+    parser.add_argument("--all", action="store_true", help="all classes")
+    parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="new PNG file")
+    parser.add_argument("--compare", action="store_true", help="a row a mode: the same pictures in every one")
+    parser.add_argument("--previews", action="store_true", help="a row a host: how the pictures clear")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="a bundle of pictures: hosts start here and draw"
+    )
+    add_router_options(parser)
+    add_flags(parser, DrawingRequest)
+    parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="deadline (120)")
+
+
+def run_draw(options: argparse.Namespace) -> int:
+    if options.compare and (options.previews or options.mode):
+        raise InputError("--compare draws in every mode: leave out --mode and --previews")
+    if bool(options.classes) == options.all:
+        raise InputError("name a class, such as `onesweep draw sneaker --out sneaker.png`, or give --all")
+    if options.checkpoint and options.router:
+        raise InputError("give either --router HOST:PORT, or --checkpoint DIR for hosts that are started here")
+    _check_out(options.out)
+    names = ("pictures", "mode", "seed", "levels", "solver", "guidance", "codec", "link_ms", "timeout_s")
+    settings = {name: value for name in names if (value := getattr(options, name)) is not None}
+    with _client(options) as client:
+        classes = tuple(options.classes) or _all_classes(client)
+        # Pictures of one class go into a row; with one of each, several classes do.
+        columns = settings.get("pictures", 1) if settings.get("pictures", 1) > 1 else len(classes)
+        if options.compare:
+            rows = _in_every_mode(client, classes, settings)
+        elif options.previews:
+            shown: list[DrawnPictures] = []
+            drawn = client.draw(classes, preview=shown.append, **settings)
+            rows = [*sorted(shown, key=lambda preview: preview.block or 0), drawn]
+        else:
+            rows = [client.draw(classes, **settings)]
+    _write(options.out, rows, columns)
+    results = [row for row in rows if row.block is None]
+    if options.json:
+        print(json.dumps([{**result.as_json(), "file": str(options.out)} for result in results]))
+        return 0
+    print(f"{options.out}: {_counted(len(results[-1]), 'picture')}" + " in each mode" * options.compare)
+    if options.compare:
+        print(_table(results))
+        return 0
+    (result,) = results
+    print(
+        f"[{result.mode}, seed {result.seed}, {_counted(result.levels, 'level')}: {_counted(result.sweeps, 'trip')}, "
+        f"{result.hops} hops, {result.wire_bytes_total} bytes on the wire, {result.latency_ms / 1000:.2f} s, "
+        f"{result.compute_ms / 1000:.2f} s of compute]",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _table(results: list[DrawnPictures]) -> str:
+    """A row for each mode, in the order of the rows of the file."""
+    rows = [("mode", "trips", "seconds", "wire bytes", "compute seconds")]
+    rows += [
+        (
+            result.mode,
+            str(result.sweeps),
+            f"{result.latency_ms / 1000:.2f}",
+            f"{result.wire_bytes_total:,}",
+            f"{result.compute_ms / 1000:.2f}",
+        )
+        for result in results
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+@contextmanager
+def _client(options: argparse.Namespace) -> Iterator[Client]:
+    """A client of the router that the options name, or of one that is started here. Raises OnesweepError."""
+    if options.checkpoint is None:
+        with client_of(options) as client:
+            yield client
+        return
+    from onesweep.serving.cli.deployment import temporary_deployment
+    from onesweep.serving.cli.ports import free_port_block
+    from onesweep.serving.client.client import Client
+    from onesweep.serving.router.topology import local_topology
+
+    checkpoint = options.checkpoint.resolve()
+    if not draws(checkpoint):
+        raise InputError(f"{options.checkpoint} is no bundle of pictures: give a directory with chain/ or steps/")
+    progress, parts = ProgressLine(), parts_of(checkpoint)
+    hosts = min(HOSTS, parts)
+    topology = local_topology(hosts, parts, checkpoint, free_port_block(hosts + 1) + 1)
+    with ends_cleanly():
+        try:
+            loading = f"starting {_counted(hosts, 'host')} and a router on this machine"
+            with temporary_deployment(topology, checkpoint, waiting=lambda why: progress.at(loading)) as deployment:
+                progress.close()
+                with Client(deployment.topology.router) as client:
+                    yield client
+        finally:
+            progress.close()
+
+
+# Refused before anything is drawn: a picture may take minutes over far links, and nobody wants to lose one to a typo.
+def _check_out(path: Path) -> None:
+    if path.suffix.lower() != ".png":
+        raise InputError(f"--out {path}: pictures are written as PNG; give a name that ends in .png")
+    if path.exists():
+        raise InputError(f"{path} is there already: name another file, or remove it")
+    check_destination(path, "--out")
+
+
+def _all_classes(client: Client) -> tuple[str, ...]:
+    status = client.status()
+    if not status.HasField("pictures"):
+        raise InputError(f"the router at {client.address} serves no model that draws: serve a bundle of pictures")
+    return tuple(status.pictures.classes)
+
+
+def _in_every_mode(client: Client, classes: tuple[str, ...], settings: dict[str, Any]) -> list[DrawnPictures]:
+    served = [mode for mode in DRAWING_MODES if mode in client.status().drawing_modes]
+    if not served:
+        raise InputError(f"the router at {client.address} serves no model that draws: serve a bundle of pictures")
+    return [client.draw(classes, **{**settings, "mode": mode}) for mode in served]
+
+
+def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:
+    """One file with the pictures of all rows, below each other."""
+    import numpy as np
+
+    from onesweep.serving.client.result import DrawnPictures
+
+    pixels = np.concatenate([row.pixels for row in rows])
+    scale = SCALE if max(pixels.shape[2:]) < SMALL else 1
+    try:
+        with path.open("xb") as file:
+            DrawnPictures(pixels).sheet(columns, scale).save(file, "PNG")
+    except OSError as error:
+        raise OnesweepError(f"cannot write {path}: {error.strerror or error}") from None

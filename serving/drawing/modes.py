@@ -1,0 +1,318 @@
+"""The ways of drawing: along a chain of hosts, step by step round a ring, and on the router's machine."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import process_time_ns
+from typing import Literal
+
+import torch
+
+from onesweep.serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.request import MAX_LINK_MS
+from onesweep.serving.router.ring import RingView
+from onesweep.serving.router.session import MOST_TRIES, RETRY_PAUSE_S, AuditFailed, Session
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_picture_part
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import close_to, one_of
+from onesweep.stages.model.codec import CODECS, HIDDEN
+from onesweep.stages.pictures.trajectory import (
+    MAX_GUIDANCE,
+    MAX_LEVELS,
+    SOLVERS,
+    DrawPlan,
+    Trajectory,
+    most_pictures,
+    range_sigmas,
+)
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import failed_precondition, internal, invalid, unavailable
+
+# Called with what the estimate shows after a block.
+Preview = Callable[[stage_pb2.Pictures], object]
+
+
+@dataclass(frozen=True)
+class CheckedDrawing:
+    """A request for pictures that one mode can serve."""
+
+    mode: DrawingMode
+    plan: DrawPlan
+    codec: str
+    previews: bool
+    deadline_unix_ms: int
+    link_ms: int
+
+    @property
+    def drawing(self) -> stage_pb2.Drawing:
+        p = self.plan
+        return stage_pb2.Drawing(seed=p.seed, classes=p.classes, levels=p.levels, solver=p.solver, guidance=p.guidance)
+
+    def pictures(self, pixels: bytes, block: int = 0, preview: bool = False) -> router_pb2.Pictures:
+        """Pixels as the answer brings them."""
+        info, count = self.mode.info, self.plan.pictures
+        assert info is not None
+        shape = {"count": count, "channels": info.channels, "height": info.height, "width": info.width}
+        return router_pb2.Pictures(pixels=pixels, block=block, preview=preview, **shape)
+
+    def summary(self, account: Account) -> router_pb2.DrawSummary:
+        """Its costs and settings."""
+        p, info = self.plan, self.mode.info
+        assert info is not None
+        names = [*info.classes, ""]
+        cost = account.summary(self.mode.name, p.seed)
+        return router_pb2.DrawSummary(
+            mode=self.mode.name,
+            seed=p.seed,
+            classes=[names[each] for each in p.classes],
+            levels=p.levels,
+            solver=p.solver,
+            guidance=p.guidance,
+            **{name: getattr(cost, name) for name in _COSTS},
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes of the pictures."""
+        info = self.mode.info
+        assert info is not None
+        return self.plan.pictures * info.channels * info.height * info.width
+
+
+_COSTS = ("sweeps", "hops", "wire_bytes", "wire_bytes_total", "latency_ms", "compute_ms", "hosts", "replays")
+
+
+class DrawingMode(ABC):
+    """One way of drawing."""
+
+    name: Literal["chain", "steps", "local"]
+    codecs: tuple[str, ...] = ("fp32",)
+    default_codec = "fp32"
+    uses_hosts = True
+
+    @property
+    @abstractmethod
+    def info(self) -> stage_pb2.PictureInfo | None:
+        """The pictures that it draws; None where it has no weights."""
+
+    @property
+    def least_levels(self) -> int:
+        return 1
+
+    @abstractmethod
+    async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
+        """Pixels of all pictures, booked in `account`. Raises StatusError."""
+
+
+class _RingDrawing(DrawingMode):
+    """Pictures that hosts draw."""
+
+    name: Literal["chain", "steps"]
+
+    def __init__(self, ring: RingView) -> None:
+        self.ring = ring
+
+    @property
+    def info(self) -> stage_pb2.PictureInfo | None:
+        model = self.ring.model(self.name)
+        return model.pictures if model is not None and model.HasField("pictures") else None
+
+    # A drawing is one message and one result, however many steps hosts make. So it needs no journal: a replay is the
+    # same message on another path, and a second try beside a slow first one costs its arithmetic only.
+    async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
+        def check(event: stage_pb2.Event) -> None:
+            if len(event.pictures.pixels) != order.size:
+                raise internal(f"pictures of {len(event.pictures.pixels)} bytes came, where {order.size} are due")
+
+        # Blocks, a level each at least, whose preview is due; the last one brings the pictures.
+        blocks = {*range(self.least_levels - 1)}
+
+        def preview_of(event: stage_pb2.Event) -> None:
+            shown = event.pictures
+            # A second try brings the same ones again. Others are nonsense, and nothing depends on them.
+            if len(shown.pixels) == order.size and shown.block in blocks:
+                blocks.remove(shown.block)
+                preview(shown)
+
+        evaluations = order.plan.evaluations
+        with Session(self.ring, self.name, evaluations, order.deadline_unix_ms, account) as session:
+            session.on_preview = preview_of
+            await session.push(self._work(order))
+            event = await session.event(check)
+        account.add_sweep(event)
+        return event.pictures.pixels
+
+    @abstractmethod
+    def _work(self, order: CheckedDrawing) -> stage_pb2.Draw | stage_pb2.Denoise: ...
+
+
+class ChainDrawing(_RingDrawing):
+    """One trip: each host takes the pictures through its range of noise."""
+
+    name = "chain"
+    codecs = tuple(CODECS)
+    default_codec = "int8"
+
+    @property
+    def least_levels(self) -> int:
+        model = self.ring.model("chain")
+        return model.parts if model else 1
+
+    def _work(self, order: CheckedDrawing) -> stage_pb2.Draw:
+        return stage_pb2.Draw(codec=order.codec, drawing=order.drawing, previews=order.previews)
+
+
+class StepDrawing(_RingDrawing):
+    """A trip for each step: the undivided net, cut by layers. The hosts go on by themselves until the end."""
+
+    name = "steps"
+    codecs = tuple(HIDDEN)
+
+    async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
+        pixels = await super().draw(order, account, preview)
+        # The result brings the sums of all trips: of a hop's bytes the mean is booked.
+        hosts, trips = len(account.wire_bytes) - 1, order.plan.levels + 1
+        account.sweeps += trips - 1
+        if hosts > 1:  # a host alone sends itself nothing
+            account.hops += (trips - 1) * hosts
+            account.wire_bytes = [*(size // trips for size in account.wire_bytes[:-1]), account.wire_bytes[-1]]
+        return pixels
+
+    def _work(self, order: CheckedDrawing) -> stage_pb2.Denoise:
+        return stage_pb2.Denoise(codec=order.codec, drawing=order.drawing)
+
+
+class LocalDrawing(DrawingMode):
+    """No trip: a net of a block's size on the router's machine."""
+
+    name = "local"
+    uses_hosts = False
+
+    def __init__(self, directory: Path) -> None:
+        """Blocks. Raises OnesweepError for a damaged net.
+
+        :param directory: a bundle of pictures, with or without local/.
+        """
+        self._info: stage_pb2.PictureInfo | None = None
+        if (local := find_bundle(directory).local) is None:
+            return
+        manifest = read_manifest(local)
+        a = self._architecture = manifest.picture_architecture
+        assert manifest.partition is not None
+        self._high, self._low = manifest.partition.sigma_max, manifest.partition.sigma_min
+        self._runner = backend_named(DEFAULT_BACKEND).picture(load_picture_part(local, 0))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="local-drawing")
+        self._info = stage_pb2.PictureInfo(
+            height=a.height, width=a.width, channels=a.channels, patch=a.patch, classes=a.classes
+        )
+
+    @property
+    def info(self) -> stage_pb2.PictureInfo | None:
+        return self._info
+
+    async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
+        if order.plan.pictures > (most := most_pictures(self._architecture, order.plan.guidance)):
+            raise invalid(f"{order.plan.pictures} pictures; there can be at most {most} in a request")
+        # One thread: the router's event loop must answer others meanwhile, and two nets at once would be no quicker.
+        loop = asyncio.get_running_loop()
+        sigmas = range_sigmas(self._high, self._low, order.plan.levels)
+        begin = partial(Trajectory, self._architecture, order.plan, self._high, sigmas, is_last=True)
+        trajectory = await loop.run_in_executor(self._thread, begin)
+        while not trajectory.done:  # a level at a time: other requests draw in between, and a client that left ends it
+            account.local_compute_ms += await loop.run_in_executor(self._thread, self._step, trajectory)
+        return trajectory.pixels().numpy().tobytes()
+
+    @torch.inference_mode()
+    def _step(self, trajectory: Trajectory) -> float:
+        begin = process_time_ns()
+        trajectory.supply(self._runner.evaluate([trajectory.piece()])[0])
+        return (process_time_ns() - begin) / 1e6
+
+
+def drawing_modes(ring: RingView, local: LocalDrawing | None) -> dict[str, DrawingMode]:
+    """Every mode over a ring and the router's own net, if it has one."""
+    modes: tuple[DrawingMode, ...] = (ChainDrawing(ring), StepDrawing(ring), *([local] if local else []))
+    return {mode.name: mode for mode in modes}
+
+
+def check_drawing_mode(name: str, modes: dict[str, DrawingMode]) -> DrawingMode:
+    """The mode of a request. Raises StatusError."""
+    name = name or "chain"
+    if name in DRAWING_MODES and name not in modes:
+        raise failed_precondition(
+            f"mode {name} cannot be served: the router has no local/ that draws; {_served(modes)}"
+        )
+    if name not in modes:
+        raise invalid(f"unknown mode {name[:40]!r} of drawing{close_to(name, DRAWING_MODES)}; {_served(modes)}")
+    return modes[name]
+
+
+def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, deadline_unix_ms: int) -> CheckedDrawing:
+    """A request that `mode` can serve. Meaningful once the hosts are ready. Raises StatusError.
+
+    Nothing of the pictures' size is made before their number is checked.
+    """
+    if mode.info is None:
+        where = "the router has no local/" if mode.name == "local" else f"the hosts have no {mode.name}/"
+        raise failed_precondition(f"mode {mode.name} cannot be served: {where} that draws; serve a bundle of pictures")
+    # The product is checked before anything is made of it: ten bytes of a message can ask for a billion pictures.
+    each = request.pictures or 1
+    count = each * len(request.classes)
+    if not 1 <= count <= MAX_PICTURES:
+        raise invalid(f"{count} pictures; a request draws 1 to {MAX_PICTURES}")
+    levels = request.levels if request.HasField("levels") else max(DEFAULT_LEVELS, mode.least_levels)
+    if not mode.least_levels <= levels <= MAX_LEVELS:
+        raise invalid(f"levels must be {mode.least_levels} to {MAX_LEVELS} in mode {mode.name}, not {levels}")
+    guidance = request.guidance if request.HasField("guidance") else DEFAULT_GUIDANCE
+    if not 0 <= guidance <= MAX_GUIDANCE:  # false for NaN, too
+        raise invalid(f"guidance must be 0 to {MAX_GUIDANCE:g}, not {guidance}; 1 is none")
+    named = request.solver if request.HasField("solver") else SOLVERS[-1]
+    solver = next((solver for solver in SOLVERS if solver == named), None)
+    if solver is None:
+        raise invalid(f"unknown solver {named[:40]!r}{one_of(named, SOLVERS)}")
+    codec = request.codec if request.HasField("codec") else mode.default_codec
+    if codec not in mode.codecs:
+        raise invalid(f"mode {mode.name} has no codec {codec[:40]!r}; choose from {', '.join(mode.codecs)}")
+    if request.link_ms > MAX_LINK_MS:
+        raise invalid(f"link_ms must be 0 to {MAX_LINK_MS}, not {request.link_ms}")
+    if request.previews and mode.name != "chain":
+        raise invalid(f"mode {mode.name} has no previews: leave them out, or use mode chain")
+    classes = [_class_index(name, mode.info) for name in request.classes for _ in range(each)]
+    plan = DrawPlan(request.seed, tuple(classes), levels, solver, guidance)
+    return CheckedDrawing(mode, plan, codec, request.previews, deadline_unix_ms, request.link_ms)
+
+
+async def retry_drawing(order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
+    """Pixels, none of them from hosts that were found faulty meanwhile. Raises StatusError."""
+    for _ in range(MOST_TRIES):
+        try:
+            return await order.mode.draw(order, account, preview)
+        except AuditFailed:
+            account.begin_again()
+            await asyncio.sleep(RETRY_PAUSE_S)
+    raise unavailable(f"{MOST_TRIES} times a host of this request was faulty: look at the hosts")
+
+
+def _class_index(name: str, info: stage_pb2.PictureInfo) -> int:
+    if not name:
+        return len(info.classes)
+    if name in info.classes:
+        return list(info.classes).index(name)
+    if name.isascii() and name.isdigit() and len(name) <= 6 and int(name) < len(info.classes):
+        return int(name)
+    raise invalid(f"unknown class {name[:40]!r}{one_of(name, list(info.classes))}")
+
+
+def _served(modes: dict[str, DrawingMode]) -> str:
+    served = [name for name, mode in modes.items() if mode.info is not None]
+    return f"served here: {', '.join(served)}" if served else "no weights here draw: serve a bundle of pictures"

@@ -1,0 +1,138 @@
+"""Typed requests: hops after validation, their payloads decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onesweep.stages.backends.sweep import BlockInput, SweepPlan
+from onesweep.stages.host.parts import ModelKind
+from onesweep.stages.model.codec import StateCodec
+from onesweep.stages.model.prefill import read_lengths
+from onesweep.stages.model.speculation import remembered_positions, tree_positions
+from onesweep.stages.pictures.trajectory import DrawPlan
+
+
+@dataclass(frozen=True, eq=False)
+class HopRequest:
+    """Work for one host's parts."""
+
+    kind: ModelKind
+    number: int  # 0, 1, 2 ... in a session.
+
+
+@dataclass(frozen=True, eq=False)
+class WorkRequest(HopRequest):
+    """Text: the new symbols of one session, and what they are for."""
+
+    start: int  # position of the first new symbol; 0 opens a session
+    clean: Tensor  # the new symbols, (symbols,) int64
+    reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first of them came before
+
+    @property
+    def positions(self) -> int:
+        """Positions that the new symbols take."""
+        return self.clean.shape[0]
+
+    @property
+    def remembered(self) -> int:
+        """Number of these positions that the session keeps."""
+        return self.positions
+
+
+@dataclass(frozen=True, eq=False)
+class SweepRequest(WorkRequest):
+    """A chunk of noisy slots on its way through the blocks."""
+
+    plan: SweepPlan
+    codec: StateCodec
+    before: BlockInput | None  # none before block 0
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineRequest(WorkRequest):
+    """New symbols for a pipeline."""
+
+    codec: StateCodec
+    hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of the reads in which the host reads the new symbols."""
+        return read_lengths(self.clean.shape[0], start=self.start, reads=self.reads)
+
+
+@dataclass(frozen=True, eq=False)
+class PrefillRequest(PipelineRequest):
+    """The beginning of a long prompt; more of it follows."""
+
+    for_score: bool
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingRequest(PipelineRequest):
+    """New symbols, after which one is sampled."""
+
+    seed: int
+    temperature: float
+    draft: int  # how many of the new symbols, the last ones, are draft tokens
+    depths: tuple[int, ...]  # of each draft token of a tree; empty for a chain
+
+    @property
+    def positions(self) -> int:
+        return tree_positions(self.clean.shape[0], self.depths)
+
+    @property
+    def remembered(self) -> int:
+        return remembered_positions(self.clean.shape[0], self.depths)
+
+    @property
+    def lengths(self) -> list[int]:
+        is_tree = bool(self.depths)
+        return read_lengths(self.clean.shape[0], start=self.start, reads=self.reads, draft=self.draft, is_tree=is_tree)
+
+
+@dataclass(frozen=True, eq=False)
+class RejectionRequest(SamplingRequest):
+    """Draft tokens to accept or refuse by rejection sampling."""
+
+    odds: NDArray[np.float32]  # probability that the drafter gave each, (draft,)
+    draw_set: int
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreRequest(PipelineRequest):
+    """New symbols, and candidates that may follow them. A later batch of them brings no symbols."""
+
+    temperature: float
+    candidates: Tensor  # (candidates, length) int64
+    batch: int
+    has_more: bool  # batches of the step
+
+
+@dataclass(frozen=True, eq=False)
+class PictureRequest(HopRequest):
+    """Pictures on their way through a model."""
+
+    plan: DrawPlan
+    codec: StateCodec
+    estimate: Tensor | None  # E so far, (pictures, tokens, patch_dim); None where they are noise
+
+
+@dataclass(frozen=True, eq=False)
+class DrawRequest(PictureRequest):
+    """Pictures for a chain's next blocks."""
+
+    previews: bool
+
+
+@dataclass(frozen=True, eq=False)
+class DenoiseRequest(PictureRequest):
+    """One evaluation of pictures for the next stages of an undivided net."""
+
+    level: int
+    before: Tensor | None  # the pictures denoised at the level before, likewise; None where the solver needs none
+    hidden: Tensor | None  # of the stage before, (evaluations, tokens, features); None before stage 0

@@ -1,0 +1,128 @@
+"""One part of a model that draws: a block with a noise range of its own, or a stage of an undivided net."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onesweep.stages.model.layers import FOURIER_FEATURES, noise_frequencies
+from onesweep.stages.pictures.architecture import DATA_STD, PictureArchitecture
+
+# `chain`: blocks, each with a way in and a head of its own. `steps`: stages that are cut from one net.
+PictureKind = Literal["chain", "steps"]
+
+
+def skip_scale(sigma: float) -> float:
+    """c_skip of EDM (arXiv 2206.00364, table 1)."""
+    return DATA_STD**2 / (sigma**2 + DATA_STD**2)
+
+
+def out_scale(sigma: float) -> float:
+    """c_out."""
+    return sigma * DATA_STD / math.sqrt(sigma**2 + DATA_STD**2)
+
+
+def in_scale(sigma: float) -> float:
+    """c_in: makes the state's variance 1."""
+    return 1 / math.sqrt(sigma**2 + DATA_STD**2)
+
+
+class DitLayer(nn.Module):
+    """Attention among a picture's patches and an MLP, modulated by noise level and class (AdaLN-Zero)."""
+
+    def __init__(self, features: int, heads: int, condition_dim: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(features, 3 * features)
+        self.attention_out = nn.Linear(features, features)
+        self.mlp_in = nn.Linear(features, 4 * features)
+        self.mlp_out = nn.Linear(4 * features, features)
+        self.modulation = nn.Linear(condition_dim, 6 * features)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """x: (pictures, tokens, features); condition: (pictures, condition_dim)."""
+        shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.modulation(condition)[:, None].chunk(6, dim=-1)
+        n, tokens, width = x.shape
+        qkv = self.qkv(normed(x) * (1 + scale_a) + shift_a).view(n, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
+        x = x + gate_a * self.attention_out(mixed.transpose(1, 2).reshape(n, tokens, width))
+        hidden = F.gelu(self.mlp_in(normed(x) * (1 + scale_m) + shift_m))
+        return x + gate_m * self.mlp_out(hidden)
+
+
+def normed(x: Tensor) -> Tensor:
+    """Layer norm without weights, which the modulation brings."""
+    return F.layer_norm(x, x.shape[-1:])
+
+
+class PicturePart(nn.Module):
+    """Layers of one part with all that its host needs.
+
+    A part that `reads_patches` takes noisy patches, the others hidden states; one that `has_head` gives F, from which
+    the denoised picture is D = c_skip z + c_out F, the others hidden states.
+    """
+
+    layers: Sequence[DitLayer]
+    frequencies: Tensor
+
+    def __init__(self, architecture: PictureArchitecture, index: int, kind: PictureKind) -> None:
+        super().__init__()
+        a = architecture
+        self.architecture, self.index, self.kind = a, index, kind
+        self.reads_patches = kind == "chain" or index == 0
+        self.has_head = kind == "chain" or index == a.parts - 1
+        # Blocks share nothing, not even tables: training one needs no other, and a host holds one file.
+        self.patch_in = nn.Linear(a.patch_dim, a.features) if self.reads_patches else None
+        self.positions = nn.Parameter(torch.zeros(a.tokens, a.features)) if self.reads_patches else None
+        # Row `len(classes)` stands for no class: guidance needs it.
+        self.classes = nn.Embedding(len(a.classes) + 1, a.condition_dim)
+        self.noise_in = nn.Linear(2 * FOURIER_FEATURES, a.condition_dim)
+        self.noise_out = nn.Linear(a.condition_dim, a.condition_dim)
+        # A stage of an undivided net has a condition of its own, too: passed on, it would be more bytes on every hop.
+        layers = (DitLayer(a.features, a.heads, a.condition_dim) for _ in range(a.layers))
+        self.layers = cast(Sequence[DitLayer], nn.ModuleList(layers))
+        self.head_modulation = nn.Linear(a.condition_dim, 2 * a.features) if self.has_head else None
+        self.head = nn.Linear(a.features, a.patch_dim) if self.has_head else None
+        self.register_buffer("frequencies", noise_frequencies(), persistent=False)
+        self._initialise()
+
+    def restore_tables(self) -> None:
+        """Compute what is not stored, for a part that was built on the meta device."""
+        self.frequencies = noise_frequencies()
+
+    def condition(self, sigma: Tensor, classes: Tensor) -> Tensor:
+        """(pictures, condition_dim), from sigma (pictures,) and classes (pictures,) int64."""
+        angle = (sigma.log() / 4)[:, None] * self.frequencies
+        noise = F.silu(self.noise_in(torch.cat([angle.cos(), angle.sin()], dim=-1)))
+        return F.silu(self.noise_out(noise) + self.classes(classes))
+
+    def forward(self, x: Tensor, sigma: Tensor, classes: Tensor) -> Tensor:
+        """F (pictures, tokens, patch_dim), or hidden states (pictures, tokens, features).
+
+        x: c_in z (pictures, tokens, patch_dim), or the hidden states of the stage before.
+        """
+        condition = self.condition(sigma, classes)
+        if self.patch_in is not None:
+            x = self.patch_in(x) + self.positions
+        for layer in self.layers:
+            x = layer(x, condition)
+        if self.head is None:
+            return x
+        assert self.head_modulation is not None
+        shift, scale = self.head_modulation(condition)[:, None].chunk(2, dim=-1)
+        return self.head(normed(x) * (1 + scale) + shift)
+
+    def _initialise(self) -> None:
+        """Layers begin as the identity and the head at 0 (AdaLN-Zero); positions small."""
+        for name, parameter in self.named_parameters():
+            zero = name.endswith(".bias") or "modulation" in name or name == "head.weight"
+            if zero:
+                nn.init.zeros_(parameter)
+            elif parameter.dim() == 2:
+                fan_in = name.endswith(".weight") and name != "classes.weight"
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5 if fan_in else 0.02)

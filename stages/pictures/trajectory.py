@@ -1,0 +1,198 @@
+"""From noise to pictures: noise levels, solvers, guidance, and the estimate E, which is all that travels.
+
+With u = z / sigma the probability-flow ODE is du/dsigma = -D / sigma^2, so a step of any linear solver from sigma to
+sigma' is z' = r z + (1 - r) D with r = sigma' / sigma and D a combination of denoised pictures. From z0 = sigma_0 eps
+on, z = a z0 + (1 - a) E with a = sigma / sigma_0: every host makes z0 from the seed, and E is a weighted mean of the
+denoised pictures so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.randomness import MAX_SEED, Purpose, normals
+from onesweep.stages.pictures.architecture import PictureArchitecture
+from onesweep.stages.pictures.part import in_scale, out_scale, skip_scale
+
+Solver = Literal["euler", "2m"]
+SOLVERS: tuple[Solver, ...] = get_args(Solver)
+DEFAULT_SOLVER: Solver = "2m"
+# The paper's best for one net. Within a block's range it matters little: block 0 spans 80 to 0.5, where a picture is
+# still a shape, and the spacing decides how many of its steps look at noise alone.
+RHO = 7.0  # of noise levels: the larger, the closer together the small ones are (EDM, equation 5)
+MAX_LEVELS = 256
+MAX_PICTURES = 1024
+MAX_GUIDANCE = 20.0
+# Numbers of all pictures that are drawn together: 32 MB where each takes four bytes, so that the largest hop fits the
+# messages of a host that was started for another release.
+MAX_NUMBERS = 1 << 23
+KEPT_NUMBERS = 1 << 12  # of a picture whose noise is kept: 16 KB
+
+
+@dataclass(frozen=True)
+class DrawPlan:
+    """Settings that every host must share to draw the same pictures. Picture i is that of seed + i, alone."""
+
+    seed: int
+    classes: tuple[int, ...]  # one a picture; as many as there are classes stands for none
+    levels: int  # steps from sigma_max to sigma_min; one evaluation more ends at sigma_min
+    solver: Solver = DEFAULT_SOLVER
+    guidance: float = 1.0  # D = D_none + guidance (D_class - D_none), arXiv 2207.12598; 1: one evaluation, not two
+
+    @property
+    def pictures(self) -> int:
+        return len(self.classes)
+
+    # Seeds count up within a request, so that a picture can be drawn again alone, and two hosts that share a request's
+    # pictures need not know of each other.
+    @property
+    def evaluations(self) -> int:
+        """Pictures that a net evaluates at one noise level."""
+        return self.pictures * evaluations(self.guidance)
+
+    def conditions(self, architecture: PictureArchitecture) -> Tensor:
+        """Classes of these evaluations, (evaluations,) int64: the pictures' own, then none for guidance."""
+        classes = torch.tensor(self.classes)
+        if self.guidance == 1:
+            return classes
+        return torch.cat([classes, torch.full_like(classes, len(architecture.classes))])
+
+
+def evaluations(guidance: float) -> int:
+    """Evaluations that a picture takes at one noise level."""
+    return 1 if guidance == 1 else 2
+
+
+def most_pictures(architecture: PictureArchitecture, guidance: float) -> int:
+    """Largest number of pictures that are drawn together."""
+    a = architecture
+    numbers = a.tokens * (a.features + 2 * a.patch_dim) * evaluations(guidance)
+    return max(min(MAX_PICTURES, MAX_NUMBERS // numbers), 1)
+
+
+def range_sigmas(high: float, low: float, steps: int) -> list[float]:
+    """`steps` + 1 noise levels from `high` to `low`, equally spaced in sigma^(1/rho)."""
+    top, bottom = high ** (1 / RHO), low ** (1 / RHO)
+    return [high, *((top + i / steps * (bottom - top)) ** RHO for i in range(1, steps)), low]
+
+
+def block_levels(levels: int, blocks: int) -> list[int]:
+    """Steps of each block; the first take one more where they do not divide. levels: at least `blocks`."""
+    return [levels // blocks + (block < levels % blocks) for block in range(blocks)]
+
+
+def block_sigmas(partition: NoisePartition, block: int, levels: int) -> list[float]:
+    """Noise levels of one block when the whole chain makes `levels` steps."""
+    high, low = partition.range(block)
+    return range_sigmas(high, low, block_levels(levels, len(partition.boundaries) - 1)[block])
+
+
+@dataclass(frozen=True)
+class PicturePiece:
+    """Pictures to evaluate at one noise level."""
+
+    x: Tensor  # c_in z, (pictures, tokens, patch_dim), or hidden states, (pictures, tokens, features)
+    sigma: float
+    classes: Tensor  # (pictures,) int64
+
+    @property
+    def rows(self) -> int:
+        return self.x.shape[0] * self.x.shape[1]
+
+
+class Trajectory:
+    """Pictures on their way through the noise levels of one block, or of an undivided net."""
+
+    def __init__(
+        self,
+        architecture: PictureArchitecture,
+        plan: DrawPlan,
+        sigma_start: float,
+        sigmas: Sequence[float],
+        *,
+        is_last: bool,
+        estimate: Tensor | None = None,
+        at: int = 0,
+        before: Tensor | None = None,
+    ) -> None:
+        """:param sigma_start: the chain's sigma_max, which the noise in the seed has.
+        :param sigmas: of `block_sigmas`; 2M starts anew at the first of them.
+        :param is_last: evaluate once more at the last level: that is the picture.
+        :param estimate: E of the block before, (pictures, tokens, patch_dim); None at `sigma_start`.
+        :param at: the level that is due, with `before` and `estimate` as another trajectory left them there.
+        """
+        a = self.architecture = architecture
+        self.plan, self.sigma_start, self.sigmas, self.is_last = plan, sigma_start, list(sigmas), is_last
+        self.at = at
+        self.before = before  # D of the level before, for 2M
+        self.estimate = torch.zeros(plan.pictures, a.tokens, a.patch_dim) if estimate is None else estimate
+        self._noise = sigma_start * torch.stack([picture_noise(a, plan.seed + i) for i in range(plan.pictures)])
+
+    @property
+    def done(self) -> bool:
+        return self.at >= len(self.sigmas) - 1 + self.is_last
+
+    @property
+    def sigma(self) -> float:
+        return self.sigmas[self.at]
+
+    def piece(self) -> PicturePiece:
+        """The pictures to evaluate next, once with their classes and, for guidance, once without."""
+        x = in_scale(self.sigma) * self._state()
+        x = torch.cat([x] * evaluations(self.plan.guidance))
+        return PicturePiece(x, self.sigma, self.plan.conditions(self.architecture))
+
+    def supply(self, f: Tensor) -> None:
+        """Go on with F of `piece`: (pictures, tokens, patch_dim)."""
+        sigma = self.sigma
+        if self.plan.guidance != 1:
+            f, without = f.chunk(2)
+            f = without + self.plan.guidance * (f - without)
+        low, high = self.architecture.bounds
+        # Clamped, so that E stays within the data's range under any guidance: a codec refuses what is beyond.
+        denoised = (skip_scale(sigma) * self._state() + out_scale(sigma) * f).clamp(low, high)
+        if self.at == len(self.sigmas) - 1:
+            self.estimate = denoised
+        else:
+            after = self.sigmas[self.at + 1]
+            point = denoised
+            if self.plan.solver == "2m" and self.before is not None:
+                ratio = math.log(self.sigmas[self.at - 1] / sigma) / math.log(sigma / after)
+                # DPM-Solver++ 2M (arXiv 2211.01095, algorithm 2)
+                point = (denoised + (denoised - self.before) / (2 * ratio)).clamp(low, high)
+            r, a, a_after = after / sigma, sigma / self.sigma_start, after / self.sigma_start
+            self.estimate = (r * (1 - a) * self.estimate + (1 - r) * point) / (1 - a_after)
+            self.before = denoised
+        self.at += 1
+
+    def pixels(self) -> Tensor:
+        """Pixels that E shows: (pictures, channels, height, width) uint8. The one that was asked for at the end."""
+        return self.architecture.to_pixels(self.estimate)
+
+    def _state(self) -> Tensor:
+        """z at the level that is due: (pictures, tokens, patch_dim)."""
+        a = self.sigma / self.sigma_start
+        return a * self._noise + (1 - a) * self.estimate
+
+
+def picture_noise(architecture: PictureArchitecture, seed: int) -> Tensor:
+    """Standard normal numbers (tokens, patch_dim) of one picture: the same on every host."""
+    a = architecture
+    kept = a.tokens * a.patch_dim <= KEPT_NUMBERS
+    return (_kept_noise if kept else _noise)(seed & MAX_SEED, a.tokens, a.patch_dim)
+
+
+def _noise(seed: int, tokens: int, patch_dim: int) -> Tensor:
+    return normals(seed, Purpose.INITIAL_NOISE, 0, tokens, patch_dim)
+
+
+# A host of an undivided net asks for it at every level, which was a tenth of the time of 16 pictures of 32 x 32.
+_kept_noise = lru_cache(1024)(_noise)

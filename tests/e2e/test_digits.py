@@ -1,0 +1,34 @@
+"""A chain is trained block by block on handwritten digits, served by three hosts, and what it draws can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from onesweep.loadtest.pictures.judge import accuracy, load_judge
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.deployment import temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client
+from onesweep.serving.router.topology import local_topology
+from onesweep.trainer.pictures.data import load_pictures
+
+DIGITS = Path(__file__).with_name("digits")
+SETTINGS = ("--patch", "2", "--features", "48", "--batch", "32", "--steps", "700", "--learning-rate", "0.004")
+
+
+def test_digits_of_a_trained_chain_are_read(tmp_path: Path) -> None:
+    data, chain = DIGITS / "digits.npz", tmp_path / "bundle" / "chain"
+    train = ["train", "pictures", "blocks", "--data", str(data), "--out", str(chain), "--threads", "1", *SETTINGS]
+    for block in (2, 0, 1):  # apart, in any order
+        assert main([*train, "--block", str(block)]) == 0
+    judge = load_judge(DIGITS / "judge.safetensors").judge
+    assert accuracy(judge, load_pictures(data).test) > 0.93
+    topology = local_topology(3, 3, chain.parent, free_port_block(4) + 1)
+    with temporary_deployment(topology, chain.parent) as running, Client(running.topology.router) as client:
+        drawn = client.draw([str(digit) for digit in range(10)], pictures=20, seed=1, levels=6)
+    assert (drawn.sweeps, drawn.hops) == (1, 4)
+    read = judge.look(torch.from_numpy(drawn.pixels.copy()))[1]
+    assert (read == np.repeat(np.arange(10), 20)).mean() >= 0.9

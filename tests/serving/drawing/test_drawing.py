@@ -1,0 +1,261 @@
+"""Pictures from real hosts and a router: every mode, every bad request, a lost host, a faulty one, OpenAI's client."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import openai
+import pytest
+import torch
+from PIL import Image
+
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client, RequestRefused
+from onesweep.serving.client.result import DrawnPictures
+from onesweep.serving.router.topology import HostEntry, Topology, local_topology
+from onesweep.serving.v1 import router_pb2, router_pb2_grpc
+from onesweep.stages.checkpoint.checkpoint import load_picture_part
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, range_sigmas
+from onesweep.stages.wire.channel import open_blocking_channel
+from tests.serving.gateway.conftest import run
+from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
+
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_picture_bundle(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="module")
+def drawing(bundle: Path) -> Iterator[Deployment]:
+    """Three hosts and a router. Not to be harmed."""
+    with temporary_deployment(local_topology(3, 3, bundle, free_port_block(4) + 1), bundle) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def artist(drawing: Deployment) -> Iterator[Client]:
+    with Client(drawing.topology.router) as client:
+        yield client
+
+
+def in_one_process(bundle: Path, folder: str, seed: int, index: int, levels: int, guidance: float) -> Any:
+    """A picture of an undivided net, without hosts."""
+    directory = bundle / folder
+    partition, count = read_manifest(directory).partition, read_manifest(directory).picture_architecture.parts
+    assert partition is not None
+    parts = [load_picture_part(directory, i) for i in range(count)]
+    plan = DrawPlan(seed, (index,), levels, "2m", guidance)
+    sigmas = range_sigmas(partition.sigma_max, partition.sigma_min, levels)
+    trajectory = Trajectory(parts[0].architecture, plan, partition.sigma_max, sigmas, is_last=True)
+    with torch.inference_mode():
+        while not trajectory.done:
+            piece = trajectory.piece()
+            x = piece.x
+            for part in parts:
+                x = part(x, torch.full((len(x),), piece.sigma), piece.classes)
+            trajectory.supply(x)
+    return trajectory.pixels().numpy()
+
+
+def test_a_chain_draws_in_one_trip(artist: Client) -> None:
+    shown: list[DrawnPictures] = []
+    # Previews take links of their own: with no delay, any of them may be the last to come.
+    drawn = artist.draw("one", seed=SEED, levels=6, preview=shown.append, link_ms=50)
+    assert (drawn.mode, drawn.sweeps, drawn.hops, drawn.levels) == ("chain", 1, 4, 6)
+    assert drawn.pixels.shape == (1, 1, 8, 8)
+    estimate = TINY.tokens * (TINY.patch_dim + 4)
+    three = artist.draw("one", seed=SEED, levels=6, pictures=3).wire_bytes[1:3]
+    for size, larger in zip(drawn.wire_bytes[1:3], three, strict=True):
+        assert estimate < size
+        assert abs(larger - size - 2 * estimate) < 40, "what else travels does not grow with the pictures"
+    assert [preview.block for preview in shown] == [0, 1]
+    assert np.array_equal(artist.draw("one", seed=SEED, levels=6).pixels, drawn.pixels)
+    assert not np.array_equal(artist.draw("one", seed=SEED + 1, levels=6).pixels, drawn.pixels)
+
+
+def test_a_picture_is_the_same_in_any_company(artist: Client) -> None:
+    together = artist.draw(["two", "one"], pictures=3, seed=SEED)
+    assert together.classes == ["two"] * 3 + ["one"] * 3
+    for index in (0, 4):
+        alone = artist.draw(together.classes[index], seed=SEED + index)
+        assert np.array_equal(together.pixels[index], alone.pixels[0])
+    last = artist.draw("one", pictures=2, seed=(1 << 64) - 1)
+    assert np.array_equal(last.pixels[1], artist.draw("one", seed=0).pixels[0])
+
+
+def test_undivided_nets_draw_what_one_process_draws(artist: Client, bundle: Path) -> None:
+    for mode, folder in (("steps", "steps"), ("local", "local")):
+        drawn = artist.draw("2", mode=mode, seed=SEED, levels=5, guidance=1.5)
+        assert np.array_equal(drawn.pixels, in_one_process(bundle, folder, SEED, 2, 5, 1.5)), mode
+        assert drawn.sweeps == (6 if mode == "steps" else 0)
+        assert drawn.hops == (6 * 3 + 1 if mode == "steps" else 0)
+
+
+def test_many_levels_go_round_without_the_router(artist: Client) -> None:
+    drawn = artist.draw("one", mode="steps", levels=70, codec="int8")
+    assert (drawn.sweeps, drawn.hops) == (71, 71 * 3 + 1)
+
+
+BAD: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"classes": ["oen"]}, r"unknown class 'oen' \(did you mean one\?\); choose from zero, one, two"),
+    ({"classes": ["3"]}, "unknown class '3'"),
+    ({"classes": []}, "0 pictures; a request draws 1 to 1024"),
+    ({"pictures": 10**9}, "1000000000 pixels|1000000000 pictures"),
+    ({"levels": 0}, "levels must be 3 to 256 in mode chain, not 0"),
+    ({"levels": 2}, "levels must be 3 to 256"),
+    ({"levels": 257}, "levels must be 3 to 256"),
+    ({"levels": 0, "mode": "local"}, "levels must be 1 to 256"),
+    ({"guidance": math.nan}, "guidance must be 0 to 20, not nan"),
+    ({"guidance": -1}, "guidance must be 0 to 20"),
+    ({"guidance": 21}, "guidance must be 0 to 20"),
+    ({"solver": "heun"}, "unknown solver 'heun'"),
+    ({"codec": "int4", "mode": "steps"}, "mode steps has no codec 'int4'; choose from fp32, int8"),
+    ({"mode": "chian"}, r"unknown mode 'chian' of drawing \(did you mean chain\?\); served here: chain, steps, local"),
+    ({"previews": True, "mode": "steps"}, "mode steps has no previews"),
+    ({"link_ms": 501}, "link_ms must be 0 to 500"),
+)
+
+
+def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Client, until: Any) -> None:
+    with open_blocking_channel(drawing.topology.router) as channel:
+        stub = router_pb2_grpc.RouterServiceStub(channel)
+        for fields, message in BAD:
+            request = router_pb2.DrawRequest(**{"classes": ["one"], **fields})
+            with pytest.raises(grpc.RpcError, match=message) as refused:
+                list(stub.Draw(request, timeout=20))
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, fields
+    status = artist.status()
+    assert (list(status.pictures.classes), list(status.drawing_modes)) == (
+        list(TINY.classes),
+        ["chain", "steps", "local"],
+    )
+    assert not status.modes
+    with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
+        artist.generate("hello", mode="sweep")
+    with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
+        artist.generate("hello")
+    until(lambda: not any(host.sessions for host in artist.status().hosts), 30)
+
+
+def test_text_weights_do_not_draw(client: Client) -> None:
+    with pytest.raises(RequestRefused, match="mode chain cannot be served: the hosts have no chain/ that draws"):
+        client.draw("one")
+    with pytest.raises(RequestRefused, match="mode local cannot be served"):
+        client.draw("one", mode="local")
+
+
+def test_the_command_writes_files(
+    drawing: Deployment, artist: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def draw(*arguments: str) -> tuple[int, str]:
+        code = main(["draw", *arguments, "--router", drawing.topology.router])
+        said = capsys.readouterr()
+        return code, said.out + said.err
+
+    out = tmp_path / "one.png"
+    code, said = draw("one", "--seed", "7", "--out", str(out))
+    assert code == 0, said
+    assert "one.png: 1 picture\n[chain, seed 7, 12 levels: 1 trip, 4 hops" in said
+    with Image.open(out) as picture:
+        assert np.array_equal(np.asarray(picture)[::4, ::4], artist.draw("one", seed=7).pixels[0, 0])
+    for arguments, rows, columns in (
+        (("--all", "--pictures", "2"), 3, 2),
+        (("one", "two", "--link-ms", "50", "--previews"), 3, 2),
+        (("one", "two", "--compare"), 3, 2),
+    ):
+        path = tmp_path / f"{arguments[-1]}.png"
+        code, said = draw(*arguments, "--out", str(path))
+        assert code == 0, said
+        if "--compare" in arguments:
+            table = [line.split()[:2] for line in said.splitlines()[1:]]
+            assert table == [["mode", "trips"], ["chain", "1"], ["steps", "13"], ["local", "0"]]
+        with Image.open(path) as picture:
+            assert picture.size == (4 * (9 * columns - 1), 4 * (9 * rows - 1))
+    for arguments, message in (
+        (("one", "--out", str(out)), "is there already"),
+        (("one", "--out", str(tmp_path / "none" / "x.png")), "cannot write"),
+        (("one", "--out", str(tmp_path / "x.jpg")), "pictures are written as PNG"),
+        (("--out", str(tmp_path / "x.png")), "name a class"),
+        (("one", "--compare", "--previews", "--out", str(tmp_path / "x.png")), "leave out --mode and --previews"),
+        (("one", "--seed", str(1 << 64), "--out", str(tmp_path / "x.png")), "seed must be"),
+        (("one", "--checkpoint", str(tmp_path), "--out", str(tmp_path / "x.png")), "give either --router HOST:PORT"),
+    ):
+        code, said = draw(*arguments)
+        assert code in (1, 2)
+        assert message in said
+    for command, message in (
+        (["status"], "modes chain, steps, local;"),
+        (["compare", "hello"], "ask for pictures with `onesweep draw --compare`"),
+        (["chat", "hello"], "there is nobody to talk with: the checkpoint draws pictures"),
+    ):
+        main([*command, "--router", drawing.topology.router])
+        told = capsys.readouterr()
+        assert message in told.out + told.err
+
+
+def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Path, until: Any) -> None:
+    with run(tmp_path, "--router", drawing.topology.router, until=until) as gateway:
+        api = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+        (model,) = api.models.list().data
+        assert model.model_dump()["onesweep"] == {"draws": ["zero", "one", "two"], "size": "8x8"}
+        answer = api.images.generate(
+            model=model.id,
+            prompt="two",
+            n=2,
+            size="8x8",
+            response_format="b64_json",
+            extra_body={"seed": 7},  # type: ignore[arg-type]
+        )
+        for image, wanted in zip(answer.data or [], artist.draw("two", pictures=2, seed=7).pixels, strict=True):
+            with Image.open(io.BytesIO(base64.b64decode(image.b64_json or ""))) as picture:
+                assert np.array_equal(np.asarray(picture), wanted[0])
+        for fields, message in (
+            ({"size": "256x256"}, "size 256x256 cannot be drawn: this model draws 8x8"),
+            ({"response_format": "url"}, "response_format is not supported"),
+            ({"n": 11}, "n: Input should be less than or equal to 10"),
+            ({"prompt": "tow"}, r"did you mean two\?"),
+            ({"model": "dall-e-3"}, "no model 'dall-e-3' draws"),
+        ):
+            with pytest.raises((openai.BadRequestError, openai.NotFoundError), match=message):
+                api.images.generate(**{"prompt": "two", **fields})  # type: ignore[call-overload]
+
+
+def doubled(checkpoint: Path) -> Topology:
+    """Every block on two hosts, cut differently."""
+    port = free_port_block(5)
+    spans = {"a-1": (0, 1), "a-2": (0, 1), "b-1": (2,), "b-2": (2,)}
+    addresses = [f"127.0.0.1:{port + 1 + i}" for i in range(4)]
+    hosts = [
+        HostEntry(name, address, blocks, address)
+        for (name, blocks), address in zip(spans.items(), addresses, strict=True)
+    ]
+    return Topology(tuple(hosts), f"127.0.0.1:{port}", checkpoint)
+
+
+def test_a_lost_host_costs_no_picture(bundle: Path, artist: Client, until: Any) -> None:
+    wanted = {mode: artist.draw("one", mode=mode, seed=SEED).pixels for mode in ("chain", "steps")}
+    with (
+        temporary_deployment(doubled(bundle), bundle, router_options=["--hop-timeout-s", "5"]) as running,
+        Client(running.topology.router) as client,
+    ):
+        until(lambda: all(host.ready for host in client.status().hosts), 30)
+        for name, harm in (("a-1", signal.SIGSTOP), ("b-1", signal.SIGKILL)):
+            os.kill(running.processes[name], harm)
+            for mode, pixels in wanted.items():
+                assert np.array_equal(client.draw("one", mode=mode, seed=SEED).pixels, pixels), (mode, name)
+        os.kill(running.processes["a-1"], signal.SIGCONT)

@@ -1,0 +1,136 @@
+"""Checkpoints that draw: what is saved is what is loaded, and what is wrong is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.checkpoint import halve, load_block, load_picture_part, load_stage
+from onesweep.stages.checkpoint.inspect import describe, record, verify
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.checkpoint.release_store import read_release_manifest, release_files
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.host.parts import plan_host
+from tests.stages.checkpoints import EditManifest, part_file
+from tests.stages.pictures.tiny import FOLDERS, TINY, tiny_part, tiny_partition, tiny_picture_bundle
+
+
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_picture_bundle(tmp_path_factory.mktemp("drawing"))
+
+
+@pytest.fixture
+def copied(drawing: Path, tmp_path: Path) -> Path:
+    """To be damaged."""
+    return Path(shutil.copytree(drawing, tmp_path / "bundle"))
+
+
+@pytest.mark.parametrize("kind", ["chain", "steps"])
+def test_a_loaded_part_is_the_saved_one(drawing: Path, kind: Any) -> None:
+    manifest = read_manifest(drawing / kind)
+    assert manifest.picture_architecture == TINY
+    assert manifest.partition == tiny_partition(kind)
+    for index in range(TINY.parts):
+        loaded, saved = load_picture_part(drawing / kind, index), tiny_part(index, kind)
+        assert loaded.kind == kind
+        assert all(torch.equal(x, saved.state_dict()[name]) for name, x in loaded.state_dict().items())
+
+
+def test_swapped_blocks_are_refused(copied: Path, edit_manifest: EditManifest) -> None:
+    def swap(manifest: dict[str, Any]) -> None:
+        first, second = manifest["parts"][:2]
+        manifest["parts"][:2] = [second, first]
+
+    for folder in ("chain", "steps"):
+        edit_manifest(copied / folder, swap)
+        for part in (0, 1):
+            with pytest.raises(CheckpointError):
+                load_picture_part(copied / folder, part)
+    with pytest.raises(CheckpointError, match=r"part 0 is refused: picture_relative_error on the probe is \d"):
+        load_picture_part(copied / "chain", 0)
+
+
+def test_a_damaged_file_is_refused(copied: Path) -> None:
+    path = part_file(copied / "chain", 1)
+    raw = bytearray(path.read_bytes())
+    raw[-7] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_picture_part(copied / "chain", 1)
+    assert next(str(check) for check in verify(copied) if not check.ok).startswith("chain part 1: ")
+
+
+def test_loaders_of_text_refuse_a_model_of_pictures(drawing: Path) -> None:
+    for load, folder in ((load_block, "chain"), (load_stage, "steps")):
+        with pytest.raises(CheckpointError):
+            load(drawing / folder, 0)
+
+
+def test_in_16_bits_it_is_another_checkpoint_that_loads(drawing: Path, tmp_path: Path) -> None:
+    for folder in ("chain", "steps"):
+        manifest = halve(drawing / folder, tmp_path / folder)
+        assert manifest.digest() != read_manifest(drawing / folder).digest()
+        assert part_file(tmp_path / folder, 0).stat().st_size < 0.6 * part_file(drawing / folder, 0).stat().st_size
+    assert all(check.ok for check in verify(tmp_path))
+
+
+def test_a_bundle_of_pictures_is_inspected_and_released_like_one_of_text(drawing: Path) -> None:
+    assert {name for name, path in vars(find_bundle(drawing)).items() if path} == set(FOLDERS)
+    assert json.loads(json.dumps(record(drawing)))["steps"]["architecture"]["classes"] == list(TINY.classes)
+    assert "classes zero one two" in describe(drawing)
+    assert [check.model for check in verify(drawing) if check.ok] == ["chain"] * 3 + ["local"] + ["steps"] * 3
+    contents = read_release_manifest(drawing)
+    files = release_files(contents.directories, lambda folder, part: folder != "local" and part == 1)
+    assert sorted(name.partition("/")[0] for name in files) == ["chain", "steps"]
+
+
+def test_a_model_in_another_folder_is_no_release(drawing: Path, tmp_path: Path) -> None:
+    (tmp_path / "ar").symlink_to(drawing / "steps")
+    with pytest.raises(CheckpointError, match="kind 'steps', which belongs elsewhere"):
+        release_files(read_release_manifest(tmp_path).directories, lambda folder, part: True)
+
+
+def test_pictures_beside_text_are_refused(drawing: Path, bundles: Path, tmp_path: Path) -> None:
+    (tmp_path / "chain").symlink_to(bundles / "own" / "chain")
+    (tmp_path / "steps").symlink_to(drawing / "steps")
+    with pytest.raises(CheckpointError, match="side by side"):
+        plan_host(tmp_path, (0,))
+
+
+BAD: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda m: m.update(kind="ar"), "kind 'ar' is for models of text"),
+    (lambda m: m["architecture"].update(family="film"), "damaged"),
+    (lambda m: m["architecture"].update(patch=3), "not whole patches of 3"),
+    (lambda m: m["architecture"].update(height=1 << 20), "height"),
+    (lambda m: m["architecture"].update(heads=5), "must be a multiple of heads 5"),
+    (lambda m: m["architecture"].update(classes=[]), "needs 1 to 10000 classes"),
+    (lambda m: m["architecture"].update(classes=["a", "a"]), "of different names"),
+    (lambda m: m["architecture"].update(classes=["a\n"]), "printable name"),
+    (lambda m: m["architecture"].update(mean=2.0), "mean must be from 0 to 1"),
+    (lambda m: m["architecture"].update(deviation=0.0), "deviation from 0.001 to 1"),
+    (lambda m: m["architecture"].pop("classes"), "classes"),
+    (lambda m: m["architecture"].update(width=8.5), "width"),
+    (lambda m: m["partition"].update(boundaries=[80.0, 0.002]), "2 boundaries for 3 noise ranges"),
+    (lambda m: m.update(probe_tolerance=0), "probe tolerance"),
+    (lambda m: m["parts"].pop(), "2 parts listed, the architecture has 3"),
+    (lambda m: m["parts"][0].update(file="../x.safetensors"), "plain .safetensors name"),
+    (lambda m: m["parts"][0]["probe"].update(picture_relative_error=math.inf), "damaged"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), BAD)
+def test_a_manifest_with_a_bad_value_is_refused(
+    copied: Path, edit_manifest: EditManifest, change: Callable[[dict[str, Any]], object], sentence: str
+) -> None:
+    edit_manifest(copied / "chain", change)
+    with pytest.raises(CheckpointError, match=sentence):
+        read_manifest(copied / "chain")

@@ -1,0 +1,297 @@
+"""Hosts that draw, over gRPC: the same pixels wherever the parts lie and whatever is drawn beside them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from onesweep.stages.model.randomness import MAX_SEED
+from onesweep.stages.pictures.trajectory import MAX_GUIDANCE, DrawPlan
+from onesweep.stages.wire.messages import copy_of
+from tests.stages.pictures.lines import PLAN, Line, drawing_of, drawn_here, open_line
+from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
+from tests.stages.raw_client import Peer, Until, sweep
+
+KINDS = pytest.mark.parametrize("kind", ["chain", "steps"])
+EVERY_HOST = {"host-0", "host-1", "host-2"}
+
+
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_picture_bundle(tmp_path_factory.mktemp("drawing"), ("chain", "steps"))
+
+
+@pytest.fixture(scope="module")
+def three(drawing: Path, module_servers: Any, until: Until) -> Iterator[Line]:
+    with open_line(module_servers, until, drawing, (0,), (1,), (2,), session_mb=1) as line:
+        yield line
+
+
+@pytest.fixture(scope="module")
+def one(drawing: Path, module_servers: Any, until: Until) -> Iterator[Line]:
+    with open_line(module_servers, until, drawing, (0, 1, 2)) as line:
+        yield line
+
+
+@pytest.fixture(scope="module")
+def two(drawing: Path, module_servers: Any, until: Until) -> Iterator[Line]:
+    with open_line(module_servers, until, drawing, (0,), (1, 2)) as line:
+        yield line
+
+
+def pixels_here(kind: Any, plan: DrawPlan = PLAN, codec: str = "int8") -> bytes:
+    return drawn_here(kind, plan, codec)[-1].numpy().tobytes()
+
+
+def unused(line: Line) -> bool:
+    """True if no host of the line keeps anything."""
+    counters = [each.describe().counters for each in line.peers]
+    return not any(each.sessions or each.session_bytes or each.queued for each in counters)
+
+
+@KINDS
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_pixels_are_those_of_one_process_under_any_mapping(
+    one: Line, two: Line, three: Line, name: str, kind: Any, codec: str
+) -> None:
+    expected = pixels_here(kind, codec=codec)
+    assert len(expected) == PLAN.pictures * 64
+    assert len(set(expected)) > 20
+    for line in (one, two, three):
+        assert line.drawn(kind, name, codec=codec) == expected
+        assert unused(line)
+
+
+def test_estimates_of_four_bits_give_the_same_pixels_under_any_mapping(one: Line, three: Line, name: str) -> None:
+    expected = pixels_here("chain", codec="int4")
+    assert expected != pixels_here("chain")
+    assert one.drawn("chain", name, codec="int4") == three.drawn("chain", name, codec="int4") == expected
+
+
+@KINDS
+def test_a_picture_is_the_same_alone_and_in_company(three: Line, name: str, kind: Any) -> None:
+    plans = [
+        replace(PLAN, seed=seed, classes=classes, levels=levels, solver=solver, guidance=guidance)
+        for seed, classes, levels, solver, guidance in (
+            (MAX_SEED, (1, 1), 5, "2m", 1.0),
+            (7, (0,) * 40, 3, "euler", 1.0),
+            (0, (1,), 5, "2m", 1.0),
+            (1, (3, 2), 9, "2m", 4.0),
+        )
+    ]
+    sessions = [f"{name}{i}" for i in range(len(plans))]
+    hops = [three.hop(kind, session, plan) for session, plan in zip(sessions, plans, strict=True)]
+    assert not three.peers[0].send(*hops).rejections
+    found: dict[str, bytes] = {}
+    while len(found) < len(plans):
+        event = three.peers[-1].event()
+        found[event.session] = event.pictures.pixels
+    three.release(*sessions)
+    assert [found[session] for session in sessions] == [pixels_here(kind, plan) for plan in plans]
+    assert found[sessions[0]][64:] == found[sessions[2]], "the seed after the largest is 0"
+
+
+@KINDS
+def test_an_event_has_the_account_of_every_host(three: Line, name: str, kind: Any) -> None:
+    three.peers[0].push(three.hop(kind, name))
+    event = three.result(name)
+    assert event.number == (0 if kind == "chain" else PLAN.levels)
+    assert {timing.host for timing in event.timings} == EVERY_HOST
+    assert len(event.timings) == 3, "one of each host, although a trajectory passes it at every level"
+    assert all(timing.compute_ms > 0 and timing.received_bytes > 0 for timing in event.timings)
+    assert all(each.describe().counters.sessions == 1 for each in three.peers)
+    three.release(name)
+    assert unused(three)
+
+
+def test_previews_show_what_each_host_made(three: Line, two: Line, name: str) -> None:
+    shown = [pixels.numpy().tobytes() for pixels in drawn_here("chain")]
+    for line in (three, two):
+        line.peers[0].push(line.hop("chain", name, previews=True))
+        events = [each.event_of(name) for each in line.peers]
+        assert [event.pictures.pixels for event in events] == [*shown[: len(events) - 1], shown[-1]]
+        assert [event.pictures.preview for event in events] == [True] * (len(events) - 1) + [False]
+        assert [event.pictures.block for event in events[:-1]] == list(range(len(events) - 1))
+        line.release(name)
+
+
+@KINDS
+def test_a_hop_that_is_run_gives_the_next_one(three: Line, name: str, kind: Any) -> None:
+    plan = replace(PLAN, levels=3)
+    hop = three.hop(kind, name, plan)
+    for _ in range(3 * 4):
+        response = three.peers[hop.place].run(copy_of(hop))
+        if response.HasField("event"):
+            break
+        hop = response.next
+    assert response.event.pictures.pixels == pixels_here(kind, plan)
+    three.release(name)
+
+
+def test_hosts_say_what_they_draw(one: Line) -> None:
+    (release,) = one.peers[0].describe().releases
+    for info in (release.chain, release.steps):
+        assert (info.parts, info.width, info.positions, info.vocabulary) == (3, TINY.features, 0, 0)
+        p = info.pictures
+        assert (p.height, p.width, p.channels, p.patch, tuple(p.classes)) == (8, 8, 1, 2, TINY.classes)
+    assert not release.ar.digest
+
+
+@KINDS
+def test_hops_come_in_their_order(three: Line, name: str, kind: Any) -> None:
+    first = three.peers[0]
+    first.push(three.hop(kind, name, number=3))
+    assert three.result(name).HasField("pictures")
+    due = 4 if kind == "chain" else 4 + PLAN.levels
+    assert first.refusal(three.hop(kind, name, number=3)).code() is grpc.StatusCode.ALREADY_EXISTS
+    assert first.refusal(three.hop(kind, name, number=due + 1)).code() is grpc.StatusCode.FAILED_PRECONDITION
+    more = three.hop(kind, name, replace(PLAN, classes=(0,) * 6), number=due)
+    assert "opened for 10 pictures at once, not 12" in first.refusal(more).details()
+    first.push(three.hop(kind, name, number=due))
+    assert three.result(name).HasField("pictures")
+    three.release(name)
+    assert first.refusal(three.hop(kind, name)).code() is grpc.StatusCode.NOT_FOUND
+
+
+@KINDS
+def test_memory_for_drawings_is_bounded(three: Line, name: str, kind: Any) -> None:
+    error = three.peers[0].refusal(three.hop(kind, name, replace(PLAN, classes=(0,) * 60)))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "no memory for another session" in error.details()
+    assert error.retry_after_ms == 1000
+    assert unused(three)
+
+
+def test_a_release_ends_a_trajectory_on_its_way(three: Line, name: str, until: Until) -> None:
+    first = three.peers[0]
+    before = first.describe().counters.completed
+    first.push(three.hop("steps", name, replace(PLAN, levels=256)))
+    three.release(name)
+    until(lambda: unused(three))
+    assert first.describe().counters.completed < before + 256
+    assert three.drawn("chain", f"{name}-after") == pixels_here("chain")
+
+
+def test_text_is_not_asked_of_pictures_nor_pictures_of_text(one: Line, alone: Peer, name: str) -> None:
+    error = one.peers[0].refusal(sweep(one.digests["chain"], name))
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "this checkpoint draws pictures: ask for pictures with `onesweep draw`" in error.details()
+    error = alone.refusal(one.hop("chain", name))
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "this checkpoint writes text: ask for text with `onesweep generate`" in error.details()
+
+
+# Bad hops
+
+ROWS = PLAN.pictures * TINY.tokens
+E_INT8 = struct.pack("<f", 0.001) * ROWS + bytes(4 * ROWS)
+HIDDEN = bytes(2 * ROWS * TINY.features * 4)
+NAN = struct.pack("<f", float("nan"))
+FAR = struct.pack("<f", TINY.limit * 1.01)
+STATE = bytes(16 * ROWS)
+
+
+def setting(**fields: Any) -> Callable[[Any], object]:
+    return lambda work: work.drawing.CopyFrom(drawing_of(PLAN, **fields))
+
+
+def fields(**values: Any) -> Callable[[Any], object]:
+    return lambda work: [setattr(work, key, value) for key, value in values.items()]
+
+
+DRAWINGS: list[tuple[Callable[[Any], object], str]] = [
+    (
+        lambda work: work.ClearField("drawing"),
+        "0 pictures in a hop; of this model there can be 1 to 1024 with guidance",
+    ),
+    (setting(classes=[0] * 1025), "1025 pictures in a hop; of this model there can be 1 to 1024 with guidance"),
+    (setting(classes=[0] * 1025, guidance=1), "of this model there can be 1 to 1024$"),
+    (setting(classes=[0, 4]), "class 4; this model has classes 0 to 2, and 3 is none"),
+    (setting(classes=[2**32 - 1]), "class 4294967295;"),
+    (setting(levels=0), "0 noise levels; this model takes"),
+    (setting(levels=257), "257 noise levels; this model takes"),
+    (setting(solver="heun"), "unknown solver 'heun'; choose from euler, 2m"),
+    (setting(guidance=float("nan")), "guidance must be 0 to 20, not nan"),
+    (setting(guidance=float("inf")), "guidance must be 0 to 20, not inf"),
+    (setting(guidance=-0.1), "guidance must be 0 to 20, not -0.1"),
+    (setting(guidance=MAX_GUIDANCE + 0.1), "guidance must be 0 to 20, not 20.1"),
+    (fields(codec=""), "unknown"),
+    (fields(codec="jpeg"), "unknown"),
+    (fields(number=(1 << 62) + 1), "the largest number is"),
+]
+DRAWS = [
+    (0, fields(estimate=E_INT8), "block 0 starts from noise: its message carries no estimate"),
+    (0, setting(levels=2), "2 noise levels; this model takes 3 to 256"),
+    (1, fields(estimate=b""), "int8 payload has 0 bytes; 80 x 4 numbers take 640"),
+    (1, fields(estimate=E_INT8[:-1]), "int8 payload has 639 bytes"),
+    (1, fields(estimate=NAN + E_INT8[4:]), "scales that are not finite, negative or beyond"),
+    (1, fields(estimate=FAR + E_INT8[4:]), "scales that are not finite, negative or beyond"),
+    (1, fields(codec="fp32", estimate=FAR + bytes(16 * ROWS - 4)), "numbers that are not finite or beyond 1"),
+    (1, fields(codec="fp32", estimate=NAN + bytes(16 * ROWS - 4)), "numbers that are not finite or beyond 1"),
+]
+DENOISES = [
+    (0, fields(codec="int4"), "unknown codec of hidden states 'int4'"),
+    (0, fields(level=8), "level 8 of pictures that are done after level 7"),
+    (0, fields(estimate=STATE), "level 0 starts from noise"),
+    (0, fields(before=STATE), "needs the pictures denoised before: send none"),
+    (0, fields(hidden=HIDDEN), "stage 0 reads patches"),
+    (0, fields(level=1, before=STATE), "fp32 payload has 0 bytes; 80 x 4 numbers take 1280"),
+    (0, fields(level=1, estimate=STATE), "fp32 payload has 0 bytes; 80 x 4 numbers take 1280"),
+    (0, fields(level=1, estimate=NAN + STATE[4:], before=STATE), "numbers that are not finite"),
+    (0, fields(level=1, estimate=STATE, before=FAR + STATE[4:]), "numbers that are not finite or beyond 1"),
+    (1, fields(hidden=b""), "int8 payload has 0 bytes; 160 x 32 numbers take"),
+    (1, fields(codec="fp32", hidden=NAN + HIDDEN[4:]), "numbers that are not finite or beyond 1e+06"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "change", "sentence"),
+    [
+        *((kind, 0, *bad) for kind in ("chain", "steps") for bad in DRAWINGS),
+        *(("chain", *bad) for bad in DRAWS),
+        *(("steps", *bad) for bad in DENOISES),
+    ],
+)
+def test_a_bad_hop_is_refused_and_leaves_nothing(
+    three: Line, name: str, kind: Any, part: int, change: Callable[[Any], object], sentence: str
+) -> None:
+    hop = three.hop(kind, name)
+    work = hop.draw if kind == "chain" else hop.denoise
+    if part and kind == "chain":
+        work.block, work.estimate = part, E_INT8
+    elif part:
+        work.stage, work.codec, work.hidden = part, "fp32", HIDDEN
+        work.codec = "int8" if sentence.startswith("int8") else "fp32"
+    change(work)
+    error = three.peers[part].refusal(hop)
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert sentence.rstrip("$") in error.details()
+    assert not sentence.endswith("$") or error.details().endswith(sentence[:-1])
+    assert unused(three)
+
+
+@KINDS
+def test_a_hop_for_other_weights_or_another_part_is_refused(three: Line, name: str, kind: Any) -> None:
+    host, hop = three.peers[0], three.hop(kind, name)
+    hop.digest = "f" * 64
+    assert "is for the checkpoint ffffffffffff, this host has" in host.refusal(hop).details()
+    hop = three.hop(kind, name, **({"block": 1} if kind == "chain" else {"stage": 1}))
+    error = host.refusal(hop)
+    assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "1 does not start here: this host holds 0" in error.details()
+    assert unused(three)
+
+
+def test_a_good_hop_in_the_middle_is_taken(three: Line, name: str) -> None:
+    hop = three.hop("chain", name, block=1, estimate=E_INT8)
+    hop.place = 1
+    response = three.peers[1].run(hop)
+    assert response.next.draw.block == 2
+    assert len(response.next.draw.estimate) == len(E_INT8)
+    three.release(name)

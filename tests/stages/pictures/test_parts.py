@@ -1,0 +1,69 @@
+"""A host's plan and parts of models that draw."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.host.parts import HostPlan, ModelSource, full_state_bytes, load_parts, plan_host
+from onesweep.stages.host.requests import PictureRequest
+from onesweep.stages.host.server import MESSAGE_BYTES
+from onesweep.stages.host.validation import parse_hop
+from onesweep.stages.pictures.trajectory import DrawPlan, most_pictures
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.hop_stream import BATCH_BYTES
+from onesweep.stages.wire.messages import put_work
+from onesweep.stages.wire.status import StatusError
+from tests.stages.pictures.lines import drawing_of
+from tests.stages.pictures.tiny import TINY, tiny_partition, tiny_picture_bundle
+
+WIDE = replace(TINY, height=64, width=64, channels=3, patch=4, features=512)
+
+
+@pytest.fixture(scope="module")
+def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_picture_bundle(tmp_path_factory.mktemp("drawing"))
+
+
+def test_a_model_that_is_held_already_is_not_read_again(drawing: Path) -> None:
+    held = load_parts(plan_host(drawing, (1,)))
+    assert (held.held("chain"), held.held("steps")) == ([1], [1])
+    again = load_parts(plan_host(drawing, (1,)), held=[held])
+    assert all(again.pictures[kind][1] is held.pictures[kind][1] for kind in ("chain", "steps"))
+
+
+def test_a_plan_has_the_models_that_are_there(drawing: Path) -> None:
+    assert plan_host(drawing, (0, 1, 2)).is_last
+    assert list(plan_host(drawing / "steps", (0,)).models) == ["steps"]
+    assert full_state_bytes(plan_host(drawing, (0,))) < full_state_bytes(plan_host(drawing / "steps", (0,)))
+
+
+@pytest.mark.parametrize("kind", ["chain", "steps"])
+@pytest.mark.parametrize("guidance", [1.0, 2.0])
+@pytest.mark.parametrize("architecture", [TINY, WIDE], ids=["tiny", "wide"])
+def test_the_most_pictures_fit_a_message_and_one_more_is_refused(architecture: Any, kind: Any, guidance: float) -> None:
+    manifest = Manifest(kind, architecture, (None,) * 3, partition=tiny_partition(kind))
+    plan = HostPlan((1,), 3, **{kind: ModelSource(Path("nowhere"), manifest, "d")})
+    draws = DrawPlan(0, (1,) * most_pictures(architecture, guidance), 256, "2m", guidance)
+    state = bytes(4 * draws.pictures * architecture.tokens * architecture.patch_dim)
+    work: stage_pb2.Draw | stage_pb2.Denoise = stage_pb2.Draw(block=1, codec="fp32", estimate=state)
+    if kind == "steps":
+        hidden = bytes(4 * draws.evaluations * architecture.tokens * architecture.features)
+        fields = {"stage": 1, "level": 1, "estimate": state, "before": state, "hidden": hidden}
+        work = stage_pb2.Denoise(codec="fp32", **fields)
+    work.drawing.CopyFrom(drawing_of(draws))
+    hop = stage_pb2.Hop(router="r", session="s", digest="d", deadline_unix_ms=int(time.time() * 1000) + 60_000)
+    put_work(hop, work)
+    request = parse_hop(hop, plan)
+    assert isinstance(request, PictureRequest)
+    assert request.plan == draws
+    assert hop.ByteSize() + BATCH_BYTES < plan.message_bytes() < MESSAGE_BYTES
+    work.drawing.classes.append(1)
+    put_work(hop, work)
+    with pytest.raises(StatusError, match=f"{draws.pictures + 1} pictures in a hop; of this model there can be 1 to"):
+        parse_hop(hop, plan)

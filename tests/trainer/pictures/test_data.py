@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from onesweep.stages.errors import DataError
+from onesweep.trainer.pictures.data import load_pictures
+
+PIXELS = np.random.default_rng(0).integers(256, size=(20, 1, 8, 8), dtype=np.uint8)
+LABELS = (np.arange(20) % 2).astype(np.uint8)
+
+
+def write_npz(path: Path, **changed: object) -> Path:
+    arrays = {"train_x": PIXELS, "train_y": LABELS, "test_x": PIXELS[:4], "test_y": LABELS[:4], **changed}
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})  # type: ignore[arg-type]
+    return path
+
+
+def write_folders(path: Path, sizes: dict[str, int]) -> Path:
+    for name, count in sizes.items():
+        (path / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(PIXELS[i, 0]).save(path / name / f"{i}.png")
+    return path
+
+
+def idx(array: np.ndarray) -> bytes:
+    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write_idx(path: Path, suffix: str = "") -> Path:
+    path.mkdir()
+    for name, array in (
+        ("train-images-idx3-ubyte", PIXELS[:, 0]),
+        ("train-labels-idx1-ubyte", LABELS),
+        ("t10k-images-idx3-ubyte", PIXELS[:4, 0]),
+        ("t10k-labels-idx1-ubyte", LABELS[:4]),
+    ):
+        data = idx(array)
+        (path / f"{name}{suffix}").write_bytes(gzip.compress(data) if suffix else data)
+    return path
+
+
+def test_all_formats_bring_the_same_pictures(tmp_path: Path) -> None:
+    sets = [
+        load_pictures(write_npz(tmp_path / "a.npz")),
+        load_pictures(write_idx(tmp_path / "plain")),
+        load_pictures(write_idx(tmp_path / "packed", ".gz")),
+    ]
+    for found in sets:
+        assert found.classes == ("0", "1")
+        assert len(found.train) + len(found.valid) == 20
+        assert found.digest == sets[0].digest
+        assert np.array_equal(found.test.pixels.numpy(), PIXELS[:4])
+    for i, (label, picture) in enumerate(zip(LABELS, PIXELS, strict=True)):
+        for part, keep in (("train", True), ("test", i < 4)):
+            folder = tmp_path / "folders" / part / ("cat" if label == 0 else "dog")
+            folder.mkdir(parents=True, exist_ok=True)
+            if keep:
+                Image.fromarray(picture[0]).save(folder / f"{i:02}.png")
+    folders = load_pictures(tmp_path / "folders")
+    assert folders.classes == ("cat", "dog")
+    assert len(folders.test) == 4
+    assert sorted(folders.train.pixels.flatten(1).tolist() + folders.valid.pixels.flatten(1).tolist()) == sorted(
+        PIXELS.reshape(20, -1).tolist()
+    )
+
+
+def test_validation_pictures_are_no_training_pictures(tmp_path: Path) -> None:
+    found = load_pictures(write_npz(tmp_path / "a.npz"))
+    train, valid = ({picture.tobytes() for picture in part.pixels.numpy()} for part in (found.train, found.valid))
+    assert valid
+    assert not train & valid
+
+
+def test_archives_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("no archive")
+    lying = tmp_path / "lying.npz"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (1 << 40, 1, 8, 8)})
+    with zipfile.ZipFile(lying, "w") as archive:
+        for key in ("train_x", "train_y", "test_x", "test_y"):
+            archive.writestr(f"{key}.npy", header.getvalue() + b"few")
+    short = tmp_path / "short.npz"
+    with zipfile.ZipFile(write_npz(tmp_path / "whole.npz")) as source, zipfile.ZipFile(short, "w") as archive:
+        for name in source.namelist():
+            archive.writestr(name, source.read(name)[:-1])
+    for path, message in (
+        (tmp_path / "text.npz", "is no npz archive"),
+        (lying, "train_x would take .* bytes; at most"),
+        (short, "train_x promises 1280 bytes and has 1279"),
+        (write_npz(tmp_path / "keys.npz", train_y=None), "has no train_y"),
+        (write_npz(tmp_path / "pickled.npz", train_x=np.array([{}] * 20)), "train_x holds object"),
+        (write_npz(tmp_path / "floats.npz", train_x=PIXELS / 255), "train_x holds float64"),
+        (write_npz(tmp_path / "shapes.npz", train_y=LABELS[:7]), "do not go together"),
+        (write_npz(tmp_path / "one.npz", train_y=LABELS * 0, test_y=LABELS[:4] * 0), "has 1 class: give 2 to"),
+        (write_npz(tmp_path / "gap.npz", train_y=LABELS * 2), "class '1' has 0 training pictures"),
+        (tmp_path / "nowhere", "cannot read"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_pictures(path)
+
+
+def test_idx_files_that_lie_about_their_length_are_refused(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "idx")
+    images = folder / "train-images-idx3-ubyte"
+    for data, message in (
+        (images.read_bytes()[:-1], "promises 1280 bytes and has 1279"),
+        (images.read_bytes() + b"x", "promises 1280 bytes and has more"),
+        (b"\0\0\x08\x03" + b"\xff" * 12, "promises .* bytes; at most"),
+        (b"\0\0\x0d\x03" + b"\0" * 12, "is no IDX file of bytes"),
+        (b"\0\0\x08\x03\0", "is damaged"),
+    ):
+        images.write_bytes(data)
+        with pytest.raises(DataError, match=message):
+            load_pictures(folder)
+    (folder / "train-labels-idx1-ubyte").unlink()
+    images.write_bytes(idx(PIXELS[:, 0]))
+    with pytest.raises(DataError, match="lacks train-labels-idx1-ubyte"):
+        load_pictures(folder)
+
+
+def test_folders_with_bad_pictures_are_refused(tmp_path: Path) -> None:
+    for name, change, message in (
+        ("empty", lambda folder: (folder / "c").mkdir(), "c holds no picture"),
+        ("truncated", lambda folder: cut(folder / "a" / "0.png"), "0.png cannot be read as PNG or JPEG"),
+        ("text", lambda folder: (folder / "a" / "1.png").write_text("no picture"), "1.png cannot be read"),
+        ("mixed", lambda folder: Image.new("L", (4, 8)).save(folder / "b" / "0.png"), "is 4 x 8 in grey, others are"),
+        ("colour", lambda folder: Image.new("RGB", (8, 8)).save(folder / "b" / "0.png"), "is 8 x 8 in colour"),
+        ("large", lambda folder: write_huge(folder / "b" / "0.png", 5_000), "has 5000 x 5000 pixels; at most 1024"),
+        ("huge", lambda folder: write_huge(folder / "b" / "0.png", 40_000), "1600000000 pixels. exceeds limit"),
+    ):
+        folder = write_folders(tmp_path / name, {"a": 3, "b": 3})
+        change(folder)  # type: ignore[no-untyped-call]
+        with pytest.raises(DataError, match=message):
+            load_pictures(folder)
+    with pytest.raises(DataError, match="has 1 class"):
+        load_pictures(write_folders(tmp_path / "single", {"a": 3}))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def write_huge(path: Path, side: int) -> None:
+    """A PNG whose header promises more pixels than it has: to decode them would take the machine's memory."""
+    buffer = io.BytesIO()
+    Image.new("L", (1, 1)).save(buffer, "PNG")
+    data = bytearray(buffer.getvalue())
+    data[16:24] = struct.pack(">II", side, side)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    path.write_bytes(data)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from onesweep.serving.cli.__main__ import main
+from onesweep.stages.checkpoint.checkpoint import load_picture_part
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.errors import CheckpointError, ConfigError, Interrupted
+from onesweep.trainer.pictures.data import PictureSet, load_pictures
+from onesweep.trainer.pictures.training import (
+    PictureConfig,
+    PictureTask,
+    train_picture_blocks,
+    train_undivided,
+)
+from tests.trainer.pictures.test_data import LABELS, write_npz
+
+CONFIG = PictureConfig(
+    steps=3, patch=4, parts=2, layers=1, features=16, heads=2, condition_dim=16, batch=4, warmup_steps=1, log_every=1
+)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> PictureSet:
+    return load_pictures(write_npz(tmp_path / "pictures.npz"))
+
+
+def weights(manifest: Manifest) -> list[str]:
+    return [part.sha256 for part in manifest.parts if part is not None]
+
+
+def test_blocks_trained_one_each_are_those_trained_together(tmp_path: Path, pictures: PictureSet) -> None:
+    together = train_picture_blocks(CONFIG, pictures, tmp_path / "together")
+    second = train_picture_blocks(CONFIG, pictures, tmp_path / "apart", only=1)
+    assert second.parts[0] is None
+    apart = train_picture_blocks(CONFIG, pictures, tmp_path / "apart", only=0)
+    assert apart.complete
+    assert weights(apart) == weights(together)
+    assert apart.digest() == together.digest()
+    assert "valid_denoise_loss" in apart.metrics["block-0"]
+
+
+def test_a_stopped_training_goes_on_to_the_same_weights(
+    tmp_path: Path, pictures: PictureSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train_undivided(CONFIG, pictures, tmp_path / "whole", 2)
+    taken = PictureTask.loss
+
+    def loss(self: PictureTask, step: int) -> object:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return taken(self, step)
+
+    monkeypatch.setattr(PictureTask, "loss", loss)
+    with pytest.raises(Interrupted, match="stopped and saved at step 2"):
+        train_undivided(CONFIG, pictures, tmp_path / "stopped", 2)
+    monkeypatch.undo()
+    assert weights(train_undivided(CONFIG, pictures, tmp_path / "stopped", 2)) == weights(whole)
+
+
+def test_blocks_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> None:
+    local, out = tmp_path / "local", tmp_path / "branched"
+    train_undivided(CONFIG, pictures, local, 1)
+    begin = load_picture_part(local, 0).state_dict()
+    manifest = train_picture_blocks(replace(CONFIG, steps=0), pictures, out, start=local)
+    assert manifest.training["start"] == read_manifest(local).digest()
+    for index in range(2):
+        for name, tensor in load_picture_part(out, index).state_dict().items():
+            assert torch.equal(tensor, begin[name])
+    with pytest.raises(CheckpointError, match="is no net of one part in the shape of these blocks"):
+        train_picture_blocks(replace(CONFIG, layers=2), pictures, tmp_path / "other", start=local)
+
+
+def test_training_lowers_the_loss_of_each_block(tmp_path: Path) -> None:
+    even = np.where(LABELS == 0, 30, 220).astype(np.uint8)[:, None, None, None] * np.ones((1, 1, 8, 8), np.uint8)
+    pictures = load_pictures(write_npz(tmp_path / "even.npz", train_x=even, test_x=even[:4]))
+    before = train_picture_blocks(replace(CONFIG, steps=0), pictures, tmp_path / "before").metrics
+    after = train_picture_blocks(replace(CONFIG, steps=60, learning_rate=3e-3), pictures, tmp_path / "after").metrics
+    for block in ("block-0", "block-1"):
+        assert after[block]["valid_denoise_loss"] < before[block]["valid_denoise_loss"]
+
+
+def test_the_command_trains_and_refuses_in_sentences(
+    tmp_path: Path, pictures: PictureSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(tmp_path / "pictures.npz"), "--out", str(tmp_path / "out"), "--threads", "1"]
+    sizes = ["--parts", "2", "--layers", "1", "--features", "16", "--heads", "2", "--steps", "1", "--batch", "2"]
+    assert main(["train", "pictures", "local", *data, *sizes]) == 0
+    assert "1 of 1 parts trained" in capsys.readouterr().out
+    assert main(["train", "pictures", "memory", *data[:2], *sizes]) == 0
+    share = float(capsys.readouterr().out.rsplit("=", 1)[1])
+    assert 0.5 < share < 0.6  # of two blocks: a half, and what every part has for itself
+    for arguments, message in (
+        (["blocks", *data, *sizes], "holds a checkpoint of other settings or data"),
+        (["blocks", *data, *sizes, "--out", str(tmp_path / "new"), "--block", "2"], "there is no block 2"),
+        (["whole", *data, *sizes, "--out", str(tmp_path / "new"), "--patch", "3"], "not whole patches of 3"),
+        (["whole", *data, *sizes, "--out", str(tmp_path / "new"), "--steps", "-1"], "steps must be"),
+        (["whole", *data, *sizes, "--out", str(tmp_path / "new"), "--start", str(tmp_path)], "no checkpoint in"),
+    ):
+        assert main(["train", "pictures", *arguments]) in (1, 2)
+        assert message in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="sigma_min 80"):
+        replace(CONFIG, sigma_min=80.0)

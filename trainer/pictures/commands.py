@@ -1,0 +1,124 @@
+"""Commands that train nets that draw: `train pictures blocks`, `whole`, `local`, `memory`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onesweep.trainer.options import add_threads_option, given, markdown, set_threads
+
+if TYPE_CHECKING:
+    from onesweep.stages.checkpoint.manifest import Manifest
+    from onesweep.trainer.pictures.data import PictureSet
+    from onesweep.trainer.pictures.training import PictureConfig
+
+SIZES = ("patch", "parts", "layers", "features", "heads")
+SETTINGS = ("steps", "batch", "seed", "learning_rate")
+
+# Modules that need torch are imported when a command runs: help should not wait for it.
+
+
+def run_blocks(options: argparse.Namespace) -> int:
+    """Train a chain's blocks."""
+    from onesweep.trainer.pictures.training import train_picture_blocks
+
+    config, pictures = _begin(options)
+    return _end(options, train_picture_blocks(config, pictures, options.out, options.block, options.start))
+
+
+def run_whole(options: argparse.Namespace) -> int:
+    """Train the undivided net."""
+    from onesweep.trainer.pictures.training import train_undivided
+
+    config, pictures = _begin(options)
+    return _end(options, train_undivided(config, pictures, options.out, config.parts, options.start))
+
+
+def run_local(options: argparse.Namespace) -> int:
+    """Train a net of one block's size for all noise levels."""
+    from dataclasses import replace
+
+    from onesweep.trainer.pictures.training import train_undivided
+
+    config, pictures = _begin(options)
+    # As many layers x pictures as all blocks together.
+    config = replace(config, steps=config.steps * config.parts)
+    return _end(options, train_undivided(config, pictures, options.out, 1, options.start))
+
+
+def run_memory(options: argparse.Namespace) -> int:
+    """Measure one training step's memory."""
+    from onesweep.trainer.pictures.training import measure_picture_training
+
+    uses = measure_picture_training(*_begin(options))
+    rows = [[name, *(f"{size / 2**20:.2f}" for size in use.to_record().values())] for name, use in uses.items()]
+    print("\n".join(markdown(["MiB", *uses["block"].to_record()], rows)))
+    trained, whole = (uses[name].gradients + uses[name].optimizer for name in ("block", "whole"))
+    print(f"gradients and optimizer of a block / of the whole = {trained / whole:.3f}")
+    return 0
+
+
+def _begin(options: argparse.Namespace) -> tuple[PictureConfig, PictureSet]:
+    from onesweep.stages.settings import from_toml, read_toml
+    from onesweep.trainer.pictures.data import load_pictures
+    from onesweep.trainer.pictures.training import PictureConfig
+
+    set_threads(options.threads)
+    base = from_toml(PictureConfig, read_toml(options.config), str(options.config)) if options.config else None
+    flags = given({name: getattr(options, name) for name in (*SIZES, *SETTINGS)})
+    if "learning_rate" in flags:
+        flags["matrix_learning_rate"] = flags["learning_rate"]
+    return from_toml(PictureConfig, flags, "flags", base or PictureConfig()), load_pictures(options.data)
+
+
+def _end(options: argparse.Namespace, manifest: Manifest) -> int:
+    for name, losses in manifest.metrics.items():
+        print(f"{name:10} loss on validation pictures {losses['valid_denoise_loss']:.4f}")
+    done = sum(part is not None for part in manifest.parts)
+    print(f"{options.out}: {done} of {len(manifest.parts)} parts trained")
+    return 0
+
+
+def add_blocks(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_blocks)
+    _add_options(parser, Path("runs/pictures/chain"), "a net for all noise levels: every block begins with its weights")
+    parser.add_argument("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
+
+
+def add_whole(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_whole)
+    _add_options(parser, Path("runs/pictures/steps"), "an undivided net to go on from")
+
+
+def add_local(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_local)
+    _add_options(parser, Path("runs/pictures/local"), "a net of this kind to go on from")
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_memory)
+    _add_settings(parser)
+
+
+def _add_options(parser: argparse.ArgumentParser, out: Path, start: str) -> None:
+    _add_settings(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", default=out, help="the checkpoint (%(default)s)")
+    parser.add_argument("--start", type=Path, metavar="CKPT", help=start)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data", type=Path, metavar="PATH", required=True, help="npz, folder of IDX files, or a folder for each class"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
+    parser.add_argument("--steps", type=int, metavar="N", help="of a block; one net for all takes PARTS times more")
+    parser.add_argument("--batch", type=int, metavar="N", help="pictures in a step")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise")
+    parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate")
+    parser.add_argument("--patch", type=int, metavar="N", help="pixels along a side of a patch")
+    parser.add_argument("--parts", type=int, metavar="N", help="blocks of the chain, stages of the undivided net")
+    parser.add_argument("--layers", type=int, metavar="N", help="layers of a block")
+    parser.add_argument("--features", type=int, metavar="N", help="width of the net")
+    parser.add_argument("--heads", type=int, metavar="N", help="attention heads")
+    add_threads_option(parser)

@@ -1,0 +1,287 @@
+"""Pictures with classes: folders of PNG or JPEG, IDX files, npz archives. All is checked before it is decoded."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import math
+import struct
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from onesweep.stages.errors import DataError
+from onesweep.stages.model.randomness import Purpose, uniforms
+from onesweep.stages.pictures.architecture import MAX_CLASSES, MAX_SIDE
+
+VALID_SHARE = 0.05
+MAX_BYTES = 2 << 30  # of decoded pixels: they are held in memory
+# Others can hide a program, a film or a whole document; two are enough.
+SUFFIXES = (".png", ".jpg", ".jpeg")
+FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+IDX_NAMES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+@dataclass(frozen=True)
+class LabelledPictures:
+    """Pictures and the class of each."""
+
+    pixels: Tensor  # (pictures, channels, height, width) uint8
+    labels: Tensor  # (pictures,) int64
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Tensor) -> LabelledPictures:
+        return LabelledPictures(self.pixels[indices], self.labels[indices])
+
+
+@dataclass(frozen=True)
+class PictureSet:
+    """Pictures to train on, to choose settings by, and to measure with. `test` may be empty."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: LabelledPictures
+    valid: LabelledPictures
+    test: LabelledPictures
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the training pictures and their classes."""
+        found = hashlib.sha256(repr((self.classes, tuple(self.train.pixels.shape))).encode())
+        found.update(self.train.pixels.numpy().data)
+        found.update(self.train.labels.numpy().data)
+        return found.hexdigest()
+
+    @cached_property
+    def pixel_mean(self) -> float:
+        """Mean of the training pixels, 0 to 1."""
+        # rounded, as is the deviation: sums in another order would make another architecture on another machine
+        return round(float(self.train.pixels.double().mean()) / 255, 4)
+
+    @cached_property
+    def pixel_deviation(self) -> float:
+        return max(round(float(self.train.pixels.double().std()) / 255, 4), 1e-3)
+
+
+def load_pictures(path: Path) -> PictureSet:
+    """The pictures at `path`: an npz archive, a folder with IDX files, or a folder with a folder for each class.
+
+    A part of the training pictures is cut off for validation. Raises DataError.
+    """
+    try:
+        if path.is_dir():
+            is_idx = any(_idx_path(path, name) for names in IDX_NAMES.values() for name in names)
+            classes, train, test = _read_idx(path) if is_idx else _read_folders(path)
+        else:
+            classes, train, test = _read_npz(path)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    _check_classes(path, classes, train)
+    # Cut at random but always alike: many sets are sorted by class, and a later training must not see these pictures.
+    order = torch.from_numpy(uniforms(0, Purpose.WINDOWS, 0, len(train), 1)[:, 0].argsort())
+    cut = max(int(VALID_SHARE * len(train)), 1)
+    return PictureSet(path.stem, classes, train.take(order[cut:]), train.take(order[:cut]), test)
+
+
+def _check_classes(path: Path, classes: Sequence[str], train: LabelledPictures) -> None:
+    if not 2 <= len(classes) <= MAX_CLASSES:
+        raise DataError(f"{path} has {len(classes)} class: give 2 to {MAX_CLASSES}, a folder for each")
+    counts = torch.bincount(train.labels, minlength=len(classes))
+    for name, count in zip(classes, counts.tolist(), strict=True):
+        if count < 2:
+            raise DataError(f"{path}: class {name!r} has {count} training pictures; give at least 2, or leave it out")
+
+
+# npz
+
+_NPZ_KEYS = ("train_x", "train_y", "test_x", "test_y")
+
+
+def _read_npz(path: Path) -> tuple[tuple[str, ...], LabelledPictures, LabelledPictures]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            arrays = {key: _read_npy(archive, key, path) for key in _NPZ_KEYS}
+            names = archive.namelist()
+            classes = _class_names(archive, path) if "classes.npy" in names else None
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError) as error:
+        raise DataError(f"{path} is no npz archive ({error}), nor a folder of pictures") from None
+    train, test = (_labelled(path, arrays[f"{part}_x"], arrays[f"{part}_y"]) for part in ("train", "test"))
+    count = 1 + max((int(part.labels.max()) for part in (train, test) if len(part)), default=0)
+    if classes is None:
+        classes = FASHION if path.stem.startswith("fashion") and count == len(FASHION) else _numbered(count)
+    if count > len(classes):
+        raise DataError(f"{path} has label {count - 1}, and {len(classes)} classes")
+    return classes, train, test
+
+
+def _read_npy(archive: zipfile.ZipFile, key: str, path: Path) -> NDArray[np.uint8]:
+    """One array of bytes. Its header is read first: it may promise more than the archive or memory holds."""
+    try:
+        entry = archive.getinfo(f"{key}.npy")
+    except KeyError:
+        raise DataError(f"{path} has no {key}: an archive of pictures has {', '.join(_NPZ_KEYS)}") from None
+    with archive.open(entry) as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read(file)
+        except (ValueError, EOFError) as error:
+            raise DataError(f"{path}: {key} is no array ({error})") from None
+        if dtype != np.uint8 or fortran:  # objects would have to be unpickled: they never are
+            raise DataError(f"{path}: {key} holds {dtype}, in which pictures are not read; store uint8 in C order")
+        size = math.prod(shape)
+        if size > MAX_BYTES:
+            raise DataError(f"{path}: {key} would take {size} bytes; at most {MAX_BYTES} are read")
+        data = file.read(size + 1)
+    if len(data) != size:
+        raise DataError(f"{path}: {key} promises {size} bytes and has {'more' if len(data) > size else len(data)}")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+
+
+def _class_names(archive: zipfile.ZipFile, path: Path) -> tuple[str, ...]:
+    with archive.open("classes.npy") as file:
+        data = file.read(MAX_CLASSES * 300)
+    try:
+        names = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{path}: classes cannot be read ({error}); store an array of strings") from None
+    return tuple(str(name) for name in np.atleast_1d(names))
+
+
+def _labelled(where: Path, pixels: NDArray[np.uint8], labels: NDArray[np.uint8]) -> LabelledPictures:
+    if pixels.ndim == 3:
+        pixels = pixels[:, None]
+    if pixels.ndim != 4 or labels.shape != pixels.shape[:1]:
+        raise DataError(
+            f"{where}: pictures of shape {pixels.shape} and labels of shape {labels.shape} do not go together; "
+            "pictures are (n, channels, height, width), labels (n,)"
+        )
+    _check_size(where, pixels.shape[3], pixels.shape[2])
+    return LabelledPictures(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _check_size(where: Path, width: int, height: int) -> None:
+    if not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
+        raise DataError(
+            f"{where} has {width} x {height} pixels; at most {MAX_SIDE} x {MAX_SIDE} are read: scale it down"
+        )
+
+
+def _numbered(count: int) -> tuple[str, ...]:
+    return tuple(map(str, range(count)))
+
+
+# IDX
+
+
+def _idx_path(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
+
+
+def _read_idx(folder: Path) -> tuple[tuple[str, ...], LabelledPictures, LabelledPictures]:
+    parts = {}
+    for part, names in IDX_NAMES.items():
+        found = [_idx_path(folder, name) for name in names]
+        missing = [name for name, path in zip(names, found, strict=True) if path is None]
+        if missing and part == "train":
+            raise DataError(f"{folder} lacks {missing[0]}, or the same with .gz")
+        arrays = [_read_idx_file(path) for path in found if path is not None]
+        if not missing:
+            parts[part] = _labelled(folder, *arrays)
+    train = parts["train"]
+    test = parts.get("test") or LabelledPictures(train.pixels[:0], train.labels[:0])
+    count = int(train.labels.max()) + 1
+    is_fashion = count == len(FASHION) and "fashion" in str(folder.resolve())
+    return FASHION if is_fashion else _numbered(count), train, test
+
+
+def _read_idx_file(path: Path) -> NDArray[np.uint8]:
+    """An array of bytes: magic 00 00 08 and the number of dimensions, each dimension in 4 bytes, then the numbers."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            head = file.read(4)
+            if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
+                raise DataError(f"{path} is no IDX file of bytes")
+            shape = struct.unpack(f">{head[3]}I", file.read(4 * head[3]))
+            size = math.prod(shape)
+            if size > MAX_BYTES:
+                raise DataError(f"{path} promises {size} bytes; at most {MAX_BYTES} are read")
+            data = file.read(size + 1)
+        except (EOFError, gzip.BadGzipFile, struct.error, OSError) as error:
+            raise DataError(f"{path} is damaged: {error}") from None
+    if len(data) != size:
+        raise DataError(f"{path} promises {size} bytes and has {'more' if len(data) > size else len(data)}")
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+
+
+# Folders
+
+
+def _read_folders(folder: Path) -> tuple[tuple[str, ...], LabelledPictures, LabelledPictures]:
+    """CLASS/*.png, or train/CLASS/*.png and test/CLASS/*.png."""
+    has_parts = (folder / "train").is_dir()
+    train, classes = _read_classes(folder / "train" if has_parts else folder, None)
+    test = LabelledPictures(train.pixels[:0], train.labels[:0])
+    if has_parts and (folder / "test").is_dir():
+        test, _ = _read_classes(folder / "test", classes, train.pixels.shape[1:])
+    return classes, train, test
+
+
+def _read_classes(
+    folder: Path, known: tuple[str, ...] | None, shape: Sequence[int] | None = None
+) -> tuple[LabelledPictures, tuple[str, ...]]:
+    names = known or tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+    if not names:
+        raise DataError(f"{folder} holds no folders: put the pictures of each class into a folder of its name")
+    # sorted, so that every machine gives a class the same number
+    paths: Mapping[str, list[Path]] = {
+        name: sorted(path for path in (folder / name).glob("*") if path.suffix.lower() in SUFFIXES) for name in names
+    }
+    for name, found in paths.items():
+        if not found and known is None:
+            raise DataError(f"{folder / name} holds no picture ({', '.join(SUFFIXES)}): fill the class or remove it")
+    pictures, labels, size = list[NDArray[np.uint8]](), list[int](), 0
+    for label, name in enumerate(names):
+        for path in paths[name]:
+            picture = _read_picture(path)
+            shape = shape or picture.shape
+            if picture.shape != tuple(shape):
+                raise DataError(
+                    f"{path} is {_described(picture.shape)}, others are {_described(shape)}: make them alike"
+                )
+            size += picture.size
+            if size > MAX_BYTES:
+                raise DataError(f"{folder} holds more than {MAX_BYTES} bytes of pixels: give fewer or smaller pictures")
+            pictures.append(picture)
+            labels.append(label)
+    return LabelledPictures(torch.from_numpy(np.stack(pictures)), torch.tensor(labels)), names
+
+
+def _described(shape: Sequence[int]) -> str:
+    return f"{shape[2]} x {shape[1]} in {'grey' if shape[0] == 1 else 'colour'}"
+
+
+def _read_picture(path: Path) -> NDArray[np.uint8]:
+    """(channels, height, width): one channel for grey, else three."""
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as picture:
+            _check_size(path, *picture.size)  # before a pixel is decoded
+            grey = picture.mode in ("1", "L", "I", "I;16", "LA")
+            array = np.asarray(picture.convert("L" if grey else "RGB"))
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be read as PNG or JPEG: {error}; replace or remove it") from None
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)

@@ -1,0 +1,271 @@
+"""Training of nets that draw: blocks apart, an undivided net, or one small net for all noise levels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onesweep.stages.checkpoint.checkpoint import load_picture_part, save_picture_part, write_manifest
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from onesweep.stages.errors import CheckpointError, ConfigError, Interrupted
+from onesweep.stages.model.partition import NoisePartition, equal_probability
+from onesweep.stages.model.randomness import Purpose, uniforms
+from onesweep.stages.pictures.architecture import DATA_STD, PictureArchitecture
+from onesweep.stages.pictures.part import PictureKind, PicturePart
+from onesweep.stages.settings import check, limits
+from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity
+from onesweep.trainer.blocks.config import RunConfig
+from onesweep.trainer.blocks.memory import MemoryUse, measure
+from onesweep.trainer.blocks.run import Run, StepLoss, state_path
+from onesweep.trainer.blocks.state import exclusive
+from onesweep.trainer.pictures.data import LabelledPictures, PictureSet
+
+VALID_PICTURES = 512
+_SIZE = limits(least=1, most=1 << 14)
+
+
+@dataclass(frozen=True)
+class PictureConfig(RunConfig):
+    """One run. `steps` are those of a block, and of the undivided net: then both train as many layers x pictures."""
+
+    patch: int = field(default=4, metadata=_SIZE)
+    parts: int = field(default=3, metadata=_SIZE)
+    layers: int = field(default=2, metadata=_SIZE)  # of one block; the undivided net has `parts` times as many
+    features: int = field(default=96, metadata=_SIZE)
+    heads: int = field(default=4, metadata=_SIZE)
+    condition_dim: int = field(default=96, metadata=_SIZE)
+    sigma_min: float = field(default=0.002, metadata=limits(above=0))
+    sigma_max: float = field(default=80.0, metadata=limits(above=0))
+    # Share of its log-width by which a block's noise range is widened in training.
+    overlap: float = field(default=0.05, metadata=limits(least=0, most=0.5))
+    batch: int = field(default=64, metadata=_SIZE)  # pictures in a step
+    drop_class: float = field(default=0.1, metadata=limits(least=0, most=1))  # share that is shown without its class
+    # One rate for all: with AdamW the layers' matrices need none of their own.
+    learning_rate: float = field(default=2e-3, metadata=limits(least=0))
+    matrix_learning_rate: float = field(default=2e-3, metadata=limits(least=0))
+    # Muon computes in bfloat16, which processors with AVX2 alone take 65 times as long for.
+    matrix_optimizer: Any = "adamw"
+    weight_decay: float = field(default=0.01, metadata=limits(least=0))
+    evaluate_every: int = field(default=2000, metadata=_SIZE)
+    log_every: int = field(default=100, metadata=_SIZE)
+
+    def architecture(self, pictures: PictureSet, parts: int | None = None) -> PictureArchitecture:
+        """The shape of a net for these pictures. Raises ShapeError."""
+        _, channels, height, width = pictures.train.pixels.shape
+        return PictureArchitecture(
+            height=height,
+            width=width,
+            channels=channels,
+            classes=pictures.classes,
+            patch=self.patch,
+            parts=parts or self.parts,
+            layers=self.layers,
+            features=self.features,
+            heads=self.heads,
+            condition_dim=self.condition_dim,
+            mean=pictures.pixel_mean,
+            deviation=pictures.pixel_deviation,
+        )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.sigma_min < self.sigma_max:
+            raise ConfigError(f"sigma_min {self.sigma_min} must be below sigma_max {self.sigma_max}")
+
+
+class UndividedNet(nn.Module):
+    """All stages of a net in one process."""
+
+    def __init__(self, parts: Sequence[PicturePart]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor, sigma: Tensor, classes: Tensor) -> Tensor:
+        """As `PicturePart`, from c_in z to F."""
+        for part in self.parts:
+            x = part(x, sigma, classes)
+        return x
+
+
+class PictureTask:
+    """One net that learns to denoise within a range of noise levels."""
+
+    def __init__(
+        self,
+        name: str,
+        net: PicturePart | UndividedNet,
+        architecture: PictureArchitecture,
+        partition: NoisePartition,
+        block: int,
+        pictures: PictureSet,
+        config: PictureConfig,
+    ) -> None:
+        """:param block: the noise range of `partition` that the net learns."""
+        self.name, self.module, self.trained = name, net, [net]
+        self.architecture, self.partition, self.block = architecture, partition, block
+        self.pictures, self.config = pictures, config
+
+    def loss(self, step: int) -> StepLoss:
+        # a pure function of seed, block and step: a run that was stopped sees the same batches and noise
+        draws = uniforms(self.config.seed, Purpose.TRAINING, 1 + self.block, 1, 1, step)
+        generator = torch.Generator().manual_seed(int(draws[0, 0] * 2**53))
+        chosen = torch.randint(len(self.pictures.train), (self.config.batch,), generator=generator)
+        loss = self._loss(self.pictures.train.take(chosen), generator, self.config.drop_class)
+        return StepLoss(loss, {"denoise_loss": loss.detach()})
+
+    def evaluate(self) -> dict[str, float]:
+        """The loss on validation pictures, their classes shown, at fixed noise."""
+        valid = self.pictures.valid.take(torch.arange(min(len(self.pictures.valid), VALID_PICTURES)))
+        loss = self._loss(valid, torch.Generator().manual_seed(0), 0.0)
+        return {"valid_denoise_loss": float(loss)}
+
+    def _loss(self, pictures: LabelledPictures, generator: torch.Generator, drop_class: float) -> Tensor:
+        """mean (F - F*)^2 with F* = (y - c_skip z) / c_out (EDM, arXiv 2206.00364, section 5)."""
+        y, n = self.architecture.to_rows(pictures.pixels), len(pictures)
+        # Noise levels of a batch are spread evenly over the range's probability: the loss then varies less.
+        uniform = (torch.arange(n) + torch.rand(n, generator=generator)) / n
+        sigma = self.partition.sample(self.block, uniform)
+        z = y + sigma[:, None, None] * torch.randn(y.shape, generator=generator)
+        variance = (sigma**2 + DATA_STD**2)[:, None, None]
+        wanted = (y - DATA_STD**2 / variance * z) * variance.sqrt() / (sigma[:, None, None] * DATA_STD)
+        hidden = torch.rand(n, generator=generator) < drop_class
+        classes = torch.where(hidden, len(self.architecture.classes), pictures.labels)
+        return (self.module(z / variance.sqrt(), sigma, classes) - wanted).square().mean()
+
+
+def train_picture_blocks(
+    config: PictureConfig, pictures: PictureSet, out: Path, only: int | None = None, start: Path | None = None
+) -> Manifest:
+    """Train the blocks of a chain into the checkpoint `out`, one in memory at a time, skipping those that are done.
+
+    `only` picks one. `start` is the checkpoint of a net for all noise levels, from which all blocks go on (branching).
+    """
+    architecture = config.architecture(pictures)
+    if only is not None and not 0 <= only < architecture.parts:
+        raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
+    partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max, overlap=config.overlap)
+    extra = {} if start is None else {"start": read_manifest(start).digest()}
+    manifest = _open(out, _manifest("chain", architecture, partition, config, pictures, extra))
+    for index in range(architecture.parts) if only is None else [only]:
+        if manifest.parts[index] is not None:
+            print(f"block {index}: already trained in {out}")
+            state_path(out / RUN_FOLDER, f"block-{index}").unlink(missing_ok=True)
+            continue
+        part = _new(architecture, index, "chain", config.seed + index)
+        if start is not None:
+            _copy(start, part)
+        task = PictureTask(f"block-{index}", part, architecture, partition, index, pictures, config)
+        manifest = _train(task, config, out, manifest, [part])
+    return manifest
+
+
+def train_undivided(
+    config: PictureConfig, pictures: PictureSet, out: Path, parts: int, start: Path | None = None
+) -> Manifest:
+    """Train one net for all noise levels, and store it cut into `parts` stages of `config.layers` layers."""
+    architecture = config.architecture(pictures, parts)
+    # No margin: nothing but this net works beyond the ends of its range.
+    partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
+    extra = {} if start is None else {"start": read_manifest(start).digest()}
+    manifest = _open(out, _manifest("steps", architecture, partition, config, pictures, extra))
+    if manifest.complete:
+        print(f"already trained in {out}")
+        state_path(out / RUN_FOLDER, "steps").unlink(missing_ok=True)
+        return manifest
+    stages = [_new(architecture, index, "steps", config.seed + index) for index in range(parts)]
+    if start is not None:
+        for stage in stages:
+            stage.load_state_dict(load_picture_part(start, stage.index).state_dict())
+    net = UndividedNet(stages)
+    return _train(
+        PictureTask("steps", net, architecture, partition, 0, pictures, config), config, out, manifest, stages
+    )
+
+
+def measure_picture_training(config: PictureConfig, pictures: PictureSet) -> dict[str, MemoryUse]:
+    """Take one real step of a block, and of the undivided net, and measure its memory."""
+    architecture = config.architecture(pictures)
+    block = _new(architecture, architecture.parts - 1, "chain", config.seed)
+    whole = UndividedNet([_new(architecture, index, "steps", config.seed) for index in range(architecture.parts)])
+    partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max)
+    nets: dict[str, PicturePart | UndividedNet] = {"block": block, "whole": whole}
+    uses = {}
+    for name, net in nets.items():
+        task = PictureTask(name, net, architecture, partition, block.index, pictures, config)
+        uses[name] = measure(net, config, lambda task=task: task.loss(0).total)  # type: ignore[misc]
+    return uses
+
+
+def _new(architecture: PictureArchitecture, index: int, kind: PictureKind, seed: int) -> PicturePart:
+    torch.manual_seed(seed)
+    return PicturePart(architecture, index, kind)
+
+
+def _copy(start: Path, part: PicturePart) -> None:
+    """Begin a block with the weights of a net for all noise levels. Raises CheckpointError where the shapes differ."""
+    found = read_manifest(start).picture_architecture
+    if found != replace(part.architecture, parts=1):
+        raise CheckpointError(f"{start} is no net of one part in the shape of these blocks: train it by `local`")
+    part.load_state_dict(load_picture_part(start, 0).state_dict())
+
+
+def _manifest(
+    kind: PictureKind,
+    architecture: PictureArchitecture,
+    partition: NoisePartition,
+    config: PictureConfig,
+    pictures: PictureSet,
+    extra: dict[str, str],
+) -> Manifest:
+    record = asdict(config)
+    for name in ("log_every", "evaluate_every", "save_every_s"):  # they decide no weights
+        del record[name]
+    return Manifest(
+        kind=kind,
+        architecture=architecture,
+        parts=(None,) * architecture.parts,
+        partition=partition,
+        data={"name": pictures.name, "train_pictures": len(pictures.train), "train_sha256": pictures.digest},
+        training=json.loads(json.dumps(record)) | extra,
+    )
+
+
+def _open(out: Path, new: Manifest) -> Manifest:
+    """The manifest in `out` if it is of the same run, else `new`, written there."""
+    try:
+        (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot train into {out}: {error.strerror}; give another --out") from None
+    with exclusive(out / RUN_FOLDER / "manifest.lock"):  # two blocks' trainings may be the first at once
+        if not (out / MANIFEST_NAME).exists():
+            write_manifest(out, new)
+            return new
+        old = read_manifest(out)
+    if identity(old) != identity(new):
+        raise CheckpointError(
+            f"{out} holds a checkpoint of other settings or data; give another --out, or the same settings to go on"
+        )
+    return old
+
+
+def _train(
+    task: PictureTask, config: PictureConfig, out: Path, manifest: Manifest, parts: Sequence[PicturePart]
+) -> Manifest:
+    """Run to the end; measurements and then weights go into the checkpoint."""
+    run = Run(task, config, out / RUN_FOLDER, identity(manifest))
+    losses = run.train()
+    # Measurements first: after a kill in between, a part without them would count as done.
+    add_metrics(out, {task.name: losses})
+    hidden: Tensor | None = None
+    for part in parts:
+        hidden = save_picture_part(out, part.eval(), hidden)
+    run.finish()
+    if run.asked_to_stop:
+        raise Interrupted(f"{task.name} is trained and saved; stopped as asked, run again to go on")
+    return read_manifest(out)
