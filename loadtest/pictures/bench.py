@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from onesweep.loadtest.commands import CHECKPOINT, absolute, add_measurement, say, setting
 from onesweep.loadtest.host.settings import numbers_flag
 from onesweep.loadtest.report.record import check_report_options, origin, settings_record, write_report
-from onesweep.loadtest.report.table import Table, number_column, text_column
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.stages.errors import InputError, one_of
 from onesweep.stages.settings import check_destination, flag, from_flags
@@ -90,22 +89,27 @@ class PictureRow:
     seconds_150: float | None = None
 
 
-TABLE = Table[PictureRow](
-    [
-        text_column("mode"),
-        number_column("levels", "levels", 0),
-        ("codec", lambda row: row.codec or "-"),
-        number_column("FD", "distance", 2),
-        ("95 %", lambda row: f"{row.distance_low:.2f} to {row.distance_high:.2f}"),
-        number_column("accuracy", "accuracy", 3),
-        number_column("nearest", "copies", 0),
-        number_column("delays", "delays", 1),
-        number_column("layer evaluations", "evaluations", 0),
-        number_column("compute ms", "compute_ms", 2),
-        number_column("hop bytes", "hop_bytes", 0),
-        *(number_column(f"s at {ms} ms", f"seconds_{ms}", 3) for ms in LINKS_MS),
-    ]
-)
+def picture_table(rows: Sequence[PictureRow]) -> str:
+    """Rows in aligned columns."""
+    from onesweep.loadtest.report.table import Table, number_column, text_column
+
+    table = Table[PictureRow](
+        [
+            text_column("mode"),
+            number_column("levels", "levels", 0),
+            ("codec", lambda row: row.codec or "-"),
+            number_column("FD", "distance", 2),
+            ("95 %", lambda row: f"{row.distance_low:.2f} to {row.distance_high:.2f}"),
+            number_column("accuracy", "accuracy", 3),
+            number_column("nearest", "copies", 0),
+            number_column("delays", "delays", 1),
+            number_column("layer evaluations", "evaluations", 0),
+            number_column("compute ms", "compute_ms", 2),
+            number_column("hop bytes", "hop_bytes", 0),
+            *(number_column(f"s at {ms} ms", f"seconds_{ms}", 3) for ms in LINKS_MS),
+        ]
+    )
+    return table.aligned(rows)
 
 
 def delays_of(mode: str, hosts: int, levels: int, passes: float = 0.0) -> float:
@@ -171,7 +175,7 @@ def run_pictures(options: argparse.Namespace) -> int:
     settings = from_flags(PictureBenchSettings, options)
     check_report_options(options)
     rows, record = measure_pictures(settings)
-    print(TABLE.aligned(rows))
+    print(picture_table(rows))
     print(
         f"\nFD: Frechet distance of 64 features of a judge ({record['judge'][:12]}) to {record['test_pictures']} test "
         "pictures: it compares with other rows of this judge only. nearest: median distance to the nearest training "

@@ -11,8 +11,7 @@ DRAWING_MODES: Mapping[str, tuple[str, str]] = {
     "local": ("0", "a net of one block's size, for all noise, on the router's machine"),
 }
 DEFAULT_LEVELS = 12
-# Doubles the arithmetic, and is what people want who name a class: the judge reads it in more of the pictures
-# (docs/research/pictures.md), while FD alone would take less.
+# Doubles the arithmetic, and halves the distance to real pictures (docs/research/pictures.md).
 DEFAULT_GUIDANCE = 2.0
 MAX_PICTURES = 1024
 PICTURES_SERVED = "the checkpoint draws pictures: ask for some with `onesweep draw`"
