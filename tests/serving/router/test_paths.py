@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from onesweep.serving.router.paths import HostLink, Suspects, best_path
 from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.host.parts import weights_of
 from onesweep.stages.v1 import stage_pb2
-
-HELD = ("c", "a", "")
 
 
 class Relay:
@@ -39,7 +38,7 @@ def release(ar: str, parts: int = 2, loading: bool = False) -> stage_pb2.Release
 
 
 def names(links: list[HostLink], avoid: tuple[str, ...] = (), suspects: Suspects | None = None) -> str | None:
-    path = best_path(links, HELD, suspects or Suspects(), avoid)
+    path = best_path(links, weights_of(release("a")), suspects or Suspects(), avoid)
     return None if path is None else " ".join(link.entry.name for link in path)
 
 
@@ -100,7 +99,7 @@ def test_other_weights_are_not_mixed_in() -> None:
     links = square()
     exchange(links[0], release("other"))
     assert names(links) == "b y"
-    assert best_path(links, ("c", "other", ""), Suspects()) is None
+    assert best_path(links, weights_of(release("other")), Suspects()) is None
 
 
 def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:
@@ -108,10 +107,10 @@ def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:
     exchange(links[0], release("a"), release("other"))
     exchange(links[2], release("a"), release("other", loading=True))
     assert names(links) == "a x"
-    assert best_path(links, ("c", "other", ""), Suspects()) is None
+    assert best_path(links, weights_of(release("other")), Suspects()) is None
     exchange(links[2], release("other"))
     assert names(links) == "b y"
-    path = best_path(links, ("c", "other", ""), Suspects())
+    path = best_path(links, weights_of(release("other")), Suspects())
     assert path is not None
     assert [link.entry.name for link in path] == ["a", "x"]
 
