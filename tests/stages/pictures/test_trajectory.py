@@ -78,9 +78,16 @@ def test_the_noise_and_the_estimate_are_the_state() -> None:
         trajectory.supply(f)
 
 
-@pytest.mark.parametrize(("levels", "expected"), [(3, [1, 1, 1]), (7, [3, 2, 2]), (8, [3, 3, 2])])
-def test_blocks_share_the_levels_and_meet_at_the_boundaries(levels: int, expected: list[int]) -> None:
-    assert block_levels(levels, 3) == expected
+@pytest.mark.parametrize("levels", [3, 4, 7, 12, 256])
+def test_blocks_share_the_levels_and_meet_at_the_boundaries(levels: int) -> None:
+    partition = tiny_partition()
+    expected = block_levels(partition, levels)
+    assert sum(expected) == levels
+    assert min(expected) >= 1
+    # within one of the steps that an undivided net makes there, but for blocks that would get none
+    middles = range_sigmas(SIGMA_MAX, SIGMA_MIN, 2 * levels)[1::2]
+    for steps, (high, low) in zip(expected, pairwise(partition.boundaries), strict=True):
+        assert abs(steps - sum(low < middle <= high for middle in middles)) <= 1 or levels < 3 * TINY.parts
     sigmas = [block_sigmas(tiny_partition(), block, levels) for block in range(3)]
     assert [len(each) - 1 for each in sigmas] == expected
     assert [each[0] for each in sigmas] + [SIGMA_MIN] == [SIGMA_MAX] + [each[-1] for each in sigmas]
