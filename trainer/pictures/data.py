@@ -153,7 +153,7 @@ def _read_header(file: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.
     """Shape, order and type of an array. Raises DataError."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # numpy goes on with what it only warns of
+            warnings.simplefilter("error")  # numpy reads on after a warning
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             return read(file)
