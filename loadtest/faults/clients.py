@@ -16,12 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from onesweep.loadtest.workload.prompts import SENTENCES
-from onesweep.serving.client.client import AsyncClient, RequestRefused, Result, RouterError
+from onesweep.serving.client.client import AsyncClient, DrawnPictures, RequestRefused, Result, RouterError
 from onesweep.stages.errors import ServiceError
 
 OK = "OK"
@@ -49,18 +49,25 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 PROMPT_BYTES = 48
 ROOM_BYTES = PROMPT_BYTES + 96 + 16
+# Of a request for pictures. Guidance and solver are the router's defaults.
+DRAWINGS: dict[str, dict[str, Any]] = {
+    "chain": {"pictures": 2, "levels": 12},
+    "steps": {"pictures": 2, "levels": 12},
+    "local": {"pictures": 2, "levels": 12},
+}
 
 Beside = Callable[[list[str]], list[str]]  # turns a command into one that runs where the router does
 
 
 @dataclass(frozen=True)
 class SeededRequest:
-    """A request that has one text."""
+    """A request that has one answer: a text, or pictures."""
 
     mode: str
-    prompt: str
+    prompt: str  # or the class to draw
     seed: int
     settings: dict[str, Any] = field(default_factory=dict)
+    draws: bool = False
 
 
 def seeded_requests(modes: Collection[str], first_seed: int, context_length: int) -> tuple[SeededRequest, ...]:
@@ -74,6 +81,15 @@ def seeded_requests(modes: Collection[str], first_seed: int, context_length: int
             shorter = {**settings, "max_bytes": max(1, int(settings["max_bytes"] * scale))}
             cases.append(SeededRequest(mode, prompt, first_seed + 100 * turn + number, shorter))
     return tuple(cases)
+
+
+def seeded_drawings(modes: Collection[str], first_seed: int, classes: Sequence[str]) -> tuple[SeededRequest, ...]:
+    """Requests for pictures, as those for texts; classes take turns."""
+    turns = [each for each in itertools.product(range(PROMPTS), DRAWINGS.items()) if each[1][0] in modes]
+    return tuple(
+        SeededRequest(mode, classes[number % len(classes)], first_seed + 100 * turn + number, settings, draws=True)
+        for number, (turn, (mode, settings)) in enumerate(turns)
+    )
 
 
 @dataclass(frozen=True)
@@ -114,7 +130,7 @@ class Try:
     code: str
     message: str
     retry_after_ms: int | None = None
-    output: str = ""  # the text until then, in hex
+    output: str = ""  # the text, or pixels, until then, in hex
 
     @property
     def refused(self) -> bool:
@@ -131,7 +147,7 @@ class Answer:
     end_s: float
     status: str  # OK, LATE, or the name of a gRPC status that another call would not change
     output: str = ""  # of the last call, in hex
-    arrivals_s: list[float] = field(default_factory=list)  # when pieces of text came, in all calls
+    arrivals_s: list[float] = field(default_factory=list)  # when pieces of the answer came, in all calls
     tries: list[Try] = field(default_factory=list)  # calls before the last one, and the last one too where it failed
     replays: int = 0  # times that the router moved the work to other hosts
     first: bool = True  # of the steady load; not of a flood
@@ -156,6 +172,7 @@ class RouterHealth:
     sessions: int = 0  # open on all hosts
     modes: list[str] = field(default_factory=list)  # that are served
     context_length: int = 0
+    classes: list[str] = field(default_factory=list)  # that are drawn; empty where text is written
     audited: int = 0  # sweeps that were computed again since the router started
     liars: int = 0  # hosts that audits took out
 
@@ -301,13 +318,12 @@ async def ask(client: AsyncClient, order: Order, number: int) -> Answer:
     while (left_s := begin_s + order.patience_s - time.monotonic()) > 0:
         output, called_s = b"", time.monotonic()
         try:
-            stream = client.stream(case.prompt, mode=case.mode, seed=case.seed, timeout_s=left_s, **case.settings)
-            async for item in stream:
-                if isinstance(item, Result):
-                    replays = item.replays
-                else:
+            async for item in _answer_to(client, case, left_s):
+                if isinstance(item, bytes):
                     output += item
                     arrivals_s.append(time.monotonic())
+                else:
+                    replays = item.replays
             status = OK
             break
         except (RouterError, RequestRefused) as error:
@@ -319,6 +335,20 @@ async def ask(client: AsyncClient, order: Order, number: int) -> Answer:
             await asyncio.sleep(PAUSE_S if retry_ms is None else retry_ms / 1000)
     end_s = time.monotonic()
     return Answer(number, begin_s, end_s, status, output.hex(), arrivals_s, tries, replays, order.first)
+
+
+async def _answer_to(
+    client: AsyncClient, case: SeededRequest, timeout_s: float
+) -> AsyncIterator[bytes | Result | DrawnPictures]:
+    """Pieces of the answer as they come, then its account. Pictures come in one piece."""
+    asked = {"mode": case.mode, "seed": case.seed, "timeout_s": timeout_s, **case.settings}
+    if not case.draws:
+        async for item in client.stream(case.prompt, **asked):
+            yield item
+        return
+    drawn = await client.draw(case.prompt, **asked)
+    yield drawn.pixels.tobytes()
+    yield drawn
 
 
 async def _watch(client: AsyncClient) -> None:
@@ -336,9 +366,16 @@ async def _health(client: AsyncClient) -> RouterHealth:
     problems = {host.name: host.reason or next(iter(links[host.name]), "") for host in status.hosts}
     sessions = sum(host.sessions for host in status.hosts)
     bad = {name: problem for name, problem in problems.items() if problem}
-    modes, audits = list(status.modes), status.audits
+    classes, audits = list(status.pictures.classes), status.audits
     return RouterHealth(
-        time.monotonic(), bad, sessions, modes, status.context_tokens, audits.audited, audits.faulty_hosts
+        time.monotonic(),
+        bad,
+        sessions,
+        modes=list(status.drawing_modes if classes else status.modes),
+        context_length=status.context_tokens,
+        classes=classes,
+        audited=audits.audited,
+        liars=audits.faulty_hosts,
     )
 
 

@@ -13,9 +13,12 @@ import sys
 
 from onesweep.serving.cli.__main__ import main
 from onesweep.stages.host.host import Host
+from onesweep.stages.host.picture_validation import EXACT
+from onesweep.stages.host.requests import PictureRequest
 from onesweep.stages.host.scheduler import ScheduledHop
 from onesweep.stages.host.server import StageServer
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from onesweep.stages.pictures.architecture import PictureArchitecture
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import Outcome, StageWork, hidden_rows, work_of
 
@@ -44,6 +47,11 @@ class WrongHost(Host):
             if outcome.WhichOneof("outcome") == "text":
                 alphabet = job.session.alphabet
                 outcome.text = alphabet.encode([(symbol + 1) % 128 for symbol in alphabet.symbols(outcome.text)])
+            elif outcome.HasField("pictures"):
+                outcome.pictures.pixels = outcome.pictures.pixels[::-1]
+        elif isinstance(job.request, PictureRequest):
+            source = job.session.parts.plan.models[job.session.kind]
+            _turn_pictures(outcome, job.request, source.manifest.picture_architecture)
         elif outcome.WhichOneof("work") == "sweep":
             sweep = outcome.sweep
             sweep.estimate = turned(sweep.estimate, codec_named(sweep.codec), sweep.slots)
@@ -58,6 +66,18 @@ class WrongHost(Host):
 HOSTS: dict[str, type[Host]] = {"garbage": GarbageHost, "wrong": WrongHost}
 
 
+def _turn_pictures(hop: stage_pb2.Hop, request: PictureRequest, a: PictureArchitecture) -> None:
+    """Turn the rows of what travels of pictures."""
+    rows = request.plan.pictures * a.tokens
+    if hop.HasField("draw"):
+        hop.draw.estimate = turned(hop.draw.estimate, codec_named(hop.draw.codec), rows)
+    elif hop.denoise.hidden:
+        hidden = request.plan.evaluations * a.tokens
+        hop.denoise.hidden = turned(hop.denoise.hidden, hidden_codec(hop.denoise.codec), hidden)
+    else:
+        hop.denoise.estimate = turned(hop.denoise.estimate, EXACT, rows)
+
+
 def turned(payload: bytes, codec: StateCodec, rows: int) -> bytes:
     """Every row of a payload, turned by one place."""
     matrix = codec.decode(payload, rows, codec.dim(len(payload), rows), FEATURE_LIMIT)
@@ -70,7 +90,9 @@ def spoil(outcome: Outcome, way: str) -> None:
         numbered = outcome if isinstance(outcome, stage_pb2.Event) else work_of(outcome)
         numbered.number += 7
     elif isinstance(outcome, stage_pb2.Hop):
-        work, name = work_of(outcome), "estimate" if outcome.HasField("sweep") else "hidden"
+        work = work_of(outcome)
+        # what sweeps and pictures carry between noise ranges, or else what travels within a net
+        name = "hidden" if getattr(work, "hidden", b"") else "estimate"
         states = getattr(work, name)
         spoiled = {
             "length": states[:-1],
@@ -92,6 +114,9 @@ def _spoil_event(event: stage_pb2.Event, way: str) -> None:
         case "verification":
             odds = event.verification.odds
             event.verification.odds = {"length": odds[:-4], "scales": b"\xff" * len(odds), "unparsable": b"?"}[way]
+        case "pictures":
+            pixels = event.pictures.pixels
+            event.pictures.pixels = {"length": pixels[:-1], "scales": b"", "unparsable": os.urandom(4096)}[way]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class Fate(StrEnum):
     """The class that a request falls into."""
 
     RIGHT = "right"
-    # A byte differs from the text without faults: in the answer, or in what a call brought before it failed.
+    # A byte differs from the answer without faults: in the last call, or in what one brought before it failed.
     WRONG = "wrong"
     LOST = "lost"  # no whole answer, within its patience and with all its calls
     # Of a flood, each of its calls refused with a time to come back: that is what a deployment that is full does.
@@ -56,7 +56,7 @@ def with_recoveries(faults: Sequence[FaultRecord], health: Sequence[RouterHealth
 
 @dataclass(frozen=True)
 class RightTexts:
-    """The texts that the deployment wrote before any fault, by case."""
+    """The texts that the deployment wrote, or the pixels that it drew, before any fault, by case."""
 
     first: Sequence[bytes]
     second: Sequence[bytes] = ()  # of the release that swaps deploy, where there is one
@@ -181,13 +181,22 @@ def wrong_words(answers: Iterable[Answer], cases: Sequence[SeededRequest], texts
     for answer in answers:
         case, fate = cases[answer.case], fate_of(answer, texts)
         if fate is Fate.WRONG:
-            found = [*answer.texts, answer.text]
-            words.append(f"{case.mode}, seed {case.seed}: wrong text {found!r}, right is {texts.of(answer)!r}")
+            if case.draws:
+                found = f"wrong pixels of {case.prompt}: {_difference(answer.text, texts.of(answer)[0])}"
+            else:
+                found = f"wrong text {[*answer.texts, answer.text]!r}, right is {texts.of(answer)!r}"
+            words.append(f"{case.mode}, seed {case.seed}: {found}")
         elif fate is Fate.LOST:
             last = answer.tries[-1].message if answer.tries else "it said nothing"
             seconds = answer.end_s - answer.begin_s
             words.append(f"{case.mode}, seed {case.seed}: lost after {seconds:.1f} s, {answer.status}: {last}")
     return words
+
+
+def _difference(found: bytes, right: bytes) -> str:
+    if len(found) != len(right):
+        return f"{len(found)} bytes, where {len(right)} are right"
+    return f"{sum(one != other for one, other in zip(found, right, strict=True))} of {len(right)} bytes differ"
 
 
 def reasons(answers: Iterable[Answer]) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""One run of `chaos` or `soak`: texts without faults, then load and faults on the same deployment, then the ledger."""
+"""One run of `chaos` or `soak`: answers without faults, load and faults on the same deployment, then the ledger."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from onesweep.loadtest.faults.base import (
     select,
 )
 from onesweep.loadtest.faults.clients import (
+    DRAWINGS,
     OK,
     REQUESTS,
     Answer,
@@ -29,13 +30,15 @@ from onesweep.loadtest.faults.clients import (
     RouterHealth,
     SeededRequest,
     open_clients,
+    seeded_drawings,
+    seeded_requests,
 )
-from onesweep.loadtest.faults.clients import seeded_requests as make_cases
 from onesweep.loadtest.faults.growth import CLIENTS, ProcessLife, growth_of, longest_lives, sampling
 from onesweep.loadtest.faults.serving_ledger import Fate, RightTexts, ServingFaultRecord, fate_of, with_recoveries
 from onesweep.loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
 from onesweep.loadtest.faults.settings import ChaosSettings
 from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.stages.checkpoint.bundle import bundle_draws
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.host.parts import plan_host
 
@@ -98,7 +101,7 @@ def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
     plan_host(checkpoint, (0,))
     conditions = Conditions(settings.profile, checkpoint, settings.audit)
     selection = select(SERVING_FAULTS, settings, conditions, FAULTS_A_MINUTE)
-    check_names("--modes", settings.modes or (), tuple(REQUESTS))
+    check_names("--modes", settings.modes or (), tuple(DRAWINGS if bundle_draws(checkpoint) else REQUESTS))
     check_links(settings.profile, settings.profiles, MOST_HOSTS)
     return selection
 
@@ -109,18 +112,21 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     limit, checkpoint = settings.requests_at_once * REQUEST_LIMIT, (settings.checkpoint or SHIPPED).resolve()
     with open_serving_testbed(settings.profile, checkpoint, limit, settings.profiles, settings.audit) as testbed:
         facts = _router_health(testbed)
-        wanted = settings.modes or tuple(REQUESTS)
+        wanted = settings.modes or tuple(DRAWINGS if facts.classes else REQUESTS)
         served = [mode for mode in wanted if mode in facts.modes]
         if not served:
             raise InputError(f"none of --modes is served here: choose from {', '.join(facts.modes)}")
-        cases = make_cases(served, settings.seed, facts.context_length)
+        if facts.classes:
+            cases = seeded_drawings(served, settings.seed, facts.classes)
+        else:
+            cases = seeded_requests(served, settings.seed, facts.context_length)
         order = Order(testbed.router, cases, settings.requests_at_once, settings.patience_s)
         left_out = [*selection.left_out, *(f"mode {m}: it is not served here" for m in wanted if m not in served)]
         seconds = settings.seconds - settings.warm_up_s
         schedule = make_schedule(
             selection.able, testbed, seconds, selection.count, settings.seed, settings.length_scale
         )
-        say(f"the texts of {len(cases)} requests, before anything happens ...")
+        say(f"the answers to {len(cases)} requests, before anything happens ...")
         first, second = _texts(testbed, order), list[bytes]()
         if selection.has(SWAP):
             say("and with the other weights ...")
@@ -174,9 +180,9 @@ def _router_health(testbed: ServingTestbed) -> RouterHealth:
 
 
 def _texts(testbed: ServingTestbed, order: Order) -> list[bytes]:
-    """The text of each case, asked for twice. Raises ServiceError when one is missing, or the two differ."""
+    """The text or pixels of each case, asked for twice. Raises ServiceError when one is missing, or the two differ."""
     # the deployment itself is the reference: a second implementation could round differently, or be wrong in the same
-    # way, and the promise to users is that a seed has one text
+    # way, and the promise to users is that a seed has one answer
     count = len(order.cases)
     with open_clients(replace(order, cases=order.cases * 2, once=True), testbed.beside) as clients:
         clients.wait()
@@ -185,10 +191,10 @@ def _texts(testbed: ServingTestbed, order: Order) -> list[bytes]:
         if number not in answers or answers[number].status != OK:
             last = answers[number].tries[-1:] if number in answers else []
             why = last[0].message if last else "no answer"
-            raise ServiceError(f"no text of {case.mode}, seed {case.seed}, before anything happened: {why}")
+            raise ServiceError(f"no answer in {case.mode}, seed {case.seed}, before anything happened: {why}")
     for number, case in enumerate(order.cases):
         if answers[number].output != answers[number + count].output:
-            raise ServiceError(f"{case.mode}, seed {case.seed}, has two texts before anything happened")
+            raise ServiceError(f"{case.mode}, seed {case.seed}, has two answers before anything happened")
     return [answers[number].text for number in range(count)]
 
 

@@ -23,7 +23,8 @@ from onesweep.loadtest.workload.testbed import INSECURE, Network, deployed, open
 from onesweep.serving.cli.deployment import MODULE, Deployment
 from onesweep.serving.modes.frontier import read_frontier
 from onesweep.serving.router.topology import HostEntry, Topology
-from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, find_bundle
+from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME
 from onesweep.stages.errors import ServiceError
 from onesweep.stages.host.parts import plan_host
 
@@ -201,17 +202,28 @@ def open_serving_testbed(
                 testbed.close()
 
 
-# A second release for swaps, from the models of the first: no training, and other texts in most modes
+# A second release for swaps, from the models of the first: no training, and other answers in most modes
 
 
 def second_problem(checkpoint: Path) -> str:
     """Why no second release can be made of a bundle; empty when one can."""
     bundle = find_bundle(checkpoint)
-    return "" if bundle.ar and bundle.scorer else "a swap needs a bundle with ar/ and scorer/: they change places"
+    can = bundle_draws(checkpoint) or (bundle.ar and bundle.scorer)
+    return "" if can else "a swap needs a bundle with ar/ and scorer/: they change places"
 
 
 def make_second(checkpoint: Path, directory: Path) -> Path:
-    """The bundle with its two pipelines in each other's place. Raises InputError for a damaged frontier."""
+    """The bundle with its two pipelines, or the names of its classes, in each other's place.
+
+    Raises InputError for a damaged frontier.
+    """
+    if bundle_draws(checkpoint):
+        shutil.copytree(checkpoint, directory)
+        for path in directory.rglob(MANIFEST_NAME):
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            manifest["architecture"]["classes"].reverse()
+            path.write_text(json.dumps(manifest), encoding="utf-8")
+        return directory
     bundle = find_bundle(checkpoint)
     folders = {"chain": bundle.chain, "ar": bundle.ar, "scorer": bundle.scorer, "local": bundle.local}
     for name, source in folders.items():
@@ -266,7 +278,7 @@ _ALL: tuple[Fault[ServingTestbed], ...] = (
     # every request is cut off, and clients call again
     Fault("router", (0.5, 1.5), _Bed.kill, _Bed.revive, _ROUTERS, weight=2, colour="#222222"),
     Fault("flood", (10.0, 12.0), _Bed.start_flood, _Bed.end_flood, _ROUTERS, colour="#56b4e9"),
-    # each text must be of the one release or of the other, and never of both
+    # each answer must be of the one release or of the other, and never of both
     Fault("swap", (6.0, 10.0), _Bed.deploy, _Bed.roll_back, _ROUTERS, absent=_no_second),
 )
 SERVING_FAULTS: Mapping[str, Fault[ServingTestbed]] = {fault.name: fault for fault in _ALL}

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from onesweep.loadtest.fuzz.base import MARGIN_S, FuzzTarget, all_of
-from onesweep.loadtest.fuzz.healthy import ASKED, PROMPT, SEED, Captures
+from onesweep.loadtest.fuzz.healthy import Captures, answer_to, asked_of
 from onesweep.loadtest.fuzz.inputs import Inputs
 from onesweep.loadtest.fuzz.testbed import ROUTER, STAGE, FuzzTestbed, Hook, Interposer, unchanged
 from onesweep.serving.client.client import AsyncClient
@@ -24,6 +24,7 @@ RARE = {"Warm": 0.03, "Describe": 0.15}  # shares of answers that come all the t
 REQUEST_S = 1.5  # deadline of a request: long enough for a right answer, and most end there
 SILENT_S = 30.0  # without an answer that could be changed: a deceived process recovers sooner
 PAUSE_S = 0.2
+AT_ONCE = 8  # requests of a round
 
 
 def corrupter(inputs: dict[str, Inputs], rng: random.Random, count: list[int]) -> Hook:
@@ -84,7 +85,7 @@ class CorruptingTarget(FuzzTarget):
         """Ask until `count` answers were changed, or none comes any more."""
         before, changed_s = changes[0], time.monotonic()
         while changes[0] < count:
-            await all_of((ask(self, self._request()) for _ in range(len(ASKED))), self.at_once)
+            await all_of((ask(self, self._request()) for _ in range(AT_ONCE)), self.at_once)
             if changes[0] > before:
                 before, changed_s = changes[0], time.monotonic()
             elif time.monotonic() - changed_s > SILENT_S:
@@ -104,9 +105,10 @@ class AnswersTarget(CorruptingTarget):
 
     def __init__(self, testbed: FuzzTestbed, captures: Captures, rng: random.Random) -> None:
         super().__init__(testbed.between, STAGE, testbed.deceived, captures, rng)
+        self.asked = asked_of(testbed.checkpoint)
 
     def _request(self) -> Awaitable[object]:
-        return self.client.generate(PROMPT, seed=SEED, timeout_s=REQUEST_S, **self.rng.choice(ASKED))
+        return answer_to(self.client, self.rng.choice(self.asked), REQUEST_S)
 
 
 class AnsweredTarget(CorruptingTarget):
@@ -116,11 +118,13 @@ class AnsweredTarget(CorruptingTarget):
 
     def __init__(self, testbed: FuzzTestbed, captures: Captures, rng: random.Random) -> None:
         super().__init__([testbed.before_router], ROUTER, testbed.posing, captures, rng)
+        # the quickest, which takes no host
+        self.asked = next(asked for asked in asked_of(testbed.checkpoint) if asked["mode"] == "local")
 
     def _request(self) -> Awaitable[object]:
         if self.rng.random() < 0.5:
             return self.client.status(REQUEST_S)
-        return self.client.generate(PROMPT, seed=SEED, timeout_s=REQUEST_S, mode="local", max_bytes=4)
+        return answer_to(self.client, self.asked, REQUEST_S)
 
 
 async def ask(target: FuzzTarget, call: Awaitable[object]) -> None:

@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from onesweep.loadtest.commands import setting
-from onesweep.loadtest.faults.settings import SEED
+from onesweep.loadtest.faults.settings import BUNDLE, SEED
 from onesweep.loadtest.report.record import write_json
+from onesweep.loadtest.workload.testbed import block_count
 from onesweep.stages.errors import InputError, ServiceError, one_of
 from onesweep.stages.settings import add_flags, check_destination, from_flags
 from onesweep.stages.signals import ends_cleanly, run_interruptible
@@ -30,6 +31,7 @@ class FuzzSettings:
     seconds: float = setting(600.0, "End then at the latest, in seconds", metavar="S", above=0, most=86_400)
     seed: int = setting(0, "Seed for the inputs", **SEED)
     targets: tuple[str, ...] = setting(TARGETS, f"Targets, of {', '.join(TARGETS)}", shown="all", metavar="T,T")
+    checkpoint: Path | None = setting(None, **BUNDLE)
     json: Path | None = setting(None, "Write the figures and findings there, too")
 
     def __post_init__(self) -> None:
@@ -51,6 +53,8 @@ def run_fuzz_command(options: argparse.Namespace) -> int:
         raise InputError(f"`onesweep bench fuzz` needs {', '.join(missing)}: pip install 'onesweep[http,loadtest]'")
     if settings.json:
         check_destination(settings.json)
+    if settings.checkpoint:
+        block_count(settings.checkpoint.resolve())
     from onesweep.loadtest.fuzz.run import fuzz_notes, fuzz_record, fuzz_table, run_fuzz
 
     print("starting two hosts, two routers and a gateway ...", flush=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import random
 import shutil
+import struct
 import tempfile
 import time
 import warnings
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -27,6 +30,7 @@ from onesweep.stages.wire.auth import HOST, Identity
 from onesweep.stages.wire.registry import Registration, read_entry, write_entry
 from onesweep.stages.wire.tls import Tls, check_authority
 from onesweep.stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
+from onesweep.trainer.pictures.data import IDX_NAMES, load_pictures
 
 LITERALS = (
     *(b"nan", b"-inf", b"1e999", b"NaN", b"Infinity", b"9" * 400, b"9" * 5000, b"-1", b"0", b"true", b"null", b"1.5"),
@@ -140,11 +144,12 @@ def readers(directory: Path) -> list[Reader]:
         Reader("entry", write_entry(Registration("paris", "10.0.0.1:7701", (0, 1))), _entry),
         Reader("weights", tiny, file("w", lambda path: read_weights(path, path.stat().st_size, _digest(path), shapes))),
     ]
-    for kind in ("chain", "ar"):
+    for kind in ("chain", "ar", "pictures/chain", "pictures/steps"):
         sample = (SHIPPED / kind / MANIFEST_NAME).read_bytes()
-        (directory / kind).mkdir()
+        (directory / kind).mkdir(parents=True)
         manifest = file(f"{kind}/{MANIFEST_NAME}", lambda path: read_manifest(path.parent))
         found.append(Reader(f"manifest of {kind}", sample, manifest))
+    found += _pictures(directory, file)
     if find_spec("cryptography") is not None:
         found += _certificates(directory, file)
     return found
@@ -163,6 +168,57 @@ def _tiny_weights() -> tuple[bytes, dict[str, tuple[int, ...]]]:
     from safetensors.torch import save
 
     return save({"a": torch.ones(2, 3), "b": torch.zeros(4)}), {"a": (2, 3), "b": (4,)}
+
+
+def _pictures(
+    directory: Path, file: Callable[[str, Callable[[Path], object]], Callable[[bytes], object]]
+) -> list[Reader]:
+    """Data to train on: one file of each kind, or one array of an archive, beside others that are whole."""
+    import numpy as np
+    from PIL import Image
+
+    def saved(write: Callable[[io.BytesIO], object]) -> bytes:
+        write(buffer := io.BytesIO())
+        return buffer.getvalue()
+
+    pixels, labels = np.arange(8 * 16, dtype=np.uint8).reshape(8, 4, 4), np.arange(8, dtype=np.uint8) % 2
+    arrays = {"train_x": pixels, "train_y": labels, "test_x": pixels, "test_y": labels, "classes": ["cat", "dog"]}
+    archive = saved(lambda out: np.savez(out, **arrays))
+    png = saved(lambda out: Image.fromarray(pixels[0]).save(out, "PNG"))
+    folders, idx = directory / "folders", directory / "idx"
+    idx.mkdir()
+    for name, array in zip(IDX_NAMES["train"], (pixels, labels), strict=True):
+        head = b"\0\0\x08" + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape)
+        (idx / name).write_bytes(head + array.tobytes())
+    for name in ("cat", "dog"):
+        (folders / name).mkdir(parents=True)
+        for number in range(2):
+            (folders / name / f"{number}.png").write_bytes(png)
+
+    # the checksums of an archive keep damage from what lies in it, but not a liar
+    def within(name: str) -> Callable[[bytes], object]:
+        def packed(data: bytes) -> object:
+            path = directory / "packed.npz"
+            with zipfile.ZipFile(io.BytesIO(archive)) as source, zipfile.ZipFile(path, "w") as out:
+                for each in source.namelist():
+                    out.writestr(each, data if each == name else source.read(each))
+            return load_pictures(path)
+
+        return packed
+
+    found = [
+        Reader("npz", archive, file("pictures.npz", load_pictures)),
+        Reader("IDX", (idx / IDX_NAMES["train"][0]).read_bytes(), file(f"idx/{IDX_NAMES['train'][0]}", _folder)),
+        Reader("PNG", png, file("folders/cat/0.png", lambda path: load_pictures(folders))),
+    ]
+    with zipfile.ZipFile(io.BytesIO(archive)) as source:
+        return found + [
+            Reader(f"{name} of an npz", source.read(name), within(name)) for name in ("train_x.npy", "classes.npy")
+        ]
+
+
+def _folder(path: Path) -> object:
+    return load_pictures(path.parent)
 
 
 def _certificates(

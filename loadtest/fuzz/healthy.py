@@ -1,26 +1,31 @@
-"""Healthy requests beside the bad ones, which must get their own texts; and the messages of such requests."""
+"""Healthy requests beside the bad ones, which must get their own answers; and the messages of such requests."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from onesweep.loadtest.fuzz.testbed import ROUTER, STAGE, FuzzTestbed, Hook, unchanged
 from onesweep.serving.client.client import AsyncClient, Client, RouterError
+from onesweep.serving.drawing.request import DrawingRequest
 from onesweep.serving.router.request import Request
+from onesweep.stages.checkpoint.bundle import bundle_draws
 from onesweep.stages.v1 import stage_pb2
 
 PROMPT = "The old man looked at the sea and said that"
-# One request of each mode.
-ASKED: tuple[dict[str, Any], ...] = (
+# One request of each mode, for a bundle that writes and for one that draws.
+TEXTS: tuple[dict[str, Any], ...] = (
     {"mode": "sweep", "max_tokens": 16},
     {"mode": "chunked", "max_tokens": 16, "chunk": 8},
     {"mode": "ar", "max_tokens": 8},
@@ -30,6 +35,13 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"mode": "infill", "max_tokens": 4, "suffix": " of the village.", "candidates": 4},
     {"mode": "local", "max_tokens": 8},
 )
+PICTURES: tuple[dict[str, Any], ...] = (
+    {"classes": "0", "mode": "chain", "levels": 6, "pictures": 2},
+    {"classes": "1", "mode": "chain", "levels": 3, "codec": "fp32", "guidance": 1.0, "solver": "euler"},
+    {"classes": "1", "mode": "steps", "levels": 3, "codec": "int8"},
+    {"classes": "0", "mode": "steps", "levels": 3, "pictures": 2, "codec": "fp32", "solver": "euler"},
+    {"classes": "0", "mode": "local", "levels": 3},
+)
 SEED = 5
 TIMEOUT_S = 60.0
 PAUSE_S = 0.05
@@ -37,17 +49,30 @@ PATIENCE_S = 90.0  # how long one request may be refused
 BUSY = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
 
 
-class Healthy:
-    """A thread that asks for one text after the other, over gRPC and over HTTP, and compares."""
+def asked_of(checkpoint: Path) -> tuple[dict[str, Any], ...]:
+    """The healthy requests for what a bundle makes."""
+    return PICTURES if bundle_draws(checkpoint) else TEXTS
 
-    def __init__(self, router: str, gateway: str) -> None:
-        """Asks for the reference texts, with nobody else there. Raises OnesweepError."""
-        self.router, self.gateway = router, gateway
+
+async def answer_to(client: AsyncClient, asked: dict[str, Any], timeout_s: float) -> bytes:
+    """The text, or the pixels. Raises OnesweepError."""
+    if "classes" not in asked:
+        return (await client.generate(PROMPT, seed=SEED, timeout_s=timeout_s, **asked)).output
+    preview = (lambda shown: None) if asked["mode"] == "chain" else None
+    return (await client.draw(seed=SEED, timeout_s=timeout_s, preview=preview, **asked)).pixels.tobytes()
+
+
+class Healthy:
+    """A thread that makes one request after the other, over gRPC and over HTTP, and compares."""
+
+    def __init__(self, testbed: FuzzTestbed) -> None:
+        """Asks for the reference answers, with nobody else there. Raises OnesweepError."""
+        self.router, self.gateway, self.asked = testbed.router, testbed.gateway, asked_of(testbed.checkpoint)
         self.right: Counter[str] = Counter()
         self.told_to_wait = 0
         self.trouble: list[str] = []
-        with Client(router) as client:
-            self.texts = [client.generate(PROMPT, seed=SEED, timeout_s=TIMEOUT_S, **asked).output for asked in ASKED]
+        with Client(self.router) as client:
+            self.answers = [self._over_grpc(client, asked) for asked in self.asked]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="healthy", daemon=True)
 
@@ -73,13 +98,12 @@ class Healthy:
         turn = 0
         with Client(self.router) as client:
             while not turn or not self._stop.wait(PAUSE_S):
-                asked, text = ASKED[turn % len(ASKED)], self.texts[turn % len(ASKED)]
+                rounds, number = divmod(turn, len(self.asked))
                 # every fourth round goes through the gateway, which is fuzzed as well
-                over_http = turn // len(ASKED) % 4 == 3
-                self._ask(client, asked, text, over_http)
+                self._ask(client, self.asked[number], self.answers[number], over_http=rounds % 4 == 3)
                 turn += 1
 
-    def _ask(self, client: Client, asked: dict[str, Any], text: bytes, over_http: bool) -> None:
+    def _ask(self, client: Client, asked: dict[str, Any], right: bytes, over_http: bool) -> None:
         way = f"{asked['mode']} over HTTP" if over_http else str(asked["mode"])
         begin = time.monotonic()
         while True:
@@ -92,30 +116,50 @@ class Healthy:
                     return
                 self.told_to_wait += 1
                 time.sleep(min((error.retry_after_ms or 200) / 1000, 1.0))
-        if output == text:
+        if output == right:
             self.right[way] += 1
         else:
-            self.trouble.append(f"{way}: {output!r} instead of {text!r}")
+            self.trouble.append(f"{way}: {output[:200]!r} instead of {right[:200]!r}")
 
     def _over_grpc(self, client: Client, asked: dict[str, Any]) -> bytes:
+        if "classes" in asked:
+            return client.draw(seed=SEED, timeout_s=TIMEOUT_S, **asked).pixels.tobytes()
         return client.generate(PROMPT, seed=SEED, timeout_s=TIMEOUT_S, **asked).output
 
     def _over_http(self, asked: dict[str, Any]) -> bytes:
         """Raises RouterError as a client of the router would."""
-        own = {key: value for key, value in asked.items() if key != "max_tokens"}
-        body = {"model": "onesweep", "prompt": PROMPT, "max_tokens": asked["max_tokens"], "seed": SEED, "onesweep": own}
+        path, body = http_body(asked)
         request = urllib.request.Request(
-            f"http://{self.gateway}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+            f"http://{self.gateway}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-                accounting = json.load(answer)["onesweep"]["accounting"][0]
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                answer = json.load(response)
         except urllib.error.HTTPError as error:
             code = {429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE"}.get(error.code, "UNKNOWN")
             raise RouterError(f"HTTP {error.code}: {error.read()!r}", grpc.StatusCode[code]) from None
         except OSError as error:
             raise RouterError(f"the gateway fails: {error}", grpc.StatusCode.UNKNOWN) from None
-        return bytes.fromhex(accounting["output_hex"])
+        if "data" not in answer:
+            return bytes.fromhex(answer["onesweep"]["accounting"][0]["output_hex"])
+        return b"".join(pixels_of(base64.b64decode(each["b64_json"])) for each in answer["data"])
+
+
+def http_body(asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request of this module over HTTP."""
+    own = {key: value for key, value in asked.items() if key not in ("max_tokens", "classes", "pictures")}
+    body = {"model": "onesweep", "seed": SEED, "onesweep": own}
+    if "classes" in asked:
+        return "/v1/images/generations", {**body, "prompt": asked["classes"], "n": asked.get("pictures", 1)}
+    return "/v1/completions", {**body, "prompt": PROMPT, "max_tokens": asked["max_tokens"]}
+
+
+def pixels_of(png: bytes) -> bytes:
+    """(channels, height, width), as the router sends them."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png)) as picture:
+        return b"".join(channel.tobytes() for channel in picture.split())
 
 
 MOST_KEPT = 64  # messages of one kind: they come thousands of times, and are much alike
@@ -146,16 +190,19 @@ async def record(testbed: FuzzTestbed) -> Captures:
     for way in ways:
         way.on_request, way.on_answer = captures.keeping(captures.requests), captures.keeping(captures.answers)
     async with AsyncClient(testbed.deceived) as client, AsyncClient(testbed.posing) as posed:
-        for asked in ASKED:
-            await client.generate(PROMPT, seed=SEED, timeout_s=TIMEOUT_S, **asked)
-            request = Request(prompt=PROMPT, seed=SEED, **asked).message()
-            captures.requests["Generate"].append(request.SerializeToString())
-        for asked in ASKED:
-            await posed.generate(PROMPT, seed=SEED, timeout_s=TIMEOUT_S, **asked)
+        for each in (client, posed):
+            for asked in asked_of(testbed.checkpoint):
+                await answer_to(each, asked, TIMEOUT_S)
         await posed.status()
     await asyncio.sleep(SETTLE_S)
     for way in ways:
         way.on_request = way.on_answer = unchanged
+    # both kinds, whatever is served
+    for asked in TEXTS:
+        captures.requests["Generate"].append(Request(prompt=PROMPT, seed=SEED, **asked).message().SerializeToString())
+    for asked in PICTURES:
+        drawing = DrawingRequest(seed=SEED, **{**asked, "classes": (asked["classes"],)})
+        captures.requests["Draw"].append(drawing.message(asked["mode"] == "chain").SerializeToString())
     for data in captures.requests["Push"]:
         captures.hops += [hop.SerializeToString() for hop in stage_pb2.HopBatch.FromString(data).hops]
     methods = [method.name for service in (STAGE, ROUTER) for method in service.methods]

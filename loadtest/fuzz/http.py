@@ -9,12 +9,12 @@ import random
 from typing import Any
 
 from onesweep.loadtest.fuzz.base import FuzzTarget, all_of
-from onesweep.loadtest.fuzz.healthy import ASKED, PROMPT, SEED
+from onesweep.loadtest.fuzz.healthy import PICTURES, PROMPT, SEED, TEXTS, http_body
 from onesweep.loadtest.fuzz.inputs import damaged
 from onesweep.loadtest.fuzz.testbed import FuzzTestbed
 
 ANSWER_S = 20.0
-PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race", "/v1/images/generations", "/api/race/pictures")
 PAGES = (
     *("/", "/hosts", "/api/hosts", "/v1/models", "/v1/models/onesweep-ar", "/healthz", "/readyz", "/static/race.js"),
     *("/openapi.json", "/static/../app.py", "/static/%2e%2e%2fapp.py", "/%00", "/%ff", "//", "/v1/models/%F0%9F", "*"),
@@ -27,7 +27,7 @@ VALUES: tuple[Any, ...] = (
     *([], [None], [[]], {}, {"a": {}}, ["x"] * 300, [{"type": "text", "text": "x"}], {"include_usage": True}),
 )
 # Names that fields of the API have, and names that none has.
-KEYS = ("x", "", "\x00", "prompt", "stream", "n", "stop", "echo")
+KEYS = ("x", "", "\x00", "prompt", "stream", "n", "stop", "echo", "size")
 # JSON that parses to what no field may hold, or only just parses.
 LITERALS = (
     *(b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 5000, b"[" * 20000, b'{"a":' * 3000, b'"\\ud800"'),
@@ -69,7 +69,8 @@ class HttpTarget(FuzzTarget):
         self.rng = rng
         self.host, _, port = testbed.gateway.rpartition(":")
         self.port = int(port)
-        self.bodies = [(path, body) for asked in ASKED for path, body in _bodies(asked)]
+        self.bodies = [each for asked in TEXTS for each in _bodies(asked)]
+        self.bodies += [each for asked in PICTURES for each in _picture_bodies(asked)]
 
     async def send(self, count: int) -> None:
         self.tally.inputs += count
@@ -171,3 +172,10 @@ def _bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
         (PATHS[1], chat),
         (PATHS[2], race),
     ]
+
+
+def _picture_bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
+    path, body = http_body(asked)
+    body["onesweep"] |= {"timeout_s": 3.0}
+    race = {"prompt": asked["classes"], "entrants": ["chain", "steps", "local"], "seed": SEED, "levels": 3}
+    return [(path, {**body, "size": "auto", "response_format": "b64_json"}), (PATHS[4], race)]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import secrets
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from google.protobuf.message import DecodeError, Message
 
 from onesweep.loadtest.fuzz.base import FuzzTarget
 from onesweep.loadtest.fuzz.inputs import Inputs
-from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.loadtest.workload.testbed import block_count
 from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import HostPlan, Release, load_parts, plan_host
@@ -22,7 +24,6 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import PROTOCOL
 from onesweep.stages.wire.status import StatusError
 
-SPANS = ((0,), (1,), (2,), (0, 1), (1, 2))  # hosts of other deployments, which see the same hops
 SLOW_S = 1.0  # of processor time, for a message that is refused within a millisecond
 SETTLE_S = 30.0
 ALONE = "127.0.0.1:1"
@@ -63,9 +64,12 @@ class AdmissionTarget(FuzzTarget):
     name = "admission"
     batch_inputs = 2000
 
-    def __init__(self, hops: list[bytes], rng: random.Random) -> None:
+    def __init__(self, checkpoint: Path, hops: list[bytes], rng: random.Random) -> None:
         super().__init__()
-        self.plans = [plan_host(SHIPPED, span) for span in SPANS]
+        parts = range(block_count(checkpoint))
+        # hosts of other deployments, which see the same hops
+        spans = [*zip(parts), *itertools.pairwise(parts)]
+        self.plans = [plan_host(checkpoint, span) for span in spans]
         self.rng = rng
         self.hops = Inputs(stage_pb2.Hop, hops, rng, Refresh(rng, "fuzz", [ALONE]))
 
@@ -95,10 +99,10 @@ class HostTarget(FuzzTarget):
     name = "host"
     batch_inputs = 500
 
-    def __init__(self, hops: list[bytes], rng: random.Random) -> None:
+    def __init__(self, checkpoint: Path, hops: list[bytes], rng: random.Random) -> None:
         super().__init__()
         self.rng = rng
-        self.plan: HostPlan = plan_host(SHIPPED, (0, 1, 2))
+        self.plan: HostPlan = plan_host(checkpoint, tuple(range(block_count(checkpoint))))
         settings = HostSettings("inside", queue_limit=256, session_mb=64)
         links = NextHosts(lambda address, other: "", 0, 0, 1.0, 0.0, HostObserver())
         self.host = Host(Release("fuzz", self.plan, load_parts(self.plan)), settings, links)

@@ -23,6 +23,7 @@ from onesweep.loadtest.fuzz.servers import RouterTarget, StageTarget, TrainingTa
 from onesweep.loadtest.fuzz.testbed import LEASE_S, FuzzTestbed, ProcessWatch, open_fuzz_testbed
 from onesweep.loadtest.report.record import commit, this_machine
 from onesweep.loadtest.report.table import aligned
+from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 
 SHARES = {"stage": 17, "router": 4, "answers": 1, "http": 3, "training": 1, "answered": 1}
@@ -54,11 +55,11 @@ class FuzzResult:
 async def run_fuzz(settings: FuzzSettings, say: Callable[[str], None]) -> FuzzResult:
     """Raises OnesweepError when there is nothing to fuzz: a deployment that does not come up."""
     begin = time.monotonic()
-    async with open_fuzz_testbed() as testbed:
+    async with open_fuzz_testbed((settings.checkpoint or SHIPPED).resolve()) as testbed:
         captures = await record(testbed)
         requests, answers = (sum(map(len, kept.values())) for kept in (captures.requests, captures.answers))
         say(f"{requests} requests and {answers} answers captured")
-        healthy, watch = Healthy(testbed.router, testbed.gateway), ProcessWatch(testbed)
+        healthy, watch = Healthy(testbed), ProcessWatch(testbed)
         general = TargetTally("all")
         async with _targets(settings, testbed, captures) as targets:
             healthy.start()
@@ -87,8 +88,8 @@ async def _targets(settings: FuzzSettings, testbed: FuzzTestbed, captures: Captu
         "http": lambda rng: HttpTarget(testbed, rng),
         "training": lambda rng: TrainingTarget(testbed, rng),
         "answered": lambda rng: AnsweredTarget(testbed, captures, rng),
-        "admission": lambda rng: AdmissionTarget(captures.hops, rng),
-        "host": lambda rng: HostTarget(captures.hops, rng),
+        "admission": lambda rng: AdmissionTarget(testbed.checkpoint, captures.hops, rng),
+        "host": lambda rng: HostTarget(testbed.checkpoint, captures.hops, rng),
         "files": lambda rng: FilesTarget(rng),
     }
     targets: list[FuzzTarget] = []
@@ -165,7 +166,7 @@ def fuzz_notes(result: FuzzResult) -> list[str]:
     notes = [
         f"{result.inputs} inputs, {wired} of them over sockets, in {result.seconds:.0f} s, "
         f"seed {result.settings.seed}, commit {commit()}",
-        f"healthy requests with the right text: {sum(result.healthy_right.values())} ({right}); "
+        f"healthy requests with the right answer: {sum(result.healthy_right.values())} ({right}); "
         f"told to come back later: {result.told_to_wait}",
         "most memory: " + ", ".join(f"{name} {mb:.0f} MB" for name, mb in result.rss_mb.items()),
         "most descriptors: " + ", ".join(f"{name} {count}" for name, count in result.descriptors.items()),

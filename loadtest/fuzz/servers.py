@@ -157,21 +157,24 @@ class RouterTarget(FuzzTarget):
         super().__init__()
         self.testbed, self.rng = testbed, rng
         self.caller = RawCaller(testbed.router, self.tally)
-        self.generate = Inputs(router_pb2.GenerateRequest, captures.requests["Generate"], rng, self._small)
+        self.requests = {
+            "Generate": Inputs(router_pb2.GenerateRequest, captures.requests["Generate"], rng, self._small),
+            "Draw": Inputs(router_pb2.DrawRequest, captures.requests["Draw"], rng),
+        }
         self.status = Inputs(router_pb2.StatusRequest, captures.requests["Status"], rng)
 
     async def send(self, count: int) -> None:
         few = max(count // 20, 1)
-        requests = self.generate.take(count - 2 * few)
         calls: list[Awaitable[object]] = [
             self.caller.read(
-                f"{ROUTER_SERVICE}/Generate",
+                f"{ROUTER_SERVICE}/{method}",
                 data,
                 self.rng.choice((0, 1, PATIENT, PATIENT)),
                 self.rng.choice((0.001, 0.3, ROUTER_BRIEF_S)),
                 self._metadata(),
             )
-            for data in requests
+            for method, inputs in self.requests.items()
+            for data in inputs.take(max((count - 2 * few) // len(self.requests), 1))
         ]
         calls += [self.caller.unary(f"{ROUTER_SERVICE}/Status", data) for data in self.status.take(few)]
         ports = [garbage(self.testbed.router, self.rng, self.tally) for _ in range(few)]

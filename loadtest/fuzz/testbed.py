@@ -21,7 +21,8 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from onesweep.loadtest.faults.process import Program
 from onesweep.loadtest.fuzz.base import TargetTally
-from onesweep.serving.cli.deployment import MODULE, SHIPPED, Deployment
+from onesweep.loadtest.workload.testbed import block_count
+from onesweep.serving.cli.deployment import MODULE, Deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, RouterError
 from onesweep.serving.router.topology import HostEntry, Topology, local_topology
@@ -88,7 +89,6 @@ class Interposer:
 
 
 HOSTS = 2
-BLOCKS = 3
 QUEUE = 32  # hops: one batch of a target fills it
 LEASE_S = 10.0  # short, so that sessions which nobody released end within the run
 LIMITS = ("--session-mb", "48", "--queue", str(QUEUE), "--lease-s", f"{LEASE_S:g}")
@@ -104,6 +104,7 @@ DECEIVED = "deceived"  # the router that reaches its hosts over interposers only
 class FuzzTestbed:
     """Addresses, and the processes that listen there."""
 
+    checkpoint: Path
     directory: Path
     deployment: Deployment
     gateway: str
@@ -143,10 +144,10 @@ class FuzzTestbed:
 
 
 @contextlib.asynccontextmanager
-async def open_fuzz_testbed() -> AsyncIterator[FuzzTestbed]:
+async def open_fuzz_testbed(checkpoint: Path) -> AsyncIterator[FuzzTestbed]:
     """A deployment with a gateway, and a second router behind interposers; ready. Raises OnesweepError."""
     port = free_port_block(2 * HOSTS + 4)
-    topology = local_topology(HOSTS, BLOCKS, SHIPPED, port + 1)
+    topology = local_topology(HOSTS, block_count(checkpoint), checkpoint, port + 1)
     gateway, deceived, posing = (f"127.0.0.1:{port + HOSTS + n}" for n in (1, 2, 3))
     veiled = [f"127.0.0.1:{port + HOSTS + 4 + n}" for n in range(HOSTS)]
     directory = Path(tempfile.mkdtemp(prefix="onesweep-fuzz-"))
@@ -156,15 +157,15 @@ async def open_fuzz_testbed() -> AsyncIterator[FuzzTestbed]:
     # every host may be followed by any: it finds out itself which of them fit
     after = ",".join([host.address for host in topology.hosts] + veiled)
     options = {"host_options": (*LIMITS, "--next", after), "router_options": ROUTER_LIMITS, "http": gateway}
-    deployment = await asyncio.to_thread(Deployment.start, topology, SHIPPED, directory, **options)  # type: ignore[arg-type]
-    testbed = FuzzTestbed(directory, deployment, gateway, deceived, between, before_router, posing)
+    deployment = await asyncio.to_thread(Deployment.start, topology, checkpoint, directory, **options)  # type: ignore[arg-type]
+    testbed = FuzzTestbed(checkpoint, directory, deployment, gateway, deceived, between, before_router, posing)
     try:
         for interposer in (*between, before_router):
             await interposer.start()
         entries = [HostEntry(h.name, veil, h.blocks, veil) for h, veil in zip(topology.hosts, veiled, strict=True)]
         path = directory / f"{DECEIVED}.toml"
-        path.write_text(Topology(tuple(entries), deceived, SHIPPED).to_toml(), encoding="utf-8")
-        testbed.spawn(DECEIVED, "router", "--topology", str(path), "--checkpoint", str(SHIPPED), "--threads", "1")
+        path.write_text(Topology(tuple(entries), deceived, checkpoint).to_toml(), encoding="utf-8")
+        testbed.spawn(DECEIVED, "router", "--topology", str(path), "--checkpoint", str(checkpoint), "--threads", "1")
         await asyncio.to_thread(deployment.wait_ready)
         await asyncio.to_thread(deployment.wait_listening, gateway, READY_S)
         await asyncio.to_thread(wait_ready, deceived)

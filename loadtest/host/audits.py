@@ -10,13 +10,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from onesweep.loadtest.faults.base import check_names
 from onesweep.loadtest.faults.serving_testbed import impostor_of
 from onesweep.loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
 from onesweep.loadtest.host.settings import AuditSettings
 from onesweep.loadtest.report.table import aligned
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.client.client import Client, Result
+from onesweep.serving.client.client import Client, DrawnPictures, Result
 from onesweep.serving.v1 import router_pb2
+from onesweep.stages.checkpoint.bundle import bundle_draws
 from onesweep.stages.errors import ServiceError
 from onesweep.stages.host.parts import plan_host
 
@@ -24,6 +26,7 @@ STOP_S = 10.0  # within which a faulty host must end
 READY_S = 60.0
 POLL_S = 0.1
 REPLICAS = 2
+WRITTEN, DRAWN = ("sweep", "chunked", "ar"), ("chain",)  # the only mode of drawing that is audited
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,16 @@ class AuditBench(Benchmark[AuditSettings, AuditFigures]):
         s = self.settings
         return f"{s.rounds} routers look for a liar, then {s.requests} requests of each mode ..."
 
+    @property
+    def modes(self) -> tuple[str, ...]:
+        usual = DRAWN if bundle_draws(self.settings.checkpoint) else WRITTEN
+        return usual if self.settings.modes is None else self.settings.modes
+
     def check(self) -> None:
-        check_modes(self.settings.modes)
+        if bundle_draws(self.settings.checkpoint):
+            check_names("--modes", self.modes, DRAWN)
+        else:
+            check_modes(self.modes)
 
     def measure(self) -> AuditFigures:
         s = self.settings
@@ -73,7 +84,7 @@ class AuditBench(Benchmark[AuditSettings, AuditFigures]):
             Client(plain.topology.router) as first,
             Client(audited.topology.router) as second,
         ):
-            return AuditFigures(found, [cost_of(s, mode, first, second) for mode in s.modes])
+            return AuditFigures(found, [cost_of(s, mode, first, second) for mode in self.modes])
 
     def table(self, result: AuditFigures) -> str:
         share, sweeps = self.settings.share, self.settings.sweeps
@@ -103,6 +114,7 @@ def _deployed(settings: AuditSettings, share: float) -> AbstractContextManager[D
 
 def _find(settings: AuditSettings, seed: int) -> CatchResult:
     """Sweeps until a faulty host in the place of the first one is taken out."""
+    mode = "chain" if bundle_draws(settings.checkpoint) else "sweep"
     with _deployed(settings, settings.share) as deployment:
         name = deployment.topology.hosts[0].name
         with (
@@ -113,7 +125,7 @@ def _find(settings: AuditSettings, seed: int) -> CatchResult:
             # sweeps are counted by what was sent: verdicts come later, and the sweeps meanwhile count against audits
             for number in range(0, settings.sweeps, REPLICAS):
                 seeds = range(1000 * seed + number, 1000 * seed + number + REPLICAS)
-                list(threads.map(lambda each: _ask(client, "sweep", 8, each), seeds))
+                list(threads.map(lambda each: _ask(client, mode, 8, each), seeds))
                 if is_caught(client.status().hosts, name):
                     return CatchResult(number + REPLICAS, name)
         return CatchResult(settings.sweeps, "")
@@ -127,8 +139,14 @@ def is_caught(hosts: Iterable[router_pb2.HostStatus], liar: str) -> bool:
     return liar in accused
 
 
-def _ask(client: Client, mode: str, max_bytes: int, seed: int) -> Result:
+def _ask(client: Client, mode: str, max_bytes: int, seed: int) -> Result | DrawnPictures:
+    if mode in DRAWN:
+        return client.draw("0", mode=mode, seed=seed)
     return client.generate(PROMPT, mode=mode, max_bytes=max_bytes, seed=seed)
+
+
+def _content(answer: Result | DrawnPictures) -> bytes:
+    return answer.pixels.tobytes() if isinstance(answer, DrawnPictures) else answer.output
 
 
 @contextmanager
@@ -161,7 +179,7 @@ def _usable(host: router_pb2.HostStatus) -> bool:
 def cost_of(settings: AuditSettings, mode: str, plain: Client, audited: Client) -> AuditCost:
     """Requests to the two deployments in turns, each first in every other one; one before them to warm up.
 
-    Raises TextDiffers when audits change a text, ServiceError when an honest host is accused.
+    Raises TextDiffers when audits change an answer, ServiceError when an honest host is accused.
     """
     plain_ms: list[float] = []
     audited_ms: list[float] = []
@@ -173,8 +191,8 @@ def cost_of(settings: AuditSettings, mode: str, plain: Client, audited: Client) 
         # whichever is second finds the processor's caches and clock as the first left them
         order = (plain, audited) if seed % 2 else (audited, plain)
         results = {client: _ask(client, mode, settings.max_bytes, seed) for client in order}
-        if results[plain].output != results[audited].output:
-            raise TextDiffers(f"mode {mode}, seed {seed}: with audits the text is another")
+        if _content(results[plain]) != _content(results[audited]):
+            raise TextDiffers(f"mode {mode}, seed {seed}: with audits the answer is another")
         plain_ms.append(results[plain].latency_ms)
         audited_ms.append(results[audited].latency_ms)
         compute_ms += sum(host.compute_ms for host in results[audited].hosts)

@@ -81,7 +81,9 @@ class AuditSettings:
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     share: float = setting(0.05, "share of sweeps that are audited", metavar="S", above=0, most=1)
-    modes: tuple[str, ...] = setting(("sweep", "chunked", "ar"), "modes to measure the cost of", metavar="M[,M]")
+    modes: tuple[str, ...] | None = setting(
+        None, "modes to measure the cost of", shown="sweep,chunked,ar; of pictures chain", metavar="M[,M]"
+    )
     sweeps: int = setting(100, "sweeps within which a faulty host should be found", least=1, most=MOST_REQUESTS)
     # each in a deployment of its own
     rounds: int = setting(5, "faulty hosts to find", metavar="R", least=1, most=MOST_REQUESTS)

@@ -20,7 +20,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from onesweep.serving.client.result import DrawnPictures, Result, pictures_of, result_of
-from onesweep.serving.drawing.request import DrawingRequest
+from onesweep.serving.drawing.request import drawing_message
 from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.errors import InputError, ServiceError
@@ -173,20 +173,21 @@ class _DrawnAnswer:
         elif not response.pictures.preview:
             self._pictures = response.pictures
         elif self._preview is not None:
-            self._preview(pictures_of(response.pictures))
+            self._preview(_checked_pictures(response.pictures))
 
     def end(self) -> DrawnPictures:
         """The pictures. Raises RouterError where there are none."""
         if self._pictures is None or self._summary is None:
             raise RouterError("the router ended the answer without pictures", grpc.StatusCode.INTERNAL)
-        return pictures_of(self._pictures, self._summary)
+        return _checked_pictures(self._pictures, self._summary)
 
 
-def _drawing_request(
-    classes: str | Sequence[str], settings: dict[str, Any], preview: object | None
-) -> router_pb2.DrawRequest:
-    names = (classes,) if isinstance(classes, str) else tuple(classes)
-    return DrawingRequest(classes=names, **settings).message(previews=preview is not None)
+def _checked_pictures(message: router_pb2.Pictures, summary: router_pb2.DrawSummary | None = None) -> DrawnPictures:
+    """Raises RouterError for pixels that are not as many as the message says."""
+    try:
+        return pictures_of(message, summary)
+    except ValueError:
+        raise RouterError("the router sent pictures of another size than it says", grpc.StatusCode.INTERNAL) from None
 
 
 class AsyncClient(_Connection):
@@ -259,7 +260,7 @@ class AsyncClient(_Connection):
             come in any order; one that would come after the pictures does not come.
         Raises RequestRefused or RouterError.
         """
-        request = _drawing_request(classes, settings, preview)
+        request = drawing_message(classes, settings, previews=preview is not None)
         timeout_s = _checked_timeout(timeout_s)
         call = self._stub.Draw(request, timeout=timeout_s, metadata=self._credentials(authorization))
         answer = _DrawnAnswer(preview)
@@ -370,7 +371,7 @@ class Client(_Connection):
         **settings: Any,  # noqa: ANN401
     ) -> DrawnPictures:
         """Like `AsyncClient.draw`."""
-        request = _drawing_request(classes, settings, preview)
+        request = drawing_message(classes, settings, previews=preview is not None)
         call = self._stub.Draw(request, timeout=_checked_timeout(timeout_s), metadata=self._metadata)
         answer = _DrawnAnswer(preview)
         try:

@@ -5,8 +5,9 @@ Clients and the command line import this module, so it must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from onesweep.serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
 from onesweep.serving.router.request import MAX_COUNT, MAX_LINK_MS, MAX_SEED
@@ -75,3 +76,11 @@ class DrawingRequest:
             )
         except (TypeError, ValueError) as error:
             raise RequestError(f"this cannot be asked for: {error}") from None
+
+
+def drawing_message(
+    classes: str | Sequence[str], settings: Mapping[str, Any], *, previews: bool
+) -> router_pb2.DrawRequest:
+    """The message for pictures of one class or of several. Raises InputError."""
+    names = (classes,) if isinstance(classes, str) else tuple(classes)
+    return DrawingRequest(classes=names, **settings).message(previews)

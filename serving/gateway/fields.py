@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from onesweep.serving.drawing import DRAWING_MODES
 from onesweep.serving.router.request import (
     DEFAULT_MAX_BYTES,
     MAX_COUNT,
@@ -214,6 +215,9 @@ class ImageRequest(Fields):
     onesweep: ImageExtension = Field(default=ImageExtension(), description="settings of ours")
 
 
+LinkMs = Annotated[int, Field(ge=0, le=MAX_LINK_MS)]
+
+
 class RaceRequest(Fields):
     """POST /api/race: one prompt in several modes."""
 
@@ -226,7 +230,20 @@ class RaceRequest(Fields):
     seed: Seed = 1
     temperature: float | None = Field(default=None, allow_inf_nan=False)
     budget_ms: Count | None = Field(default=None, description="of mode auto")
-    link_ms: Annotated[int, Field(ge=0, le=MAX_LINK_MS)] = Field(
+    link_ms: LinkMs = Field(
         default=0, description="delay to add to every hop, one way, where the ring is all on one machine"
     )
     together: bool = Field(default=True, description="all at once; else one after another, undisturbed by each other")
+
+
+class PictureRaceRequest(Fields):
+    """POST /api/race/pictures: one picture in several modes of drawing."""
+
+    prompt: str = Field(description="a class of the model, by name or number")
+    entrants: list[Annotated[str, Field(pattern=r"^[a-z]{1,32}$")]] = Field(
+        min_length=1, max_length=len(DRAWING_MODES), description=", ".join(DRAWING_MODES)
+    )
+    seed: Seed = 1
+    levels: Count | None = Field(default=None, description="steps from noise to picture")
+    link_ms: LinkMs = Field(default=0, description="as in POST /api/race")
+    together: bool = Field(default=True, description="as in POST /api/race")

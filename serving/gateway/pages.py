@@ -1,7 +1,9 @@
-"""The pages, their files, and their API: /api/race with one prompt in several modes, /api/hosts, health checks."""
+"""The pages, their files, and their API: /api/race with one prompt or picture in several modes, /api/hosts, health."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from importlib.resources import files
@@ -9,16 +11,17 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from onesweep.serving.client.client import RequestRefused, Result, RouterError, TextDecoder
+from onesweep.serving.client.client import DrawnPictures, RequestRefused, Result, RouterError, TextDecoder
 from onesweep.serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
 from onesweep.serving.client.result import record_of
 from onesweep.serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
 from onesweep.serving.gateway.completions import DONE, EventStream, costs_of, merged, sse
 from onesweep.serving.gateway.errors import ApiError, api_error_of, json_response
-from onesweep.serving.gateway.fields import RaceRequest
+from onesweep.serving.gateway.fields import PictureRaceRequest, RaceRequest
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import OnesweepError
 
+PREVIEWED = "chain"  # the mode in which hosts tell what the picture looks like so far
 _TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -108,6 +111,43 @@ async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) ->
         yield {"lane": entrant.label, "error": str(error), "status": api_error_of(error).status_code}
 
 
+@race_routes.post("/api/race/pictures", response_class=Response, responses=_STREAM)
+async def race_pictures(request: PictureRaceRequest, router: Router) -> Response:
+    """Events with a `lane` and one of: `started`, `preview`, `result` with its `picture`, `error`; then [DONE]."""
+    lanes = [_picture_lane(router, mode, request) for mode in dict.fromkeys(request.entrants)]
+    events = _events(merged(lanes) if request.together else _in_turn(lanes))
+    return EventStream(await anext(events), events)
+
+
+async def _picture_lane(
+    router: RouterAccess, mode: str, request: PictureRaceRequest
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of one mode. Its error ends no other lane."""
+    yield {"lane": mode, "started": True}
+    shown = asyncio.Queue[DrawnPictures | None]()
+    preview = shown.put_nowait if mode == PREVIEWED else None
+    asked = request.model_dump(include={"seed", "levels", "link_ms"})
+    task = asyncio.create_task(router.draw(request.prompt, mode=mode, preview=preview, **asked))
+    task.add_done_callback(lambda _: shown.put_nowait(None))
+    try:
+        while (before := await shown.get()) is not None:
+            yield {"lane": mode, "preview": {"block": before.block, **_picture(before)}}
+        drawn = task.result()
+        host_seconds = sum(host.compute_ms for host in drawn.hosts) / 1000
+        yield {"lane": mode, "picture": _picture(drawn), "result": {**drawn.as_json(), "host_seconds": host_seconds}}
+    except OnesweepError as error:
+        yield {"lane": mode, "error": str(error), "status": api_error_of(error).status_code}
+    finally:
+        task.cancel()
+
+
+def _picture(drawn: DrawnPictures) -> dict[str, Any]:
+    """The first picture as raw numbers: a page can show them without loading anything."""
+    channels, height, width = drawn.pixels[0].shape
+    pixels = base64.b64encode(drawn.pixels[0].tobytes()).decode()
+    return {"channels": channels, "height": height, "width": width, "pixels": pixels}
+
+
 def _trip(trip: router_pb2.Trip) -> dict[str, Any]:
     return {
         "number": trip.number,
@@ -125,7 +165,7 @@ host_routes = APIRouter()
 
 @host_routes.get("/api/hosts", response_class=Response, tags=["pages"])
 async def hosts(router: Router) -> Response:
-    """The router's Status, with the entrants that a race may have."""
+    """The router's Status, with the entrants that a race of texts or of pictures may have."""
     return json_response(_shown(await router.status()))
 
 
@@ -155,5 +195,5 @@ def _shown(status: router_pb2.StatusResponse) -> dict[str, Any]:
     shown = record_of(status)
     scorers = {"scorer": status.scorer_digest, "ar": status.ar_digest, None: "none needed"}
     entrants = all_entrants(status.modes, scorer=None, suffix="any")
-    shown["entrants"] = [entrant.label for entrant in entrants if scorers[entrant.scorer]]
+    shown["entrants"] = [entrant.label for entrant in entrants if scorers[entrant.scorer]] or list(status.drawing_modes)
     return shown

@@ -182,7 +182,7 @@ def _parse(record: object, path: Path) -> Manifest:
         return _build(record)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, InputError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{path} is damaged: {what}") from None
 

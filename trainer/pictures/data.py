@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import math
 import struct
+import tokenize
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -128,38 +130,42 @@ def _read_npz(path: Path) -> tuple[tuple[str, ...], LabelledPictures, LabelledPi
     return classes, train, test
 
 
-def _read_npy(archive: zipfile.ZipFile, key: str, path: Path) -> NDArray[np.uint8]:
-    """One array of bytes. Its header is read first: it may promise more than the archive or memory holds."""
+def _read_npy(archive: zipfile.ZipFile, key: str, path: Path, kind: str = "uint8") -> NDArray[Any]:
+    """One array of bytes, or of strings. Its header is read first: it may promise more than the archive holds."""
     try:
         entry = archive.getinfo(f"{key}.npy")
     except KeyError:
         raise DataError(f"{path} has no {key}: an archive of pictures has {', '.join(_NPZ_KEYS)}") from None
     with archive.open(entry) as file:
-        try:
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = read(file)
-        except (ValueError, EOFError) as error:
-            raise DataError(f"{path}: {key} is no array ({error})") from None
-        if dtype != np.uint8 or fortran:  # objects would have to be unpickled: they never are
-            raise DataError(f"{path}: {key} holds {dtype}, in which pictures are not read; store uint8 in C order")
-        size = math.prod(shape)
+        shape, fortran, dtype = _read_header(file, f"{path}: {key}")
+        if kind not in (dtype.name, dtype.kind) or fortran:  # objects would have to be unpickled: they never are
+            raise DataError(f"{path}: {key} holds {dtype}; store {'strings' if kind == 'U' else kind} in C order")
+        size = math.prod(shape) * dtype.itemsize
         if size > MAX_BYTES:
             raise DataError(f"{path}: {key} would take {size} bytes; at most {MAX_BYTES} are read")
         data = file.read(size + 1)
     if len(data) != size:
         raise DataError(f"{path}: {key} promises {size} bytes and has {'more' if len(data) > size else len(data)}")
-    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
+    return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+def _read_header(file: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of an array. Raises DataError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # numpy reads on after a warning
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            return read(file)
+    except (ValueError, EOFError, tokenize.TokenError, Warning) as error:  # numpy parses it as Python
+        raise DataError(f"{what} is no array ({error})") from None
 
 
 def _class_names(archive: zipfile.ZipFile, path: Path) -> tuple[str, ...]:
-    with archive.open("classes.npy") as file:
-        data = file.read(MAX_CLASSES * 300)
     try:
-        names = np.load(io.BytesIO(data), allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        return tuple(map(str, np.atleast_1d(_read_npy(archive, "classes", path, "U")).flat))
+    except ValueError as error:  # no letters have such numbers
         raise DataError(f"{path}: classes cannot be read ({error}); store an array of strings") from None
-    return tuple(str(name) for name in np.atleast_1d(names))
 
 
 def _labelled(where: Path, pixels: NDArray[np.uint8], labels: NDArray[np.uint8]) -> LabelledPictures:

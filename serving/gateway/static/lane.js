@@ -132,3 +132,44 @@ export class Lane {
     this.stripes.forEach((stripe, index) => stripe.setAttribute("d", paths[index]));
   }
 }
+
+const NO_RUNNER = { trip() {}, end() {} };
+
+/** One mode of drawing in a race: what the picture looks like after each host, as far as it tells, and at the end. */
+export class PictureLane extends Lane {
+  constructor(label, tint, name) {
+    super(label, tint, "", "", NO_RUNNER); // hosts tell the router of the last trip only
+    this.name = name;
+    this.drawn = html("div", { classes: "drawn" });
+    this.written.replaceWith(this.drawn);
+  }
+
+  /** A picture as numbers, after a block, or the last one. Previews may come in any order. */
+  addPicture(picture, block) {
+    const shown = canvasOf(picture);
+    const said = block === undefined ? "the picture" : `after block ${block}`;
+    shown.setAttribute("role", "img");
+    shown.setAttribute("aria-label", `${this.name}, ${this.label}, ${said}`);
+    const figure = html("figure", {}, shown, html("figcaption", {}, said));
+    figure.style.order = block ?? 9999;
+    this.drawn.append(figure);
+  }
+
+  // a mode of text may have the same name, and no two modes are to draw the same picture
+  showWorth() {}
+
+  showTwins() {}
+}
+
+/** Numbers from 0 to 255, channel after channel, as a canvas: no address is loaded for it. */
+function canvasOf({ pixels, channels, height, width }) {
+  const bytes = Uint8Array.from(atob(pixels), (letter) => letter.charCodeAt(0));
+  const image = new ImageData(width, height);
+  for (let at = 0; at < width * height; at += 1) {
+    for (const colour of [0, 1, 2]) image.data[4 * at + colour] = bytes[Math.min(colour, channels - 1) * width * height + at];
+    image.data[4 * at + 3] = 255;
+  }
+  const canvas = html("canvas", { width, height });
+  canvas.getContext("2d").putImageData(image, 0, 0);
+  return canvas;
+}

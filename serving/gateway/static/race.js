@@ -1,12 +1,12 @@
-// The race page: one prompt, several modes, trip by trip.
+// The race page: one prompt, or one picture, in several modes, trip by trip.
 
-import { askForToken, hosts, keepToken, race, Refused } from "./api.js";
+import { askForToken, hosts, keepToken, race, raceOfPictures, Refused } from "./api.js";
 import { byId, duration, html, showProblem, showServer } from "./dom.js";
-import { Lane } from "./lane.js";
+import { Lane, PictureLane } from "./lane.js";
 import { RingMap } from "./map.js";
 import { aboutMode, promisedEqual } from "./modes.js";
 
-const USUAL = ["sweep", "resample:scorer", "ar-speculative", "ar", "local"];
+const USUAL = ["sweep", "resample:scorer", "ar-speculative", "ar", "local", "chain", "steps"];
 const TINTS = 12;
 const REFRESH_MS = 2000;
 const REDRAW_MS = 60;
@@ -20,6 +20,7 @@ let lanes = new Map();
 let aborter = null;
 let offered = "";
 let judgeBits = {};
+let draws = false; // the model draws; otherwise it writes
 
 async function refresh() {
   try {
@@ -30,12 +31,26 @@ async function refresh() {
     byId("human-bits").textContent = status.human_bits.toFixed(2);
     byId("judge").hidden = !status.human_bits;
     offerDelay(status.link_ms_limit);
+    if (status.ready) offerClasses(status.pictures?.classes ?? []);
     offer(status.entrants);
     showProblem(byId("unready"), status.ready ? "" : status.hosts.map((host) => host.reason).filter(Boolean).join("; "));
   } catch (error) {
     showProblem(byId("unready"), error.message);
     askForToken(error);
   }
+}
+
+/** The form for pictures where there are classes, and that for texts where there are none. */
+function offerClasses(classes) {
+  const select = byId("class");
+  if (classes.join() === [...select.options].map((option) => option.value).join()) return;
+  const before = select.value;
+  select.replaceChildren(...classes.map((name) => html("option", { value: name, selected: name === before }, name)));
+  draws = classes.length > 0;
+  for (const element of document.querySelectorAll("[data-for]")) {
+    element.hidden = element.dataset.for !== (draws ? "pictures" : "text");
+  }
+  byId("form-title").textContent = draws ? "What to draw" : "What to write";
 }
 
 /** Boxes for the modes that are served, with the usual ones ticked. */
@@ -49,7 +64,7 @@ function offer(entrants) {
   for (const [index, entrant] of entrants.entries()) {
     const box = html("input", { type: "checkbox", name: "entrant", value: entrant, checked: ticked.has(entrant) });
     const swatch = html("span", { classes: `swatch lane-${index % TINTS}` });
-    const tip = html("p", { id: `about-${index}`, role: "tooltip" }, html("b", {}, entrant), `: ${aboutMode(entrant)}`);
+    const tip = html("p", { id: `about-${index}`, role: "tooltip" }, html("b", {}, entrant), `: ${aboutMode(entrant, draws)}`);
     box.setAttribute("aria-describedby", tip.id);
     byId("tips").before(html("label", { classes: "chip" }, box, swatch, entrant));
     byId("tips").append(tip);
@@ -88,16 +103,15 @@ function showSuffix() {
 }
 
 function requested() {
+  const common = { entrants: chosen(), seed: byId("seed").valueAsNumber, link_ms: linkMs(), together: !byId("turns").checked };
+  if (draws) return { ...common, prompt: byId("class").value, levels: byId("levels").valueAsNumber || null };
   const temperature = byId("temperature").value;
   return {
+    ...common,
     prompt: byId("prompt").value,
     suffix: form.querySelector(".suffix").hidden ? "" : byId("suffix").value,
-    entrants: chosen(),
     max_bytes: byId("bytes").valueAsNumber,
-    seed: byId("seed").valueAsNumber,
     temperature: temperature === "" ? null : Number(temperature),
-    link_ms: linkMs(),
-    together: !byId("turns").checked,
   };
 }
 
@@ -112,7 +126,7 @@ async function run() {
   prepare(request);
   const redraw = setInterval(drawTracks, REDRAW_MS);
   try {
-    for await (const event of race(request, aborter.signal)) tell(event);
+    for await (const event of (draws ? raceOfPictures : race)(request, aborter.signal)) tell(event);
     showNote(request);
   } catch (error) {
     giveUp(error);
@@ -135,6 +149,7 @@ function prepare(request) {
   lanes = new Map(
     request.entrants.map((label, place) => {
       const tint = order.indexOf(label) % TINTS;
+      if (draws) return [label, new PictureLane(label, tint, request.prompt)];
       return [label, new Lane(label, tint, request.prompt, request.suffix, map.addRunner(label, tint, place), bits)];
     }),
   );
@@ -154,6 +169,8 @@ function tell(event) {
   if (event.started) lane.start();
   if (event.trip) lane.addTrip(event.trip);
   if (event.text) lane.addText(event.text);
+  if (event.preview) lane.addPicture(event.preview, event.preview.block);
+  if (event.picture) lane.addPicture(event.picture);
   if (event.error) {
     lane.fail(event.error);
     say(`${event.lane} failed: ${event.error}`);
@@ -223,7 +240,7 @@ for (const kind of ["pointerover", "focusin"]) {
 }
 byId("entrants").addEventListener("keydown", (event) => event.key === "Escape" && showTip(null));
 byId("stop").addEventListener("click", () => aborter?.abort());
-byId("prompt").addEventListener("keydown", (event) => {
+form.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
 });
 

@@ -9,7 +9,7 @@ from onesweep.loadtest.faults.faulty_host import SPOILS, spoil
 from onesweep.serving.modes.candidates import check_scores
 from onesweep.stages.model.codec import CODECS, CodecError
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import work_of
+from onesweep.stages.wire.messages import put_work, work_of
 from onesweep.stages.wire.status import StatusError
 
 
@@ -43,6 +43,24 @@ def test_spoiled_results_are_no_results(lie: str) -> None:
     before = verdict.SerializeToString()
     spoil(verdict, lie)
     assert verdict.SerializeToString() != before
+
+
+@pytest.mark.parametrize("lie", SPOILS)
+def test_spoiled_pictures_are_none(lie: str) -> None:
+    event = stage_pb2.Event(number=2, pictures=stage_pb2.Pictures(pixels=bytes(64)))
+    spoil(event, lie)
+    assert (event.number, len(event.pictures.pixels)) != (2, 64)
+    draw = stage_pb2.Draw(number=2, block=1, codec="int8", estimate=CODECS["int8"].encode(torch.ones(16, 4)))
+    denoise = stage_pb2.Denoise(number=2, level=1, codec="fp32", estimate=CODECS["fp32"].encode(torch.ones(16, 4)))
+    for work in (draw, denoise):
+        hop = stage_pb2.Hop()
+        put_work(hop, work)
+        spoil(hop, lie)
+        if lie == "number":
+            assert work_of(hop).number == 9
+        else:
+            with pytest.raises(CodecError):
+                CODECS[work.codec].decode(getattr(hop, hop.WhichOneof("work") or "").estimate, 16, 4, 100.0)
 
 
 def test_a_spoiled_number_is_that_of_other_work() -> None:

@@ -17,6 +17,7 @@ from onesweep.loadtest.faults.clients import (
     SeededRequest,
     Try,
     from_line,
+    seeded_drawings,
     seeded_requests,
     to_line,
 )
@@ -131,6 +132,18 @@ def test_cases_take_turns_have_their_own_seeds_and_fit() -> None:
     for case in seeded_requests(["sweep", "ar"], 0, 64):
         assert len(case.prompt) + case.settings["max_bytes"] <= 64
     assert (len(cases), Order("r", cases, 4, 1.0, once=True).turns, Order("r", cases, 4, 1.0).turns) == (9, 3, 1)
+
+
+def test_drawings_take_turns_and_wrong_ones_are_told_without_their_pixels() -> None:
+    cases = seeded_drawings(["chain", "steps"], 5, ["cat", "dog", "cow"])
+    assert [(case.mode, case.prompt) for case in cases[:3]] == [("chain", "cat"), ("steps", "dog"), ("chain", "cow")]
+    assert len({case.seed for case in cases}) == len(cases) == 6
+    order = Order("r", cases, 4, 1.0)
+    assert Order.from_json(order.to_json()) == order
+    (words,) = wrong_words([replace(GOOD, output=b"calm see".hex())], cases, CALM)
+    assert words == "chain, seed 5: wrong pixels of cat: 1 of 8 bytes differ"
+    (words,) = wrong_words([replace(GOOD, output=b"calm".hex())], cases, CALM)
+    assert words == "chain, seed 5: wrong pixels of cat: 4 bytes, where 8 are right"
 
 
 def test_an_old_good_word_says_nothing_of_what_happened_since() -> None:

@@ -20,6 +20,7 @@ from onesweep.stages.checkpoint.bundle import FRONTIER_NAME
 from onesweep.stages.checkpoint.manifest import read_manifest
 from tests.serving.modes.test_auto import option
 from tests.serving.modes.test_auto import write as write_frontier
+from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 
 MODES = ("chunked", "verified", "ar")
 
@@ -56,6 +57,37 @@ def test_faults_cost_no_text(bundles: Path) -> None:
     page = serving_report(result).page("onesweep bench chaos", "0", this_machine())
     assert "<svg" in page
     assert "garbage" in page
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_faults_cost_no_picture(tmp_path: Path) -> None:
+    settings = ChaosSettings(
+        checkpoint=tiny_picture_bundle(tmp_path / "pictures"),
+        profile=LOOPBACK,
+        minutes=0.1,
+        length_scale=0.25,
+        warm_up_s=1.0,
+        requests_at_once=2,
+        patience_s=120.0,
+        faults=("garbage", "kill", "swap"),
+    )
+    result = run_chaos(settings, lambda words: None)
+    assert sorted(fault.kind for fault in result.faults) == ["garbage", "kill", "swap"]
+    assert result.trouble == 0, verdict(result)
+    assert {result.cases[answer.case].mode for answer in result.answers} == {"chain", "steps", "local"}
+    assert result.texts.first != result.texts.second
+    assert {len(pixels) for pixels in result.texts.first} == {2 * TINY.height * TINY.width}
+
+
+def test_a_second_release_of_pictures_has_its_classes_in_each_other_s_place(tmp_path: Path) -> None:
+    first = tiny_picture_bundle(tmp_path / "first")
+    assert second_problem(first) == ""
+    second = make_second(first, tmp_path / "second")
+    for folder in ("chain", "steps", "local"):
+        before, after = (read_manifest(bundle / folder) for bundle in (first, second))
+        assert after.picture_architecture.classes == before.picture_architecture.classes[::-1]
+        assert after.digest() != before.digest()
 
 
 def test_pipelines_change_places_in_a_second_release_and_the_frontier_follows(bundles: Path, tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from onesweep.serving.client.client import RouterError, _DrawnAnswer
 from onesweep.serving.modes.frontier import read_frontier
 from onesweep.serving.router.paths import HostLink
 from onesweep.serving.router.topology import HostEntry, local_topology, read_topology
+from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.parts import HostPlan, plan_host
 from onesweep.stages.host.validation import MAX_NUMBER, check_timings, parse_hop
@@ -193,6 +195,16 @@ def test_a_round_trip_that_cannot_be_is_a_problem() -> None:
 
     assert asyncio.run(problem(1.5)) == ""
     assert "round trips that cannot be" in asyncio.run(problem(float("nan")))
+
+
+def test_pictures_of_another_size_than_they_say_are_an_error_of_the_router() -> None:
+    answer = _DrawnAnswer(None)
+    answer.read(
+        router_pb2.DrawResponse(pictures=router_pb2.Pictures(pixels=bytes(784), count=1, channels=1, height=28))
+    )
+    answer.read(router_pb2.DrawResponse(summary=router_pb2.DrawSummary()))
+    with pytest.raises(RouterError, match="pictures of another size than it says"):
+        answer.end()
 
 
 # Files

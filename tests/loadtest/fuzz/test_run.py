@@ -17,16 +17,21 @@ from onesweep.loadtest.fuzz.base import SAMPLE_BYTES, TargetTally
 from onesweep.loadtest.fuzz.run import check_empty
 from onesweep.loadtest.fuzz.testbed import ProcessWatch
 from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.serving.cli.ports import free_port_block
+from tests.stages.pictures.tiny import tiny_picture_bundle
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_short_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["text", "pictures"])
+def test_a_short_run_finds_nothing(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("fastapi", reason="the extra `http` is not installed")
     path = tmp_path / "run.json"
     targets = "stage,router,http"
-    assert main(["bench", "fuzz", "--inputs", "300", "--seed", "7", "--targets", targets, "--json", str(path)]) == 0
+    served = SHIPPED if kind == "text" else tiny_picture_bundle(tmp_path / "bundle")
+    options = ("--seed", "7", "--targets", targets, "--checkpoint", str(served), "--json", str(path))
+    assert main(["bench", "fuzz", "--inputs", "300", *options]) == 0
     said, record = capsys.readouterr().out, json.loads(path.read_text())
     assert record["findings"] == []
     assert {target["target"]: target["inputs"] > 25 for target in record["targets"]} == {
@@ -82,7 +87,8 @@ class OddClient:
 
 def test_a_witness_that_breaks_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(healthy, "Client", OddClient)
-    witness = healthy.Healthy("router", "gateway")
+    testbed: Any = SimpleNamespace(router="router", gateway="gateway", checkpoint=SHIPPED)
+    witness = healthy.Healthy(testbed)
     monkeypatch.setattr(OddClient, "broken", True)
     witness.start()
     witness.stop()
@@ -98,7 +104,7 @@ def test_a_dead_host_is_a_finding() -> None:
 def test_who_is_answered_nothing_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "SILENT_S", 0.5)
     dead = f"127.0.0.1:{free_port_block(1)}"
-    testbed: Any = SimpleNamespace(deceived=dead, between=[])
+    testbed: Any = SimpleNamespace(deceived=dead, between=[], checkpoint=SHIPPED)
     captures: Any = SimpleNamespace(answers={method.name: [] for method in answers.STAGE.methods})
 
     async def send() -> answers.AnswersTarget:

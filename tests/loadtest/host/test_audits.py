@@ -18,6 +18,7 @@ from onesweep.serving.cli.__main__ import main
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import ServiceError
 from onesweep.stages.model.codec import CODECS, HIDDEN, StateCodec
+from tests.stages.pictures.tiny import tiny_picture_bundle
 
 
 @pytest.mark.parametrize("codec", [*CODECS.values(), *HIDDEN.values()], ids=lambda codec: type(codec).__name__)
@@ -31,16 +32,20 @@ def test_a_false_host_says_what_passes_every_check(codec: StateCodec) -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_run_finds_the_faulty_host(bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("mode", ["ar", "chain"])
+def test_a_whole_run_finds_the_faulty_host(
+    mode: str, bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "audit.json"
-    sizes = ["--share", "1", "--modes", "ar", "--sweeps", "4000", "--rounds", "1", "--requests", "2"]
-    assert main(["bench", "audit", "--checkpoint", str(bundles / "own"), *sizes, "--json", str(file)]) == 0
+    served = bundles / "own" if mode == "ar" else tiny_picture_bundle(tmp_path / "own", ("chain", "steps"))
+    sizes = ["--share", "1", "--modes", mode, "--sweeps", "4000", "--rounds", "1", "--requests", "2"]
+    assert main(["bench", "audit", "--checkpoint", str(served), *sizes, "--json", str(file)]) == 0
     record = json.loads(file.read_text())
     (found,), (cost,) = record["found"], record["costs"]
     assert found["name"] == "host-1-1"
     assert found["sweeps"] <= 4000  # audits run beside the sweeps: many may pass before the first verdict
     assert record["settings"]["checkpoint"] == "own"
-    assert cost["mode"] == "ar"
+    assert cost["mode"] == mode
     assert cost["audited"] > 0
     assert cost["compute_share"] > 0
     assert f"at --audit 1: {found['sweeps']} (host-1-1)" in capsys.readouterr().out
@@ -89,5 +94,5 @@ def test_both_arms_are_compared_after_a_request_that_warms_up() -> None:
     cost = cost_of(settings, "sweep", plain, audited)  # type: ignore[arg-type]
     assert (cost.audited, cost.plain_p50_ms, cost.audited_p50_ms, cost.compute_share) == (4, 100.0, 120.0, 0.1)
     assert plain.asked == audited.asked == 5
-    with pytest.raises(TextDiffers, match="mode sweep, seed 0: with audits the text is another"):
+    with pytest.raises(TextDiffers, match="mode sweep, seed 0: with audits the answer is another"):
         cost_of(settings, "sweep", plain, Arm(120.0, b"other"))  # type: ignore[arg-type]

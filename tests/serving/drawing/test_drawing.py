@@ -27,6 +27,7 @@ from onesweep.serving.router.topology import HostEntry, Topology, local_topology
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.checkpoint.checkpoint import load_picture_part
 from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import RequestError
 from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, range_sigmas
 from onesweep.stages.wire.channel import open_blocking_channel
 from tests.serving.gateway.conftest import run
@@ -114,6 +115,8 @@ def test_many_levels_go_round_without_the_router(artist: Client) -> None:
 BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"classes": ["oen"]}, r"unknown class 'oen' \(did you mean one\?\); choose from zero, one, two"),
     ({"classes": ["3"]}, "unknown class '3'"),
+    ({"classes": ["-1"]}, "unknown class '-1'"),
+    ({"classes": ["9" * 5000]}, "unknown class '9"),
     ({"classes": []}, "0 pictures; a request draws 1 to 1024"),
     ({"pictures": 10**9}, "1000000000 pixels|1000000000 pictures"),
     ({"levels": 0}, "levels must be 3 to 256 in mode chain, not 0"),
@@ -124,6 +127,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"guidance": -1}, "guidance must be 0 to 20"),
     ({"guidance": 21}, "guidance must be 0 to 20"),
     ({"solver": "heun"}, "unknown solver 'heun'"),
+    ({"codec": "jpeg"}, "mode chain has no codec 'jpeg'; choose from fp32, int8, int4"),
     ({"codec": "int4", "mode": "steps"}, "mode steps has no codec 'int4'; choose from fp32, int8"),
     ({"mode": "chian"}, r"unknown mode 'chian' of drawing \(did you mean chain\?\); served here: chain, steps, local"),
     ({"previews": True, "mode": "steps"}, "mode steps has no previews"),
@@ -150,6 +154,21 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
     with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
         artist.generate("hello")
     until(lambda: not any(host.sessions for host in artist.status().hosts), 30)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        *(({"pictures": count}, "pictures must be 1 to 1024") for count in (0, -1, 10**9)),
+        *(({"seed": seed}, "seed must be") for seed in (-1, 1 << 64)),
+        ({"levels": 0}, "levels must be"),
+        ({"link_ms": 501}, "link_ms must be"),
+        ({"solver": "e\u0301uler"}, "letters that no mode, solver or codec has"),
+    ],
+)
+def test_what_no_message_can_carry_is_refused_before_it_is_sent(fields: dict[str, Any], message: str) -> None:
+    with Client("127.0.0.1:1") as nobody, pytest.raises(RequestError, match=message):
+        nobody.draw("one", **fields)
 
 
 def test_text_weights_do_not_draw(client: Client) -> None:

@@ -207,7 +207,7 @@ def test_every_mode_has_a_tooltip_that_the_keyboard_opens_and_closes(page: Page)
     expect(page.locator("[role=tooltip]").first).to_be_visible()
 
 
-REACHED = """() => [...document.querySelectorAll("a[href], button, input, textarea, summary")]
+REACHED = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary")]
     .filter((each) => each.checkVisibility() && !each.dataset.reached).map((each) => each.id || each.textContent)"""
 MARK = "document.activeElement === document.body ? false : (document.activeElement.dataset.reached = '1')"
 

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import halve, load_block, load_picture_part, load_stage
 from onesweep.stages.checkpoint.inspect import describe, record, verify
-from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from onesweep.stages.checkpoint.release_store import read_release_manifest, release_files
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.host.parts import plan_host
@@ -57,6 +58,19 @@ def test_swapped_blocks_are_refused(copied: Path, edit_manifest: EditManifest) -
                 load_picture_part(copied / folder, part)
     with pytest.raises(CheckpointError, match=r"part 0 is refused: picture_relative_error on the probe is \d"):
         load_picture_part(copied / "chain", 0)
+
+
+@pytest.mark.parametrize("change", [{"classes": TINY.classes[:2]}, {"patch": 4}, {"features": 64}, {"channels": 3}])
+def test_a_block_of_another_architecture_is_refused(
+    copied: Path, tmp_path: Path, edit_manifest: EditManifest, change: dict[str, Any]
+) -> None:
+    """Its file is whole, and its digest right."""
+    other = tiny_picture_bundle(tmp_path / "other", ("chain",), replace(TINY, **change)) / "chain"
+    part = json.loads((other / MANIFEST_NAME).read_text())["parts"][1]
+    shutil.copy(other / part["file"], copied / "chain")
+    edit_manifest(copied / "chain", lambda manifest: manifest["parts"].__setitem__(1, part))
+    with pytest.raises(CheckpointError, match="shape"):
+        load_picture_part(copied / "chain", 1)
 
 
 def test_a_damaged_file_is_refused(copied: Path) -> None:
@@ -120,6 +134,8 @@ BAD: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda m: m["architecture"].pop("classes"), "classes"),
     (lambda m: m["architecture"].update(width=8.5), "width"),
     (lambda m: m["partition"].update(boundaries=[80.0, 0.002]), "2 boundaries for 3 noise ranges"),
+    (lambda m: m["partition"].update(boundaries=[80.0, 0.1, 0.5, 0.002]), "damaged"),
+    (lambda m: m["partition"]["prior"].update(mean=10**400), "damaged"),
     (lambda m: m.update(probe_tolerance=0), "probe tolerance"),
     (lambda m: m["parts"].pop(), "2 parts listed, the architecture has 3"),
     (lambda m: m["parts"][0].update(file="../x.safetensors"), "plain .safetensors name"),

@@ -89,6 +89,9 @@ def test_archives_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(lying, "w") as archive:
         for key in ("train_x", "train_y", "test_x", "test_y"):
             archive.writestr(f"{key}.npy", header.getvalue() + b"few")
+    endless = tmp_path / "endless.npz"
+    with zipfile.ZipFile(endless, "w") as archive:
+        archive.writestr("train_x.npy", b"\x93NUMPY\1\0\x02\0{\n")
     short = tmp_path / "short.npz"
     with zipfile.ZipFile(write_npz(tmp_path / "whole.npz")) as source, zipfile.ZipFile(short, "w") as archive:
         for name in source.namelist():
@@ -96,6 +99,9 @@ def test_archives_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "text.npz", "is no npz archive"),
         (lying, "train_x would take .* bytes; at most"),
+        (endless, "train_x is no array"),
+        (write_npz(tmp_path / "names.npz", classes=np.array([{}, "dog"])), "classes holds object; store strings"),
+        (write_npz(tmp_path / "few.npz", classes=np.array(["cat"])), "has label 1, and 1 classes"),
         (short, "train_x promises 1280 bytes and has 1279"),
         (write_npz(tmp_path / "keys.npz", train_y=None), "has no train_y"),
         (write_npz(tmp_path / "pickled.npz", train_x=np.array([{}] * 20)), "train_x holds object"),

@@ -1,0 +1,123 @@
+"""A race of pictures: one class in every mode of drawing, over the API and on the page."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from playwright.sync_api import Page, expect
+
+from onesweep.serving.cli.deployment import temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client
+from onesweep.serving.router.topology import local_topology
+from tests.serving.gateway.test_page import MARK, NARROW, REACHED
+from tests.serving.gateway.test_race import told
+from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
+
+MODES = ("chain", "steps", "local")
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of three hosts that draw."""
+    bundle = tiny_picture_bundle(tmp_path_factory.mktemp("pictures"))
+    with temporary_deployment(local_topology(3, 3, bundle, free_port_block(4) + 1), bundle) as running:
+        yield running.topology.router
+
+
+@pytest.fixture(scope="module")
+def artist(router: str) -> Iterator[Client]:
+    with Client(router) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def site(router: str, tmp_path_factory: pytest.TempPathFactory, running: Any) -> Iterator[str]:
+    with running(tmp_path_factory.mktemp("http"), "--router", router) as gateway:
+        yield gateway.url
+
+
+def pixels_of(picture: dict[str, Any]) -> Any:
+    shape = [picture[name] for name in ("channels", "height", "width")]
+    return np.frombuffer(base64.b64decode(picture["pixels"]), np.uint8).reshape(shape)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_race_draws_what_each_mode_draws_alone(site: str, artist: Client, together: bool) -> None:
+    # Previews take links of their own: with no delay, any of them may be the last to come.
+    asked = {"prompt": "one", "entrants": MODES, "seed": 7, "levels": 4, "together": together, "link_ms": 100}
+    events = told(httpx.post(f"{site}/api/race/pictures", json=asked, timeout=60))
+    for mode in MODES:
+        own = artist.draw("one", mode=mode, seed=7, levels=4)
+        mine = [event for event in events if event["lane"] == mode]
+        assert mine[0]["started"]
+        assert np.array_equal(pixels_of(mine[-1]["picture"]), own.pixels[0]), mode
+        assert mine[-1]["result"]["sweeps"] == own.sweeps
+        previews = [event["preview"] for event in mine if "preview" in event]
+        assert sorted(each["block"] for each in previews) == ([0, 1] if mode == "chain" else [])
+        assert all(pixels_of(each).shape == (TINY.channels, TINY.height, TINY.width) for each in previews)
+
+
+def test_what_cannot_be_drawn_ends_its_lane_or_is_refused(site: str) -> None:
+    asked = {"prompt": "one", "entrants": ["local", "chain"], "seed": 7, "levels": 2}
+    events = told(httpx.post(f"{site}/api/race/pictures", json=asked, timeout=60))
+    (failed,) = (event for event in events if "error" in event)
+    assert (failed["lane"], failed["status"]) == ("chain", 400)
+    assert "levels must be 3 to 256" in failed["error"]
+    assert [event["lane"] for event in events if "result" in event] == ["local"]
+    for changed in ({"entrants": []}, {"entrants": ["local"] * 4}, {"seed": 1 << 64}, {"levels": 0}, {"link_ms": 501}):
+        assert httpx.post(f"{site}/api/race/pictures", json={**asked, **changed}).status_code == 400, changed
+
+
+@pytest.fixture
+def page(page_at: Any, site: str) -> Iterator[Page]:
+    with page_at(f"{site}/", ".chip") as page:
+        yield page
+
+
+def test_the_page_draws_with_the_keyboard_alone_and_shows_trips_and_delay(page: Page, artist: Client) -> None:
+    expect(page.get_by_label("Prompt")).to_be_hidden()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the class")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Class")).to_be_focused()
+    page.keyboard.type("two")
+    page.get_by_label("Seed").fill("7")
+    page.get_by_label("Delay added to every hop").focus()
+    for _ in range(10):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#note")).to_contain_text("Every hop took 50 ms more")
+    lanes = {mode: page.locator(".lane").filter(has=page.get_by_role("heading", name=mode)) for mode in MODES}
+    for mode, trips in zip(MODES, (1, 13, 0), strict=True):
+        expect(lanes[mode].locator("dd").first).to_have_text(str(trips))
+        expect(lanes[mode].get_by_role("img", name=f"two, {mode}, the picture")).to_be_visible()
+        expect(lanes[mode].locator(".badge")).to_have_count(0)
+    expect(lanes["chain"].get_by_role("img", name="two, chain, after block 0")).to_be_visible()
+    expect(page.get_by_role("status")).to_contain_text("is done")
+    wanted = artist.draw("two", mode="local", seed=7).pixels[0, 0]
+    drawn = (
+        lanes["local"]
+        .locator("canvas")
+        .evaluate("(shown) => [...shown.getContext('2d').getImageData(0, 0, shown.width, shown.height).data]")
+    )
+    assert np.array_equal(np.array(drawn).reshape(8, 8, 4)[:, :, 0], wanted)
+
+
+def test_every_control_is_reached_and_a_phone_is_wide_enough(page: Page) -> None:
+    page.set_viewport_size(NARROW)
+    page.evaluate("document.querySelector('details').open = true")
+    page.keyboard.press("Tab")
+    for _ in range(50):
+        if not page.evaluate(MARK):
+            break
+        page.keyboard.press("Tab")
+    assert page.evaluate(REACHED) == []
+    page.get_by_role("button", name="Race").click()
+    expect(page.locator("#note")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
