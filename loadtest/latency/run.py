@@ -90,6 +90,7 @@ def settled(settings: WanSettings) -> WanSettings:
         )
     if s.prompts or s.temperature is not None:
         raise InputError(f"{where} draws: leave out --text, --prompt and --temperature")
+    # Classes take turns as prompts do, so that no cache of one class's modulations makes a mode look quicker.
     bundle = find_bundle(where)
     served = [mode for mode in DRAWING_MODES if getattr(bundle, mode) is not None]
     classes = read_manifest(getattr(bundle, served[0])).picture_architecture.classes
@@ -302,8 +303,9 @@ def _read_texts(settings: WanSettings, taken: dict[str, Taken], figures: WanFigu
 
 def _compare_pixels(settings: WanSettings, taken: dict[str, Taken], figures: WanFigures, tell: Tell) -> None:
     """Put into the rows how many of their pictures are, to the last bit, those that one process draws."""
+    # Other backends add in another order: theirs are the same pictures to a shade or so, which this cannot tell.
     if settings.backend != DEFAULT_BACKEND:
-        return  # other backends add in another order
+        return
     from onesweep.loadtest.pictures.drawing import pixel_digests  # imports torch: only after the last measurement
 
     tell("the same pictures in one process ...")

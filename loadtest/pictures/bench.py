@@ -129,6 +129,7 @@ def least_seconds(rows: Sequence[PictureRow]) -> str:
         as_good = [row.seconds_60 or 0.0 for row in rows if row.mode == mode and row.distance <= mine.distance]
         return f"{min(as_good):.3f} ({min(as_good) / (mine.seconds_60 or 0.0):.1f} x)" if as_good else "never"
 
+    # Points, not intervals: two modes whose FDs hardly differ may swap places with another seed.
     titles = [f"{row.levels} levels" for row in chain]
     lines = [("FD of the chain", *(f"{row.distance:.1f}" for row in chain))]
     lines += [("chain", *(f"{row.seconds_60:.3f}" for row in chain))]
