@@ -98,6 +98,21 @@ def _wan(record: Record) -> dict[str, float]:
     return found
 
 
+def _drawn(record: Record) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for row in record["rows"]:
+        name = f"{row['profile'].replace('-', '')}_{_mode(row['mode'])}_{row['length']}"
+        found |= {f"{name}_s": row["p50_ms"] / 1000, f"{name}_ratio": row["ratio"], f"{name}_trips": row["sweeps"]}
+        found[f"{name}_host_ms"] = row["host_seconds"] * 1000
+    return found
+
+
+def _pictures(record: Record) -> dict[str, float]:
+    keys = {"distance": "fd", "per_host_second": "rate", "seconds_60": "s"}
+    rows = [{**row, "mode": f"{row['mode']}_{row['levels']}"} for row in record["rows"] if row["levels"]]
+    return _rows(rows, "mode", keys)
+
+
 def _quality(record: Record) -> dict[str, float]:
     rows = [{**row, "mode": _mode(row["mode"])} for row in record["rows"]]
     return _rows(rows, "mode", {"judge_bits_per_byte": "bits", "gram_entropy": "entropy", "sweeps": "trips"})
@@ -178,6 +193,24 @@ MEASUREMENTS: dict[str, Measurement] = {
     "batching": Measurement(
         "onesweep bench batching --batch 16 --max-tokens 128 --rounds 5",
         lambda record: _rows(record["figures"], "mode", {"together": "together", "bare": "bare", "ratio": "ratio"}),
+    ),
+    "drawn_batching": Measurement(
+        "onesweep bench batching --checkpoint weights/pictures --batch 16 --levels 12 --rounds 15",
+        lambda record: _rows(
+            record["figures"],
+            "mode",
+            {"together": "together", "bare": "bare", "bare_one_core": "bare_one_core", "ratio": "ratio"},
+        ),
+    ),
+    "drawn": Measurement(
+        "onesweep bench wan --checkpoint weights/pictures --modes chain,steps,steps:int8,local"
+        " --profile links-20,links-60,links-150 --levels 6,12 --requests 15",
+        _drawn,
+    ),
+    "pictures": Measurement(
+        "onesweep bench pictures --data $PICTURES --levels 3,6,12,24 --count 300"
+        " --modes chain,steps,local,displaced,picard",
+        _pictures,
     ),
     "idle": Measurement("onesweep bench idle", _idle),
     "memory": Measurement("onesweep bench memory", _memory),

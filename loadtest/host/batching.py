@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +19,12 @@ from onesweep.loadtest.host.settings import BatchingSettings
 from onesweep.loadtest.report.table import aligned
 from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.cli.deployment import temporary_deployment
-from onesweep.serving.client.client import AsyncClient, Result
+from onesweep.serving.client.client import AsyncClient
+from onesweep.serving.drawing import DEFAULT_GUIDANCE
 from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from onesweep.serving.modes.tokenizer import tokenizer_of
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
+from onesweep.stages.checkpoint.bundle import bundle_draws, find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain, load_picture_part
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.block import Block
@@ -29,6 +33,8 @@ from onesweep.stages.model.pipeline import ArModel, new_caches
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.samplers import step_sigmas
 from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.pictures.part import PicturePart
+from onesweep.stages.pictures.trajectory import MAX_LEVELS, DrawPlan, Trajectory, block_sigmas
 from onesweep.stages.signals import run_interruptible
 
 TARGET_RATIO = 0.7
@@ -36,7 +42,7 @@ TARGET_RATIO = 0.7
 
 @dataclass(frozen=True)
 class BatchingFigures:
-    """Positions a second of one mode: alone, together, and in a bare loop. Medians over rounds."""
+    """Positions, or pictures, a second of one mode: alone, together, and in a bare loop. Medians over rounds."""
 
     mode: str
     batch: int
@@ -48,42 +54,142 @@ class BatchingFigures:
 
     @property
     def ratio(self) -> float:
-        return self.together / self.bare
+        # On a busy machine two threads of one loop wait for each other, and it is slower than one alone.
+        return self.together / max(self.bare, self.bare_one_core)
+
+
+class _Subject(ABC):
+    """Requests of one kind: texts or pictures."""
+
+    def __init__(self, settings: BatchingSettings) -> None:
+        self.settings, bundle = settings, find_bundle(settings.checkpoint)
+        self.models: dict[str, Path] = {mode: path for mode, path in self._modes(vars(bundle)) if path is not None}
+
+    @abstractmethod
+    def _modes(self, models: dict[str, Path | None]) -> list[tuple[str, Path | None]]:
+        """Modes, and what serves them."""
+
+    @property
+    @abstractmethod
+    def request(self) -> str:
+        """One request in words."""
+
+    @property
+    @abstractmethod
+    def units(self) -> int:
+        """Positions or pictures that a request brings."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises InputError."""
+
+    @abstractmethod
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> bytes:
+        """One request."""
+
+    @abstractmethod
+    def bare(self, mode: str) -> Callable[[], None]:
+        """A loop over a batch of requests."""
+
+
+class _Texts(_Subject):
+    def _modes(self, models: dict[str, Path | None]) -> list[tuple[str, Path | None]]:
+        return [("sweep", models["chain"]), ("ar", models["ar"])]
+
+    @property
+    def request(self) -> str:
+        return f"{self.settings.max_tokens} tokens"
+
+    @property
+    def units(self) -> int:
+        return self.settings.max_tokens
+
+    def check(self) -> None:
+        room = min(read_manifest(path).text_architecture.positions for path in self.models.values()) - len(PROMPT)
+        if not 1 <= (most := self.settings.max_tokens) <= room:
+            raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves after the prompt, not {most}")
+
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> bytes:
+        return (await client.generate(PROMPT, mode=mode, max_tokens=self.settings.max_tokens, seed=seed)).output
+
+    def bare(self, mode: str) -> Callable[[], None]:
+        s, directory = self.settings, self.models[mode]
+        known = torch.tensor([symbols_of(tokenizer_of(directory), PROMPT)] * s.batch)
+        if mode == "ar":
+            return partial(_bare_ar, load_ar(directory), known, s.max_tokens)
+        partition = read_manifest(directory).partition
+        assert partition is not None
+        return partial(_bare_sweep, load_chain(directory), partition, known, s.max_tokens)
+
+
+class _Pictures(_Subject):
+    def _modes(self, models: dict[str, Path | None]) -> list[tuple[str, Path | None]]:
+        return [(mode, models[mode]) for mode in ("chain", "steps")]
+
+    @property
+    def request(self) -> str:
+        return f"a picture of {self.settings.levels} levels"
+
+    @property
+    def units(self) -> int:
+        return 1
+
+    def check(self) -> None:
+        parts = max(read_manifest(path).architecture.parts for path in self.models.values())
+        if not parts <= (levels := self.settings.levels) <= MAX_LEVELS:
+            raise InputError(f"--levels must be {parts} to {MAX_LEVELS}, not {levels}")
+
+    def _class_of(self, seed: int, mode: str) -> int:
+        return seed % len(read_manifest(self.models[mode]).picture_architecture.classes)
+
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> bytes:
+        asked = str(self._class_of(seed, mode))
+        return (await client.draw(asked, mode=mode, levels=self.settings.levels, seed=seed)).pixels.tobytes()
+
+    def bare(self, mode: str) -> Callable[[], None]:
+        s, directory = self.settings, self.models[mode]
+        manifest = read_manifest(directory)
+        assert manifest.partition is not None
+        parts = [load_picture_part(directory, i) for i in range(manifest.architecture.parts)]
+        classes = tuple(self._class_of(seed, mode) for seed in range(s.batch))
+        plan = DrawPlan(0, classes, s.levels, guidance=DEFAULT_GUIDANCE)
+        nets = [[part] for part in parts] if mode == "chain" else [parts]
+        return partial(_bare_drawing, nets, manifest.partition, plan)
 
 
 class BatchingBench(Benchmark[BatchingSettings, list[BatchingFigures]]):
     """`onesweep bench batching`: the modes that a bundle has weights for."""
 
+    def __init__(self, settings: BatchingSettings) -> None:
+        super().__init__(settings)
+        self.subject = (_Pictures if bundle_draws(settings.checkpoint) else _Texts)(settings)
+
     @property
     def announcement(self) -> str:
         s = self.settings
-        return f"{s.batch} requests at once, {s.max_tokens} tokens each, {s.rounds} times ..."
+        return f"{s.batch} requests at once, {self.subject.request} each, {s.rounds} times ..."
 
     def check(self) -> None:
-        bundle = find_bundle(self.settings.checkpoint)
-        models = [path for path in (bundle.chain, bundle.ar) if path is not None]
-        room = min(read_manifest(path).text_architecture.positions for path in models) - len(PROMPT)
-        if not 1 <= (most := self.settings.max_tokens) <= room:
-            raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves after the prompt, not {most}")
+        self.subject.check()
 
     def measure(self) -> list[BatchingFigures]:
         """Raises TextDiffers."""
-        s, bundle = self.settings, find_bundle(self.settings.checkpoint)
-        modes = (["sweep"] if bundle.chain else []) + (["ar"] if bundle.ar else [])
+        s, modes = self.settings, list(self.subject.models)
         with temporary_deployment(ring := ring_of(s.checkpoint), s.checkpoint):
-            served = {mode: run_interruptible(_served(ring.router, mode, s)) for mode in modes}
+            served = {mode: run_interruptible(_served(ring.router, mode, self.subject)) for mode in modes}
         figures = []
         for mode in modes:
-            one_core, all_cores = (_bare(mode, s, threads) for threads in (1, torch.get_num_threads()))
+            one_core, all_cores = (_bare(mode, self.subject, threads) for threads in (1, torch.get_num_threads()))
             figures.append(BatchingFigures(mode, s.batch, *served[mode], bare=all_cores, bare_one_core=one_core))
         return figures
 
     def table(self, result: list[BatchingFigures]) -> str:
         header = ("mode", "batch", "alone /s", "together /s", "bare loop /s", "bare, one core", "together / bare")
+        digits = 0 if isinstance(self.subject, _Texts) else 1
         rows = [
             (
                 *(f.mode, str(f.batch)),
-                *(f"{value:.0f}" for value in (f.alone, f.together, f.bare, f.bare_one_core)),
+                *(f"{value:.{digits}f}" for value in (f.alone, f.together, f.bare, f.bare_one_core)),
                 f"{f.ratio:.2f}",
                 "yes" if f.ratio >= TARGET_RATIO else "no",
             )
@@ -94,53 +200,39 @@ class BatchingBench(Benchmark[BatchingSettings, list[BatchingFigures]]):
     def record(self, result: list[BatchingFigures]) -> dict[str, Any]:
         return {
             "bench": "batching",
-            "max_tokens": self.settings.max_tokens,
+            "request": self.subject.request,
             "rounds": self.settings.rounds,
             "target_ratio": TARGET_RATIO,
             "figures": [{**asdict(f), "ratio": f.ratio} for f in result],
         }
 
 
-async def _served(router: str, mode: str, settings: BatchingSettings) -> tuple[float, float]:
-    """Positions a second alone and together. Raises TextDiffers when a text depends on its company."""
+async def _served(router: str, mode: str, subject: _Subject) -> tuple[float, float]:
+    """Units a second alone and together. Raises TextDiffers when a result depends on its company."""
+    batch, alone, together = subject.settings.batch, list[float](), list[float]()
     async with AsyncClient(router) as client:
-
-        async def ask(seed: int) -> Result:
-            return await client.generate(PROMPT, mode=mode, max_tokens=settings.max_tokens, seed=seed)
-
-        expected = [(await ask(seed)).output for seed in range(settings.batch)]
-        alone, together = [], []
-        for turn in range(settings.rounds):
+        expected = [await subject.ask(client, mode, seed) for seed in range(batch)]
+        for turn in range(subject.settings.rounds):
             begin = time.perf_counter()
-            await ask(turn % settings.batch)
+            await subject.ask(client, mode, turn % batch)
             middle = time.perf_counter()
-            results = await asyncio.gather(*(ask(seed) for seed in range(settings.batch)))
+            results = await asyncio.gather(*(subject.ask(client, mode, seed) for seed in range(batch)))
             end = time.perf_counter()
-            if [result.output for result in results] != expected:
-                raise TextDiffers(f"mode {mode}: a text depends on what is generated beside it")
-            alone.append(settings.max_tokens / (middle - begin))
-            together.append(settings.batch * settings.max_tokens / (end - middle))
+            if results != expected:
+                raise TextDiffers(f"mode {mode}: a result depends on what is asked for beside it")
+            alone.append(subject.units / (middle - begin))
+            together.append(batch * subject.units / (end - middle))
     return statistics.median(alone), statistics.median(together)
 
 
 @torch.inference_mode()
-def _bare(mode: str, settings: BatchingSettings, threads: int) -> float:
-    before = torch.get_num_threads()
+def _bare(mode: str, subject: _Subject, threads: int) -> float:
+    before, rates, loop = torch.get_num_threads(), list[float](), subject.bare(mode)
     torch.set_num_threads(threads)
-    bundle, rates = find_bundle(settings.checkpoint), []
-    directory = bundle.chain if mode == "sweep" else bundle.ar
-    assert directory is not None
-    known = torch.tensor([symbols_of(tokenizer_of(directory), PROMPT)] * settings.batch)
-    if mode == "sweep":
-        chain, partition = load_chain(directory), read_manifest(directory).partition
-        assert partition is not None
-        loop = partial(_bare_sweep, chain, partition)
-    else:
-        loop = partial(_bare_ar, load_ar(directory))
-    for _ in range(settings.rounds):
+    for _ in range(subject.settings.rounds):
         begin = time.perf_counter()
-        loop(known, settings.max_tokens)
-        rates.append(settings.batch * settings.max_tokens / (time.perf_counter() - begin))
+        loop()
+        rates.append(subject.settings.batch * subject.units / (time.perf_counter() - begin))
     torch.set_num_threads(before)
     return statistics.median(rates)
 
@@ -168,3 +260,22 @@ def _bare_ar(model: ArModel, known: torch.Tensor, count: int) -> None:
     for position in range(count):
         logits = model(source, caches)[:, -1]
         source = alphabet.decode(sample_symbols(logits, 1.0, 0, position))[:, None]
+
+
+# The nets' own code, not the runners of the hosts: what torch takes without care for company. E is not rounded between
+# blocks, which changes pixels and no time.
+def _bare_drawing(nets: list[list[PicturePart]], partition: NoisePartition, plan: DrawPlan) -> None:
+    """The evaluations of a drawing, batched. nets: those of each range of noise."""
+    estimate = None
+    for block, parts in enumerate(nets):
+        sigmas, is_last = block_sigmas(partition, block, plan.levels), block == len(nets) - 1
+        architecture = parts[0].architecture
+        trajectory = Trajectory(architecture, plan, partition.sigma_max, sigmas, is_last=is_last, estimate=estimate)
+        while not trajectory.done:
+            piece = trajectory.piece()
+            x = piece.x
+            for part in parts:
+                x = part(x, torch.full((len(x),), piece.sigma), piece.classes)
+            trajectory.supply(x)
+        estimate = trajectory.estimate
+    trajectory.pixels()

@@ -72,6 +72,7 @@ class BatchingSettings:
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     batch: int = setting(16, "requests at once", least=1, most=MAX_AT_ONCE)
     max_tokens: int = setting(128, "tokens to generate; a byte model's are bytes")
+    levels: int = setting(12, "steps from noise to picture, of a bundle that draws", metavar="K")
     rounds: int = setting(5, "times that each is measured", metavar="R", least=1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from onesweep.loadtest.commands import add_measurement, say
 from onesweep.loadtest.latency.settings import FirstTokenSettings, WanSettings, WarmSettings
 from onesweep.loadtest.report.record import check_report_options, write_report
-from onesweep.loadtest.workload.arms import BYTES, LENGTH_FLAGS, TOKENS, Length, parse_lengths
+from onesweep.loadtest.workload.arms import BYTES, LENGTH_FLAGS, LEVELS, TOKENS, parse_lengths
 from onesweep.loadtest.workload.prompts import parse_prompts
 from onesweep.stages.settings import from_flags
 from onesweep.stages.signals import ends_cleanly
@@ -18,10 +18,14 @@ from onesweep.stages.signals import ends_cleanly
 def add_wan(wan: argparse.ArgumentParser) -> None:
     add_measurement(wan, WanSettings, run_wan, html=True)
     lengths = wan.add_mutually_exclusive_group()
-    for unit, help in ((BYTES, "bytes to generate (32,128)"), (TOKENS, "tokens to generate, in place of --bytes")):
+    for unit, help in (
+        (BYTES, "bytes to generate (32,128)"),
+        (TOKENS, "tokens to generate, in place of --bytes"),
+        (LEVELS, "steps from noise to picture, of a bundle that draws (12)"),
+    ):
         read = partial(parse_lengths, unit=unit)
         lengths.add_argument(LENGTH_FLAGS[unit], dest="lengths", type=read, metavar="N[,N]", help=help)
-    wan.set_defaults(lengths=(Length(32), Length(128)))
+    wan.set_defaults(lengths=())
     wan.add_argument("--text", default="", metavar="T[,T]", help="prompts: novel, copying (novel)")
     own = "prompts of your own, one a file"
     wan.add_argument("--prompt", type=Path, nargs="+", action="extend", default=[], metavar="FILE", help=own)
@@ -39,11 +43,10 @@ def run_wan(options: argparse.Namespace) -> int:
     from onesweep.loadtest.latency.links import LINKS
     from onesweep.loadtest.latency.report import report
     from onesweep.loadtest.latency.rows import wan_table
-    from onesweep.loadtest.latency.run import check_wan, measure_wan, wan_record
+    from onesweep.loadtest.latency.run import check_wan, measure_wan, settled, wan_record
 
-    settings = from_flags(
-        WanSettings, options, lengths=options.lengths, prompts=parse_prompts(options.text, options.prompt)
-    )
+    prompts = parse_prompts(options.text, options.prompt) if options.text or options.prompt else ()
+    settings = settled(from_flags(WanSettings, options, lengths=options.lengths, prompts=prompts))
     check_report_options(options)
     profiles = check_wan(settings)
     with ends_cleanly():

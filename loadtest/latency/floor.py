@@ -30,7 +30,7 @@ class BookedCost:
 
     mode: str
     sweeps: int
-    wire_bytes: tuple[int, ...]  # payload of each hop of a sweep; where sweeps differ, the largest
+    wire_bytes: tuple[int, ...]  # payload of each hop of a sweep; where sweeps differ, the largest; of `steps` the mean
     wire_bytes_total: int
     host_ms: float  # arithmetic on the hosts
     local_ms: float = 0.0  # arithmetic on the router that was waited for: a drafter's, or the local model's
@@ -39,7 +39,7 @@ class BookedCost:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> BookedCost:
-        """From `Result.as_json()`."""
+        """From `Result.as_json()`, or that of pictures."""
         times_ms = [host["compute_ms"] for host in record["hosts"]]
         host_ms = sum(times_ms)
         return cls(
@@ -48,9 +48,9 @@ class BookedCost:
             tuple(record["wire_bytes"]),
             record["wire_bytes_total"],
             host_ms,
-            max(record["compute_ms"] - host_ms - record["ahead_ms"], 0.0),
+            max(record["compute_ms"] - host_ms - record.get("ahead_ms", 0.0), 0.0),
             max(times_ms, default=0.0),
-            max(record["batches"], 1),
+            max(record.get("batches", 1), 1),
         )
 
 
@@ -78,8 +78,8 @@ class Course:
         """The floor of one request, from its own account."""
         if not account.sweeps:
             return Floor(0.0, 0.0, account.host_ms + account.local_ms)
-        if account.mode == "ar":
-            delay_ms, serialisation_ms = self._bytes_round_the_ring(account)
+        if account.mode in ("ar", "steps"):
+            delay_ms, serialisation_ms = self._round_the_ring(account)
         else:
             delay_ms, serialisation_ms = self._sweeps(account)
         if account.batches == 1:
@@ -105,9 +105,9 @@ class Course:
         delay_ms = account.sweeps * sum(map(least_delay_ms, wires))
         return delay_ms, least_serialisation_ms(account, [_rate_mbps(wire) for wire in wires])
 
-    def _bytes_round_the_ring(self, account: BookedCost) -> tuple[float, float]:
-        """`ar`: the last host hands a byte to the first host and to the router at once, so only the last byte's way
-        to the router is waited for."""
+    def _round_the_ring(self, account: BookedCost) -> tuple[float, float]:
+        """`ar` and `steps`: the last host begins the next trip at the first host, so only the last trip's way to the
+        router is waited for. Of `ar` the router hears of every byte beside that."""
         out, *inner, home = (self.link(*pair) for pair in self.sweep_path())
         # a ring of one host hands the byte to itself
         back = self.link(self.hosts[-1], self.hosts[0]) if len(self.hosts) > 1 else Link()
@@ -116,9 +116,12 @@ class Course:
         ends_ms = least_delay_ms(out) + least_delay_ms(home)
         delay_ms = ends_ms + steps * within_ms + (steps - 1) * least_delay_ms(back)
         # at most the largest event came back beside each further step; what was left went round, at best on the
-        # fastest link, but for one message of the largest size that each inner link carried for certain
-        beside = (steps - 1) * account.wire_bytes[-1] if account.wire_bytes else 0
+        # fastest link, but for one message of the largest size that each inner link carried for certain, or of `steps`
+        # one of the mean size for each trip
+        beside = (steps - 1) * account.wire_bytes[-1] if account.wire_bytes and account.mode == "ar" else 0
         certain = account.wire_bytes[1:-1] if len(account.wire_bytes) == len(inner) + 2 else ()
+        if account.mode == "steps":
+            certain = tuple(steps * size for size in certain)
         serialisation_ms = sum(wire_ms(size, _rate_mbps(wire)) for size, wire in zip(certain, inner, strict=False))
         rest = max(account.wire_bytes_total - beside - sum(certain), 0)
         fastest = max(_rate_mbps(wire) for wire in (out, *inner, home, *([back] if len(self.hosts) > 1 else [])))

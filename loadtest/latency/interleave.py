@@ -20,7 +20,7 @@ class RequestSource(Protocol):
         """Seconds without a request before each of these."""
 
     def call(self, number: int, seed: int) -> dict[str, Any]:
-        """Arguments of one `Client.generate`: the request with this number."""
+        """Arguments of one `Client.generate` or `Client.draw`: the request with this number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Sample:
     latency_ms: float = 0.0  # from the call to the end of the account
     first_byte_ms: float = 0.0
     floor: Floor | None = None
-    account: dict[str, Any] | None = None  # `Result.as_json()`
+    account: dict[str, Any] | None = None  # `Result.as_json()`; that of pictures has their digest, too
     error: str = ""
 
     @property

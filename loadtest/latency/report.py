@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onesweep.loadtest.latency.links import LINKS
-from onesweep.loadtest.latency.rows import ARM, PARTS, TEXTS, Row, failures, length_of, waterfall
+from onesweep.loadtest.latency.rows import (
+    ARM,
+    PARTS,
+    PICTURES,
+    TEXTS,
+    Row,
+    drawn,
+    failures,
+    length_of,
+    waterfall,
+)
 from onesweep.loadtest.report.chart import COLOURS, DOTTED, FAINT, INK, MARKERS, bars, bars_height_in, draw_chart, grid
 from onesweep.loadtest.report.page import bullets, figure, html_page, html_pairs, shown
 from onesweep.loadtest.report.table import Table, number_column, text_column
@@ -53,7 +63,7 @@ def latency_picture(rows: Sequence[Row], profile: str) -> str:
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
         axes.set_xlim(min(sizes) / 1.2, max(sizes) * 1.2)
-        axes.set_xlabel(f"output, {rows[0]['unit']}")
+        axes.set_xlabel("levels of noise" if drawn(rows) else f"output, {rows[0]['unit']}")
         axes.set_ylabel("latency, ms (p50)")
 
     return _chart(draw, f"latency-{profile}", beside=True)
@@ -144,7 +154,8 @@ def _arm_name(row: Row) -> str:
 
 def _kind(row: Row) -> str:
     """Mode and text; most runs have one kind of text, which goes without saying."""
-    return row["mode"] if row.get("text", NOVEL.name) == NOVEL.name else f"{row['mode']}, {row['text']}"
+    common = drawn([row]) or row.get("text", NOVEL.name) == NOVEL.name
+    return row["mode"] if common else f"{row['mode']}, {row['text']}"
 
 
 def _chart(draw: Callable[[Axes], None], name: str, height_in: float = HEIGHT_IN, beside: bool = False) -> str:
@@ -169,6 +180,10 @@ odds at each place, 0 on average for what it draws itself at temperature 1; <b>e
 their tokens and of runs of four, <b>distinct-2</b> the share of a text's pairs of words that are different: a low loss
 can be bought with monotony. <b>As ar</b>: texts that are those of <code>ar</code> at the same seed. <b>Gap closed</b>:
 of the way from the drafter's loss to that of <code>ar</code>. ±: a standard error over texts."""
+
+_DRAWN = """<b>Trips</b>: passes along all hosts. <b>Largest hop</b>: payload of a message, in <code>steps</code> the
+mean over trips. <b>Host ms a picture</b>: arithmetic of all hosts. <b>As one process</b>: pictures that are, to the
+last bit, those that the same nets draw in one process."""
 
 _PAGE: Table[Row] = Table(
     (
@@ -196,6 +211,7 @@ _PAGE: Table[Row] = Table(
 def report(record: dict[str, Any]) -> str:
     """The whole page, from the record of a run."""
     rows = record["rows"]
+    table, read = (PICTURES, _DRAWN) if drawn(rows) else (_PAGE, _READ)
     profiles = list(dict.fromkeys(row["profile"] for row in rows))
     title = f"onesweep over a WAN: {', '.join(profiles)}"
     parts = [f"<h1>{shown(title)}</h1>", _origin(record), f"<p>{_FLOOR}</p>"]
@@ -206,14 +222,14 @@ def report(record: dict[str, Any]) -> str:
         ]
     if record["sweep"]:
         parts.append(_waterfall(record["sweep"]))
-    parts += ["<h2>Every arm</h2>", f"<p>{_READ}</p>", _PAGE.html(rows), bullets(failures(rows), bad=True)]
+    parts += ["<h2>Every arm</h2>", f"<p>{read}</p>", table.html(rows), bullets(failures(rows), bad=True)]
     if record["links"]:
         parts += ["<h2>What the lab itself costs</h2>"]
         parts += ["<p>Round trips of 64 bytes on plain sockets, against what the profile promises.</p>"]
         parts += [LINKS.html(record["links"])]
     if record["links"] and record["control"]:
         parts += ["<p>The same requests, in turns, in the lab's fastest network and on plain loopback.</p>"]
-        parts += [_PAGE.html(record["control"])]
+        parts += [table.html(record["control"])]
     parts += ["<h2>Settings</h2>", html_pairs(record["settings"] | {"commit": record["commit"]} | record["machine"])]
     return html_page(title, parts)
 

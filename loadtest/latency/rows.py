@@ -9,7 +9,7 @@ from typing import Any
 from onesweep.loadtest.latency.floor import Course, least_delay_ms, wire_ms
 from onesweep.loadtest.latency.interleave import Sample, ended_well
 from onesweep.loadtest.report.table import Column, Table, number_column, percentile, text_column
-from onesweep.loadtest.workload.arms import Arm
+from onesweep.loadtest.workload.arms import LEVELS, Arm
 
 Row = dict[str, Any]
 # Keys of texts.py in a row, while its texts are not read.
@@ -20,6 +20,8 @@ NO_TEXTS: Row = dict.fromkeys(
         *("gap_closed", "gap_error"),
     )
 )
+# Keys of a row that pictures have: how many are those drawn in one process, and how many were compared.
+NO_PIXELS: Row = dict.fromkeys(("same_as_one", "compared"))
 # The parts of a latency. `rest` is what remains: gRPC, Python, TCP, headers, waiting for a processor.
 PARTS = ("delay", "serialisation", "compute", "queue", "rest")
 
@@ -36,7 +38,7 @@ def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> Row:
         """The lower median: a count that some request had, not a mean of two."""
         return statistics.median_low(map(value, good)) if good else None
 
-    return {
+    row = {
         "profile": profile,
         "mode": arm.choice.label,
         "text": arm.prompts.name,
@@ -52,16 +54,20 @@ def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> Row:
         "first_byte_ms": median(lambda s: s.first_byte_ms),
         "floor_ms": median(lambda s: s.least.total_ms),
         "ratio": median(lambda s: s.ratio),
-        "tokens": count(lambda s: int(s.booked["output_tokens"])),
-        "tokens_per_s": median(lambda s: int(s.booked["output_tokens"]) / s.latency_ms * 1000),
         "sweeps": count(lambda s: int(s.booked["sweeps"])),
         "hops": count(lambda s: int(s.booked["hops"])),
         "wire_bytes": count(lambda s: int(s.booked["wire_bytes_total"])),
         "largest_hop_bytes": count(lambda s: max(s.booked["wire_bytes"], default=0)),
         "host_seconds": median(lambda s: s.host_ms / 1000),
-        "acceptance": acceptance(good),
         # part by part, so they need not add up to a median latency
         "parts_ms": {name: statistics.median(part[name] for part in parts) for name in PARTS} if good else None,
+    }
+    if arm.length.draws:
+        return row | NO_PIXELS
+    return row | {
+        "tokens": count(lambda s: int(s.booked["output_tokens"])),
+        "tokens_per_s": median(lambda s: int(s.booked["output_tokens"]) / s.latency_ms * 1000),
+        "acceptance": acceptance(good),
         **NO_TEXTS,
     }
 
@@ -128,10 +134,39 @@ WAN: Table[Row] = Table(
     )
 )
 
+# Of pictures: no figure of texts, and what a picture takes of the hosts.
+PICTURES: Table[Row] = Table(
+    (
+        *map(text_column, ("profile", "mode")),
+        number_column("levels", "length", 0),
+        number_column("p50 s", "p50_ms", 3, scale=1e-3),
+        number_column("p95 s", "p95_ms", 3, scale=1e-3),
+        number_column("floor s", "floor_ms", 3, scale=1e-3),
+        number_column("x floor", "ratio", 3),
+        number_column("trips", "sweeps", 0),
+        number_column("hops", "hops", 0),
+        number_column("largest hop", "largest_hop_bytes", 0),
+        number_column("wire bytes", "wire_bytes", 0),
+        number_column("host ms a picture", "host_seconds", 1, scale=1e3),
+        (
+            "as one process",
+            lambda row: "-" if row["compared"] is None else f"{row['same_as_one']} of {row['compared']}",
+        ),
+        ("idle s", lambda row: f"{row['idle_s']:g}"),
+        text_column("failed", "failures"),
+    ),
+    text_columns=2,
+)
+
+
+def drawn(rows: Sequence[Row]) -> bool:
+    """True for rows of pictures: a bundle either writes or draws."""
+    return any(row["unit"] == LEVELS for row in rows)
+
 
 def wan_table(rows: Sequence[Row]) -> str:
     """For a terminal; below it, why requests failed."""
-    return "\n".join([WAN.aligned(rows), *failures(rows)])
+    return "\n".join([(PICTURES if drawn(rows) else WAN).aligned(rows), *failures(rows)])
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
@@ -144,7 +179,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-# One sweep for a picture: its way, and the time of each part of it.
+# One sweep for a chart: its way, and the time of each part of it.
 
 
 def single_sweep(profile: str, course: Course, arm: Arm, samples: Sequence[Sample]) -> Row | None:

@@ -1,10 +1,11 @@
-"""The run: one deployment for each profile, all arms taking turns; then what they wrote is read."""
+"""The run: one deployment for each profile, all arms taking turns; then what they wrote is read, or the pictures that
+they drew are compared with those of one process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,33 @@ from onesweep.loadtest.latency.floor import Course, course_of
 from onesweep.loadtest.latency.interleave import Sample, Seat, collect, take_turns
 from onesweep.loadtest.latency.links import measure_links
 from onesweep.loadtest.latency.rows import row_of, single_sweep
-from onesweep.loadtest.latency.settings import WanSettings, WarmSettings
+from onesweep.loadtest.latency.settings import TEXT_CHOICES, TEXT_LENGTHS, WanSettings, WarmSettings
 from onesweep.loadtest.report.record import origin, settings_record
 from onesweep.loadtest.report.table import open_meter
-from onesweep.loadtest.workload.arms import INFILL, SCORED, SPECULATIVE, Arm, Length, ModeChoice
+from onesweep.loadtest.workload.arms import (
+    BYTES,
+    INFILL,
+    LENGTH_FLAGS,
+    LEVELS,
+    SCORED,
+    SPECULATIVE,
+    TOKENS,
+    Arm,
+    Length,
+    ModeChoice,
+)
 from onesweep.loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
 from onesweep.loadtest.workload.testbed import LOOPBACK, Testbed, check_host_count, default_hosts, started_testbed
 from onesweep.loadtest.workload.texts import symbols_of
+from onesweep.serving.drawing import DEFAULT_LEVELS, DRAWING_MODES
+from onesweep.serving.modes import MODES
 from onesweep.serving.modes.tokenizer import tokenizer_of
-from onesweep.stages.backends import backend_named
-from onesweep.stages.checkpoint.bundle import NGRAM_NAME, Bundle, find_bundle
+from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
+from onesweep.stages.checkpoint.bundle import NGRAM_NAME, Bundle, bundle_draws, find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError
 from onesweep.stages.host.validation import MAX_TEMPERATURE
+from onesweep.stages.pictures.trajectory import MAX_LEVELS
 
 CONTROL = "lan"  # the profile that is compared with plain loopback: what the lab itself costs
 
@@ -44,10 +59,47 @@ def check_wan(settings: WanSettings) -> list[Profile | None]:
     check_host_count(settings.hosts, settings.checkpoint)
     for profile in filter(None, (*profiles, profile_named(CONTROL))):
         profile.check_hosts(settings.host_count)
-    _check_lengths(settings.checkpoint, settings.choices, settings.prompts, settings.lengths)
+    if settings.lengths[0].draws:
+        _check_levels(settings)
+    else:
+        _check_lengths(settings.checkpoint, settings.choices, settings.prompts, settings.lengths)
     if any(profiles) and (problem := lab_problem()):
         raise OnesweepError(problem)
     return profiles
+
+
+def settled(settings: WanSettings) -> WanSettings:
+    """Settings with the bundle's own modes, lengths and prompts where none were named.
+
+    Raises InputError for those of text where it draws, and for those of drawing where it writes.
+    """
+    s, where, draws = settings, settings.checkpoint, bundle_draws(settings.checkpoint)
+    modes = DRAWING_MODES if draws else MODES
+    for choice in s.choices:
+        if choice.mode not in modes:
+            raise InputError(
+                f"{where} {'draws' if draws else 'writes'}: mode {choice.label} does not; choose from "
+                f"{', '.join(modes)}"
+            )
+    if any(length.draws != draws for length in s.lengths):
+        flags = LENGTH_FLAGS[LEVELS] if draws else f"{LENGTH_FLAGS[BYTES]} or {LENGTH_FLAGS[TOKENS]}"
+        raise InputError(f"{where} {'draws' if draws else 'writes'}: give {flags}, not {s.lengths[0].flag}")
+    if not draws:
+        return replace(
+            s, choices=s.choices or TEXT_CHOICES, lengths=s.lengths or TEXT_LENGTHS, prompts=s.prompts or (NOVEL,)
+        )
+    if s.prompts or s.temperature is not None:
+        raise InputError(f"{where} draws: leave out --text, --prompt and --temperature")
+    # Classes take turns as prompts do, so that no cache of one class's modulations makes a mode look quicker.
+    bundle = find_bundle(where)
+    served = [mode for mode in DRAWING_MODES if getattr(bundle, mode) is not None]
+    classes = read_manifest(getattr(bundle, served[0])).picture_architecture.classes
+    return replace(
+        s,
+        choices=s.choices or tuple(map(ModeChoice, served)),
+        lengths=s.lengths or (Length(DEFAULT_LEVELS, LEVELS),),
+        prompts=(Prompts("classes", classes),),
+    )
 
 
 def check_warm(settings: WarmSettings) -> Profile:
@@ -58,6 +110,21 @@ def check_warm(settings: WarmSettings) -> Profile:
     if problem := lab_problem():
         raise OnesweepError(problem)
     return profile
+
+
+def _check_levels(settings: WanSettings) -> None:
+    """Raises InputError for a mode that the bundle has no net for, and for levels that a mode does not take."""
+    bundle = find_bundle(settings.checkpoint)
+    for choice in settings.choices:
+        directory = getattr(bundle, choice.mode)
+        if directory is None:
+            raise InputError(f"mode {choice.label} needs {choice.mode}/ in {settings.checkpoint}, which has none")
+        least = read_manifest(directory).architecture.parts if choice.mode == "chain" else 1
+        for length in settings.lengths:
+            if not least <= length.count <= MAX_LEVELS:
+                raise InputError(
+                    f"{length.flag} must be {least} to {MAX_LEVELS} in mode {choice.label}, not {length.count}"
+                )
 
 
 def _check_lengths(
@@ -144,7 +211,10 @@ def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None], tell:
             tell(f"{name}: {problem}")
         _fill_up(settings, taken[name], problem)
         _enter(settings, profile, taken[name], figures)
-    _read_texts(settings, taken, figures, tell)
+    if settings.lengths[0].draws:
+        _compare_pixels(settings, taken, figures, tell)
+    else:
+        _read_texts(settings, taken, figures, tell)
     if settings.control and any(profiles):
         tell("what the lab itself costs: lan against plain loopback ...")
         try:
@@ -231,6 +301,26 @@ def _read_texts(settings: WanSettings, taken: dict[str, Taken], figures: WanFigu
         row.update(found)
 
 
+def _compare_pixels(settings: WanSettings, taken: dict[str, Taken], figures: WanFigures, tell: Tell) -> None:
+    """Put into the rows how many of their pictures are, to the last bit, those that one process draws."""
+    # Other backends add in another order: theirs are the same pictures to a shade or so, which this cannot tell.
+    if settings.backend != DEFAULT_BACKEND:
+        return
+    from onesweep.loadtest.pictures.drawing import pixel_digests  # imports torch: only after the last measurement
+
+    tell("the same pictures in one process ...")
+    bundle, count = find_bundle(settings.checkpoint), settings.requests * settings.at_once
+    expected = {
+        (choice, length): pixel_digests(bundle, choice.mode, choice.codec, length.count, settings.seed, count)
+        for choice in settings.choices
+        for length in settings.lengths
+    }
+    every = [(arm, samples) for arms in taken.values() for arm, samples in arms.items()]
+    for row, (arm, samples) in zip(figures.rows, every, strict=True):
+        drawn = [(s.account["pixels"], expected[arm.choice, arm.length][s.number]) for s in samples if s.account]
+        row.update(same_as_one=sum(one == other for one, other in drawn), compared=len(drawn))
+
+
 def _control(settings: WanSettings) -> list[dict[str, Any]]:
     """The same requests, in turns, in a lab of links that add next to nothing and on plain loopback."""
     length = min(settings.lengths, key=lambda length: length.count)
@@ -243,9 +333,11 @@ def _control(settings: WanSettings) -> list[dict[str, Any]]:
 
 def _sample_record(profile: str, arm: Arm, sample: Sample) -> dict[str, Any]:
     record: dict[str, Any] = {"profile": profile, "mode": arm.choice.label, "length": str(arm.length)}
-    record |= {"idle_s": arm.idle_s, "seed": sample.seed, "prompt": arm.prompts.text(sample.number)}
+    asked = {"class" if arm.length.draws else "prompt": arm.prompts.text(sample.number)}
+    record |= {"idle_s": arm.idle_s, "seed": sample.seed, **asked}
     if sample.error:
         return record | {"error": sample.error}
     times = {"latency_ms": sample.latency_ms, "first_byte_ms": sample.first_byte_ms}
     record |= {name: round(value, 3) for name, value in (times | asdict(sample.least)).items()}
-    return record | {"text": sample.booked["text"]}
+    written = "pixels" if arm.length.draws else "text"
+    return record | {written: sample.booked[written]}

@@ -8,7 +8,7 @@ from typing import Any
 
 from onesweep.loadtest.commands import CHECKPOINT, absolute
 from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice, parse_choices, parse_names
-from onesweep.loadtest.workload.prompts import NOVEL, Prompts
+from onesweep.loadtest.workload.prompts import Prompts
 from onesweep.loadtest.workload.testbed import default_hosts
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.stages.settings import flag
@@ -18,8 +18,12 @@ MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the f
 MAX_IDLE_S = 3600  # windows and sessions have long fallen back
 
 
-def _modes(*default: str, help: str) -> Any:  # noqa: ANN401 - a field
-    choices, shown = tuple(map(ModeChoice, default)), ",".join(default)
+TEXT_CHOICES = tuple(map(ModeChoice, ("sweep", "chunked", "ar", "ar-speculative")))
+TEXT_LENGTHS = (Length(32), Length(128))
+
+
+def _modes(*default: str, help: str, shown: str | None = None) -> Any:  # noqa: ANN401 - a field
+    choices, shown = tuple(map(ModeChoice, default)), shown or ",".join(default)
     return field(default=choices, metadata=flag(help, name="--modes", metavar="M[,M]", shown=shown, type=parse_choices))
 
 
@@ -33,9 +37,10 @@ class WanSettings:
         )
     )
     profiles_file: Path | None = field(default=None, metadata=flag("file with more profiles", name="--profiles"))
+    # Empty: TEXT_CHOICES, or all modes of drawing.
     choices: tuple[ModeChoice, ...] = _modes(
-        *("sweep", "chunked", "ar", "ar-speculative"),
-        help="with settings after a colon: sweep:fp32, ar-speculative:lookup+int8, resample:ngram",
+        help="with settings after a colon: sweep:fp32, ar-speculative:lookup+int8, resample:ngram, steps:int8",
+        shown="sweep,chunked,ar,ar-speculative; of pictures chain,steps,local",
     )
     temperature: float | None = field(
         default=None, metadata=flag("of every request", metavar="T", shown="the router's default")
@@ -54,8 +59,9 @@ class WanSettings:
         default=0.0, metadata=flag("also measure after idle seconds", shown="0: no", least=0, most=MAX_IDLE_S)
     )
     control: bool = field(default=True, metadata=flag("do not compare the lab with plain loopback"))
-    lengths: tuple[Length, ...] = (Length(32), Length(128))  # from --bytes or --max-tokens
-    prompts: tuple[Prompts, ...] = (NOVEL,)  # from --text and --prompt
+    # From --bytes, --max-tokens or --levels, and from --text and --prompt; empty: the bundle's (`settled`).
+    lengths: tuple[Length, ...] = ()
+    prompts: tuple[Prompts, ...] = ()
 
     @property
     def host_count(self) -> int:

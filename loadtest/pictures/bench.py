@@ -83,6 +83,7 @@ class PictureRow:
     delays: float | None = None  # one-way delays on the way of a picture
     evaluations: float | None = None  # layers x evaluations of a picture
     compute_ms: float | None = None
+    per_host_second: float | None = None  # pictures that a second of one thread's arithmetic draws
     hop_bytes: int | None = None
     seconds_20: float | None = None
     seconds_60: float | None = None
@@ -105,11 +106,35 @@ def picture_table(rows: Sequence[PictureRow]) -> str:
             number_column("delays", "delays", 1),
             number_column("layer evaluations", "evaluations", 0),
             number_column("compute ms", "compute_ms", 2),
+            number_column("pictures a host-s", "per_host_second", 1),
             number_column("hop bytes", "hop_bytes", 0),
             *(number_column(f"s at {ms} ms", f"seconds_{ms}", 3) for ms in LINKS_MS),
         ]
     )
     return table.aligned(rows)
+
+
+def least_seconds(rows: Sequence[PictureRow]) -> str:
+    """A line for each opponent: its least seconds on links of 60 ms at an FD no worse than the chain's, at each of the
+    chain's levels; empty without a chain or without an opponent."""
+    from onesweep.loadtest.report.table import aligned
+
+    chain = [row for row in rows if row.mode == "chain"]
+    chain = [row for row in chain if row.codec == chain[0].codec]
+    opponents = dict.fromkeys(row.mode for row in rows if row.mode not in ("chain", REAL))
+    if not chain or not opponents:
+        return ""
+
+    def cell(mode: str, mine: PictureRow) -> str:
+        as_good = [row.seconds_60 or 0.0 for row in rows if row.mode == mode and row.distance <= mine.distance]
+        return f"{min(as_good):.3f} ({min(as_good) / (mine.seconds_60 or 0.0):.1f} x)" if as_good else "never"
+
+    # Points, not intervals: two modes whose FDs hardly differ may swap places with another seed.
+    titles = [f"{row.levels} levels" for row in chain]
+    lines = [("FD of the chain", *(f"{row.distance:.1f}" for row in chain))]
+    lines += [("chain", *(f"{row.seconds_60:.3f}" for row in chain))]
+    lines += [(mode, *(cell(mode, row) for row in chain)) for mode in opponents]
+    return aligned(("least s at the chain's FD, 60 ms", *titles), lines)
 
 
 def delays_of(mode: str, hosts: int, levels: int, passes: float = 0.0) -> float:
@@ -176,6 +201,8 @@ def run_pictures(options: argparse.Namespace) -> int:
     check_report_options(options)
     rows, record = measure_pictures(settings)
     print(picture_table(rows))
+    if lines := least_seconds(rows):
+        print("\n" + lines)
     print(
         f"\nFD: Frechet distance of 64 features of a judge ({record['judge'][:12]}) to {record['test_pictures']} test "
         "pictures: it compares with other rows of this judge only. nearest: median distance to the nearest training "
@@ -284,6 +311,7 @@ def _row(mode: str, codec: str, levels: int, drawn: DrawnSet, net: NetDrawing, q
         delays=delays,
         evaluations=drawn.evaluations,
         compute_ms=drawn.compute_ms,
+        per_host_second=1000 / drawn.compute_ms,
         hop_bytes=size,
         seconds_20=floor_s(delays, path_ms, size, 20),
         seconds_60=floor_s(delays, path_ms, size, 60),

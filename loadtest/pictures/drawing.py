@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,12 +12,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from onesweep.serving.drawing import DEFAULT_GUIDANCE
 from onesweep.stages.backends import backend_named
 from onesweep.stages.backends.base import PictureRunner
+from onesweep.stages.checkpoint.bundle import Bundle
 from onesweep.stages.checkpoint.checkpoint import load_picture_part
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.model.codec import codec_named
+from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
 from onesweep.stages.pictures.trajectory import (
+    DEFAULT_SOLVER,
     DrawPlan,
     PicturePiece,
     Solver,
@@ -43,6 +47,8 @@ class DrawnSet:
 
 class NetDrawing(ABC):
     """One way of drawing with the nets of a checkpoint."""
+
+    hidden: StateCodec | None = None  # of hidden states between two stages, where they are not exact
 
     def __init__(self, directory: Path, backend: str = "torch") -> None:
         """Load and gate the weights. Raises OnesweepError."""
@@ -83,7 +89,9 @@ class NetDrawing(ABC):
     def _through(self, piece: PicturePiece) -> Tensor:
         """F of an undivided net."""
         x = piece.x
-        for runner in self.runners:
+        for i, runner in enumerate(self.runners):
+            if i and self.hidden is not None:
+                x = self.hidden.round_trip(x.flatten(0, 1), FEATURE_LIMIT).view_as(x)
             x = runner.evaluate([PicturePiece(x, piece.sigma, piece.classes)])[0]
         return x
 
@@ -112,6 +120,11 @@ class ChainSet(NetDrawing):
 
 class StepSet(NetDrawing):
     """An undivided net, a level after the other: `steps`, and `local`."""
+
+    def __init__(self, directory: Path, codec: str = "fp32") -> None:
+        """:param codec: of the hidden states between two stages."""
+        super().__init__(directory)
+        self.hidden = None if codec == "fp32" else hidden_codec(codec)
 
     def _batch(self, plan: DrawPlan) -> Tensor:
         trajectory = self._whole(plan)
@@ -167,3 +180,17 @@ class PicardSet(StepSet):
         while not trajectory.done:
             trajectory.supply(results[trajectory.at])
         return trajectory.pixels()
+
+
+def pixel_digests(bundle: Bundle, mode: str, codec: str | None, levels: int, seed: int, count: int) -> list[str]:
+    """SHA-256 of the pixels of each of `count` pictures, drawn as a router's defaults have it.
+
+    Picture i has the seed `seed` + i and the i-th class; after the last class comes the first.
+
+    :param codec: None = that of the mode.
+    """
+    directory = getattr(bundle, mode)
+    net = ChainSet(directory, codec or "int8") if mode == "chain" else StepSet(directory, codec or "fp32")
+    classes = [i % len(net.architecture.classes) for i in range(count)]
+    drawn = net.draw(classes, seed, levels, DEFAULT_SOLVER, DEFAULT_GUIDANCE)
+    return [hashlib.sha256(pixels.numpy().tobytes()).hexdigest() for pixels in drawn.pixels]

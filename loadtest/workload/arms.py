@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onesweep.loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
+from onesweep.serving.drawing import DRAWING_MODES
 from onesweep.serving.modes import MODES, SCORERS
 from onesweep.stages.errors import InputError, one_of
 
@@ -21,13 +22,16 @@ DRAFTERS = {SPECULATIVE: ("model", "lookup", "ngram", "both")} | dict.fromkeys(S
 CHUNKED = ("chunked", "resample", INFILL)  # modes that can say how much a sweep writes
 CANDIDATES = ("resample", INFILL)  # modes that can say how many candidates a sweep has
 MAX_COUNT = 1 << 16  # of a chunk, or of candidates
-BYTES, TOKENS = "bytes", "tokens"
-LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens"}
+BYTES, TOKENS, LEVELS = "bytes", "tokens", "levels"
+LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens", LEVELS: "--levels"}
 
 
 @dataclass(frozen=True)
 class ModeChoice:
-    """A mode as it is named on the command line: `ar:int8`, `chunked:4`, `resample:12x64+ngram`."""
+    """A mode as it is named on the command line: `ar:int8`, `chunked:4`, `resample:12x64+ngram`, `steps:int8`.
+
+    `local` writes or draws: the bundle decides.
+    """
 
     mode: str
     codec: str | None = None
@@ -49,13 +53,18 @@ class ModeChoice:
 
 @dataclass(frozen=True)
 class Length:
-    """Most bytes or tokens of an output; a text may end before."""
+    """Most bytes or tokens of an output, for a text may end before; of pictures their levels."""
 
     count: int
     unit: str = BYTES  # a token is a byte where the model reads bytes
 
     def __str__(self) -> str:
         return f"{self.count} {self.unit}"
+
+    @property
+    def draws(self) -> bool:
+        """True for pictures."""
+        return self.unit == LEVELS
 
     @property
     def flag(self) -> str:
@@ -74,7 +83,10 @@ class Arm:
     temperature: float | None = None  # none: the router's to choose
 
     def call(self, number: int, seed: int) -> dict[str, Any]:
-        """Arguments of one `Client.generate`: the request with this number."""
+        """Arguments of one `Client.generate` or `Client.draw`: the request with this number."""
+        if self.length.draws:
+            call: dict[str, Any] = {"classes": self.prompts.text(number), "levels": self.length.count, "seed": seed}
+            return call | self.choice.settings()
         call = {"prompt": self.prompts.text(number), f"max_{self.length.unit}": self.length.count, "seed": seed}
         if self.choice.mode == INFILL:
             call["suffix"] = SUFFIX
@@ -86,8 +98,8 @@ class Arm:
 def parse_choice(text: str) -> ModeChoice:
     """The mode and settings of "MODE" or "MODE:SETTING+SETTING". Raises InputError."""
     mode, colon, rest = text.strip().partition(":")
-    if mode not in MODES:
-        raise InputError(f"unknown mode {mode!r} in --modes{one_of(mode, MODES)}")
+    if mode not in MODES and mode not in DRAWING_MODES:
+        raise InputError(f"unknown mode {mode!r} in --modes{one_of(mode, dict.fromkeys((*MODES, *DRAWING_MODES)))}")
     codec: str | None = None
     drafter: str | None = None
     scorer: str | None = None
@@ -130,7 +142,7 @@ def _codecs_of(mode: str) -> tuple[str, ...]:
 
     if mode == "local":
         return ()
-    return tuple(HIDDEN) if mode in ("ar", SPECULATIVE, *SCORED) else tuple(CODECS)
+    return tuple(HIDDEN) if mode in ("ar", "steps", SPECULATIVE, *SCORED) else tuple(CODECS)
 
 
 def parse_choices(text: str) -> tuple[ModeChoice, ...]:
@@ -143,7 +155,7 @@ def parse_choices(text: str) -> tuple[ModeChoice, ...]:
 
 
 def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
-    """The output lengths of "N,N". Raises InputError."""
+    """The output lengths, or levels, of "N,N". Raises InputError."""
     option = LENGTH_FLAGS[unit]
     try:
         lengths = tuple(Length(int(part), unit) for part in text.split(","))

@@ -61,15 +61,18 @@ class DrawPlan:
 
     def conditions(self, architecture: PictureArchitecture) -> Tensor:
         """Classes of these evaluations, (evaluations,) int64: the pictures' own, then none for guidance."""
-        classes = torch.tensor(self.classes)
-        if self.guidance == 1:
-            return classes
-        return torch.cat([classes, torch.full_like(classes, len(architecture.classes))])
+        return _conditions(self.classes, evaluations(self.guidance), len(architecture.classes))
 
 
 def evaluations(guidance: float) -> int:
     """Evaluations that a picture takes at one noise level."""
     return 1 if guidance == 1 else 2
+
+
+# Made anew at every level by each host, it was a twentieth of what hosts of an undivided net do for a small picture.
+@lru_cache(256)
+def _conditions(classes: tuple[int, ...], times: int, none: int) -> Tensor:
+    return torch.tensor(classes + (none,) * (len(classes) * (times - 1)))
 
 
 def most_pictures(architecture: PictureArchitecture, guidance: float) -> int:
@@ -147,6 +150,7 @@ class Trajectory:
         self.at = at
         self.before = before  # D of the level before, for 2M
         self.estimate = torch.zeros(plan.pictures, a.tokens, a.patch_dim) if estimate is None else estimate
+        self._held: Tensor | None = None  # z at the level that is due, once it is known
         self._noise = sigma_start * torch.stack([picture_noise(a, plan.seed + i) for i in range(plan.pictures)])
 
     @property
@@ -184,7 +188,7 @@ class Trajectory:
             r, a, a_after = after / sigma, sigma / self.sigma_start, after / self.sigma_start
             self.estimate = (r * (1 - a) * self.estimate + (1 - r) * point) / (1 - a_after)
             self.before = denoised
-        self.at += 1
+        self.at, self._held = self.at + 1, None
 
     def pixels(self) -> Tensor:
         """Pixels that E shows: (pictures, channels, height, width) uint8. The one that was asked for at the end."""
@@ -192,8 +196,10 @@ class Trajectory:
 
     def _state(self) -> Tensor:
         """z at the level that is due: (pictures, tokens, patch_dim)."""
-        a = self.sigma / self.sigma_start
-        return a * self._noise + (1 - a) * self.estimate
+        if self._held is None:
+            a = self.sigma / self.sigma_start
+            self._held = a * self._noise + (1 - a) * self.estimate
+        return self._held
 
 
 def picture_noise(architecture: PictureArchitecture, seed: int) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 from onesweep.loadtest.host.batching import BatchingBench, BatchingFigures
 from onesweep.loadtest.host.settings import BatchingSettings
 from onesweep.serving.cli.__main__ import main
+from tests.stages.pictures.tiny import tiny_picture_bundle
 
 
 @pytest.mark.slow
@@ -22,7 +23,19 @@ def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert [f["mode"] for f in figures] == ["sweep", "ar"]
     for f in figures:
         assert min(f["alone"], f["together"], f["bare"], f["bare_one_core"]) > 0
-        assert f["ratio"] == pytest.approx(f["together"] / f["bare"])
+        assert f["ratio"] == pytest.approx(f["together"] / max(f["bare"], f["bare_one_core"]))
+
+
+def test_pictures_are_the_same_alone_and_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle, path = tiny_picture_bundle(tmp_path / "bundle"), tmp_path / "batching.json"
+    bench = ["bench", "batching", "--checkpoint", str(bundle)]
+    assert main([*bench, "--batch", "4", "--levels", "3", "--rounds", "2", "--json", str(path)]) == 0
+    assert "4 requests at once, a picture of 3 levels each, 2 times" in capsys.readouterr().out
+    figures = json.loads(path.read_text())["figures"]
+    assert [f["mode"] for f in figures] == ["chain", "steps"]
+    assert all(min(f["alone"], f["together"], f["bare"], f["bare_one_core"]) > 0 for f in figures)
+    assert main([*bench, "--levels", "2"]) == 2
+    assert "--levels must be 3 to 256, not 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("together", "met"), [(70.0, "yes"), (69.0, "no")])

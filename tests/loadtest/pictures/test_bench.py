@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from onesweep.loadtest.pictures.bench import delays_of, floor_s
+from onesweep.loadtest.pictures.bench import REAL, PictureRow, delays_of, floor_s, least_seconds
 from onesweep.loadtest.pictures.drawing import ChainSet, DisplacedSet, PicardSet, StepSet
 from onesweep.loadtest.pictures.judge import (
     accuracy,
@@ -134,6 +134,23 @@ def test_floors_are_those_of_the_links() -> None:
     ]
     assert floor_s(4, 10.0, 0, 60) == pytest.approx(0.13)
     assert floor_s(4, 0.0, 125_000, 0) == pytest.approx(0.04)  # ten milliseconds a hop at 100 Mbit/s
+
+
+def test_an_opponent_has_its_least_seconds_at_an_fd_no_worse_than_the_chains() -> None:
+    def row(mode: str, levels: int, distance: float, seconds: float, codec: str = "fp32") -> PictureRow:
+        found = {"distance_low": 0.0, "distance_high": 0.0, "accuracy": 1.0, "copies": 0.0}
+        return PictureRow(mode, 100, distance, levels=levels, codec=codec, seconds_60=seconds, **found)
+
+    real = row(REAL, 0, 1.0, 0.0)
+    steps = [row("steps", 4, 50.0, 0.5), row("steps", 6, 40.0, 0.75), row("steps", 12, 45.0, 1.25)]
+    chain = [row("chain", 6, 50.0, 0.125, "int8"), row("chain", 12, 39.0, 0.125, "int8"), row("chain", 6, 90.0, 0.125)]
+    lines = least_seconds([real, *chain, *steps, row("picard", 6, 41.0, 0.25)]).splitlines()
+    assert lines[0].split()[-4:] == ["6", "levels", "12", "levels"]
+    assert [line.split() for line in lines[-2:]] == [
+        ["steps", "0.500", "(4.0", "x)", "never"],
+        ["picard", "0.250", "(2.0", "x)", "never"],
+    ]
+    assert least_seconds([real, *chain]) == least_seconds([real, *steps]) == ""
 
 
 def test_the_commands_measure_and_refuse_in_sentences(
