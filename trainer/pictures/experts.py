@@ -100,8 +100,9 @@ def _share_out(distances: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDA
     prices = np.zeros(experts)
     for _ in range(SWEEPS):
         for k in range(experts):
-            others = np.delete(distances - prices, k, axis=1).min(1)
-            prices[k] = np.partition(distances[:, k] - others, sizes[k] - 1)[sizes[k] - 1]
+            losses = np.sort(distances[:, k] - np.delete(distances - prices, k, axis=1).min(1))
+            # half-way between the last picture that it wins and the first that it does not
+            prices[k] = (losses[sizes[k] - 1] + losses[min(sizes[k], n - 1)]) // 2
     costs = distances - prices
     # A few pictures are left over, those at the border and ties: who would lose most by another place chooses first.
     ordered = np.sort(costs, axis=1)
@@ -126,7 +127,7 @@ class RouterTask(PictureTask):
     ) -> None:
         """:param assigned: the cluster of each training picture."""
         super().__init__("router-net", net, net.architecture, partition, 0, pictures, config)
-        self.assigned = {id(pictures.train): assigned, id(pictures.valid): clusters.of(pictures.valid.pixels)}
+        self.assigned, self.held_out = assigned, clusters.of(pictures.valid.pixels)
 
     def loss(self, step: int) -> StepLoss:
         loss = super().loss(step).total
@@ -140,7 +141,8 @@ class RouterTask(PictureTask):
         self, pictures: LabelledPictures, chosen: Tensor, generator: torch.Generator, drop_class: float
     ) -> Tensor:
         noised = self._noised(pictures.take(chosen), generator, drop_class)
-        return F.cross_entropy(self.module(*noised.inputs), self.assigned[id(pictures)][chosen])
+        wanted = self.assigned if pictures is self.pictures.train else self.held_out
+        return F.cross_entropy(self.module(*noised.inputs), wanted[chosen])
 
 
 def expert_steps(config: PictureConfig, experts: int, ranges: int) -> int:

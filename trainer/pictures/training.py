@@ -110,7 +110,7 @@ class NoisedPictures:
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What a net takes, c_in z first."""
+        """Arguments of a net, c_in z first."""
         return self.z / (self.sigma**2 + DATA_STD**2).sqrt()[:, None, None], self.sigma, self.classes
 
 
