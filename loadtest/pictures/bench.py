@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # arithmetic. What real links take is measured by real hosts (tests/serving/drawing, `onesweep draw --link-ms`).
 LINKS_MS = (20, 60, 150)  # round trips, as the lab's profiles have them
 RATE_MBPS = 100.0
-MODES = ("chain", "steps", "local", "picard", "displaced")
+MODES = ("chain", "steps", "local", "picard", "displaced", "experts:once", "experts:1", "experts:2", "grid")
+CODED = ("chain", "experts:1", "grid")  # modes in which E travels, in a codec
 REAL = "training pictures"
 
 
@@ -46,11 +47,11 @@ class PictureBenchSettings:
         JUDGE, "a file of `bench picture-judge`", metavar="FILE", type=absolute, shown="of Fashion-MNIST"
     )
     modes: tuple[str, ...] = setting(
-        ("chain", "steps", "local"), "also picard, displaced", metavar="M[,M]", shown="chain,steps,local"
+        ("chain", "steps", "local"), f"also {', '.join(MODES[3:])}", metavar="M[,M]", shown="chain,steps,local"
     )
     count: int = setting(2000, "pictures of each row", least=100, most=60_000)
     levels: tuple[int, ...] = setting((6, 12, 24), "steps from noise to picture", **numbers_flag("--levels", "K"))
-    codecs: tuple[str, ...] = setting(("int8",), "of the chain: fp32, int8, int4", metavar="C[,C]")
+    codecs: tuple[str, ...] = setting(("int8",), "between blocks or experts: fp32, int8, int4", metavar="C[,C]")
     guidance: float = setting(1.0, "pull towards the class; 1 is none", least=0, most=20)
     solver: str = setting("2m", "euler, 2m", metavar="NAME")
     seed: int = setting(0, "of the first picture", least=0)
@@ -80,6 +81,7 @@ class PictureRow:
     levels: int | None = None
     codec: str | None = None
     passes: float | None = None
+    moves: float | None = None  # of experts: changes of the host, a picture
     delays: float | None = None  # one-way delays on the way of a picture
     evaluations: float | None = None  # layers x evaluations of a picture
     compute_ms: float | None = None
@@ -103,6 +105,7 @@ def picture_table(rows: Sequence[PictureRow]) -> str:
             ("95 %", lambda row: f"{row.distance_low:.2f} to {row.distance_high:.2f}"),
             number_column("accuracy", "accuracy", 3),
             number_column("nearest", "copies", 0),
+            number_column("moves", "moves", 2),
             number_column("delays", "delays", 1),
             number_column("layer evaluations", "evaluations", 0),
             number_column("compute ms", "compute_ms", 2),
@@ -137,14 +140,22 @@ def least_seconds(rows: Sequence[PictureRow]) -> str:
     return aligned(("least s at the chain's FD, 60 ms", *titles), lines)
 
 
-def delays_of(mode: str, hosts: int, levels: int, passes: float = 0.0) -> float:
-    """One-way delays between the request and the picture, over `hosts` hosts and the router."""
+def delays_of(mode: str, hosts: int, levels: int, passes: float = 0.0, moves: float = 0.0) -> float:
+    """One-way delays between the request and the picture, over `hosts` hosts and the router.
+
+    The router holds the router net of experts, too, so the first host is the right one. In `experts:2` each of the two
+    sends its prediction to all hosts, a delay for each level but the last, whose predictions the router takes.
+    """
     return {
         "chain": hosts + 1,
         "steps": (levels + 1) * hosts + 1,
         "picard": passes * hosts + 1,
         "displaced": levels + hosts + 2,
         "local": 0,
+        "experts:once": 2,
+        "experts:1": 2 + moves,
+        "experts:2": levels + 2,
+        "grid": hosts + 1,
     }[mode]
 
 
@@ -154,8 +165,9 @@ def hop_bytes_of(mode: str, a: PictureArchitecture, codec: str, levels: int) -> 
 
     if mode == "local":
         return 0
-    if mode == "chain":
-        return codec_named(codec).size(a.tokens, a.patch_dim)
+    if mode.startswith(("chain", "experts", "grid")):
+        # Where an expert takes over within a range, D of the level before comes with E.
+        return codec_named(codec).size(a.tokens, a.patch_dim) * (1 + (mode == "experts:1"))
     row = 4 * a.tokens * (a.features + 2 * a.patch_dim)
     return row * (levels + 1) if mode == "picard" else row
 
@@ -258,10 +270,10 @@ def measure_pictures(settings: PictureBenchSettings) -> tuple[list[PictureRow], 
     rows = [PictureRow(REAL, **{**quality(sample.pixels, sample.labels.tolist()), "copies": held_out})]
     classes = [i % len(pictures.classes) for i in range(settings.count)]
     for mode in settings.modes:
-        for codec in settings.codecs if mode == "chain" else ("fp32",):
+        for codec in settings.codecs if mode in CODED else ("fp32",):
             net = net_of(settings, mode, codec, pictures.classes)
             for levels in settings.levels:
-                if mode == "chain" and levels < net.architecture.parts:
+                if levels < net.ranges:
                     continue
                 say(f"{mode}, {levels} levels, {codec} ...")
                 drawn = net.draw(classes, settings.seed, levels, solver, settings.guidance)
@@ -279,16 +291,28 @@ def measure_pictures(settings: PictureBenchSettings) -> tuple[list[PictureRow], 
 
 def net_of(settings: PictureBenchSettings, mode: str, codec: str, classes: Sequence[str]) -> NetDrawing:
     """The nets of one mode. Raises OnesweepError where the bundle has none that draws these classes."""
-    from onesweep.loadtest.pictures.drawing import ChainSet, DisplacedSet, PicardSet, StepSet
+    from onesweep.loadtest.pictures.drawing import ChainSet, DisplacedSet, ExpertSet, GridSet, PicardSet, StepSet
     from onesweep.stages.checkpoint.bundle import find_bundle
+    from onesweep.stages.checkpoint.manifest import MANIFEST_NAME
 
-    bundle = find_bundle(settings.checkpoint)
-    directory = {"chain": bundle.chain, "local": bundle.local}.get(mode, bundle.steps)
+    folder = {"picard": "steps", "displaced": "steps"}.get(mode, mode.partition(":")[0])
+    if folder in ("experts", "grid"):  # no part of a bundle, for hosts do not serve them
+        found = settings.checkpoint / folder
+        directory = found if (found / MANIFEST_NAME).exists() else None
+    else:
+        directory = getattr(find_bundle(settings.checkpoint), folder)
     if directory is None:
-        folder = mode if mode in ("chain", "local") else "steps"
         raise InputError(f"{settings.checkpoint} has no {folder}/: leave {mode} out of --modes")
-    kinds: dict[str, type[StepSet]] = {"picard": PicardSet, "displaced": DisplacedSet}
-    net = ChainSet(directory, codec) if mode == "chain" else kinds.get(mode, StepSet)(directory)
+    makers: dict[str, Callable[[Path], NetDrawing]] = {
+        "chain": lambda path: ChainSet(path, codec),
+        "picard": PicardSet,
+        "displaced": DisplacedSet,
+        "experts:once": lambda path: GridSet(path, codec),
+        "experts:1": lambda path: ExpertSet(path, 1, codec),
+        "experts:2": lambda path: ExpertSet(path, 2, codec),
+        "grid": lambda path: GridSet(path, codec),
+    }
+    net = makers.get(mode, StepSet)(directory)
     if net.architecture.classes != tuple(classes):
         raise InputError(
             f"{directory} draws other classes than {settings.data} has: give the data that it was trained on"
@@ -298,16 +322,17 @@ def net_of(settings: PictureBenchSettings, mode: str, codec: str, classes: Seque
 
 def _row(mode: str, codec: str, levels: int, drawn: DrawnSet, net: NetDrawing, quality: dict[str, Any]) -> PictureRow:
     a = net.architecture
-    hosts = a.parts
-    delays = delays_of(mode, hosts, levels, drawn.passes)
+    hosts = net.ranges if mode == "grid" else a.parts
+    delays = delays_of(mode, hosts, levels, drawn.passes, drawn.moves or 0)
     size = hop_bytes_of(mode, a, codec, levels)
-    # its hosts compute at once
-    path_ms = drawn.compute_ms / hosts if mode == "displaced" else drawn.compute_ms
+    at_once = {"displaced": hosts, "experts:2": 2}.get(mode, 1)  # hosts that compute at the same time
+    path_ms = drawn.compute_ms / at_once
     return PictureRow(
         mode,
         levels=levels,
         codec=codec,
         passes=drawn.passes or None,
+        moves=drawn.moves,
         delays=delays,
         evaluations=drawn.evaluations,
         compute_ms=drawn.compute_ms,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,9 +17,11 @@ from onesweep.serving.drawing import DEFAULT_GUIDANCE
 from onesweep.stages.backends import backend_named
 from onesweep.stages.backends.base import PictureRunner
 from onesweep.stages.checkpoint.bundle import Bundle
-from onesweep.stages.checkpoint.checkpoint import load_picture_part
+from onesweep.stages.checkpoint.checkpoint import load_picture_part, load_router_net
 from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.stages.pictures.trajectory import (
     DEFAULT_SOLVER,
     DrawPlan,
@@ -43,6 +46,7 @@ class DrawnSet:
     evaluations: float  # layers x evaluations of a picture
     compute_ms: float  # of one thread, a picture
     passes: float = 0.0  # `picard`: trips until a batch of pictures was there, in the mean
+    moves: float | None = None  # of experts: changes of the host on a picture's way, in the mean
 
 
 class NetDrawing(ABC):
@@ -60,11 +64,18 @@ class NetDrawing(ABC):
             maker.picture(load_picture_part(directory, i)) for i in range(self.architecture.parts)
         ]
         self.passes = list[int]()
+        self.moves = 0  # of all pictures
+        self.looks = 0  # of a router net at a batch of pictures
+
+    @property
+    def ranges(self) -> int:
+        """Noise ranges: a picture takes one step in each at least."""
+        return len(self.partition.boundaries) - 1
 
     def draw(self, classes: Sequence[int], seed: int, levels: int, solver: Solver, guidance: float) -> DrawnSet:
         """Picture i has the class `classes[i]` and the seed `seed` + i."""
         begin, drawn = time.process_time(), list[Tensor]()
-        self.passes = []
+        self.passes, self.moves, self.looks = [], 0, 0
         with torch.inference_mode():
             for at in range(0, len(classes), AT_ONCE):
                 plan = DrawPlan(seed + at, tuple(classes[at : at + AT_ONCE]), levels, solver, guidance)
@@ -72,7 +83,10 @@ class NetDrawing(ABC):
         compute_ms = (time.process_time() - begin) * 1000 / len(classes)
         passes = sum(self.passes) / len(self.passes) if self.passes else 0.0
         done = self._levels_done(levels) * (passes or 1) * evaluations(guidance)
-        return DrawnSet(torch.cat(drawn), done, compute_ms, passes)
+        # A router net has one layer, and looks at a picture once, whatever the guidance.
+        done += self.looks / len(drawn)
+        moves = self.moves / len(classes) if self.looks else None
+        return DrawnSet(torch.cat(drawn), done, compute_ms, passes, moves)
 
     def _levels_done(self, levels: int) -> int:
         """Layers that evaluate a picture, over all levels."""
@@ -179,6 +193,92 @@ class PicardSet(StepSet):
         trajectory = self._whole(plan)
         while not trajectory.done:
             trajectory.supply(results[trajectory.at])
+        return trajectory.pixels()
+
+
+class ExpertSet(NetDrawing):
+    """Experts (arXiv 2501.05450), of whom a router net chooses at every level: `experts:1`, `experts:2`.
+
+    With `top` 1 the likeliest draws, and E moves to its host when another one leads; with 2, the two likeliest
+    predict, and their results are weighted.
+    """
+
+    def __init__(self, directory: Path, top: int, codec: str) -> None:
+        super().__init__(directory)
+        self.router_net, self.top, self.codec = load_router_net(directory), top, codec_named(codec)
+        self.experts = self.router_net.experts
+        if top > 1 and self.ranges > 1:
+            raise InputError(f"{directory} has experts for {self.ranges} noise ranges: only mode grid draws with them")
+
+    def _levels_done(self, levels: int) -> int:
+        return (levels + 1) * self.architecture.layers * self.top
+
+    def _batch(self, plan: DrawPlan) -> Tensor:
+        trajectory, leaders = self._whole(plan), None
+        while not trajectory.done:
+            p = self._posterior(trajectory)
+            best = p.topk(self.top)
+            if self.top == 1:
+                if leaders is not None:
+                    self._move(trajectory, (best.indices != leaders)[:, 0])
+                leaders = best.indices
+            weights = torch.zeros_like(p).scatter(1, best.indices, best.values)
+            trajectory.supply(self._mixed(trajectory.piece(), weights / weights.sum(1, keepdim=True)))
+        return trajectory.pixels()
+
+    def _posterior(self, trajectory: Trajectory) -> Tensor:
+        """p(k | z, sigma, class) of all pictures: (pictures, experts)."""
+        self.looks += 1
+        piece, n = trajectory.piece(), trajectory.plan.pictures
+        return self.router_net.posterior(piece.x[:n], piece.sigma, piece.classes[:n])
+
+    def _move(self, trajectory: Trajectory, moved: Tensor) -> None:
+        """Round what travels: E, and D of the level before, so that 2M need not start anew at the next host."""
+        assert trajectory.before is not None
+        self.moves += int(moved.sum())
+        for state in (trajectory.estimate, trajectory.before):
+            state[moved] = self._rounded(state[moved])
+
+    def _rounded(self, rows: Tensor) -> Tensor:
+        return self.codec.round_trip(rows.flatten(0, 1), self.architecture.limit).view_as(rows)
+
+    def _mixed(self, piece: PicturePiece, weights: Tensor, noise_range: int = 0) -> Tensor:
+        """F, weighted over the experts of a noise range. D is linear in F, and so is guidance.
+
+        weights: (pictures, experts); experts of weight 0 are not asked.
+        """
+        weights = weights.repeat(len(piece.x) // len(weights), 1)
+        f = torch.zeros_like(piece.x)
+        for k in range(self.experts):
+            rows = weights[:, k] > 0
+            if rows.any():
+                asked = PicturePiece(piece.x[rows], piece.sigma, piece.classes[rows])
+                found = self.runners[noise_range * self.experts + k].evaluate([asked])[0]
+                f[rows] += weights[rows, k, None, None] * found
+        return f
+
+
+class GridSet(ExpertSet):
+    """Experts within noise ranges: where a range begins, one is drawn for all of it. One range: `experts:once`."""
+
+    # To draw from p(k | z), not to take the likeliest, keeps the distribution: z is then one of cluster k's own.
+
+    def __init__(self, directory: Path, codec: str) -> None:
+        super().__init__(directory, 1, codec)
+
+    def _batch(self, plan: DrawPlan) -> Tensor:
+        a, estimate, seeds = self.architecture, None, range(plan.seed, plan.seed + plan.pictures)
+        for noise_range in range(self.ranges):
+            sigmas, is_last = block_sigmas(self.partition, noise_range, plan.levels), noise_range == self.ranges - 1
+            trajectory = Trajectory(a, plan, self.partition.sigma_max, sigmas, is_last=is_last, estimate=estimate)
+            sums = self._posterior(trajectory).cumsum(1)
+            drawn = np.array([uniforms(seed, Purpose.CHOICE, 0, 1, 1, noise_range)[0, 0] for seed in seeds])
+            chosen = (sums < torch.from_numpy(drawn)[:, None]).sum(1).clamp(max=self.experts - 1)
+            weights = torch.nn.functional.one_hot(chosen, self.experts).float()
+            while not trajectory.done:
+                trajectory.supply(self._mixed(trajectory.piece(), weights, noise_range))
+            estimate = self._rounded(trajectory.estimate)
+            self.moves += plan.pictures * (not is_last)
         return trajectory.pixels()
 
 

@@ -32,6 +32,10 @@ def find_bundle(directory: Path) -> Bundle:
     """
     if (directory / MANIFEST_NAME).exists():
         kind, local = read_manifest(directory).kind, directory / "local"
+        if kind == "experts":
+            raise CheckpointError(
+                f"{directory} holds experts, which hosts do not serve: `onesweep bench pictures` measures them"
+            )
         chain, ar, steps = (directory if kind == each else None for each in ("chain", "ar", "steps"))
         return Bundle(chain, ar, None, local if (local / MANIFEST_NAME).exists() else None, steps)
     names = [field.name for field in fields(Bundle)]

@@ -37,10 +37,13 @@ from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyArchitecture, FamilyPart, PipelineStage, new_stage, without_memory
 from onesweep.stages.model.pipeline import ArModel, ArStage
 from onesweep.stages.pictures.architecture import PictureArchitecture
+from onesweep.stages.pictures.experts import RouterNet
 from onesweep.stages.pictures.part import PicturePart
 
 ChainPart = Block | FamilyPart
-AnyPart = ChainPart | PipelineStage | PicturePart
+DrawingPart = PicturePart | RouterNet
+AnyPart = ChainPart | PipelineStage | DrawingPart
+NOUNS = {"chain": "block", "steps": "stage", "experts": "expert"}  # of a drawing part, in the name of its file
 
 
 def load_block(directory: Path, index: int) -> Block:
@@ -71,7 +74,7 @@ def load_stage(directory: Path, index: int) -> PipelineStage:
     if manifest.kind != "ar":
         raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
     stage = new_part(manifest, index)
-    assert not isinstance(stage, Block | FamilyPart | PicturePart)
+    assert not isinstance(stage, Block | FamilyPart | PicturePart | RouterNet)
     probe = _load(directory, manifest, index, stage)
     measured, _ = probe_stage(stage, probe_symbols(manifest), probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
     _gate(directory, manifest, index, measured)
@@ -80,10 +83,27 @@ def load_stage(directory: Path, index: int) -> PipelineStage:
 
 def load_picture_part(directory: Path, index: int) -> PicturePart:
     """One part of a model that draws, checked like a block. Reads that part's file only."""
+    part = _load_drawing(directory, read_manifest(directory), index)
+    if not isinstance(part, PicturePart):
+        raise CheckpointError(f"part {index} of {directory} is the router net, which draws nothing")
+    return part
+
+
+def load_router_net(directory: Path) -> RouterNet:
+    """The router net of experts, checked likewise. Raises CheckpointError unless it knows as many clusters as there
+    are experts in a noise range."""
     manifest = read_manifest(directory)
+    if manifest.kind != "experts":
+        raise CheckpointError(f"{directory} holds no experts, and so no router net")
+    net = _load_drawing(directory, manifest, manifest.picture_architecture.parts)
+    assert isinstance(net, RouterNet)
+    return net
+
+
+def _load_drawing(directory: Path, manifest: Manifest, index: int) -> DrawingPart:
     manifest.picture_architecture  # noqa: B018 - raises for a model of text
     part = new_part(manifest, index)
-    assert isinstance(part, PicturePart)
+    assert isinstance(part, PicturePart | RouterNet)
     assert manifest.partition is not None
     probe = _load(directory, manifest, index, part)
     measured, _ = probe_picture(part, manifest.partition, probe.get(PROBE_INPUT), probe[PROBE_OUTPUT])
@@ -96,6 +116,10 @@ def new_part(manifest: Manifest, index: int) -> AnyPart:
     with without_memory():
         if isinstance(manifest.architecture, PictureArchitecture):
             assert manifest.kind != "ar"
+            assert manifest.partition is not None
+            parts = manifest.architecture.parts
+            if manifest.kind == "experts" and index == parts:
+                return RouterNet(manifest.architecture, parts // (len(manifest.partition.boundaries) - 1))
             return PicturePart(manifest.architecture, index, manifest.kind)
         if manifest.kind == "ar":
             return new_stage(manifest.pipeline_architecture, index)
@@ -177,7 +201,7 @@ def save_stage(directory: Path, stage: PipelineStage, hidden: Tensor | None = No
 
 
 def save_picture_part(
-    directory: Path, part: PicturePart, hidden: Tensor | None = None, half: bool = False
+    directory: Path, part: DrawingPart, hidden: Tensor | None = None, half: bool = False
 ) -> Tensor | None:
     """Put one part of a model that draws into the checkpoint in `directory`, whose manifest must exist.
 
@@ -189,7 +213,10 @@ def save_picture_part(
     assert manifest.partition is not None
     measures, out = probe_picture(part, manifest.partition, hidden)
     extra = {PROBE_OUTPUT: out} if hidden is None else {PROBE_INPUT: hidden, PROBE_OUTPUT: out}
-    _save_part(directory, part, "block" if part.kind == "chain" else "stage", extra, measures, half)
+    if isinstance(part, RouterNet):
+        _save_part(directory, part, "router-net", extra, measures, half)
+        return None
+    _save_part(directory, part, NOUNS[part.kind], extra, measures, half)
     return None if part.has_head else out
 
 
@@ -202,7 +229,7 @@ def halve(source: Path, out: Path) -> Manifest:
     before: Tensor | None = None
     for index in range(len(manifest.parts)):
         if manifest.draws:
-            before = save_picture_part(out, load_picture_part(source, index), before, half=True)
+            before = save_picture_part(out, _load_drawing(source, manifest, index), before, half=True)
         elif manifest.kind == "ar":
             before = save_stage(out, load_stage(source, index), before, half=True)
         else:
@@ -334,7 +361,7 @@ def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart) -> d
 
 
 def _part(directory: Path, manifest: Manifest, index: int) -> Part:
-    count = manifest.architecture.parts
+    count = len(manifest.parts)
     if not 0 <= index < count:
         raise CheckpointError(f"{directory} has parts 0 to {count - 1}; there is no part {index}")
     part = manifest.parts[index]

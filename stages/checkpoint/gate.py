@@ -16,6 +16,7 @@ from onesweep.stages.model.families import FamilyPart, PipelineStage
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArStage
 from onesweep.stages.model.randomness import Purpose, normals
+from onesweep.stages.pictures.experts import RouterNet
 from onesweep.stages.pictures.part import PicturePart, in_scale
 from onesweep.stages.pictures.trajectory import picture_noise
 
@@ -48,8 +49,12 @@ def probe_symbols(manifest: Manifest) -> Tensor:
     return torch.tensor(manifest.probe_tokens[:positions])[None]
 
 
-def probe_shapes(part: Block | FamilyPart | PipelineStage | PicturePart, positions: int) -> dict[str, tuple[int, ...]]:
+def probe_shapes(
+    part: Block | FamilyPart | PipelineStage | PicturePart | RouterNet, positions: int
+) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the probe's tensors in the file of `part`. positions: of the probe text, if there is one."""
+    if isinstance(part, RouterNet):
+        return {PROBE_OUTPUT: (part.experts,)}
     if isinstance(part, PicturePart):
         a = part.architecture
         shapes: dict[str, tuple[int, ...]] = {PROBE_OUTPUT: (a.tokens, a.patch_dim if part.has_head else a.features)}
@@ -104,7 +109,7 @@ def probe_stage(
 
 @torch.inference_mode()
 def probe_picture(
-    part: PicturePart, partition: NoisePartition, hidden: Tensor | None, recorded: Tensor | None = None
+    part: PicturePart | RouterNet, partition: NoisePartition, hidden: Tensor | None, recorded: Tensor | None = None
 ) -> tuple[Measures, Tensor]:
     """Relative error of the part's output for pure noise in the middle of its noise range, and that output.
 
@@ -112,7 +117,9 @@ def probe_picture(
     """
     # A picture of the training data would tell more, and may not be anybody's to pass on.
     a = part.architecture
-    high, low = partition.range(part.index if part.kind == "chain" else 0)
+    ranges = len(partition.boundaries) - 1
+    # Parts share the ranges out in order; a router net, whose index is one more, knows all of them.
+    high, low = partition.range(min(part.index * ranges // a.parts, ranges - 1))
     sigma = (high * low) ** 0.5
     x = in_scale(sigma) * sigma * picture_noise(a, 0) if hidden is None else hidden
     out = part(x[None], torch.tensor([sigma]), torch.tensor([0]))[0]

@@ -14,11 +14,12 @@ from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import (
     load_chain_part,
     load_picture_part,
+    load_router_net,
     load_stage,
     new_part,
     read_companion,
 )
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
@@ -63,6 +64,8 @@ def verify(directory: Path) -> list[Check]:
         if manifest.draws:
             load = load_picture_part
         checks += [_check(name, f"part {i}", partial(load, path, i)) for i in range(manifest.architecture.parts)]
+        if manifest.kind == "experts":
+            checks.append(_check(name, "router net", partial(load_router_net, path)))
         checks += [_check(name, file, partial(read_companion, path, manifest, file)) for file in manifest.files]
     return checks
 
@@ -76,6 +79,9 @@ def _check(model: str, what: str, load: Callable[[], object]) -> Check:
 
 
 def _models(directory: Path) -> dict[str, Path]:
+    # Experts are in no bundle: nothing serves them.
+    if (directory / MANIFEST_NAME).exists() and read_manifest(directory).kind == "experts":
+        return {"experts": directory}
     return {name: path for name, path in vars(find_bundle(directory)).items() if path is not None}
 
 
@@ -95,12 +101,12 @@ def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _parameter_counts(manifest: Manifest) -> list[int]:
-    modules = [new_part(manifest, i) for i in range(manifest.architecture.parts)]
+    modules = [new_part(manifest, i) for i in range(len(manifest.parts))]
     return [sum(parameter.numel() for parameter in module.parameters()) for module in modules]
 
 
 def _describe(name: str, model: dict[str, Any]) -> str:
-    noun = "blocks" if model["kind"] == "chain" else "stages"
+    noun = {"chain": "blocks", "experts": "experts"}.get(model["kind"], "stages")
     untrained = ", ".join(map(str, model["untrained"]))
     rows = {
         "model": f"{name} ({model['kind']}, format {model['format']})",

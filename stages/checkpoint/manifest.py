@@ -27,7 +27,7 @@ TOKENIZER_NAME = "tokenizer.json"
 MAX_FILES = 16
 MAX_PROBE_TOKENS = 4096
 
-Kind = Literal["chain", "ar", "steps"]
+Kind = Literal["chain", "ar", "steps", "experts"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TextArchitecture = Architecture | LlamaArchitecture | FamilyArchitecture
 AnyArchitecture = TextArchitecture | PictureArchitecture
@@ -45,8 +45,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`kind` is `chain` (blocks with noise ranges), `ar` (stages that write, trained end to end) or `steps` (stages
-    that draw, likewise)."""
+    """`kind` is `chain` (blocks with noise ranges), `ar` (stages that write, trained end to end), `steps` (stages that
+    draw, likewise) or `experts` (nets that draw a cluster of pictures each; their router net is one part more)."""
 
     kind: Kind
     architecture: AnyArchitecture
@@ -194,15 +194,15 @@ def _build(record: dict[str, Any]) -> Manifest:
     if record["architecture"].get("family") == PICTURES:
         return _build_pictures(kind, record)
     architecture = read_architecture(record["architecture"])
-    if kind == "steps":
-        raise CheckpointError("kind 'steps' is for models of pictures")
+    if kind in ("steps", "experts"):
+        raise CheckpointError(f"kind {kind!r} is for models of pictures")
     base = architecture.base if isinstance(architecture, FamilyArchitecture) else architecture
     reads_tokens = record["tokenizer"] == "tokens"
     if kind == "chain" and isinstance(architecture, LlamaArchitecture):
         raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
     if kind == "ar" and isinstance(architecture, FamilyArchitecture):
         raise CheckpointError("what is grafted is a chain of blocks, not an AR pipeline")
-    parts = _parts(record, architecture)
+    parts = _parts(record, architecture.parts)
     if record["tokenizer"] not in ("bytes", "tokens"):
         raise CheckpointError(f"tokenizer {record['tokenizer']!r} is neither 'bytes' nor 'tokens'")
     if not reads_tokens and (isinstance(base, LlamaArchitecture) or base.vocabulary != VOCABULARY):
@@ -232,12 +232,16 @@ def _build_pictures(kind: Kind, record: dict[str, Any]) -> Manifest:
     if kind == "ar":
         raise CheckpointError("kind 'ar' is for models of text")
     architecture = PictureArchitecture.from_record(record["architecture"])
+    # The stages of an undivided net have all noise levels in common. Experts have as many ranges as they were given.
+    ranges = {"chain": architecture.parts, "steps": 1}.get(kind, len(record["partition"]["boundaries"]) - 1)
+    partition = _partition(record["partition"], ranges)
+    if architecture.parts % ranges:
+        raise CheckpointError(f"{architecture.parts} experts cannot be shared out equally to {ranges} noise ranges")
     return Manifest(
         kind=kind,
         architecture=architecture,
-        parts=_parts(record, architecture),
-        # The stages of an undivided net have all noise levels in common.
-        partition=_partition(record["partition"], architecture.parts if kind == "chain" else 1),
+        parts=_parts(record, architecture.parts + (kind == "experts")),
+        partition=partition,
         **_notes(record),
     )
 
@@ -251,10 +255,10 @@ def _notes(record: dict[str, Any]) -> dict[str, Any]:
     return {name: record[name] for name in ("probe_tolerance", "data", "training", "metrics")}
 
 
-def _parts(record: dict[str, Any], architecture: AnyArchitecture) -> tuple[Part | None, ...]:
+def _parts(record: dict[str, Any], count: int) -> tuple[Part | None, ...]:
     parts = tuple(None if part is None else _part(part) for part in record["parts"])
-    if len(parts) != architecture.parts:
-        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {architecture.parts}")
+    if len(parts) != count:
+        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")
     return parts
 
 

@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from onesweep.stages.model.layers import FOURIER_FEATURES, noise_frequencies
 from onesweep.stages.pictures.architecture import DATA_STD, PictureArchitecture
 
-# `chain`: blocks, each with a way in and a head of its own. `steps`: stages that are cut from one net.
-PictureKind = Literal["chain", "steps"]
+# `chain`: blocks, each with a way in and a head of its own. `steps`: stages that are cut from one net. `experts`: like
+# blocks, but each learned one cluster of the pictures.
+PictureKind = Literal["chain", "steps", "experts"]
 
 
 def skip_scale(sigma: float) -> float:
@@ -74,8 +75,8 @@ class PicturePart(nn.Module):
         super().__init__()
         a = architecture
         self.architecture, self.index, self.kind = a, index, kind
-        self.reads_patches = kind == "chain" or index == 0
-        self.has_head = kind == "chain" or index == a.parts - 1
+        self.reads_patches = kind != "steps" or index == 0
+        self.has_head = kind != "steps" or index == a.parts - 1
         # Blocks share nothing, not even tables: training one needs no other, and a host holds one file.
         self.patch_in = nn.Linear(a.patch_dim, a.features) if self.reads_patches else None
         self.positions = nn.Parameter(torch.zeros(a.tokens, a.features)) if self.reads_patches else None

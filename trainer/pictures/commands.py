@@ -1,4 +1,4 @@
-"""Commands that train nets that draw: `train pictures blocks`, `whole`, `local`, `memory`."""
+"""Commands that train nets that draw: `train pictures blocks`, `whole`, `local`, `experts`, `memory`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ def run_local(options: argparse.Namespace) -> int:
     return _end(options, train_undivided(config, pictures, options.out, 1, options.start))
 
 
+def run_experts(options: argparse.Namespace) -> int:
+    """Train experts and their router net."""
+    from onesweep.trainer.pictures.experts import train_experts
+
+    config, pictures = _begin(options)
+    manifest = train_experts(
+        config, pictures, options.out, options.experts, options.ranges, options.expert, options.start
+    )
+    return _end(options, manifest)
+
+
 def run_memory(options: argparse.Namespace) -> int:
     """Measure one training step's memory."""
     from onesweep.trainer.pictures.training import measure_picture_training
@@ -74,7 +85,7 @@ def _begin(options: argparse.Namespace) -> tuple[PictureConfig, PictureSet]:
 
 def _end(options: argparse.Namespace, manifest: Manifest) -> int:
     for name, losses in manifest.metrics.items():
-        print(f"{name:10} loss on validation pictures {losses['valid_denoise_loss']:.4f}")
+        print(f"{name:10} loss on validation pictures {next(iter(losses.values())):.4f}")
     done = sum(part is not None for part in manifest.parts)
     print(f"{options.out}: {done} of {len(manifest.parts)} parts trained")
     return 0
@@ -96,6 +107,27 @@ def add_local(parser: argparse.ArgumentParser) -> None:
     _add_options(parser, Path("runs/pictures/local"), "a net of this kind to go on from")
 
 
+def add_experts(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=run_experts)
+    _add_options(parser, Path("runs/pictures/experts"), "a net for all noise levels: every expert begins with it")
+    parser.add_argument(
+        "--experts", type=int, metavar="N", default=3, help="clusters of the pictures, a net each (%(default)s)"
+    )
+    parser.add_argument(
+        "--ranges",
+        type=int,
+        metavar="N",
+        default=1,
+        help="noise ranges, with experts of their own in each: `grid` (%(default)s)",
+    )
+    parser.add_argument(
+        "--expert",
+        type=int,
+        metavar="N",
+        help="only this expert, or the router net by the number after the last (all that are not done yet)",
+    )
+
+
 def add_memory(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run_memory)
     _add_settings(parser)
@@ -112,7 +144,12 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         "--data", type=Path, metavar="PATH", required=True, help="npz, folder of IDX files, or a folder for each class"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
-    parser.add_argument("--steps", type=int, metavar="N", help="of a block; one net for all takes PARTS times more")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        metavar="N",
+        help="of a block; one net for all takes PARTS times more, and experts share as much out",
+    )
     parser.add_argument("--batch", type=int, metavar="N", help="pictures in a step")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="peak rate")

@@ -11,12 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.checkpoint.checkpoint import load_picture_part, save_picture_part, write_manifest
+from onesweep.stages.checkpoint.checkpoint import (
+    DrawingPart,
+    load_picture_part,
+    save_picture_part,
+    write_manifest,
+)
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, ConfigError, Interrupted
 from onesweep.stages.model.partition import NoisePartition, equal_probability
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.stages.pictures.architecture import DATA_STD, PictureArchitecture
+from onesweep.stages.pictures.experts import RouterNet
 from onesweep.stages.pictures.part import PictureKind, PicturePart
 from onesweep.stages.settings import check, limits
 from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity
@@ -93,13 +99,28 @@ class UndividedNet(nn.Module):
         return x
 
 
+@dataclass(frozen=True)
+class NoisedPictures:
+    """Pictures as a net learns from them: clean y and noisy z (pictures, tokens, patch_dim), noise levels, classes."""
+
+    y: Tensor
+    z: Tensor
+    sigma: Tensor  # (pictures,)
+    classes: Tensor  # (pictures,) int64
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Arguments of a net, c_in z first."""
+        return self.z / (self.sigma**2 + DATA_STD**2).sqrt()[:, None, None], self.sigma, self.classes
+
+
 class PictureTask:
     """One net that learns to denoise within a range of noise levels."""
 
     def __init__(
         self,
         name: str,
-        net: PicturePart | UndividedNet,
+        net: PicturePart | UndividedNet | RouterNet,
         architecture: PictureArchitecture,
         partition: NoisePartition,
         block: int,
@@ -116,27 +137,33 @@ class PictureTask:
         draws = uniforms(self.config.seed, Purpose.TRAINING, 1 + self.block, 1, 1, step)
         generator = torch.Generator().manual_seed(int(draws[0, 0] * 2**53))
         chosen = torch.randint(len(self.pictures.train), (self.config.batch,), generator=generator)
-        loss = self._loss(self.pictures.train.take(chosen), generator, self.config.drop_class)
+        loss = self._loss(self.pictures.train, chosen, generator, self.config.drop_class)
         return StepLoss(loss, {"denoise_loss": loss.detach()})
 
     def evaluate(self) -> dict[str, float]:
         """The loss on validation pictures, their classes shown, at fixed noise."""
-        valid = self.pictures.valid.take(torch.arange(min(len(self.pictures.valid), VALID_PICTURES)))
-        loss = self._loss(valid, torch.Generator().manual_seed(0), 0.0)
+        chosen = torch.arange(min(len(self.pictures.valid), VALID_PICTURES))
+        loss = self._loss(self.pictures.valid, chosen, torch.Generator().manual_seed(0), 0.0)
         return {"valid_denoise_loss": float(loss)}
 
-    def _loss(self, pictures: LabelledPictures, generator: torch.Generator, drop_class: float) -> Tensor:
+    def _loss(
+        self, pictures: LabelledPictures, chosen: Tensor, generator: torch.Generator, drop_class: float
+    ) -> Tensor:
         """mean (F - F*)^2 with F* = (y - c_skip z) / c_out (EDM, arXiv 2206.00364, section 5)."""
+        noised = self._noised(pictures.take(chosen), generator, drop_class)
+        sigma = noised.sigma[:, None, None]
+        variance = sigma**2 + DATA_STD**2
+        wanted = (noised.y - DATA_STD**2 / variance * noised.z) * variance.sqrt() / (sigma * DATA_STD)
+        return (self.module(*noised.inputs) - wanted).square().mean()
+
+    def _noised(self, pictures: LabelledPictures, generator: torch.Generator, drop_class: float) -> NoisedPictures:
         y, n = self.architecture.to_rows(pictures.pixels), len(pictures)
         # Noise levels of a batch are spread evenly over the range's probability: the loss then varies less.
         uniform = (torch.arange(n) + torch.rand(n, generator=generator)) / n
         sigma = self.partition.sample(self.block, uniform)
         z = y + sigma[:, None, None] * torch.randn(y.shape, generator=generator)
-        variance = (sigma**2 + DATA_STD**2)[:, None, None]
-        wanted = (y - DATA_STD**2 / variance * z) * variance.sqrt() / (sigma[:, None, None] * DATA_STD)
         hidden = torch.rand(n, generator=generator) < drop_class
-        classes = torch.where(hidden, len(self.architecture.classes), pictures.labels)
-        return (self.module(z / variance.sqrt(), sigma, classes) - wanted).square().mean()
+        return NoisedPictures(y, z, sigma, torch.where(hidden, len(self.architecture.classes), pictures.labels))
 
 
 def train_picture_blocks(
@@ -150,18 +177,15 @@ def train_picture_blocks(
     if only is not None and not 0 <= only < architecture.parts:
         raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
     partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max, overlap=config.overlap)
-    extra = {} if start is None else {"start": read_manifest(start).digest()}
-    manifest = _open(out, _manifest("chain", architecture, partition, config, pictures, extra))
+    manifest = open_run(out, new_picture_manifest("chain", architecture, partition, config, pictures, start))
     for index in range(architecture.parts) if only is None else [only]:
         if manifest.parts[index] is not None:
             print(f"block {index}: already trained in {out}")
             state_path(out / RUN_FOLDER, f"block-{index}").unlink(missing_ok=True)
             continue
-        part = _new(architecture, index, "chain", config.seed + index)
-        if start is not None:
-            _copy(start, part)
+        part = new_picture_part(architecture, index, "chain", config.seed + index, start)
         task = PictureTask(f"block-{index}", part, architecture, partition, index, pictures, config)
-        manifest = _train(task, config, out, manifest, [part])
+        manifest = train_parts(task, config, out, manifest, [part])
     return manifest
 
 
@@ -172,27 +196,26 @@ def train_undivided(
     architecture = config.architecture(pictures, parts)
     # No margin: nothing but this net works beyond the ends of its range.
     partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
-    extra = {} if start is None else {"start": read_manifest(start).digest()}
-    manifest = _open(out, _manifest("steps", architecture, partition, config, pictures, extra))
+    manifest = open_run(out, new_picture_manifest("steps", architecture, partition, config, pictures, start))
     if manifest.complete:
         print(f"already trained in {out}")
         state_path(out / RUN_FOLDER, "steps").unlink(missing_ok=True)
         return manifest
-    stages = [_new(architecture, index, "steps", config.seed + index) for index in range(parts)]
+    stages = [new_picture_part(architecture, index, "steps", config.seed + index) for index in range(parts)]
     if start is not None:
         for stage in stages:
             stage.load_state_dict(load_picture_part(start, stage.index).state_dict())
     net = UndividedNet(stages)
-    return _train(
-        PictureTask("steps", net, architecture, partition, 0, pictures, config), config, out, manifest, stages
-    )
+    task = PictureTask("steps", net, architecture, partition, 0, pictures, config)
+    return train_parts(task, config, out, manifest, stages)
 
 
 def measure_picture_training(config: PictureConfig, pictures: PictureSet) -> dict[str, MemoryUse]:
     """Take one real step of a block, and of the undivided net, and measure its memory."""
     architecture = config.architecture(pictures)
-    block = _new(architecture, architecture.parts - 1, "chain", config.seed)
-    whole = UndividedNet([_new(architecture, index, "steps", config.seed) for index in range(architecture.parts)])
+    block = new_picture_part(architecture, architecture.parts - 1, "chain", config.seed)
+    stages = [new_picture_part(architecture, index, "steps", config.seed) for index in range(architecture.parts)]
+    whole = UndividedNet(stages)
     partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max)
     nets: dict[str, PicturePart | UndividedNet] = {"block": block, "whole": whole}
     uses = {}
@@ -202,9 +225,15 @@ def measure_picture_training(config: PictureConfig, pictures: PictureSet) -> dic
     return uses
 
 
-def _new(architecture: PictureArchitecture, index: int, kind: PictureKind, seed: int) -> PicturePart:
+def new_picture_part(
+    architecture: PictureArchitecture, index: int, kind: PictureKind, seed: int, start: Path | None = None
+) -> PicturePart:
+    """A part before its training, with the weights of the net in `start`, if given. Raises CheckpointError."""
     torch.manual_seed(seed)
-    return PicturePart(architecture, index, kind)
+    part = PicturePart(architecture, index, kind)
+    if start is not None:
+        _copy(start, part)
+    return part
 
 
 def _copy(start: Path, part: PicturePart) -> None:
@@ -215,28 +244,32 @@ def _copy(start: Path, part: PicturePart) -> None:
     part.load_state_dict(load_picture_part(start, 0).state_dict())
 
 
-def _manifest(
+def new_picture_manifest(
     kind: PictureKind,
     architecture: PictureArchitecture,
     partition: NoisePartition,
     config: PictureConfig,
     pictures: PictureSet,
-    extra: dict[str, str],
+    start: Path | None = None,
+    **more: int,
 ) -> Manifest:
-    record = asdict(config)
+    """The manifest of a training, with no part trained. more: settings beside those in `config`."""
+    record: dict[str, Any] = {**asdict(config), **more}
+    if start is not None:
+        record["start"] = read_manifest(start).digest()
     for name in ("log_every", "evaluate_every", "save_every_s"):  # they decide no weights
         del record[name]
     return Manifest(
         kind=kind,
         architecture=architecture,
-        parts=(None,) * architecture.parts,
+        parts=(None,) * (architecture.parts + (kind == "experts")),
         partition=partition,
         data={"name": pictures.name, "train_pictures": len(pictures.train), "train_sha256": pictures.digest},
-        training=json.loads(json.dumps(record)) | extra,
+        training=json.loads(json.dumps(record)),
     )
 
 
-def _open(out: Path, new: Manifest) -> Manifest:
+def open_run(out: Path, new: Manifest) -> Manifest:
     """The manifest in `out` if it is of the same run, else `new`, written there."""
     try:
         (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -254,8 +287,8 @@ def _open(out: Path, new: Manifest) -> Manifest:
     return old
 
 
-def _train(
-    task: PictureTask, config: PictureConfig, out: Path, manifest: Manifest, parts: Sequence[PicturePart]
+def train_parts(
+    task: PictureTask, config: PictureConfig, out: Path, manifest: Manifest, parts: Sequence[DrawingPart]
 ) -> Manifest:
     """Run to the end; measurements and then weights go into the checkpoint."""
     run = Run(task, config, out / RUN_FOLDER, identity(manifest))

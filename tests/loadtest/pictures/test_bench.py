@@ -9,7 +9,7 @@ import torch
 from scipy.linalg import sqrtm
 
 from onesweep.loadtest.pictures.bench import REAL, PictureRow, delays_of, floor_s, least_seconds
-from onesweep.loadtest.pictures.drawing import ChainSet, DisplacedSet, PicardSet, StepSet
+from onesweep.loadtest.pictures.drawing import ChainSet, DisplacedSet, ExpertSet, GridSet, PicardSet, StepSet
 from onesweep.loadtest.pictures.judge import (
     accuracy,
     distance_interval,
@@ -24,16 +24,19 @@ from onesweep.stages.backends import backend_named
 from onesweep.stages.checkpoint.checkpoint import load_picture_part
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.codec import codec_named
-from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, block_sigmas
+from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, block_sigmas, range_sigmas
 from onesweep.trainer.pictures.data import PictureSet, load_pictures
-from tests.stages.pictures.tiny import TINY, tiny_partition, tiny_picture_bundle
+from tests.stages.pictures.tiny import TINY, tiny_experts, tiny_part, tiny_partition, tiny_picture_bundle
 
 CLASSES = [0, 1, 2, 3]
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_picture_bundle(tmp_path_factory.mktemp("bundle"))
+    directory = tiny_picture_bundle(tmp_path_factory.mktemp("bundle"))
+    tiny_experts(directory / "experts")
+    tiny_experts(directory / "grid", 2, 3)
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +127,42 @@ def test_opponents_come_to_the_pictures_of_steps(bundle: Path) -> None:
     assert (displaced.pixels.float() - slow.pixels.float()).abs().mean() < 8
 
 
+def test_experts_that_are_alike_draw_what_one_of_them_draws(tmp_path: Path) -> None:
+    whole = Trajectory(
+        TINY, DrawPlan(5, tuple(CLASSES), 6, "2m", 1.5), 80.0, range_sigmas(80.0, 0.002, 6), is_last=True
+    )
+    runner = backend_named("torch").picture(tiny_part(0, "experts"))
+    with torch.inference_mode():
+        while not whole.done:
+            whole.supply(runner.evaluate([whole.piece()])[0])
+    path = tiny_experts(tmp_path, alike=True)
+    for net in (GridSet(path, "fp32"), ExpertSet(path, 1, "fp32"), ExpertSet(path, 2, "fp32")):
+        drawn = net.draw(CLASSES, 5, 6, "2m", 1.5)
+        assert (drawn.pixels.int() - whole.pixels().int()).abs().max() <= 1
+
+
+def test_experts_cost_what_they_evaluate_and_how_often_they_move(bundle: Path) -> None:
+    one, two = ExpertSet(bundle / "experts", 1, "int8"), ExpertSet(bundle / "experts", 2, "fp32")
+    moving = one.draw(CLASSES, 5, 6, "2m", 1.5)
+    assert moving.moves is not None
+    assert 0 < moving.moves <= 6
+    assert moving.evaluations == 7 * 2 + 7  # one layer with and without class, and the router net's
+    assert two.draw(CLASSES, 5, 6, "2m", 1.0).evaluations == 7 * 2 + 7
+    once = GridSet(bundle / "experts", "fp32").draw(CLASSES, 5, 6, "2m", 1.0)
+    assert (once.evaluations, once.moves) == (7 + 1, 0)
+    grid = GridSet(bundle / "grid", "int8").draw(CLASSES, 5, 6, "2m", 1.0)
+    assert (grid.evaluations, grid.moves) == (7 + 3, 2)
+    with pytest.raises(InputError, match="has experts for 3 noise ranges: only mode grid draws with them"):
+        ExpertSet(bundle / "grid", 2, "fp32")
+
+
+def test_a_picture_alone_is_drawn_by_the_experts_that_draw_it_in_company(bundle: Path) -> None:
+    for net in (GridSet(bundle / "experts", "fp32"), ExpertSet(bundle / "experts", 1, "int8")):
+        together = net.draw(CLASSES, 5, 6, "2m", 1.0).pixels
+        alone = net.draw(CLASSES[2:3], 7, 6, "2m", 1.0).pixels
+        assert (together[2:3].int() - alone.int()).abs().max() <= 1
+
+
 def test_floors_are_those_of_the_links() -> None:
     assert [delays_of(mode, 3, 12, 5) for mode in ("chain", "steps", "picard", "displaced", "local")] == [
         4,
@@ -132,6 +171,8 @@ def test_floors_are_those_of_the_links() -> None:
         17,
         0,
     ]
+    assert [delays_of(f"experts:{top}", 3, 12, moves=0.5) for top in ("once", 1, 2)] == [2, 2.5, 14]
+    assert delays_of("grid", 3, 12) == 4
     assert floor_s(4, 10.0, 0, 60) == pytest.approx(0.13)
     assert floor_s(4, 0.0, 125_000, 0) == pytest.approx(0.04)  # ten milliseconds a hop at 100 Mbit/s
 
@@ -170,6 +211,12 @@ def test_the_commands_measure_and_refuse_in_sentences(
         *((mode, levels) for mode in ("chain", "steps", "local") for levels in (3, 6)),
     ]
     assert "<svg" in (tmp_path / "chart.svg").read_text()
+    experts = ["--modes", "experts:once,experts:1,experts:2,grid", "--levels", "2,3"]
+    assert main([*bench, *few[:2], *experts, "--json", str(record)]) == 0
+    found = [(row["mode"], row["levels"], row["codec"]) for row in json.loads(record.read_text())["rows"][1:]]
+    codecs = {"experts:once": "fp32", "experts:1": "int8", "experts:2": "fp32"}
+    each = [(mode, levels, codec) for mode, codec in codecs.items() for levels in (2, 3)]
+    assert found == [*each, ("grid", 3, "int8")]  # a range has one step at least
     capsys.readouterr()
     for arguments, message in (
         (["--modes", "chian"], "unknown mode 'chian' (did you mean chain?)"),
@@ -177,6 +224,7 @@ def test_the_commands_measure_and_refuse_in_sentences(
         (["--solver", "heun"], "unknown solver 'heun'"),
         (["--count", "1"], "--count must be from 100"),
         (["--judge", str(data)], "is no judge"),
+        (["--checkpoint", str(bundle / "chain"), "--modes", "grid"], "has no grid/: leave grid out of --modes"),
         (["--checkpoint", str(bundle / "chain"), "--modes", "steps"], "has no steps/: leave steps out of --modes"),
     ):
         assert main([*bench, *arguments]) in (1, 2)

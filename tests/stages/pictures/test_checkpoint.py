@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import halve, load_block, load_picture_part, load_stage
+from onesweep.stages.checkpoint.checkpoint import halve, load_block, load_picture_part, load_router_net, load_stage
 from onesweep.stages.checkpoint.inspect import describe, record, verify
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from onesweep.stages.checkpoint.release_store import read_release_manifest, release_files
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.host.parts import plan_host
 from tests.stages.checkpoints import EditManifest, part_file
-from tests.stages.pictures.tiny import FOLDERS, TINY, tiny_part, tiny_partition, tiny_picture_bundle
+from tests.stages.pictures.tiny import FOLDERS, TINY, tiny_experts, tiny_part, tiny_partition, tiny_picture_bundle
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +150,41 @@ def test_a_manifest_with_a_bad_value_is_refused(
     edit_manifest(copied / "chain", change)
     with pytest.raises(CheckpointError, match=sentence):
         read_manifest(copied / "chain")
+
+
+def test_a_router_net_of_other_experts_is_refused(drawing: Path, tmp_path: Path, edit_manifest: EditManifest) -> None:
+    two, three = tiny_experts(tmp_path / "two", 2), tiny_experts(tmp_path / "three", 3)
+    assert load_router_net(three).experts == 3
+    other = json.loads((three / "manifest.json").read_text())["parts"][3]
+    shutil.copy(three / other["file"], two)
+    edit_manifest(two, lambda m: m["parts"].__setitem__(2, other))
+    with pytest.raises(CheckpointError, match=r"head.bias has shape \(3,\), the manifest's architecture asks for"):
+        load_router_net(two)
+    with pytest.raises(CheckpointError, match="is the router net, which draws nothing"):
+        load_picture_part(three, 3)
+    with pytest.raises(CheckpointError, match="holds no experts"):
+        load_router_net(drawing / "steps")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda m: m["parts"].pop(), "3 parts listed, the architecture has 4"),
+        (lambda m: m["partition"].update(boundaries=[80.0, 1.0, 0.002]), "3 experts cannot be shared out equally to 2"),
+        (lambda m: m["partition"].update(boundaries=[80.0]), "boundaries must be finite"),
+    ],
+)
+def test_experts_that_do_not_go_together_are_refused(
+    tmp_path: Path, edit_manifest: EditManifest, change: Callable[[dict[str, Any]], object], sentence: str
+) -> None:
+    edit_manifest(tiny_experts(tmp_path), change)
+    with pytest.raises(CheckpointError, match=sentence):
+        read_manifest(tmp_path)
+
+
+def test_experts_are_looked_at_and_halved_but_not_served(tmp_path: Path) -> None:
+    halve(tiny_experts(tmp_path / "grid", 2, 2), tmp_path / "half")
+    assert [str(check) for check in verify(tmp_path / "half")][-1] == "experts router net: ok"
+    assert "experts (experts, format 1)" in describe(tmp_path / "half")
+    with pytest.raises(CheckpointError, match="holds experts, which hosts do not serve"):
+        find_bundle(tmp_path / "half")

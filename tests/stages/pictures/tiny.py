@@ -12,6 +12,7 @@ from onesweep.stages.checkpoint.checkpoint import save_picture_part, write_manif
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.model.partition import NoisePartition, equal_probability
 from onesweep.stages.pictures.architecture import PictureArchitecture
+from onesweep.stages.pictures.experts import RouterNet
 from onesweep.stages.pictures.part import PictureKind, PicturePart
 
 SIGMA_MIN, SIGMA_MAX = 0.002, 80.0
@@ -72,4 +73,19 @@ def tiny_picture_bundle(
     for folder in kinds:
         kind: PictureKind = "chain" if folder == "chain" else "steps"
         save_pictures(directory / folder, tiny_parts(kind, local if folder == "local" else architecture, seed))
+    return directory
+
+
+def tiny_experts(directory: Path, experts: int = 3, ranges: int = 1, alike: bool = False) -> Path:
+    """Write experts with random weights, all of them the same if `alike`, and their router net. Returns `directory`."""
+    a = replace(TINY, parts=experts * ranges)
+    partition = equal_probability(ranges, SIGMA_MIN, SIGMA_MAX)
+    write_manifest(directory, Manifest("experts", a, (None,) * (a.parts + 1), partition=partition))
+    for index in range(a.parts):
+        save_picture_part(directory, tiny_part(index, "experts", a, -100 * index if alike else 0))
+    torch.manual_seed(1)
+    net = RouterNet(a, experts).eval().requires_grad_(False)
+    for parameter in net.parameters():
+        parameter.add_(0.3 * torch.randn(parameter.shape))
+    save_picture_part(directory, net)
     return directory

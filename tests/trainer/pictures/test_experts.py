@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from onesweep.serving.cli.__main__ import main
+from onesweep.stages.checkpoint.checkpoint import load_router_net
+from onesweep.stages.errors import Interrupted
+from onesweep.stages.model.partition import equal_probability
+from onesweep.stages.pictures.experts import RouterNet
+from onesweep.stages.pictures.part import in_scale
+from onesweep.trainer.blocks.optimizer import OptimizerSet
+from onesweep.trainer.blocks.run import train_step
+from onesweep.trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
+from onesweep.trainer.pictures.experts import (
+    RouterTask,
+    balanced_clusters,
+    brightness,
+    expert_steps,
+    train_experts,
+)
+from onesweep.trainer.pictures.training import PictureTask, train_undivided
+from tests.trainer.pictures.test_data import write_npz
+from tests.trainer.pictures.test_training import CONFIG, weights
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> PictureSet:
+    return load_pictures(write_npz(tmp_path / "pictures.npz"))
+
+
+def blobs(sizes: dict[int, int]) -> torch.Tensor:
+    """Noisy even pictures: so many of each brightness."""
+    generator = torch.Generator().manual_seed(0)
+    even = torch.cat([torch.full((count, 1, 8, 8), brightness) for brightness, count in sizes.items()])
+    return (even + torch.randint(20, even.shape, generator=generator)).to(torch.uint8)
+
+
+def test_clusters_are_equally_large_and_a_function_of_pictures_and_seed() -> None:
+    pixels = blobs({20: 31, 120: 60, 220: 12})
+    clusters, assigned = balanced_clusters(pixels, 3, 4, seed=1)
+    assert sorted(torch.bincount(assigned).tolist()) == [34, 34, 35]
+    again, same = balanced_clusters(pixels, 3, 4, seed=1)
+    assert torch.equal(assigned, same)
+    assert np.array_equal(clusters.centres, again.centres)
+    # whole numbers: no order of additions can give others
+    assert np.array_equal(clusters.centres, np.rint(clusters.centres))
+    assert np.array_equal(clusters.prices, np.rint(clusters.prices))
+    assert (clusters.of(pixels) == assigned).float().mean() > 0.95
+
+
+def test_clusters_of_pictures_that_are_equally_many_are_those_pictures() -> None:
+    pixels = blobs({20: 30, 120: 30, 220: 30})
+    _, assigned = balanced_clusters(pixels, 3, 4, seed=0)
+    for part in assigned.split(30):
+        assert len(part.unique()) == 1
+    assert len(assigned[::30].unique()) == 3
+    assert brightness(pixels, 4).shape == (90, 4)
+
+
+def test_the_router_net_learns_the_posterior_that_is_known_in_closed_form() -> None:
+    pixels = torch.cat([torch.full((64, 1, 8, 8), value, dtype=torch.uint8) for value in (96, 160)])
+    part = LabelledPictures(pixels, torch.zeros(128, dtype=torch.int64))
+    pictures = PictureSet("even", ("one", "other"), part, part, part)
+    config = replace(CONFIG, steps=150, batch=64, learning_rate=5e-3, matrix_learning_rate=5e-3, sigma_min=0.3)
+    clusters, assigned = balanced_clusters(pixels, 2, 4, seed=0)
+    torch.manual_seed(0)
+    net = RouterNet(config.architecture(pictures, 2), 2)
+    partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
+    task = RouterTask(net, partition, pictures, config, assigned, clusters)
+    optimizers = OptimizerSet(net, config)
+    for step in range(config.steps):
+        train_step(task, optimizers, config, step)
+    rows = net.architecture.to_rows(pixels[[0, 64]])
+    generator = torch.Generator().manual_seed(0)
+    for sigma in (0.5, 1.0, 2.0):
+        z = rows[torch.arange(200) % 2] + sigma * torch.randn(200, *rows.shape[1:], generator=generator)
+        odds = (-(z[:, None] - rows).square().sum((2, 3)) / (2 * sigma**2)).softmax(1)
+        with torch.inference_mode():
+            found = net.posterior(in_scale(sigma) * z, sigma, torch.zeros(200, dtype=torch.int64))
+        expected = odds[:, assigned[[0, 64]]]  # columns in the order of the clusters
+        assert (found - expected).abs().mean() < 0.08
+
+
+def test_experts_trained_one_each_are_those_trained_together(tmp_path: Path, pictures: PictureSet) -> None:
+    together = train_experts(CONFIG, pictures, tmp_path / "together", 2)
+    for index in (2, 1, 0):
+        apart = train_experts(CONFIG, pictures, tmp_path / "apart", 2, only=index)
+    assert apart.complete
+    assert len(apart.parts) == 3
+    assert weights(apart) == weights(together)
+    assert set(apart.metrics) == {"expert-0", "expert-1", "router-net"}
+
+
+def test_a_stopped_training_of_experts_goes_on_to_the_same_weights(
+    tmp_path: Path, pictures: PictureSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(CONFIG, steps=8)
+    whole = train_experts(config, pictures, tmp_path / "whole", 2)
+    taken = PictureTask.loss
+
+    def loss(self: PictureTask, step: int) -> object:
+        if step == 1 and self.name in ("expert-1", "router-net"):
+            os.kill(os.getpid(), signal.SIGINT)
+        return taken(self, step)
+
+    monkeypatch.setattr(PictureTask, "loss", loss)
+    for name in ("expert-1", "router-net"):
+        with pytest.raises(Interrupted, match=name):
+            train_experts(config, pictures, tmp_path / "stopped", 2)
+    monkeypatch.undo()
+    assert weights(train_experts(config, pictures, tmp_path / "stopped", 2)) == weights(whole)
+
+
+def test_experts_train_as_much_as_the_undivided_net() -> None:
+    for experts, ranges, layers in ((3, 1, 2), (3, 3, 2), (2, 1, 6)):
+        config = replace(CONFIG, steps=3000, parts=3, layers=layers)
+        each = expert_steps(config, experts, ranges)
+        trained = experts * ranges * layers * each + round(0.25 * each)
+        assert trained == pytest.approx(config.steps * config.parts * layers, rel=1e-3)
+
+
+def test_experts_branch_from_one_net_and_share_noise_ranges(tmp_path: Path, pictures: PictureSet) -> None:
+    train_undivided(CONFIG, pictures, tmp_path / "local", 1)
+    manifest = train_experts(CONFIG, pictures, tmp_path / "grid", 2, ranges=2, start=tmp_path / "local")
+    assert manifest.picture_architecture.parts == 4
+    assert manifest.partition is not None
+    assert len(manifest.partition.boundaries) == 3
+    assert load_router_net(tmp_path / "grid").experts == 2
+
+
+def test_the_command_trains_experts_and_refuses_in_sentences(
+    tmp_path: Path, pictures: PictureSet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(tmp_path / "pictures.npz"), "--out", str(tmp_path / "out"), "--threads", "1"]
+    sizes = ["--parts", "2", "--layers", "1", "--features", "16", "--heads", "2", "--steps", "1", "--batch", "2"]
+    experts = ["train", "pictures", "experts", *data, *sizes]
+    assert main([*experts, "--experts", "2"]) == 0
+    assert "3 of 3 parts trained" in capsys.readouterr().out
+    for arguments, message in (
+        (["--experts", "3"], "holds a checkpoint of other settings or data"),
+        (["--experts", "1"], "give 2 to 64 experts"),
+        (["--experts", "40"], "19 training pictures cannot be shared out to 40 experts"),
+        (["--experts", "2", "--expert", "3"], "there are experts 0 to 1, and 2 is their router net"),
+        (["--experts", "2", "--ranges", "0"], "1 to 64 ranges"),
+    ):
+        assert main([*experts, *arguments]) in (1, 2)
+        assert message in capsys.readouterr().err
