@@ -3,7 +3,7 @@ they drew are compared with those of one process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -74,13 +74,7 @@ def settled(settings: WanSettings) -> WanSettings:
     Raises InputError for those of text where it draws, and for those of drawing where it writes.
     """
     s, where, draws = settings, settings.checkpoint, bundle_draws(settings.checkpoint)
-    modes = DRAWING_MODES if draws else MODES
-    for choice in s.choices:
-        if choice.mode not in modes:
-            raise InputError(
-                f"{where} {'draws' if draws else 'writes'}: mode {choice.label} does not; choose from "
-                f"{', '.join(modes)}"
-            )
+    _check_modes(s.choices, where, DRAWING_MODES if draws else MODES)
     if any(length.draws != draws for length in s.lengths):
         flags = LENGTH_FLAGS[LEVELS] if draws else f"{LENGTH_FLAGS[BYTES]} or {LENGTH_FLAGS[TOKENS]}"
         raise InputError(f"{where} {'draws' if draws else 'writes'}: give {flags}, not {s.lengths[0].flag}")
@@ -105,11 +99,20 @@ def settled(settings: WanSettings) -> WanSettings:
 def check_warm(settings: WarmSettings) -> Profile:
     """The profile. Raises OnesweepError for what cannot be measured."""
     profile = profile_named(settings.profile)
+    _check_modes(settings.choices, settings.checkpoint, MODES)
     _check_lengths(settings.checkpoint, settings.choices, (NOVEL,), [Length(settings.max_bytes)])
     profile.check_hosts(default_hosts(settings.checkpoint))
     if problem := lab_problem():
         raise OnesweepError(problem)
     return profile
+
+
+def _check_modes(choices: Sequence[ModeChoice], where: Path, modes: Collection[str]) -> None:
+    """Raises InputError for a mode of drawing where these are of text, or the reverse."""
+    for choice in choices:
+        if choice.mode not in modes:
+            does = "writes" if modes is MODES else "draws"
+            raise InputError(f"{where} {does}: mode {choice.label} does not; choose from {', '.join(modes)}")
 
 
 def _check_levels(settings: WanSettings) -> None:

@@ -61,6 +61,8 @@ def test_text_does_not_draw(bundle: Path, tmp_path: Path, capsys: pytest.Capture
     ):
         assert main(bench(bundle, "--profile", "loopback", *options)) == 2
         assert says in capsys.readouterr().err
+    assert main(["bench", "warm", "--checkpoint", str(bundle), "--modes", "steps"]) == 2
+    assert "writes: mode steps does not" in capsys.readouterr().err
     only = tiny_picture_bundle(tmp_path / "only", ("chain",))
     assert main(bench(only, "--profile", "loopback", "--modes", "steps")) == 2
     assert "mode steps needs steps/ in" in capsys.readouterr().err
