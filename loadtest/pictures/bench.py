@@ -332,7 +332,7 @@ def _row(mode: str, codec: str, levels: int, drawn: DrawnSet, net: NetDrawing, q
         levels=levels,
         codec=codec,
         passes=drawn.passes or None,
-        moves=drawn.moves,
+        moves=None if mode == "experts:2" else drawn.moves,  # there all hosts hold the picture
         delays=delays,
         evaluations=drawn.evaluations,
         compute_ms=drawn.compute_ms,

@@ -194,8 +194,8 @@ def train_experts(
             torch.manual_seed(config.seed + index)
             net = RouterNet(architecture, experts)
             settings = replace(config, steps=round(config.steps * ROUTER_SHARE))
-            task = RouterTask(net, whole, pictures, settings, assigned, clusters)
-            manifest = train_parts(task, settings, out, manifest, [net])
+            router_task = RouterTask(net, whole, pictures, settings, assigned, clusters)
+            manifest = train_parts(router_task, settings, out, manifest, [net])
         else:
             own = replace(config, seed=config.seed + index)  # experts of one range would else see the same noise
             part = new_picture_part(architecture, index, "experts", own.seed, start)
