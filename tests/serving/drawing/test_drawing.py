@@ -159,7 +159,7 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        *(({"pictures": count}, "pictures must be 1 to 1024") for count in (0, -1, 10**9)),
+        *(({"pictures": count}, "pictures must be a whole number from 1 to 1024") for count in (0, -1, 10**9)),
         *(({"seed": seed}, "seed must be") for seed in (-1, 1 << 64)),
         ({"levels": 0}, "levels must be"),
         ({"link_ms": 501}, "link_ms must be"),
