@@ -226,7 +226,7 @@ class Trial:
         net = self.learn(self.net(LAYERS), self.options.steps * BLOCKS, clean(whole, 0))
         found = self.measure(self.chain_scores([net] * BLOCKS, self.partition))
         finer = equal_probability(3 * BLOCKS, SIGMA_MIN, SIGMA_MAX)
-        nine = self.measure(self.chain_scores([net] * 3 * BLOCKS, finer))
+        nine = self.measure(self.chain_scores([net] * 3 * BLOCKS, finer), 1_000)
         return found | {"after 9 finer": nine["after 9"], "no noise finer": nine["no noise"]}
 
     def noprop(self) -> dict[str, float]:
@@ -267,7 +267,7 @@ class Trial:
         """Forward-Forward (Hinton 2022): a layer raises its goodness for true labels, lowers it for wrong ones.
 
         The label is the extra token. Half of a batch's passes are of wrong labels, so half as many pictures are seen.
-        Goodness is the mean square of the layer's change to the tokens; the next layer sees normed tokens.
+        Goodness is the label token's mean square: over all tokens nothing is learned. The next layer sees normed tokens.
         """
         net = self.net(BLOCKS * LAYERS)
         steps = self.options.steps
@@ -282,7 +282,7 @@ class Trial:
             x = net.tokens(pictures, F.one_hot(labels, CLASSES).float(), sigma)
             for layer in net.layers:
                 after = layer(x)
-                yield (after - x).square().mean((1, 2))
+                yield after[:, 0].square().mean(1)
                 x = F.layer_norm(after.detach(), (WIDTH,))
 
         for pictures, labels in self.batches(steps, self.options.batch // 2):
@@ -292,7 +292,7 @@ class Trial:
                 goodness(torch.cat([pictures] * 2), torch.cat([labels, other])), optimizers, strict=True
             ):
                 optimizer.zero_grad()
-                F.softplus(sign * (found - 1) * 4).mean().backward()
+                F.softplus(sign * (found - 1.5)).mean().backward()
                 optimizer.step()
                 schedule()
 
