@@ -182,8 +182,10 @@ def _pictures(
         return buffer.getvalue()
 
     pixels, labels = np.arange(8 * 16, dtype=np.uint8).reshape(8, 4, 4), np.arange(8, dtype=np.uint8) % 2
-    arrays = {"train_x": pixels, "train_y": labels, "test_x": pixels, "test_y": labels, "classes": ["cat", "dog"]}
-    archive = saved(lambda out: np.savez(out, **arrays))
+    names = np.array(["cat", "dog"])
+    archive = saved(
+        lambda out: np.savez(out, train_x=pixels, train_y=labels, test_x=pixels, test_y=labels, classes=names)
+    )
     png = saved(lambda out: Image.fromarray(pixels[0]).save(out, "PNG"))
     folders, idx = directory / "folders", directory / "idx"
     idx.mkdir()
