@@ -220,7 +220,7 @@ class ExpertSet(NetDrawing):
             best = p.topk(self.top)
             if self.top == 1:
                 if leaders is not None:
-                    self._move(trajectory, (best.indices != leaders)[:, 0])
+                    trajectory = self._moved(trajectory, (best.indices != leaders)[:, 0])
                 leaders = best.indices
             weights = torch.zeros_like(p).scatter(1, best.indices, best.values)
             trajectory.supply(self._mixed(trajectory.piece(), weights / weights.sum(1, keepdim=True)))
@@ -232,12 +232,16 @@ class ExpertSet(NetDrawing):
         piece, n = trajectory.piece(), trajectory.plan.pictures
         return self.router_net.posterior(piece.x[:n], piece.sigma, piece.classes[:n])
 
-    def _move(self, trajectory: Trajectory, moved: Tensor) -> None:
-        """Round what travels: E, and D of the level before, so that 2M need not start anew at the next host."""
+    def _moved(self, trajectory: Trajectory, moved: Tensor) -> Trajectory:
+        """The trajectory with what travels rounded: E, and D of the level before, for 2M need not start anew."""
         assert trajectory.before is not None
         self.moves += int(moved.sum())
-        for state in (trajectory.estimate, trajectory.before):
-            state[moved] = self._rounded(state[moved])
+        states = (trajectory.estimate, trajectory.before)
+        estimate, before = (torch.where(moved[:, None, None], self._rounded(state), state) for state in states)
+        t, high = trajectory, self.partition.sigma_max
+        return Trajectory(
+            t.architecture, t.plan, high, t.sigmas, is_last=True, estimate=estimate, at=t.at, before=before
+        )
 
     def _rounded(self, rows: Tensor) -> Tensor:
         return self.codec.round_trip(rows.flatten(0, 1), self.architecture.limit).view_as(rows)

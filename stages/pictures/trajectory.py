@@ -94,14 +94,12 @@ def block_levels(partition: NoisePartition, levels: int) -> list[int]:
     levels: at least the number of blocks.
     """
     # Ranges that are equally likely in training are not equally long for a solver: of the net's steps two in three are
-    # above the first boundary. Equal numbers for all blocks gave a Frechet distance a fifth larger.
+    # above the first boundary. Equal numbers for all blocks gave larger Frechet distances (docs/research/pictures.md).
     widths = [high ** (1 / RHO) - low ** (1 / RHO) for high, low in pairwise(partition.boundaries)]
-    shares = [levels * width / sum(widths) for width in widths]
-    steps = [max(int(share), 1) for share in shares]
-    while (missing := levels - sum(steps)) != 0:
-        step = 1 if missing > 0 else -1
-        able = [block for block, count in enumerate(steps) if count + step >= 1]
-        steps[max(able, key=lambda block: step * (shares[block] - steps[block]))] += step
+    steps = [1] * len(widths)
+    for _ in range(levels - len(widths)):
+        missing = [levels * width / sum(widths) - count for width, count in zip(widths, steps, strict=True)]
+        steps[missing.index(max(missing))] += 1
     return steps
 
 

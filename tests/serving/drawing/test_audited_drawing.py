@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
+from onesweep.serving.client.client import RouterError
 from onesweep.serving.router.audit import agree
 from onesweep.stages.host.host import Host
 from onesweep.stages.v1 import stage_pb2
@@ -45,10 +47,15 @@ def test_a_host_that_draws_something_else_is_named_and_never_believed(
         assert reasons(client) == {}
     with deployed(bundle, servers, wait_ready, other_pixels, alone, audit_share=1.0) as client:
         draw = partial(client.draw, "one", seed=SEED, preview=lambda shown: None)
-        for _ in range(20):  # several at once, so that both hosts of a pair have work
+        for _ in range(50):  # several at once, so that both hosts of a pair have work
             with ThreadPoolExecutor(4) as threads:
                 asked = [threads.submit(draw) for _ in range(4)]
-            assert all(np.array_equal(each.result().pixels, wanted) for each in asked)
+            for each in asked:
+                try:
+                    assert np.array_equal(each.result().pixels, wanted)
+                except RouterError as error:  # all its tries met the host before it could be named: rare, on busy cores
+                    if error.code is not grpc.StatusCode.UNAVAILABLE:
+                        raise
             if reasons(client):
                 break
         assert set(reasons(client)) == {"b-1"}
