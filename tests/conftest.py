@@ -31,6 +31,7 @@ from onesweep.serving.client.client import Client, RouterError
 from onesweep.serving.router.server import run_router
 from onesweep.serving.router.settings import RingSettings, RouterSettings
 from onesweep.serving.router.topology import HostEntry, Topology, local_topology
+from onesweep.stages.checkpoint.bundle import has_experts
 from onesweep.stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import Manifest
@@ -209,7 +210,7 @@ class Servers:
 
     def hosts(self, topology: Topology, checkpoint: Path, **host: Any) -> dict[str, Running]:
         def start(entry: HostEntry) -> Running:
-            after = topology.successors(entry)
+            after = topology.successors(entry, has_experts(checkpoint))
             return self.stage(checkpoint, entry.blocks, entry.listen, after, **{"name": entry.name, **host})
 
         return {entry.name: start(entry) for entry in topology.hosts}

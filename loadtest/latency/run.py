@@ -34,7 +34,7 @@ from onesweep.loadtest.workload.arms import (
 from onesweep.loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
 from onesweep.loadtest.workload.testbed import LOOPBACK, Testbed, check_host_count, default_hosts, started_testbed
 from onesweep.loadtest.workload.texts import symbols_of
-from onesweep.serving.drawing import DEFAULT_LEVELS, DRAWING_MODES
+from onesweep.serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
 from onesweep.serving.modes import MODES
 from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
@@ -68,13 +68,17 @@ def check_wan(settings: WanSettings) -> list[Profile | None]:
     return profiles
 
 
+# An expert's way differs from picture to picture, and has no floor of its own.
+TIMED_DRAWING = tuple(mode for mode in DRAWING_MODES if mode not in EXPERT_RULES)
+
+
 def settled(settings: WanSettings) -> WanSettings:
     """Settings with the bundle's own modes, lengths and prompts where none were named.
 
     Raises InputError for those of text where it draws, and for those of drawing where it writes.
     """
     s, where, draws = settings, settings.checkpoint, bundle_draws(settings.checkpoint)
-    _check_modes(s.choices, where, DRAWING_MODES if draws else MODES)
+    _check_modes(s.choices, where, TIMED_DRAWING if draws else MODES)
     if any(length.draws != draws for length in s.lengths):
         flags = LENGTH_FLAGS[LEVELS] if draws else f"{LENGTH_FLAGS[BYTES]} or {LENGTH_FLAGS[TOKENS]}"
         raise InputError(f"{where} {'draws' if draws else 'writes'}: give {flags}, not {s.lengths[0].flag}")
@@ -86,7 +90,9 @@ def settled(settings: WanSettings) -> WanSettings:
         raise InputError(f"{where} draws: leave out --text, --prompt and --temperature")
     # Classes take turns as prompts do, so that no cache of one class's modulations makes a mode look quicker.
     bundle = find_bundle(where)
-    served = [mode for mode in DRAWING_MODES if getattr(bundle, mode) is not None]
+    served = [mode for mode in TIMED_DRAWING if getattr(bundle, mode) is not None]
+    if not served:
+        raise InputError(f"{where} has experts alone, whose trips differ: `onesweep bench pictures` has their delays")
     classes = read_manifest(getattr(bundle, served[0])).picture_architecture.classes
     return replace(
         s,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from onesweep.loadtest.commands import CHECKPOINT, absolute, add_measurement, sa
 from onesweep.loadtest.host.settings import numbers_flag
 from onesweep.loadtest.report.record import check_report_options, origin, settings_record, write_report
 from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.serving.drawing import EXPERT_RULES
 from onesweep.stages.errors import InputError, one_of
 from onesweep.stages.settings import check_destination, flag, from_flags
 
@@ -291,26 +293,18 @@ def measure_pictures(settings: PictureBenchSettings) -> tuple[list[PictureRow], 
 
 def net_of(settings: PictureBenchSettings, mode: str, codec: str, classes: Sequence[str]) -> NetDrawing:
     """The nets of one mode. Raises OnesweepError where the bundle has none that draws these classes."""
-    from onesweep.loadtest.pictures.drawing import ChainSet, DisplacedSet, ExpertSet, GridSet, PicardSet, StepSet
+    from onesweep.loadtest.pictures.drawing import ChainSet, DisplacedSet, ExpertSet, PicardSet, StepSet
     from onesweep.stages.checkpoint.bundle import find_bundle
-    from onesweep.stages.checkpoint.manifest import MANIFEST_NAME
 
-    folder = {"picard": "steps", "displaced": "steps"}.get(mode, mode.partition(":")[0])
-    if folder in ("experts", "grid"):  # no part of a bundle, for hosts do not serve them
-        found = settings.checkpoint / folder
-        directory = found if (found / MANIFEST_NAME).exists() else None
-    else:
-        directory = getattr(find_bundle(settings.checkpoint), folder)
+    folder = {"picard": "steps", "displaced": "steps", "grid": "experts"}.get(mode, mode.partition(":")[0])
+    directory = getattr(find_bundle(settings.checkpoint), folder)
     if directory is None:
         raise InputError(f"{settings.checkpoint} has no {folder}/: leave {mode} out of --modes")
     makers: dict[str, Callable[[Path], NetDrawing]] = {
         "chain": lambda path: ChainSet(path, codec),
         "picard": PicardSet,
         "displaced": DisplacedSet,
-        "experts:once": lambda path: GridSet(path, codec),
-        "experts:1": lambda path: ExpertSet(path, 1, codec),
-        "experts:2": lambda path: ExpertSet(path, 2, codec),
-        "grid": lambda path: GridSet(path, codec),
+        **{name: partial(ExpertSet, rule=rule, codec=codec) for name, rule in EXPERT_RULES.items()},
     }
     net = makers.get(mode, StepSet)(directory)
     if net.architecture.classes != tuple(classes):

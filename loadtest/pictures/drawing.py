@@ -6,14 +6,13 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from onesweep.serving.drawing import DEFAULT_GUIDANCE
+from onesweep.serving.drawing import DEFAULT_GUIDANCE, EXPERT_RULES
 from onesweep.stages.backends import backend_named
 from onesweep.stages.backends.base import PictureRunner
 from onesweep.stages.checkpoint.bundle import Bundle
@@ -21,7 +20,8 @@ from onesweep.stages.checkpoint.checkpoint import load_picture_part, load_router
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from onesweep.stages.model.randomness import Purpose, uniforms
+from onesweep.stages.model.randomness import MAX_SEED
+from onesweep.stages.pictures.experts import Consultation, Rule, Turn
 from onesweep.stages.pictures.trajectory import (
     DEFAULT_SOLVER,
     DrawPlan,
@@ -197,93 +197,42 @@ class PicardSet(StepSet):
 
 
 class ExpertSet(NetDrawing):
-    """Experts (arXiv 2501.05450), of whom a router net chooses at every level: `experts:1`, `experts:2`.
+    """Experts (arXiv 2501.05450): each picture goes from one to the next, E rounded between them as on the wire."""
 
-    With `top` 1 the likeliest draws, and E moves to its host when another one leads; with 2, the two likeliest
-    predict, and their results are weighted.
-    """
-
-    def __init__(self, directory: Path, top: int, codec: str) -> None:
+    def __init__(self, directory: Path, rule: Rule, codec: str) -> None:
         super().__init__(directory)
-        self.router_net, self.top, self.codec = load_router_net(directory), top, codec_named(codec)
-        self.experts = self.router_net.experts
-        if top > 1 and self.ranges > 1:
+        self.net, self.rule, self.codec = load_router_net(directory), rule, codec_named(codec)
+        if (self.ranges > 1) and rule != "once":
             raise InputError(f"{directory} has experts for {self.ranges} noise ranges: only mode grid draws with them")
+        self.runners.append(backend_named("torch").picture(self.net.trunk))
 
     def _levels_done(self, levels: int) -> int:
-        return (levels + 1) * self.architecture.layers * self.top
+        return (levels + 1) * self.architecture.layers * (2 if self.rule == "top2" else 1)
 
     def _batch(self, plan: DrawPlan) -> Tensor:
-        trajectory, leaders = self._whole(plan), None
-        while not trajectory.done:
-            p = self._posterior(trajectory)
-            best = p.topk(self.top)
-            if self.top == 1:
-                if leaders is not None:
-                    trajectory = self._moved(trajectory, (best.indices != leaders)[:, 0])
-                leaders = best.indices
-            weights = torch.zeros_like(p).scatter(1, best.indices, best.values)
-            trajectory.supply(self._mixed(trajectory.piece(), weights / weights.sum(1, keepdim=True)))
-        return trajectory.pixels()
-
-    def _posterior(self, trajectory: Trajectory) -> Tensor:
-        """p(k | z, sigma, class) of all pictures: (pictures, experts)."""
-        self.looks += 1
-        piece, n = trajectory.piece(), trajectory.plan.pictures
-        return self.router_net.posterior(piece.x[:n], piece.sigma, piece.classes[:n])
-
-    def _moved(self, trajectory: Trajectory, moved: Tensor) -> Trajectory:
-        """The trajectory with what travels rounded: E, and D of the level before, for 2M need not start anew."""
-        assert trajectory.before is not None
-        self.moves += int(moved.sum())
-        states = (trajectory.estimate, trajectory.before)
-        estimate, before = (torch.where(moved[:, None, None], self._rounded(state), state) for state in states)
-        t, high = trajectory, self.partition.sigma_max
-        return Trajectory(
-            t.architecture, t.plan, high, t.sigmas, is_last=True, estimate=estimate, at=t.at, before=before
-        )
-
-    def _rounded(self, rows: Tensor) -> Tensor:
-        return self.codec.round_trip(rows.flatten(0, 1), self.architecture.limit).view_as(rows)
-
-    def _mixed(self, piece: PicturePiece, weights: Tensor, noise_range: int = 0) -> Tensor:
-        """F, weighted over the experts of a noise range. D is linear in F, and so is guidance.
-
-        weights: (pictures, experts); experts of weight 0 are not asked.
-        """
-        weights = weights.repeat(len(piece.x) // len(weights), 1)
-        f = torch.zeros_like(piece.x)
-        for k in range(self.experts):
-            rows = weights[:, k] > 0
-            if rows.any():
-                asked = PicturePiece(piece.x[rows], piece.sigma, piece.classes[rows])
-                found = self.runners[noise_range * self.experts + k].evaluate([asked])[0]
-                f[rows] += weights[rows, k, None, None] * found
-        return f
-
-
-class GridSet(ExpertSet):
-    """Experts within noise ranges: where a range begins, one is drawn for all of it. One range: `experts:once`."""
-
-    # To draw from p(k | z), not to take the likeliest, keeps the distribution: z is then one of cluster k's own.
-
-    def __init__(self, directory: Path, codec: str) -> None:
-        super().__init__(directory, 1, codec)
-
-    def _batch(self, plan: DrawPlan) -> Tensor:
-        a, estimate, seeds = self.architecture, None, range(plan.seed, plan.seed + plan.pictures)
-        for noise_range in range(self.ranges):
-            sigmas, is_last = block_sigmas(self.partition, noise_range, plan.levels), noise_range == self.ranges - 1
-            trajectory = Trajectory(a, plan, self.partition.sigma_max, sigmas, is_last=is_last, estimate=estimate)
-            sums = self._posterior(trajectory).cumsum(1)
-            drawn = np.array([uniforms(seed, Purpose.CHOICE, 0, 1, 1, noise_range)[0, 0] for seed in seeds])
-            chosen = (sums < torch.from_numpy(drawn)[:, None]).sum(1).clamp(max=self.experts - 1)
-            weights = torch.nn.functional.one_hot(chosen, self.experts).float()
-            while not trajectory.done:
-                trajectory.supply(self._mixed(trajectory.piece(), weights, noise_range))
-            estimate = self._rounded(trajectory.estimate)
-            self.moves += plan.pictures * (not is_last)
-        return trajectory.pixels()
+        pixels, asked = dict[int, Tensor](), dict[int, int]()
+        ways = []
+        for picture, each in enumerate(plan.classes):
+            alone = replace(plan, seed=(plan.seed + picture) & MAX_SEED, classes=(each,))
+            ways.append(Consultation(self.net, self.partition, alone, self.rule, self.codec).steps(Turn(), ()))
+        asks = {picture: next(way) for picture, way in enumerate(ways)}
+        self.looks += (plan.levels + 1) if self.rule != "once" else self.ranges
+        while asks:
+            results = dict[int, Tensor]()
+            for expert, runner in enumerate(self.runners):
+                mine = [picture for picture, ask in asks.items() if ask.expert == expert]
+                found = runner.evaluate([asks[picture].piece for picture in mine]) if mine else []
+                results.update(zip(mine, found, strict=True))
+                if expert < self.architecture.parts:
+                    self.moves += sum(asked.get(picture, expert) != expert for picture in mine)
+                    asked.update(dict.fromkeys(mine, expert))
+            for picture in list(asks):
+                try:
+                    asks[picture] = ways[picture].send(results[picture])
+                except StopIteration as end:
+                    pixels[picture] = end.value
+                    del asks[picture]
+        return torch.cat([pixels[picture] for picture in range(plan.pictures)])
 
 
 def pixel_digests(bundle: Bundle, mode: str, codec: str | None, levels: int, seed: int, count: int) -> list[str]:
@@ -293,8 +242,13 @@ def pixel_digests(bundle: Bundle, mode: str, codec: str | None, levels: int, see
 
     :param codec: None = that of the mode.
     """
-    directory = getattr(bundle, mode)
-    net = ChainSet(directory, codec or "int8") if mode == "chain" else StepSet(directory, codec or "fp32")
+    rule = EXPERT_RULES.get(mode)
+    directory = getattr(bundle, "experts" if rule else mode)
+    net: NetDrawing
+    if rule is not None:
+        net = ExpertSet(directory, rule, codec or ("fp32" if rule == "top2" else "int8"))
+    else:
+        net = ChainSet(directory, codec or "int8") if mode == "chain" else StepSet(directory, codec or "fp32")
     classes = [i % len(net.architecture.classes) for i in range(count)]
     drawn = net.draw(classes, seed, levels, DEFAULT_SOLVER, DEFAULT_GUIDANCE)
     return [hashlib.sha256(pixels.numpy().tobytes()).hexdigest() for pixels in drawn.pixels]

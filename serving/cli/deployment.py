@@ -318,7 +318,9 @@ def temporary_deployment(
 
 
 def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
-    successors = topology.successors(host)
+    from onesweep.stages.checkpoint.bundle import has_experts  # torch, which other commands need not wait for
+
+    successors = topology.successors(host, has_experts(checkpoint))
     return [
         *("stage", "--checkpoint", str(checkpoint), "--blocks", host.span),
         *("--listen", host.listen, "--name", host.name, "--threads", str(threads)),

@@ -152,6 +152,7 @@ def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> 
 
 
 def run_host(options: argparse.Namespace) -> int:
+    from onesweep.stages.checkpoint.bundle import has_experts
     from onesweep.stages.host.server import StageSettings, serve
 
     topology = read_topology(options.topology)
@@ -167,7 +168,7 @@ def run_host(options: argparse.Namespace) -> int:
             checkpoint,
             host.blocks,
             host.listen,
-            tuple(topology.successors(host)),
+            tuple(topology.successors(host, has_experts(checkpoint))),
             settings,
             options.threads,
             security=security_of(options, topology.tls_of(host.name)),

@@ -6,15 +6,14 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import process_time_ns
-from typing import Literal
 
 import torch
 
-from onesweep.serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
+from onesweep.serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES, MAX_PICTURES
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import MAX_LINK_MS
 from onesweep.serving.router.ring import RingView
@@ -22,10 +21,13 @@ from onesweep.serving.router.session import MOST_TRIES, RETRY_PAUSE_S, AuditFail
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_picture_part
+from onesweep.stages.checkpoint.checkpoint import load_picture_part, load_router_net
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import close_to, one_of
-from onesweep.stages.model.codec import CODECS, HIDDEN
+from onesweep.stages.host.parts import ModelKind
+from onesweep.stages.model.codec import CODECS, HIDDEN, codec_named
+from onesweep.stages.model.randomness import MAX_SEED
+from onesweep.stages.pictures.experts import Consultation, Turn
 from onesweep.stages.pictures.trajectory import (
     MAX_GUIDANCE,
     MAX_LEVELS,
@@ -36,7 +38,10 @@ from onesweep.stages.pictures.trajectory import (
     range_sigmas,
 )
 from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import PictureWork
 from onesweep.stages.wire.status import failed_precondition, internal, invalid, unavailable
+
+PICTURES_UNDER_WAY = 16  # of a request to experts: each is a session of its own, and hosts have room for some
 
 # Called with what the estimate shows after a block.
 Preview = Callable[[stage_pb2.Pictures], object]
@@ -95,7 +100,7 @@ _COSTS = ("sweeps", "hops", "wire_bytes", "wire_bytes_total", "latency_ms", "com
 class DrawingMode(ABC):
     """One way of drawing."""
 
-    name: Literal["chain", "steps", "local"]
+    name: str
     codecs: tuple[str, ...] = ("fp32",)
     default_codec = "fp32"
     uses_hosts = True
@@ -104,6 +109,11 @@ class DrawingMode(ABC):
     @abstractmethod
     def info(self) -> stage_pb2.PictureInfo | None:
         """The pictures that it draws; None where it has no weights."""
+
+    @property
+    @abstractmethod
+    def problem(self) -> str:
+        """The weights that are missing where there is no `info`, and what to do."""
 
     @property
     def least_levels(self) -> int:
@@ -117,23 +127,23 @@ class DrawingMode(ABC):
 class _RingDrawing(DrawingMode):
     """Pictures that hosts draw."""
 
-    name: Literal["chain", "steps"]
+    kind: ModelKind
 
     def __init__(self, ring: RingView) -> None:
         self.ring = ring
 
     @property
     def info(self) -> stage_pb2.PictureInfo | None:
-        model = self.ring.model(self.name)
+        model = self.ring.model(self.kind)
         return model.pictures if model is not None and model.HasField("pictures") else None
+
+    @property
+    def problem(self) -> str:
+        return f"the hosts have no {self.kind}/ that draws; serve a bundle of pictures"
 
     # A drawing is one message and one result, however many steps hosts make. So it needs no journal: a replay is the
     # same message on another path, and a second try beside a slow first one costs its arithmetic only.
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
-        def check(event: stage_pb2.Event) -> None:
-            if len(event.pictures.pixels) != order.size:
-                raise internal(f"pictures of {len(event.pictures.pixels)} bytes came, where {order.size} are due")
-
         # Blocks, a level each at least, whose preview is due; the last one brings the pictures.
         blocks = {*range(self.least_levels - 1)}
 
@@ -144,22 +154,35 @@ class _RingDrawing(DrawingMode):
                 blocks.remove(shown.block)
                 preview(shown)
 
-        evaluations = order.plan.evaluations
-        with Session(self.ring, self.name, evaluations, order.deadline_unix_ms, account) as session:
-            session.on_preview = preview_of
-            await session.push(self._work(order))
-            event = await session.event(check)
+        event = await self._answer(order, account, preview_of)
         account.add_sweep(event)
         return event.pictures.pixels
 
+    async def _answer(
+        self,
+        order: CheckedDrawing,
+        account: Account,
+        on_preview: Callable[[stage_pb2.Event], object] = lambda event: None,
+        first_part: int = 0,
+    ) -> stage_pb2.Event:
+        def check(event: stage_pb2.Event) -> None:
+            if len(event.pictures.pixels) != order.size:
+                raise internal(f"pictures of {len(event.pictures.pixels)} bytes came, where {order.size} are due")
+
+        evaluations = order.plan.evaluations
+        with Session(self.ring, self.kind, evaluations, order.deadline_unix_ms, account, first_part) as session:
+            session.on_preview = on_preview
+            await session.push(self._work(order))
+            return await session.event(check)
+
     @abstractmethod
-    def _work(self, order: CheckedDrawing) -> stage_pb2.Draw | stage_pb2.Denoise: ...
+    def _work(self, order: CheckedDrawing) -> PictureWork: ...
 
 
 class ChainDrawing(_RingDrawing):
     """One trip: each host takes the pictures through its range of noise."""
 
-    name = "chain"
+    name = kind = "chain"
     codecs = tuple(CODECS)
     default_codec = "int8"
 
@@ -175,7 +198,7 @@ class ChainDrawing(_RingDrawing):
 class StepDrawing(_RingDrawing):
     """A trip for each step: the undivided net, cut by layers. The hosts go on by themselves until the end."""
 
-    name = "steps"
+    name = kind = "steps"
     codecs = tuple(HIDDEN)
 
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
@@ -190,6 +213,97 @@ class StepDrawing(_RingDrawing):
 
     def _work(self, order: CheckedDrawing) -> stage_pb2.Denoise:
         return stage_pb2.Denoise(codec=order.codec, drawing=order.drawing)
+
+
+class FirstHost:
+    """The router net of experts on the router's machine: it saves a trip, for the first host is then the right one."""
+
+    # Only a guess: hosts ask their own, so another net here costs a trip and changes no picture.
+    def __init__(self, directory: Path) -> None:
+        """Blocks. Raises OnesweepError for a damaged net.
+
+        :param directory: a checkpoint of experts; of its files the router net's is read.
+        """
+        manifest = read_manifest(directory)
+        assert manifest.partition is not None
+        self._net, self._partition = load_router_net(directory), manifest.partition
+        self._trunk = backend_named(DEFAULT_BACKEND).picture(self._net.trunk)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="first-host")
+
+    async def of(self, plan: DrawPlan, mode: str) -> int:
+        """The expert that draws first."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, plan, mode)
+
+    @torch.inference_mode()
+    def _ask(self, plan: DrawPlan, mode: str) -> int:
+        steps = Consultation(self._net, self._partition, plan, EXPERT_RULES[mode], codec_named("fp32")).steps(
+            Turn(), ()
+        )
+        ask = next(steps)
+        while ask.turn is None:
+            ask = steps.send(self._trunk.evaluate([ask.piece])[0])
+        return ask.expert
+
+
+class ExpertDrawing(_RingDrawing):
+    """Each picture by the experts that their router net names, on whatever hosts they are."""
+
+    kind = "experts"
+
+    def __init__(self, ring: RingView, name: str, first: FirstHost | None) -> None:
+        """:param name: one of `EXPERT_RULES`.
+        :param first: None = any host is asked first."""
+        super().__init__(ring)
+        self.name, self._first = name, first
+        two = EXPERT_RULES[name] == "top2"
+        self.codecs, self.default_codec = (("fp32",), "fp32") if two else (tuple(CODECS), "int8")
+
+    @property
+    def info(self) -> stage_pb2.PictureInfo | None:
+        model = self.ring.model("experts")
+        # Experts of several ranges draw one after the other, and in no other way.
+        return model.pictures if model is not None and (model.ranges > 1) == (self.name == "grid") else None
+
+    @property
+    def problem(self) -> str:
+        model = self.ring.model("experts")
+        if model is None:
+            return super().problem
+        others = "grid" if model.ranges > 1 else "experts:once, experts:1 or experts:2"
+        return f"the experts here have {model.ranges} range{'s' * (model.ranges > 1)} of noise; use {others}"
+
+    @property
+    def least_levels(self) -> int:
+        model = self.ring.model("experts")
+        return model.ranges if model else 1
+
+    async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
+        room = asyncio.Semaphore(PICTURES_UNDER_WAY)
+
+        async def one(number: int) -> bytes:
+            async with room:
+                return await self._draw_one(order, number, account)
+
+        tasks = [asyncio.create_task(one(number)) for number in range(order.plan.pictures)]
+        try:
+            return b"".join(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _draw_one(self, order: CheckedDrawing, number: int, account: Account) -> bytes:
+        whole = order.plan
+        plan = replace(whole, seed=(whole.seed + number) & MAX_SEED, classes=(whole.classes[number],))
+        alone = replace(order, plan=plan)
+        first = await self._first.of(plan, self.name) if self._first else 0
+        event = await self._answer(alone, account, first_part=first)
+        hops = account.hops + event.pictures.moves + 2  # hosts that it comes back to are in the event once
+        account.add_sweep(event)
+        account.hops = hops
+        return event.pictures.pixels
+
+    def _work(self, order: CheckedDrawing) -> stage_pb2.Consult:
+        return stage_pb2.Consult(drawing=order.drawing, rule=EXPERT_RULES[self.name], codec=order.codec)
 
 
 class LocalDrawing(DrawingMode):
@@ -220,6 +334,10 @@ class LocalDrawing(DrawingMode):
     def info(self) -> stage_pb2.PictureInfo | None:
         return self._info
 
+    @property
+    def problem(self) -> str:
+        return "the router has no local/ that draws; serve a bundle of pictures"
+
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         if order.plan.pictures > (most := most_pictures(self._architecture, order.plan.guidance)):
             raise invalid(f"{order.plan.pictures} pictures; there can be at most {most} in a request")
@@ -239,9 +357,10 @@ class LocalDrawing(DrawingMode):
         return (process_time_ns() - begin) / 1e6
 
 
-def drawing_modes(ring: RingView, local: LocalDrawing | None) -> dict[str, DrawingMode]:
-    """Every mode over a ring and the router's own net, if it has one."""
-    modes: tuple[DrawingMode, ...] = (ChainDrawing(ring), StepDrawing(ring), *([local] if local else []))
+def drawing_modes(ring: RingView, local: LocalDrawing | None, first: FirstHost | None = None) -> dict[str, DrawingMode]:
+    """Every mode over a ring and the router's own nets, if it has some."""
+    experts = (ExpertDrawing(ring, name, first) for name in EXPERT_RULES)
+    modes: tuple[DrawingMode, ...] = (ChainDrawing(ring), StepDrawing(ring), *experts, *([local] if local else []))
     return {mode.name: mode for mode in modes}
 
 
@@ -263,8 +382,7 @@ def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, deadline_u
     Nothing of the pictures' size is made before their number is checked.
     """
     if mode.info is None:
-        where = "the router has no local/" if mode.name == "local" else f"the hosts have no {mode.name}/"
-        raise failed_precondition(f"mode {mode.name} cannot be served: {where} that draws; serve a bundle of pictures")
+        raise failed_precondition(f"mode {mode.name} cannot be served: {mode.problem}")
     # The product is checked before anything is made of it: ten bytes of a message can ask for a billion pictures.
     each = request.pictures or 1
     count = each * len(request.classes)

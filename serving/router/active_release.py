@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from onesweep.serving.drawing.modes import DrawingMode, LocalDrawing, drawing_modes
+from onesweep.serving.drawing.modes import DrawingMode, FirstHost, LocalDrawing, drawing_modes
 from onesweep.serving.modes.ar import ArMode
 from onesweep.serving.modes.auto import AutoMode, Guide
 from onesweep.serving.modes.base import Mode
@@ -22,7 +22,7 @@ from onesweep.serving.modes.speculative import SpeculativeMode
 from onesweep.serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers, read_tokenizers
 from onesweep.serving.modes.verified import VerifiedMode
 from onesweep.serving.router.ring import RingView
-from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws
+from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
 from onesweep.stages.errors import InputError
 from onesweep.stages.v1 import stage_pb2
 
@@ -39,6 +39,7 @@ class RouterParts:
     directory: Path | None
     tokenizers: Tokenizers = NO_TOKENIZERS
     drawing: LocalDrawing | None = None
+    first: FirstHost | None = None
 
     @classmethod
     def read(cls, directory: Path | None, frontier: Path | None = None) -> Self:
@@ -47,7 +48,9 @@ class RouterParts:
         :param frontier: what `auto` chooses from; None = the bundle's, if it has one: a bad one stops `auto` only.
         """
         if directory is not None and bundle_draws(directory):
-            return cls(NO_DRAFTERS, Guide(), directory, drawing=LocalDrawing(directory))
+            experts = find_bundle(directory).experts
+            first = FirstHost(experts) if experts else None
+            return cls(NO_DRAFTERS, Guide(), directory, drawing=LocalDrawing(directory), first=first)
         drafters = read_drafters(directory) if directory else NO_DRAFTERS
         digest = drafters.local.digest if drafters.local else ""
         tokenizers = read_tokenizers(directory) if directory else NO_TOKENIZERS
@@ -80,7 +83,7 @@ class ActiveRelease:
     @classmethod
     def over(cls, view: RingView, own: RouterParts, name: str = "") -> Self:
         conditions = LatencyModel(view.rtts_ms)
-        drawing = drawing_modes(view, own.drawing)
+        drawing = drawing_modes(view, own.drawing, own.first)
         return cls(view, all_modes(view, own, conditions), drawing, conditions, own.directory, name)
 
     @property

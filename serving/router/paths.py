@@ -131,6 +131,12 @@ class HostLink:
 HostPath = tuple[HostLink, ...]
 
 
+def places_of(path: HostPath) -> list[int]:
+    """Places on the path of the hosts that hold each part of the model, in the order of the parts."""
+    places = {part: place for place, link in enumerate(path) for part in link.entry.blocks}
+    return [places[part] for part in sorted(places)]
+
+
 @dataclass(eq=False)
 class Attempt:
     """A session on the hosts of one path: work goes to the first, `receive` gets what comes back from any of them."""

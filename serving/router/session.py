@@ -18,7 +18,7 @@ import grpc
 from onesweep.serving.router import records as ticket
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.audit import AuditedSweep
-from onesweep.serving.router.paths import Attempt, HostLink, HostPath
+from onesweep.serving.router.paths import Attempt, HostLink, HostPath, places_of
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
 from onesweep.stages.host.validation import check_timings
@@ -115,9 +115,12 @@ class Session:
     asks a way through the hosts; its work and results go over the links of that way.
     """
 
-    def __init__(self, view: RingView, kind: ModelKind, capacity: int, deadline_unix_ms: int, account: Account) -> None:
+    def __init__(
+        self, view: RingView, kind: ModelKind, capacity: int, deadline_unix_ms: int, account: Account, first: int = 0
+    ) -> None:
         """:param view: the hosts and the weights that every try uses: a text comes from one set.
-        :param capacity: positions that the hosts keep room for."""
+        :param capacity: positions that the hosts keep room for.
+        :param first: part of the model whose host gets the work first."""
         model = view.model(kind)
         self.ring, self.kind, self.weights, self.capacity = view.ring, kind, view.weights, capacity
         self.model = model or stage_pb2.ModelInfo()
@@ -128,6 +131,7 @@ class Session:
             step_hops, alphabet=self.alphabet, most=view.settings.pieces, rows=rows(model.width if model else 1)
         )
         self.deadline_unix_ms, self.account = deadline_unix_ms, account
+        self._choose = partial(view.ring.choose, self.weights, first_part=first)
         self.attempts: list[Attempt] = []
         self._digest = self.weights[MODEL_KINDS.index(kind)]
         self._journal = Journal(self.alphabet)
@@ -201,8 +205,8 @@ class Session:
                 fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
                 await self._fail(attempt, fault)
                 continue
-            # of all the steps of an undivided net the router sees the last result only
-            if not isinstance(self._work, stage_pb2.Denoise) and self.ring.auditor.picks():
+            # of all the steps of an undivided net, and of experts, the router sees the last result only
+            if not isinstance(self._work, stage_pb2.Denoise | stage_pb2.Consult) and self.ring.auditor.picks():
                 await self._audit(attempt, event)
             for link in self._helpers:
                 if link.quarantined:
@@ -288,7 +292,7 @@ class Session:
         """Overtake a slow try by a second one, on other hosts where that can be."""
         self._tries += 1
         current = {link.entry.address for attempt in self.attempts for link in attempt.path}
-        path = self.ring.choose(self.weights, self._blamed | current)
+        path = self._choose(avoid=self._blamed | current)
         if path and not any(path == attempt.path for attempt in self.attempts) and self.ring.hedging.may_hedge():
             self._begin(path)
 
@@ -311,7 +315,7 @@ class Session:
         if late or patience_s <= 0 or (nonsense and self._tries >= NONSENSE_TRIES):
             raise refusal
         if refusal.code is _Code.RESOURCE_EXHAUSTED:
-            path = self.ring.choose(self.weights, self._blamed)
+            path = self._choose(avoid=self._blamed)
             if path is None or path == attempt.path:
                 raise refusal
         if self._tries > 1:
@@ -323,7 +327,7 @@ class Session:
         left_s = self.deadline_unix_ms / 1000 - time.time()
         patience_s = min(self.ring.settings.hop_timeout_s, left_s)
         deadline = time.monotonic() + patience_s
-        while (path := self.ring.choose(self.weights, self._blamed)) is None:
+        while (path := self._choose(avoid=self._blamed)) is None:
             if time.monotonic() > deadline:
                 problem = because.message if because else self.ring.problem_of(self.weights)
                 raise unavailable(f"{problem} (waited {patience_s:.1f} s)")
@@ -366,6 +370,8 @@ class Session:
             path=[link.entry.address for link in attempt.path],
         )
         put_work(hop, work)
+        if isinstance(work, stage_pb2.Consult):
+            hop.consult.places.extend(places_of(attempt.path))
         return hop
 
     async def _audit(self, attempt: Attempt, event: stage_pb2.Event) -> None:

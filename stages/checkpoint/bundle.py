@@ -1,5 +1,5 @@
 """A bundle: the checkpoints that are served together, in one directory. One of text has `chain/`, `ar/`, `scorer/` and
-`local/`, one of pictures `chain/`, `steps/` and `local/`."""
+`local/`, one of pictures `chain/`, `steps/`, `experts/` and `local/`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Bundle:
     scorer: Path | None
     local: Path | None
     steps: Path | None = None
+    experts: Path | None = None
 
 
 def find_bundle(directory: Path) -> Bundle:
@@ -32,18 +33,17 @@ def find_bundle(directory: Path) -> Bundle:
     """
     if (directory / MANIFEST_NAME).exists():
         kind, local = read_manifest(directory).kind, directory / "local"
-        if kind == "experts":
-            raise CheckpointError(
-                f"{directory} holds experts, which hosts do not serve: `onesweep bench pictures` measures them"
-            )
-        chain, ar, steps = (directory if kind == each else None for each in ("chain", "ar", "steps"))
-        return Bundle(chain, ar, None, local if (local / MANIFEST_NAME).exists() else None, steps)
+        return Bundle(
+            **{"chain": None, "ar": None, kind: directory},
+            scorer=None,
+            local=local if (local / MANIFEST_NAME).exists() else None,
+        )
     names = [field.name for field in fields(Bundle)]
     found = {name: directory / name for name in names if (directory / name / MANIFEST_NAME).exists()}
     if not found:
         raise CheckpointError(
-            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/ "
-            "or local/"
+            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/, "
+            "experts/ or local/"
         )
     return Bundle(**{name: found.get(name) for name in names})
 
@@ -54,13 +54,20 @@ def bundle_draws(directory: Path) -> bool:
     return any(path is not None and read_manifest(path).draws for path in vars(bundle).values())
 
 
+def has_experts(directory: Path) -> bool:
+    """True where experts draw: any of their hosts may follow any other. Raises CheckpointError as above."""
+    return find_bundle(directory).experts is not None
+
+
 def check_split(manifests: Mapping[str, Manifest]) -> int:
     """Number of parts for hosts to share: blocks and stages go together, so all models must have as many.
 
     manifests: those of the models that hosts hold parts of, by name. Raises CheckpointError.
     """
     if not manifests:
-        raise CheckpointError("nothing here that hosts could hold parts of: no chain/, ar/, scorer/ or steps/")
+        raise CheckpointError(
+            "nothing here that hosts could hold parts of: no chain/, ar/, scorer/, steps/ or experts/"
+        )
     if len({manifest.draws for manifest in manifests.values()}) != 1:
         raise CheckpointError("models of text and of pictures lie side by side: give each a directory of its own")
     counts = {name: manifest.architecture.parts for name, manifest in manifests.items()}

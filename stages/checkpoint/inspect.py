@@ -19,7 +19,7 @@ from onesweep.stages.checkpoint.checkpoint import (
     new_part,
     read_companion,
 )
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
@@ -79,9 +79,6 @@ def _check(model: str, what: str, load: Callable[[], object]) -> Check:
 
 
 def _models(directory: Path) -> dict[str, Path]:
-    # Experts are in no bundle: nothing serves them.
-    if (directory / MANIFEST_NAME).exists() and read_manifest(directory).kind == "experts":
-        return {"experts": directory}
     return {name: path for name, path in vars(find_bundle(directory)).items() if path is not None}
 
 

@@ -16,7 +16,7 @@ from onesweep.stages.backends import DEFAULT_BACKEND
 from onesweep.stages.host.metrics import record_hop
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import Parts, Release, Releases
-from onesweep.stages.host.requests import HopRequest, PictureRequest, PrefillRequest, WorkRequest
+from onesweep.stages.host.requests import ConsultRequest, HopRequest, PictureRequest, PrefillRequest, WorkRequest
 from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
 from onesweep.stages.host.sessions import Session, SessionStore
 from onesweep.stages.host.validation import check_link_delay, parse_hop
@@ -234,6 +234,9 @@ class Host:
         needed = request.plan.evaluations
         if hop.session not in self.sessions.sessions:
             return self._open(hop, request, parts, needed)
+        if isinstance(request, ConsultRequest):  # a picture does not pass every host
+            session = self.sessions.sessions[hop.session]
+            session.next_number = max(session.next_number, request.number)
         session = self.sessions.due(hop.session, request.kind, request.number, 0)
         if needed > session.capacity:
             raise invalid(f"the session was opened for {session.capacity} pictures at once, not {needed}")
@@ -288,7 +291,7 @@ class Host:
         )
         if isinstance(outcome, stage_pb2.Hop):
             hand_on(outcome)
-            if outcome.HasField("denoise"):
+            if outcome.HasField("denoise") or outcome.HasField("consult"):
                 _add_up(outcome)  # a trajectory passes every host at each of its levels
         else:
             if outcome.HasField("pictures"):

@@ -66,7 +66,7 @@ class Sources:
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"release {name[:40]!r} is not here: store it first")
         plan = plan_host(path, self.blocks)
         for source in plan.models.values():
-            for block in plan.blocks:
+            for block in plan.files_of(source):
                 if (part := source.manifest.parts[block]) is None or not has_size(source.directory / part.file, part):
                     raise StatusError(grpc.StatusCode.NOT_FOUND, f"release {name} is not whole here: store it again")
         return plan
@@ -221,7 +221,7 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
         p = plan.models[kind].manifest.picture_architecture
         count = max(ROWS_TOGETHER // p.tokens, 1)
         for index, drawing in runners.items():
-            numbers = p.patch_dim if kind == "chain" or index == 0 else p.features
+            numbers = p.patch_dim if kind != "steps" or index == 0 else p.features
             classes = torch.zeros(count, dtype=torch.int64)
             drawing.evaluate([PicturePiece(torch.zeros(count, p.tokens, numbers), 1.0, classes)])
     if plan.draws:

@@ -12,7 +12,7 @@ import grpc
 from onesweep.stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from onesweep.stages.backends.base import BlockRunner, PictureRunner, StageRunner
 from onesweep.stages.checkpoint.bundle import check_split, find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_chain_part, load_picture_part, load_stage
+from onesweep.stages.checkpoint.checkpoint import load_chain_part, load_picture_part, load_router_net, load_stage
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.pipeline import cache_bytes
@@ -20,11 +20,12 @@ from onesweep.stages.model.prefill import max_new_symbols
 from onesweep.stages.model.scoring import MAX_LOGITS, most_scored
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.pictures.architecture import PictureArchitecture
+from onesweep.stages.pictures.experts import RouterNet
 from onesweep.stages.pictures.trajectory import evaluations, most_pictures
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
 
-ModelKind = Literal["chain", "ar", "scorer", "steps"]  # the models that hosts hold parts of
+ModelKind = Literal["chain", "ar", "scorer", "steps", "experts"]  # the models that hosts hold parts of
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a parcel of others, accounts, paths
 USUAL_PICTURES = 4  # of a request
@@ -55,11 +56,17 @@ class HostPlan:
     ar: ModelSource | None = None
     scorer: ModelSource | None = None
     steps: ModelSource | None = None
+    experts: ModelSource | None = None
 
     @property
     def draws(self) -> bool:
         """True where the models are of pictures."""
         return any(source.manifest.draws for source in self.models.values())
+
+    @property
+    def any_may_follow(self) -> bool:
+        """True where any host may come after any other: experts are asked in the order that a picture needs."""
+        return self.experts is not None
 
     @property
     def is_first(self) -> bool:
@@ -87,7 +94,13 @@ class HostPlan:
 
     def model(self, kind: str) -> ModelSource | None:
         """The model of a kind of MODEL_KINDS."""
-        return {"chain": self.chain, "ar": self.ar, "scorer": self.scorer, "steps": self.steps}[kind]
+        source: ModelSource | None = getattr(self, kind)
+        return source
+
+    def files_of(self, source: ModelSource) -> tuple[int, ...]:
+        """Parts of a model whose files this host reads: every host of experts has their router net, too."""
+        own_experts = source.manifest.kind == "experts"
+        return (*self.blocks, source.manifest.architecture.parts) if own_experts else self.blocks
 
     def message_bytes(self) -> int:
         """Largest message that a hop can need, with room for those that leave with it: of a sweep the features and
@@ -114,7 +127,8 @@ class Parts:
     chain: dict[int, BlockRunner]
     ar: dict[int, StageRunner]
     scorer: dict[int, StageRunner] = field(default_factory=dict)
-    pictures: Mapping[str, dict[int, PictureRunner]] = field(default_factory=dict)  # by kind: chain, steps
+    pictures: Mapping[str, dict[int, PictureRunner]] = field(default_factory=dict)  # by kind: chain, steps, experts
+    router_net: RouterNet | None = None  # of experts; its trunk's runner is in `pictures`, after theirs
 
     @property
     def parts(self) -> int:
@@ -132,7 +146,7 @@ class Parts:
     def held(self, kind: str) -> list[int]:
         """Which parts of a model are here."""
         if self.plan.draws:
-            return list(self.pictures[kind])
+            return list(self.plan.blocks)
         return list(self.chain if kind == "chain" else self.pipeline(kind))
 
     def alphabet(self, kind: str) -> Alphabet:
@@ -164,7 +178,7 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     """Read this host's files, and no others; of models that are among `held`, not even these."""
     backend = backend or backend_named(DEFAULT_BACKEND)
     if plan.draws:
-        return Parts(plan, {}, {}, pictures=_load_pictures(plan, backend, held))
+        return _load_pictures(plan, backend, held)
     chains = {parts.plan.chain.digest: parts.chain for parts in held if parts.plan.chain}
     chain: dict[int, BlockRunner] = {}
     if plan.chain is not None:
@@ -178,13 +192,18 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     return Parts(plan, chain, ar, scorer)
 
 
-def _load_pictures(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> dict[str, dict[int, PictureRunner]]:
+def _load_pictures(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> Parts:
     known = {parts.plan.models[kind].digest: runners for parts in held for kind, runners in parts.pictures.items()}
-    return {
+    pictures = {
         kind: known.get(source.digest)
         or {i: backend.picture(load_picture_part(source.directory, i)) for i in plan.blocks}
         for kind, source in plan.models.items()
     }
+    router_net = None
+    if plan.experts is not None:
+        router_net = load_router_net(plan.experts.directory)
+        pictures["experts"].setdefault(router_net.index, backend.picture(router_net.trunk))
+    return Parts(plan, {}, {}, pictures=pictures, router_net=router_net)
 
 
 def _picture_bytes(a: PictureArchitecture) -> int:
@@ -197,7 +216,7 @@ def full_state_bytes(plan: HostPlan) -> int:
     """Size of the largest usual sweep message: what a link is warmed with."""
     if plan.draws:
         p = next(iter(plan.models.values())).manifest.picture_architecture
-        return USUAL_PICTURES * p.tokens * (4 + (p.patch_dim if plan.chain else p.features + 8 * p.patch_dim))
+        return USUAL_PICTURES * p.tokens * (4 + (p.features + 8 * p.patch_dim if plan.steps else p.patch_dim))
     if plan.chain is None:
         return 0
     a = plan.chain.manifest.chain_architecture
@@ -275,7 +294,7 @@ def wiring_problem(plans: Sequence[HostPlan], address: str, other: stage_pb2.Des
     """Why `other` cannot follow a host that holds `plans` in the ring; empty when it can."""
     plan = plans[-1]
     due = (plan.blocks[-1] + 1) % plan.parts
-    if not other.blocks or other.blocks[0] != due:
+    if not other.blocks or (other.blocks[0] != due and not plan.any_may_follow):
         return f"{address} holds blocks {list(other.blocks)}, block {due} must come next: check --next and --blocks"
     theirs = [weights_of(release) for release in other.releases]
     if not theirs:
@@ -295,7 +314,11 @@ def _model_info(source: ModelSource) -> stage_pb2.ModelInfo:
         pictures = stage_pb2.PictureInfo(
             height=p.height, width=p.width, channels=p.channels, patch=p.patch, classes=p.classes
         )
-        return stage_pb2.ModelInfo(digest=source.digest, parts=p.parts, width=p.features, pictures=pictures)
+        boundaries = source.manifest.partition.boundaries if source.manifest.partition else ()
+        ranges = len(boundaries) - 1 if source.manifest.kind == "experts" else 0
+        return stage_pb2.ModelInfo(
+            digest=source.digest, parts=p.parts, width=p.features, pictures=pictures, ranges=ranges
+        )
     a = source.manifest.text_architecture
     return stage_pb2.ModelInfo(
         digest=source.digest,

@@ -13,9 +13,10 @@ from onesweep.stages.backends.base import Denoised, PictureRunner
 from onesweep.stages.backends.rows import ROWS_TOGETHER
 from onesweep.stages.host.hop_work import HopWork, KernelCall
 from onesweep.stages.host.picture_validation import EXACT
-from onesweep.stages.host.requests import DenoiseRequest, DrawRequest, PictureRequest
+from onesweep.stages.host.requests import ConsultRequest, DenoiseRequest, DrawRequest, PictureRequest
 from onesweep.stages.host.sessions import Session
 from onesweep.stages.model.codec import FEATURE_LIMIT
+from onesweep.stages.pictures.experts import Ask, Consultation
 from onesweep.stages.pictures.trajectory import PicturePiece, Trajectory, block_sigmas, range_sigmas
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import next_denoise
@@ -157,3 +158,42 @@ class DenoiseWork(_PictureWork):
         before = trajectory.before if self.plan.solver == "2m" else None
         payloads = (b"" if x is None else EXACT.encode(x.flatten(0, 1)) for x in (trajectory.estimate, before))
         self.outcome = next_denoise(self.hop, *payloads)
+
+
+class ConsultWork(_PictureWork):
+    """A picture that the experts on this host draw until another's turn comes."""
+
+    def __init__(self, request: ConsultRequest, hop: stage_pb2.Hop, session: Session, following: int) -> None:
+        super().__init__(request, hop, session, following)
+        self.number = hop.consult.number  # of the event: that of the hop counts moves as well
+        self._runners, net = session.parts.pictures[session.kind], session.parts.router_net
+        assert net is not None
+        consultation = Consultation(net, self.partition, self.plan, request.rule, self.codec)
+        self._steps = consultation.steps(request.turn, self._runners)
+        self._ask(next(self._steps))
+
+    def _ask(self, ask: Ask) -> None:
+        if ask.expert in self._runners:
+            self._runner = self._runners[ask.expert]
+            self._evaluate(ask.piece)
+            return
+        turn, work = ask.turn, self.hop.consult
+        assert turn is not None
+        assert turn.expert is not None
+        work.expert, work.noise_range, work.level = turn.expert, turn.noise_range, turn.level
+        work.moves += 1
+        work.ClearField("other")
+        if turn.other is not None:
+            work.other = turn.other
+        payloads = ((turn.estimate, self.codec), (turn.before, self.codec), (turn.partial, EXACT))
+        work.estimate, work.before, work.partial = (
+            b"" if rows is None else codec.encode(rows.flatten(0, 1)) for rows, codec in payloads
+        )
+        self.outcome = self.hop
+
+    def _go_on(self, out: Tensor) -> None:
+        try:
+            self._ask(self._steps.send(out))
+        except StopIteration as end:
+            pictures = stage_pb2.Pictures(pixels=end.value.numpy().tobytes(), moves=self.hop.consult.moves)
+            self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number, pictures=pictures)

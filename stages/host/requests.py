@@ -13,6 +13,7 @@ from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import StateCodec
 from onesweep.stages.model.prefill import read_lengths
 from onesweep.stages.model.speculation import remembered_positions, tree_positions
+from onesweep.stages.pictures.experts import Rule, Turn
 from onesweep.stages.pictures.trajectory import DrawPlan
 
 
@@ -119,13 +120,13 @@ class PictureRequest(HopRequest):
 
     plan: DrawPlan
     codec: StateCodec
-    estimate: Tensor | None  # E so far, (pictures, tokens, patch_dim); None where they are noise
 
 
 @dataclass(frozen=True, eq=False)
 class DrawRequest(PictureRequest):
     """Pictures for a chain's next blocks."""
 
+    estimate: Tensor | None  # E so far, (pictures, tokens, patch_dim); None where they are noise
     previews: bool
 
 
@@ -133,6 +134,15 @@ class DrawRequest(PictureRequest):
 class DenoiseRequest(PictureRequest):
     """One evaluation of pictures for the next stages of an undivided net."""
 
+    estimate: Tensor | None  # likewise
     level: int
     before: Tensor | None  # the pictures denoised at the level before, likewise; None where the solver needs none
     hidden: Tensor | None  # of the stage before, (evaluations, tokens, features); None before stage 0
+
+
+@dataclass(frozen=True, eq=False)
+class ConsultRequest(PictureRequest):
+    """A picture for the experts that are here."""
+
+    rule: Rule
+    turn: Turn

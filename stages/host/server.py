@@ -121,7 +121,10 @@ class StageServer:
         members = []
         if (registry := self.settings.registry) is not None:
             own = self._registration(port)
-            follow = follow_successors(registry, own, self.first.plan.parts, host.next_hosts.set_addresses)
+            plan = self.first.plan
+            follow = follow_successors(
+                registry, own, plan.parts, host.next_hosts.set_addresses, any_may_follow=plan.any_may_follow
+            )
             members += [self._begin(job, stop) for job in (registry.register(own), follow)]
         else:
             host.next_hosts.set_addresses(self.settings.next)

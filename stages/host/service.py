@@ -127,7 +127,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             await refusal.abort(context)
 
     def _needs(self, folder: str, part: int) -> bool:
-        return folder != "local" and part in self.host.blocks
+        router_net = self.host.releases.newest.plan.parts  # comes after the experts, and every host asks it
+        return folder != "local" and (part in self.host.blocks or (folder == "experts" and part == router_net))
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
         try:

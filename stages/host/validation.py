@@ -17,7 +17,7 @@ from torch import Tensor
 from onesweep.stages.backends.sweep import Boundary, SweepPlan
 from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
-from onesweep.stages.host.picture_validation import check_drawn, parse_denoise, parse_draw
+from onesweep.stages.host.picture_validation import check_drawn, parse_consult, parse_denoise, parse_draw
 from onesweep.stages.host.requests import (
     HopRequest,
     PipelineRequest,
@@ -75,6 +75,8 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> HopRequest:
         request = parse_draw(work, source)
     elif isinstance(work, stage_pb2.Denoise):
         request = parse_denoise(work, source)
+    elif isinstance(work, stage_pb2.Consult):
+        request = parse_consult(work, source, hop)
     elif isinstance(work, stage_pb2.Sweep):
         request = _sweep(hop, work, source)
     else:
@@ -88,6 +90,8 @@ def _kinds(work: AnyWork) -> tuple[ModelKind, ...]:
     """The models that may do such work."""
     if isinstance(work, stage_pb2.Sweep | stage_pb2.Draw):
         return ("chain",)
+    if isinstance(work, stage_pb2.Consult):
+        return ("experts",)
     return ("steps",) if isinstance(work, stage_pb2.Denoise) else ("ar", "scorer")
 
 
@@ -335,12 +339,16 @@ def _check_reads(work: TextWork, clean: int, draft: int) -> None:
 
 
 def _check_part(work: AnyWork, plan: HostPlan) -> None:
+    held = ",".join(map(str, plan.blocks))
+    if isinstance(work, stage_pb2.Consult):
+        if work.HasField("expert") and work.expert not in plan.blocks:
+            raise failed_precondition(f"expert {work.expert} is not here: this host holds {held}; check the topology")
+        return
     if isinstance(work, stage_pb2.Sweep | stage_pb2.Draw):
         part, noun = work.block, "block"
     else:
         part, noun = work.stage, "stage"
     if part != plan.blocks[0]:
-        held = ",".join(map(str, plan.blocks))
         raise failed_precondition(f"{noun} {part} does not start here: this host holds {held}; check the topology")
 
 

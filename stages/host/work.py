@@ -14,8 +14,9 @@ from torch import Tensor
 from onesweep.stages.backends.base import BranchPiece, CleanPiece, Denoised
 from onesweep.stages.backends.sweep import BlockInput, BlockWork, Boundary
 from onesweep.stages.host.hop_work import HopWork, KernelCall
-from onesweep.stages.host.picture_work import DenoiseWork, DrawWork
+from onesweep.stages.host.picture_work import ConsultWork, DenoiseWork, DrawWork
 from onesweep.stages.host.requests import (
+    ConsultRequest,
     DenoiseRequest,
     DrawRequest,
     HopRequest,
@@ -45,6 +46,8 @@ def begin_work(request: HopRequest, hop: stage_pb2.Hop, session: Session, follow
         return DrawWork(request, hop, session, following)
     if isinstance(request, DenoiseRequest):
         return DenoiseWork(request, hop, session, following)
+    if isinstance(request, ConsultRequest):
+        return ConsultWork(request, hop, session, following)
     if isinstance(request, SweepRequest):
         return SweepWork(request, hop, session, following)
     if isinstance(request, ScoreRequest):

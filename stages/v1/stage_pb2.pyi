@@ -110,6 +110,7 @@ class Release(_message.Message):
     SCORER_FIELD_NUMBER: _builtins.int
     LOADING_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     loading: _builtins.bool
     """no work is taken for it yet"""
@@ -129,6 +130,10 @@ class Release(_message.Message):
     def steps(self) -> Global___ModelInfo:
         """absent when it has no stages of an undivided net that draws"""
 
+    @_builtins.property
+    def experts(self) -> Global___ModelInfo:
+        """absent when it has no experts"""
+
     def __init__(
         self,
         *,
@@ -138,10 +143,11 @@ class Release(_message.Message):
         scorer: Global___ModelInfo | None = ...,
         loading: _builtins.bool = ...,
         steps: Global___ModelInfo | None = ...,
+        experts: Global___ModelInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "scorer", b"scorer", "steps", b"steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "experts", b"experts", "scorer", b"scorer", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "loading", b"loading", "name", b"name", "scorer", b"scorer", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar", b"ar", "chain", b"chain", "experts", b"experts", "loading", b"loading", "name", b"name", "scorer", b"scorer", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -189,6 +195,7 @@ class ModelInfo(_message.Message):
     VOCABULARY_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """hex SHA-256 that names the weights"""
     parts: _builtins.int
@@ -199,6 +206,8 @@ class ModelInfo(_message.Message):
     """symbols that there are"""
     tokenizer: _builtins.str
     """what they are: bytes, or tokens of the checkpoint's tokenizer"""
+    ranges: _builtins.int
+    """of noise, that experts share out; 0 where the model has none"""
     @_builtins.property
     def pictures(self) -> Global___PictureInfo:
         """of a model that draws, which has no positions, vocabulary or tokenizer"""
@@ -213,10 +222,11 @@ class ModelInfo(_message.Message):
         vocabulary: _builtins.int = ...,
         tokenizer: _builtins.str = ...,
         pictures: Global___PictureInfo | None = ...,
+        ranges: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "ranges", b"ranges", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -413,6 +423,7 @@ class Hop(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     DRAW_FIELD_NUMBER: _builtins.int
     DENOISE_FIELD_NUMBER: _builtins.int
+    CONSULT_FIELD_NUMBER: _builtins.int
     LINK_DELAY_MS_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """who gets the result: the name of a subscriber"""
@@ -454,6 +465,8 @@ class Hop(_message.Message):
     def draw(self) -> Global___Draw: ...
     @_builtins.property
     def denoise(self) -> Global___Denoise: ...
+    @_builtins.property
+    def consult(self) -> Global___Consult: ...
     def __init__(
         self,
         *,
@@ -474,13 +487,14 @@ class Hop(_message.Message):
         score: Global___Score | None = ...,
         draw: Global___Draw | None = ...,
         denoise: Global___Denoise | None = ...,
+        consult: Global___Consult | None = ...,
         link_delay_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decode", b"decode", "denoise", b"denoise", "draw", b"draw", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "decode", b"decode", "denoise", b"denoise", "draw", b"draw", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "deadline_unix_ms", b"deadline_unix_ms", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "link_delay_ms", b"link_delay_ms", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "consult", b"consult", "deadline_unix_ms", b"deadline_unix_ms", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "link_delay_ms", b"link_delay_ms", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score", "draw", "denoise"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score", "draw", "denoise", "consult"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -1038,6 +1052,89 @@ class Denoise(_message.Message):
 Global___Denoise: _TypeAlias = Denoise  # noqa: Y015
 
 @_typing.final
+class Consult(_message.Message):
+    """One picture on its way between experts. Every host has their router net, which says whose turn it is: the host of that
+    expert gets the picture next, wherever it is on the path. Hosts keep nothing of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    DRAWING_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    EXPERT_FIELD_NUMBER: _builtins.int
+    NOISE_RANGE_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    ESTIMATE_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    PARTIAL_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """of the sweep in its session"""
+    rule: _builtins.str
+    """once: an expert for each range of noise; top1, top2: the likeliest at each level"""
+    codec: _builtins.str
+    """of `estimate` and `before`: fp32, int8, int4; fp32 alone with top2"""
+    moves: _builtins.int
+    """from host to host so far"""
+    expert: _builtins.int
+    """whose turn it is; absent: the router net says"""
+    noise_range: _builtins.int
+    """that begins; 0 but with `once`"""
+    level: _builtins.int
+    """that is due; 0 with `once`"""
+    estimate: _builtins.bytes
+    """E, a patch a row; empty where the picture is noise"""
+    before: _builtins.bytes
+    """the picture that the last step denoised; empty at level 0, and with solver euler"""
+    other: _builtins.int
+    """with top2, the other expert of this level"""
+    partial: _builtins.bytes
+    """what the other said, times its weight, fp32; empty before it was asked"""
+    @_builtins.property
+    def drawing(self) -> Global___Drawing:
+        """of one picture"""
+
+    @_builtins.property
+    def places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """on the path, of each expert's host"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        drawing: Global___Drawing | None = ...,
+        rule: _builtins.str = ...,
+        codec: _builtins.str = ...,
+        places: _abc.Iterable[_builtins.int] | None = ...,
+        moves: _builtins.int = ...,
+        expert: _builtins.int | None = ...,
+        noise_range: _builtins.int = ...,
+        level: _builtins.int = ...,
+        estimate: _builtins.bytes = ...,
+        before: _builtins.bytes = ...,
+        other: _builtins.int | None = ...,
+        partial: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expert", b"_expert", "_other", b"_other", "drawing", b"drawing", "expert", b"expert", "other", b"other"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expert", b"_expert", "_other", b"_other", "before", b"before", "codec", b"codec", "drawing", b"drawing", "estimate", b"estimate", "expert", b"expert", "level", b"level", "moves", b"moves", "noise_range", b"noise_range", "number", b"number", "other", b"other", "partial", b"partial", "places", b"places", "rule", b"rule"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expert: _TypeAlias = _typing.Literal["expert"]  # noqa: Y015
+    _WhichOneofArgType__expert: _TypeAlias = _typing.Literal["_expert", b"_expert"]  # noqa: Y015
+    _WhichOneofReturnType__other: _TypeAlias = _typing.Literal["other"]  # noqa: Y015
+    _WhichOneofArgType__other: _TypeAlias = _typing.Literal["_other", b"_other"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expert) -> _WhichOneofReturnType__expert | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__other) -> _WhichOneofReturnType__other | None: ...
+
+Global___Consult: _TypeAlias = Consult  # noqa: Y015
+
+@_typing.final
 class HopTiming(_message.Message):
     """Time and bytes of one hop on one host. They travel with the work."""
 
@@ -1217,28 +1314,32 @@ Global___Verification: _TypeAlias = Verification  # noqa: Y015
 
 @_typing.final
 class Pictures(_message.Message):
-    """Pictures of a Draw or a Denoise."""
+    """Pictures of a Draw, a Denoise or a Consult."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PIXELS_FIELD_NUMBER: _builtins.int
     PREVIEW_FIELD_NUMBER: _builtins.int
     BLOCK_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
     pixels: _builtins.bytes
     """one picture after the other, each (channels, height, width), a byte a number"""
     preview: _builtins.bool
     """what E shows after `block`; the pictures themselves follow"""
     block: _builtins.int
+    moves: _builtins.int
+    """of a Consult"""
     def __init__(
         self,
         *,
         pixels: _builtins.bytes = ...,
         preview: _builtins.bool = ...,
         block: _builtins.int = ...,
+        moves: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "pixels", b"pixels", "preview", b"preview"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "moves", b"moves", "pixels", b"pixels", "preview", b"preview"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

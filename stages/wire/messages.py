@@ -22,7 +22,7 @@ Step = stage_pb2.Decode | stage_pb2.Verify | stage_pb2.Score
 Work = stage_pb2.Sweep | Step
 StageWork = stage_pb2.Prefill | Step
 TextWork = stage_pb2.Sweep | StageWork
-PictureWork = stage_pb2.Draw | stage_pb2.Denoise
+PictureWork = stage_pb2.Draw | stage_pb2.Denoise | stage_pb2.Consult
 AnyWork = TextWork | PictureWork
 M = TypeVar("M", bound=Message)
 # Work for the next host, or a result for the router; an event without an outcome after a `Prefill`.
@@ -171,8 +171,10 @@ def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL
 
 
 def hand_on(hop: stage_pb2.Hop) -> None:
-    """Address a hop to the host after the one that worked on it."""
-    if hop.path:
+    """Address a hop to the host after the one that worked on it, or to that of the expert whose turn it is."""
+    if hop.HasField("consult"):
+        hop.place = hop.consult.places[hop.consult.expert]
+    elif hop.path:
         hop.place = (hop.place + 1) % len(hop.path)
 
 

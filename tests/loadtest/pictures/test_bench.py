@@ -9,7 +9,7 @@ import torch
 from scipy.linalg import sqrtm
 
 from onesweep.loadtest.pictures.bench import REAL, PictureRow, delays_of, floor_s, least_seconds
-from onesweep.loadtest.pictures.drawing import ChainSet, DisplacedSet, ExpertSet, GridSet, PicardSet, StepSet
+from onesweep.loadtest.pictures.drawing import ChainSet, DisplacedSet, ExpertSet, PicardSet, StepSet
 from onesweep.loadtest.pictures.judge import (
     accuracy,
     distance_interval,
@@ -35,7 +35,7 @@ CLASSES = [0, 1, 2, 3]
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tiny_picture_bundle(tmp_path_factory.mktemp("bundle"))
     tiny_experts(directory / "experts")
-    tiny_experts(directory / "grid", 2, 3)
+    tiny_experts(directory / "grid" / "experts", 2, 3)
     return directory
 
 
@@ -136,31 +136,31 @@ def test_experts_that_are_alike_draw_what_one_of_them_draws(tmp_path: Path) -> N
         while not whole.done:
             whole.supply(runner.evaluate([whole.piece()])[0])
     path = tiny_experts(tmp_path, alike=True)
-    for net in (GridSet(path, "fp32"), ExpertSet(path, 1, "fp32"), ExpertSet(path, 2, "fp32")):
+    for net in (ExpertSet(path, "once", "fp32"), ExpertSet(path, "top1", "fp32"), ExpertSet(path, "top2", "fp32")):
         drawn = net.draw(CLASSES, 5, 6, "2m", 1.5)
         assert (drawn.pixels.int() - whole.pixels().int()).abs().max() <= 1
 
 
 def test_experts_cost_what_they_evaluate_and_how_often_they_move(bundle: Path) -> None:
-    one, two = ExpertSet(bundle / "experts", 1, "int8"), ExpertSet(bundle / "experts", 2, "fp32")
+    one, two = ExpertSet(bundle / "experts", "top1", "int8"), ExpertSet(bundle / "experts", "top2", "fp32")
     moving = one.draw(CLASSES, 5, 6, "2m", 1.5)
     assert moving.moves is not None
     assert 0 < moving.moves <= 6
     assert moving.evaluations == 7 * 2 + 7  # one layer with and without class, and the router net's
     assert two.draw(CLASSES, 5, 6, "2m", 1.0).evaluations == 7 * 2 + 7
-    once = GridSet(bundle / "experts", "fp32").draw(CLASSES, 5, 6, "2m", 1.0)
+    once = ExpertSet(bundle / "experts", "once", "fp32").draw(CLASSES, 5, 6, "2m", 1.0)
     assert (once.evaluations, once.moves) == (7 + 1, 0)
-    grid = GridSet(bundle / "grid", "int8").draw(CLASSES, 5, 6, "2m", 1.0)
+    grid = ExpertSet(bundle / "grid" / "experts", "once", "int8").draw(CLASSES, 5, 6, "2m", 1.0)
     assert (grid.evaluations, grid.moves) == (7 + 3, 2)
     with pytest.raises(InputError, match="has experts for 3 noise ranges: only mode grid draws with them"):
-        ExpertSet(bundle / "grid", 2, "fp32")
+        ExpertSet(bundle / "grid" / "experts", "top2", "fp32")
 
 
 def test_a_picture_alone_is_drawn_by_the_experts_that_draw_it_in_company(bundle: Path) -> None:
-    for net in (GridSet(bundle / "experts", "fp32"), ExpertSet(bundle / "experts", 1, "int8")):
+    for net in (ExpertSet(bundle / "experts", "once", "fp32"), ExpertSet(bundle / "experts", "top1", "int8")):
         together = net.draw(CLASSES, 5, 6, "2m", 1.0).pixels
         alone = net.draw(CLASSES[2:3], 7, 6, "2m", 1.0).pixels
-        assert (together[2:3].int() - alone.int()).abs().max() <= 1
+        assert torch.equal(together[2:3], alone)
 
 
 def test_floors_are_those_of_the_links() -> None:
@@ -211,12 +211,16 @@ def test_the_commands_measure_and_refuse_in_sentences(
         *((mode, levels) for mode in ("chain", "steps", "local") for levels in (3, 6)),
     ]
     assert "<svg" in (tmp_path / "chart.svg").read_text()
-    experts = ["--modes", "experts:once,experts:1,experts:2,grid", "--levels", "2,3"]
-    assert main([*bench, *few[:2], *experts, "--json", str(record)]) == 0
-    found = [(row["mode"], row["levels"], row["codec"]) for row in json.loads(record.read_text())["rows"][1:]]
     codecs = {"experts:once": "fp32", "experts:1": "int8", "experts:2": "fp32"}
     each = [(mode, levels, codec) for mode, codec in codecs.items() for levels in (2, 3)]
-    assert found == [*each, ("grid", 3, "int8")]  # a range has one step at least
+    for where, modes, expected in (
+        (bundle, ",".join(codecs), each),
+        (bundle / "grid", "grid", [("grid", 3, "int8")]),  # a range has one step at least
+    ):
+        experts = ["--checkpoint", str(where), "--modes", modes, "--levels", "2,3"]
+        assert main([*bench, *few[:2], *experts, "--json", str(record)]) == 0
+        found = [(row["mode"], row["levels"], row["codec"]) for row in json.loads(record.read_text())["rows"][1:]]
+        assert found == expected
     capsys.readouterr()
     for arguments, message in (
         (["--modes", "chian"], "unknown mode 'chian' (did you mean chain?)"),
@@ -224,7 +228,7 @@ def test_the_commands_measure_and_refuse_in_sentences(
         (["--solver", "heun"], "unknown solver 'heun'"),
         (["--count", "1"], "--count must be from 100"),
         (["--judge", str(data)], "is no judge"),
-        (["--checkpoint", str(bundle / "chain"), "--modes", "grid"], "has no grid/: leave grid out of --modes"),
+        (["--checkpoint", str(bundle / "chain"), "--modes", "grid"], "has no experts/: leave grid out of --modes"),
         (["--checkpoint", str(bundle / "chain"), "--modes", "steps"], "has no steps/: leave steps out of --modes"),
     ):
         assert main([*bench, *arguments]) in (1, 2)

@@ -93,7 +93,7 @@ REFUSALS = {
 }
 
 OUTCOMES = {"text", "scores", "verification"}
-PICTURES = ("draw", "denoise")
+PICTURES = ("draw", "denoise", "consult")
 GOOD = {"prefill": {}, "decode": {"remaining": 3}, "verify": {}, "score": {"candidates": [b"x"]}}
 
 
