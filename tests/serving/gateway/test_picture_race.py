@@ -70,7 +70,7 @@ def test_what_cannot_be_drawn_ends_its_lane_or_is_refused(site: str) -> None:
     assert (failed["lane"], failed["status"]) == ("chain", 400)
     assert "levels must be 3 to 256" in failed["error"]
     assert [event["lane"] for event in events if "result" in event] == ["local"]
-    for changed in ({"entrants": []}, {"entrants": ["local"] * 4}, {"seed": 1 << 64}, {"levels": 0}, {"link_ms": 501}):
+    for changed in ({"entrants": []}, {"entrants": ["local"] * 8}, {"seed": 1 << 64}, {"levels": 0}, {"link_ms": 501}):
         assert httpx.post(f"{site}/api/race/pictures", json={**asked, **changed}).status_code == 400, changed
 
 

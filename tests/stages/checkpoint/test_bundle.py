@@ -23,7 +23,7 @@ def linked(directory: Path, **folders: Path) -> Path:
 
 def test_a_bundle_has_the_models_that_are_there(bundles: Path, tmp_path: Path) -> None:
     whole = find_bundle(bundles / "scored")
-    assert [path and path.name for path in vars(whole).values()] == ["chain", "ar", "scorer", "local", None]
+    assert [path and path.name for path in vars(whole).values()] == ["chain", "ar", "scorer", "local", None, None]
     some = find_bundle(linked(tmp_path, scorer=bundles / "scored" / "scorer", local=bundles / "own" / "local"))
     assert [name for name, path in vars(some).items() if path] == ["scorer", "local"]
 
@@ -60,5 +60,5 @@ def test_models_of_different_parts_cannot_be_shared_out(bundles: Path, tmp_path:
 
 
 def test_a_router_model_alone_is_nothing_for_hosts(bundles: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no chain/, ar/, scorer/ or steps/"):
+    with pytest.raises(CheckpointError, match="no chain/, ar/, scorer/, steps/ or experts/"):
         plan_host(linked(tmp_path, local=bundles / "own" / "local"), (0,))
