@@ -16,12 +16,13 @@ import pytest
 from onesweep.loadtest.pictures.drawing import pixel_digests
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client, RequestRefused
+from onesweep.serving.client.client import Client, RequestRefused, RouterError
 from onesweep.serving.drawing import EXPERT_RULES
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.v1 import stage_pb2
-from tests.conftest import Servers
+from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from tests.conftest import Servers, until
 from tests.serving.router.test_replicas import doubled
 from tests.stages.pictures.test_hosts import FAR, NAN
 from tests.stages.pictures.tiny import TINY, tiny_experts
@@ -127,7 +128,7 @@ def test_a_grid_takes_one_trip(grid: Path, servers: Servers, wait_ready: Any) ->
                 client.draw("one", mode="grid", levels=2)
 
 
-def test_a_host_that_dies_costs_no_picture(bundle: Path, servers: Servers, wait_ready: Any, until: Any) -> None:
+def test_a_host_that_dies_costs_no_picture(bundle: Path, servers: Servers, wait_ready: Any) -> None:
     topology = doubled(bundle)
     hosts = servers.hosts(topology, bundle)
     servers.router(topology, bundle)
@@ -148,6 +149,30 @@ def test_new_experts_are_deployed_with_their_router_net(bundle: Path, tmp_path: 
         assert code == 0, err
         assert "modes that work: experts:once, experts:1, experts:2" in said
         assert not np.array_equal(client.draw("one", mode="experts:1", seed=SEED).pixels, before)
+
+
+def is_ready(client: Client) -> bool:
+    try:
+        return client.status(2.0).ready
+    except RouterError:
+        return False
+
+
+def test_a_quota_of_bytes_counts_pixels(bundle: Path, three: Topology, servers: Servers, tmp_path: Path) -> None:
+    token, other = new_token(), replace(three, router=f"127.0.0.1:{free_port_block(1)}")
+    key = Key("greedy", token_hash(token), ("generate", "status"), bytes_per_day=200)
+    write_tokens(tmp_path / "tokens.toml", [key])
+    servers.router(other, bundle, tokens=tmp_path / "tokens.toml")
+    with Client(other.router, token=token) as client:
+        until(lambda: is_ready(client), 30)
+        draw = partial(client.draw, "one", mode="experts:1")
+        assert draw(pictures=2).pixels.nbytes == 128
+        with pytest.raises(RequestRefused, match="may generate 200 bytes a day: 72 are left") as refused:
+            draw(pictures=2)
+        assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert draw().pixels.nbytes == 64
+        with pytest.raises(RequestRefused, match="8 are left until midnight UTC, and 64 were asked for"):
+            draw()
 
 
 # Bad hops
