@@ -167,11 +167,11 @@ def test_a_quota_of_bytes_counts_pixels(bundle: Path, three: Topology, servers: 
         until(lambda: is_ready(client), 30)
         draw = partial(client.draw, "one", mode="experts:1")
         assert draw(pictures=2).pixels.nbytes == 128
-        with pytest.raises(RequestRefused, match="may generate 200 bytes a day: 72 are left") as refused:
+        with pytest.raises(RouterError, match="may generate 200 bytes a day: 72 are left") as refused:
             draw(pictures=2)
         assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert draw().pixels.nbytes == 64
-        with pytest.raises(RequestRefused, match="8 are left until midnight UTC, and 64 were asked for"):
+        with pytest.raises(RouterError, match="8 are left until midnight UTC, and 64 were asked for"):
             draw()
 
 
