@@ -190,13 +190,14 @@ class GgufSource(Source):
     def _settings(self) -> dict[str, Any]:
         """The metadata as a config.json would have them."""
         config = {theirs: self._says(name) for theirs, name in _NEEDED.items()}
-        config |= {theirs: self._says(name, None) for theirs, name in _OPTIONAL.items()}
+        optional = {theirs: self._says(name, None) for theirs, name in _OPTIONAL.items()}
+        config |= {theirs: value for theirs, value in optional.items() if value is not None}
         embedding = self._tensors.get("token_embd.weight")
         tokens = self._says("vocab_size", None) or len(self._fields["tokenizer.ggml.tokens"])
         config["vocab_size"] = tokens if embedding is None else _shape(embedding)[0]
         epsilon = float(f"{self._says('attention.layer_norm_rms_epsilon'):.6g}")  # stored in float32
         heads = config["num_attention_heads"]
-        head_dim = config["head_dim"] or config["hidden_size"] // heads
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
         scaling = self._says("rope.scaling.type", "none") or "none"
         if any(name in self._tensors for name in LONG_ROPE):
             scaling = "longrope"
@@ -206,7 +207,8 @@ class GgufSource(Source):
         }
         turned = self._says("rope.dimension_count", head_dim)
         config |= {"rms_norm_eps": epsilon, "head_dim": head_dim, "rotary_dim": turned, "rope_scaling": rope}
-        config["sliding_window"] = config["sliding_window"] or None
+        config["num_key_value_heads"] = config.get("num_key_value_heads") or heads
+        config["sliding_window"] = config.get("sliding_window") or None
         return config | {"tie_word_embeddings": "output.weight" not in self._tensors}
 
     def _scaled(self, plain: LlamaArchitecture) -> LlamaArchitecture:

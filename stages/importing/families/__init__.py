@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.importing.families.base import ModelFamily
+from onesweep.stages.importing.families.gemma2 import GEMMA2
+from onesweep.stages.importing.families.gemma3 import GEMMA3
 from onesweep.stages.importing.families.llama import LLAMA
 from onesweep.stages.importing.families.mistral import MISTRAL
+from onesweep.stages.importing.families.olmo2 import OLMO2
+from onesweep.stages.importing.families.phi3 import PHI3
 from onesweep.stages.importing.families.qwen2 import QWEN2
 from onesweep.stages.importing.families.qwen3 import QWEN3
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3)
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3)
 
 
 def family_named(name: object) -> ModelFamily:
