@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 
 from onesweep.stages.backends.base import CleanPiece
 from onesweep.stages.backends.rows import Rows
-from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.model.layers import Layer, LayerCache, seen_keys, soft_capped
+from onesweep.stages.model.llama import LlamaLayer
 from onesweep.stages.model.speculation import first_branch
 
 ROUND = 16  # numbers between addresses that kernels treat alike: those of a cache line
@@ -21,15 +23,39 @@ MAX_WEIGHTS = 1 << 24
 UNSEEN = -1e30  # added to the score of what must not be seen: finite, for -inf breaks some kernels
 
 
-def rotary_rows(rotary: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class AttentionShape:
+    """A layer's attention, beside the sizes of its tensors."""
+
+    heads: int
+    window: int | None = None  # positions that each sees, itself included; None for all
+    softcap: float | None = None  # of the scores
+
+    def first_seen(self, position: int) -> int:
+        """The first position that one sees."""
+        return 0 if self.window is None else max(0, position + 1 - self.window)
+
+    def weights(self, scores: Tensor) -> Tensor:
+        """Scores of queries, all keys' of each in the last dimension -> weights."""
+        return (scores if self.softcap is None else soft_capped(scores, self.softcap)).softmax(-1)
+
+
+def attention_shape(layer: Layer | LlamaLayer) -> AttentionShape:
+    """That of a layer of any family."""
+    if isinstance(layer, Layer):
+        return AttentionShape(layer.heads)
+    return AttentionShape(layer.architecture.heads, layer.window, layer.architecture.attention_softcap)
+
+
+def rotary_rows(rotary: Tensor, scale: float | None = None) -> Tensor:
     """Factors for `rotate_rows` from a rotary table (2, positions, head_dim / 2).
 
-    (positions, 2, 2, 1, 2, head_dim / 2): cos and signed sin; for queries, divided by the root of head_dim as
-    attention wants them, and for keys; for every head; for both halves of a head.
+    (positions, 2, 2, 1, 2, head_dim / 2): cos and signed sin; for queries, multiplied by `scale`, as attention wants
+    them, and for keys; for every head; for both halves of a head. :param scale: by default the root of 1 / head_dim.
     """
     cos, sin = rotary
     factors = torch.stack([torch.stack([cos, cos], dim=1), torch.stack([-sin, sin], dim=1)], dim=1)
-    scale = (2 * cos.shape[1]) ** -0.5
+    scale = (2 * cos.shape[1]) ** -0.5 if scale is None else scale
     return torch.stack([factors * scale, factors], dim=2)[:, :, :, None]
 
 
@@ -58,11 +84,12 @@ def by_head(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Ten
 Sight = Tensor | tuple[int, ...] | None
 
 
-def sights(pieces: Sequence[CleanPiece], few: int) -> list[Sight]:
+def sights(pieces: Sequence[CleanPiece], few: int, window: int | None = None) -> list[Sight]:
     """For each piece: what its positions see.
 
     :param few: a piece of up to so many positions after others needs no mask: it is computed one by one, as if
         they came one at a time, to the last bit the same.
+    :param window: of `AttentionShape`.
     """
     found: list[Sight] = []
     for piece in pieces:
@@ -71,16 +98,19 @@ def sights(pieces: Sequence[CleanPiece], few: int) -> list[Sight]:
             continue
         past, count = piece.caches[0].length, piece.source.shape[0]
         together = past and count > (1 if piece.at_once else few)
-        found.append(torch.ones(count, past + count, dtype=torch.bool).tril(past) if together else None)
+        is_cut = window is not None and not past and count > window
+        found.append(seen_keys(count, past, window) if together or is_cut else None)
     return found
 
 
-def attend_clean(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> Tensor:
+def attend_clean(
+    qkv: Tensor, rows: Rows, shape: AttentionShape, caches: Sequence[LayerCache], seen: Sequence[Sight]
+) -> Tensor:
     """Append each piece's keys and values to its cache, and attend over it.
 
     qkv: (rows, queries, keys and values of all heads) -> (rows, heads x head_dim); seen: of `sights`.
     """
-    kv_heads = caches[0].keys.shape[1]
+    heads, kv_heads = shape.heads, caches[0].keys.shape[1]
     q, k, v = by_head(qkv, heads, kv_heads)
     numbers = qkv.numpy().reshape(rows.total, heads + 2 * kv_heads, -1)[:, heads:]
     mixed = torch.zeros(q.shape)
@@ -88,16 +118,16 @@ def attend_clean(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCach
     if rows.single:  # one call instead of one for each piece
         queries, results = q.unbind(0), mixed.unbind(0)
         for i, cache in enumerate(caches):
-            attend(queries[i], numbers[i], cache, results[i])
+            attend(shape, queries[i], numbers[i], cache, results[i])
         return mixed.view(rows.total, -1)
     for (begin, end), cache, mask in zip(rows, caches, seen, strict=True):
         if isinstance(mask, tuple):
-            _attend_tree(q[begin:end], numbers[begin:end], cache, mask, mixed[begin:end], attend)
+            _attend_tree(shape, q[begin:end], numbers[begin:end], cache, mask, mixed[begin:end], attend)
         elif end - begin == 1 or (mask is None and cache.length):
             for i in range(begin, end):
-                attend(q[i], numbers[i], cache, mixed[i])
+                attend(shape, q[i], numbers[i], cache, mixed[i])
         else:
-            mixed[begin:end] = _attend_many(q[begin:end], k[begin:end], v[begin:end], cache, mask)
+            mixed[begin:end] = _attend_many(shape, q[begin:end], k[begin:end], v[begin:end], cache, mask)
     return mixed.view(rows.total, -1)
 
 
@@ -117,15 +147,15 @@ def attend_noisy(qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCach
 # new positions add (400 bytes before them). All rows meet the shared keys in one product, and only what is their own is
 # computed branch by branch: 32 candidates of 32 bytes after 200 take 75 ms, of which 29 are the layers' products.
 def attend_branches(
-    qkv: Tensor, rows: Rows, heads: int, caches: Sequence[LayerCache], branches: Sequence[int]
+    qkv: Tensor, rows: Rows, shape: AttentionShape, caches: Sequence[LayerCache], branches: Sequence[int]
 ) -> Tensor:
     """Each branch of a piece sees the positions in the piece's cache, and itself. qkv: as in `attend_clean`."""
-    parts = (x.split(rows.sizes) for x in by_head(qkv, heads, caches[0].keys.shape[1]))
-    mixed = [_attend_forked(*each) for each in zip(*parts, caches, branches, strict=False)]
+    parts = (x.split(rows.sizes) for x in by_head(qkv, shape.heads, caches[0].keys.shape[1]))
+    mixed = [_attend_forked(shape, *each) for each in zip(*parts, caches, branches, strict=False)]
     return rows.pack(mixed, fresh=False)
 
 
-def _attend_forked(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, branches: int) -> Tensor:
+def _attend_forked(shape: AttentionShape, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, branches: int) -> Tensor:
     """Branches of one length. q: (rows, kv_heads, group, head_dim) -> (rows, heads x head_dim).
 
     What they share is neither copied nor read once for each: it meets all rows in one product.
@@ -137,20 +167,25 @@ def _attend_forked(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, branches:
     some = max(1, MAX_WEIGHTS // (row * new))
     few = max(1, MAX_WEIGHTS // (row * min(some, branches)))
     mixed = [
-        torch.cat([_attend_some(each, at * few, k_, v_, cache) for at, each in enumerate(q_.split(few, 3))], dim=3)
+        torch.cat([_attend_some(shape, each, i * few, k_, v_, cache) for i, each in enumerate(q_.split(few, 3))], dim=3)
         for q_, k_, v_ in zip(q.split(some, 2), k.split(some, 1), v.split(some, 1), strict=True)
     ]
     return torch.cat(mixed, dim=2).flatten(2, 3).permute(2, 0, 1, 3).flatten(1)
 
 
-def _attend_some(q: Tensor, start: int, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:
+def _attend_some(shape: AttentionShape, q: Tensor, start: int, k: Tensor, v: Tensor, cache: LayerCache) -> Tensor:
     """Positions of branches from `start` on. q: (kv_heads, group, branches, positions, head_dim), which is what comes
     back; k, v: (kv_heads, branches, all positions, head_dim)."""
     keys, values = (each[0] for each in cache.stored())
     past, rows = cache.length, q.flatten(1, 3)
-    unseen = torch.full((q.shape[3], k.shape[2]), UNSEEN).triu(1 + start)
-    own = (q @ k.unsqueeze(1).transpose(3, 4)).add_(unseen)
-    weights = torch.cat([rows @ keys.transpose(1, 2), own.flatten(1, 3)], dim=2).softmax(-1)
+    hidden = ~seen_keys(k.shape[2], past, shape.window)[start : start + q.shape[3]]
+    old, own = rows @ keys.transpose(1, 2), q @ k.unsqueeze(1).transpose(3, 4)
+    if shape.softcap is not None:
+        old, own = soft_capped(old, shape.softcap), soft_capped(own, shape.softcap)
+    own.masked_fill_(hidden[:, past:], UNSEEN)
+    if shape.window is not None:
+        old.unflatten(1, q.shape[1:4]).masked_fill_(hidden[:, :past], UNSEEN)
+    weights = torch.cat([old, own.flatten(1, 3)], dim=2).softmax(-1)
     mixed = weights[:, :, :past] @ values
     mixed += (weights[:, :, past:].unflatten(1, q.shape[1:4]) @ v.unsqueeze(1)).flatten(1, 3)
     return mixed.unflatten(1, q.shape[1:4])
@@ -180,21 +215,24 @@ class GrowingCache:
 
 
 def attend_growing(
-    qkv: Tensor, rows: Rows, heads: int, caches: Sequence[GrowingCache], lengths: Sequence[int]
+    qkv: Tensor, rows: Rows, shape: AttentionShape, caches: Sequence[GrowingCache], lengths: Sequence[int]
 ) -> Tensor:
     """A new position of each continuation: it sees its text and itself.
 
     qkv: as in `attend_clean`, a row for each continuation; caches: of each text; lengths: positions that its
     continuations have already.
     """
-    mixed = [_attend_grown(qkv, heads, *each) for each in zip(rows.bounds, caches, lengths, strict=False)]
+    mixed = [_attend_grown(qkv, shape, *each) for each in zip(rows.bounds, caches, lengths, strict=False)]
     return rows.pack(mixed, fresh=False)
 
 
-def _attend_grown(qkv: Tensor, heads: int, begin: int, cache: GrowingCache, length: int) -> Tensor:
+def _attend_grown(qkv: Tensor, shape: AttentionShape, begin: int, cache: GrowingCache, length: int) -> Tensor:
     """One text's rows, from `begin` on: (continuations, heads x head_dim)."""
     _, kv_heads, count, _, dim = cache.own.shape
-    width, past, group = qkv.shape[1], cache.past, heads // kv_heads
+    heads, width, group = shape.heads, qkv.shape[1], shape.heads // kv_heads
+    first_seen = shape.first_seen(cache.past + length)
+    first_old, first_own = min(first_seen, cache.past), max(0, first_seen - cache.past)
+    past, own_count = cache.past - first_old, length + 1 - first_own
     rows = qkv.narrow(0, begin, count)
     first = rows.storage_offset()
     strides = (dim, width, 1)
@@ -202,16 +240,19 @@ def _attend_grown(qkv: Tensor, heads: int, begin: int, cache: GrowingCache, leng
     cache.own.select(3, length).copy_(new)
     q = rows.as_strided((kv_heads, count, group, dim), (group * dim, width, dim, 1), first)
     q = q.clone(memory_format=torch.contiguous_format)  # rounding may depend on where a row begins
-    old = q.view(kv_heads, -1, dim).bmm(cache.keys)  # one product with what they share
-    own = q.view(-1, group, dim).bmm(cache.own_keys.narrow(2, 0, length + 1))
-    weights = torch.cat([old.view(-1, group, past), own], dim=2).softmax(-1)
-    mixed = weights.narrow(2, past, length + 1).bmm(cache.own_values.narrow(1, 0, length + 1))
+    old = q.view(kv_heads, -1, dim).bmm(cache.keys.narrow(2, first_old, past))  # one product with what they share
+    own = q.view(-1, group, dim).bmm(cache.own_keys.narrow(2, first_own, own_count))
+    weights = shape.weights(torch.cat([old.view(len(own), group, past), own], dim=2))
+    mixed = weights.narrow(2, past, own_count).bmm(cache.own_values.narrow(1, first_own, own_count))
     mixed = mixed.view(kv_heads, -1, dim)
-    mixed.baddbmm_(weights.view(kv_heads, -1, past + length + 1).narrow(2, 0, past), cache.values)
+    old_weights = weights.view(kv_heads, -1, past + own_count).narrow(2, 0, past)
+    mixed.baddbmm_(old_weights, cache.values.narrow(1, first_old, past))
     return mixed.view(kv_heads, count, -1).transpose(0, 1).reshape(count, -1)
 
 
-def _attend_one(query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor) -> None:
+def _attend_one(
+    shape: AttentionShape, query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor
+) -> None:
     """One new position: an AR step, where every microsecond counts. query, result: (kv_heads, group, head_dim);
     row: its keys, then its values, (2 kv_heads, head_dim).
 
@@ -223,31 +264,36 @@ def _attend_one(query: Tensor, row: NDArray[np.float32], cache: LayerCache, resu
     stored_keys[:, position], stored_values[:, position] = row[:heads], row[heads:]
     cache.length = end = position + 1
     _, apart, stride, _ = keys.stride()
-    weights = torch.bmm(query, keys.as_strided((heads, dim, end), (apart, 1, stride))).softmax(-1)
+    if shape.window is not None and (begin := shape.first_seen(position)):
+        keys, values, end = keys[:, :, begin:], values[:, :, begin:], end - begin
+    weights = shape.weights(torch.bmm(query, keys.as_strided((heads, dim, end), (apart, 1, stride))))
     torch.bmm(weights, values.as_strided((heads, end, dim), (apart, stride, 1)), out=result)
 
 
-def _attend_apart(query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor) -> None:
+def _attend_apart(
+    shape: AttentionShape, query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor
+) -> None:
     """`_attend_one` for rows that do not all begin at a round address, on which the order of additions may depend."""
     aligned = torch.empty(result.shape)
-    _attend_one(query.clone(), row, cache, aligned)
+    _attend_one(shape, query.clone(), row, cache, aligned)
     result.copy_(aligned)
 
 
 def _attend_tree(
+    shape: AttentionShape,
     q: Tensor,
     numbers: NDArray[np.float32],
     cache: LayerCache,
     depths: Sequence[int],
     mixed: Tensor,
-    attend: Callable[[Tensor, NDArray[np.float32], LayerCache, Tensor], None],
+    attend: Callable[[AttentionShape, Tensor, NDArray[np.float32], LayerCache, Tensor], None],
 ) -> None:
     """Positions of a tree, depth first: when one is computed, those above it are in the cache as if nothing else had
     ever been there. q, mixed: (positions, kv_heads, group, head_dim); numbers: as in `_attend_one`."""
     past, kv_heads = cache.length, cache.keys.shape[1]
     for i, depth in enumerate(depths):
         cache.length = past + depth
-        attend(q[i], numbers[i], cache, mixed[i])
+        attend(shape, q[i], numbers[i], cache, mixed[i])
     kept = first_branch(depths)  # of which others took the places
     cache.length = end = past + kept
     stored_keys, stored_values = cache.arrays
@@ -255,14 +301,31 @@ def _attend_tree(
     stored_values[:, past:end] = numbers[:kept, kv_heads:].swapaxes(0, 1)
 
 
-def _attend_many(q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, mask: Tensor | None) -> Tensor:
+def _attend_many(
+    shape: AttentionShape, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, mask: Tensor | None
+) -> Tensor:
     """Several new positions. q: (positions, kv_heads, group, head_dim), which is what comes back."""
-    shape = q.shape
+    sizes = q.shape
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q.flatten(1, 2), k, v))
-    if shape[2] > 1:
+    if sizes[2] > 1:
         q = q.contiguous()  # grouped, it matters where a row begins: see `_attend_apart`
     keys, values = cache.append(k, v)
+    if shape.softcap is not None:
+        mask = seen_keys(sizes[0], keys.shape[2] - sizes[0], shape.window) if mask is None else mask
+        return _attend_capped(shape.softcap, q[0].unflatten(0, sizes[1:3]), keys[0], values[0], mask)
     mixed = F.scaled_dot_product_attention(
-        q, keys, values, mask, is_causal=mask is None, scale=1.0, enable_gqa=shape[2] > 1
+        q, keys, values, mask, is_causal=mask is None, scale=1.0, enable_gqa=sizes[2] > 1
     )
-    return mixed[0].transpose(0, 1).view(shape)
+    return mixed[0].transpose(0, 1).view(sizes)
+
+
+def _attend_capped(cap: float, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Fused attention has no soft cap. q: (kv_heads, group, positions, head_dim); keys, values: (kv_heads, all,
+    head_dim); mask: (positions, all) -> (positions, kv_heads, group, head_dim)."""
+    keys, values, hidden = keys[:, None].transpose(2, 3), values[:, None], ~mask
+    some = max(1, MAX_WEIGHTS // (q.shape[0] * q.shape[1] * keys.shape[3]))
+    mixed = []
+    for part, unseen in zip(q.split(some, 2), hidden.split(some), strict=True):
+        scores = soft_capped(part @ keys, cap).masked_fill_(unseen, UNSEEN)
+        mixed.append(scores.softmax(-1) @ values)
+    return torch.cat(mixed, dim=2).permute(2, 0, 1, 3)

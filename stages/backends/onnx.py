@@ -9,7 +9,14 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.backends.attention import GrowingCache, Sight, attend_branches, attend_clean, attend_growing
+from onesweep.stages.backends.attention import (
+    GrowingCache,
+    Sight,
+    attend_branches,
+    attend_clean,
+    attend_growing,
+    attention_shape,
+)
 from onesweep.stages.backends.base import (
     Backend,
     BlockRunner,
@@ -41,7 +48,8 @@ from onesweep.stages.backends.runner_checks import (
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyPart, PipelineStage
-from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.model.layers import LayerCache, soft_capped
+from onesweep.stages.model.llama import LlamaStage
 from onesweep.stages.pictures.part import PicturePart
 
 
@@ -84,25 +92,25 @@ class OnnxLayer:
     """Rows of several pieces through one layer of any family."""
 
     def __init__(self, part: Block | PipelineStage, layer: AnyLayer, int8: bool) -> None:
-        self.heads = part.architecture.heads
+        self.shape = attention_shape(layer)
         self.before = Session(before_graph(part, layer, int8))
         self.after = Session(after_graph(part, layer, int8))
 
     def clean(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> None:
         """The causal stream, in place. x: (rows, width); caches, seen: of each piece."""
-        self._finish(x, attend_clean(self._project(x, angles), rows, self.heads, caches, seen))
+        self._finish(x, attend_clean(self._project(x, angles), rows, self.shape, caches, seen))
 
     def branch(
         self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
     ) -> None:
         """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
-        self._finish(x, attend_branches(self._project(x, angles), rows, self.heads, caches, branches))
+        self._finish(x, attend_branches(self._project(x, angles), rows, self.shape, caches, branches))
 
     def grow(
         self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
     ) -> None:
         """One more position of each continuation, in place. caches, lengths: of `attend_growing`."""
-        self._finish(x, attend_growing(self._project(x, angles), rows, self.heads, caches, lengths))
+        self._finish(x, attend_growing(self._project(x, angles), rows, self.shape, caches, lengths))
 
     def _project(self, x: Tensor, angles: Angles) -> Tensor:
         # a copy, so that it lies where torch's tensors do: the order of additions depends on addresses
@@ -180,9 +188,15 @@ class OnnxStage(PipelineRunner):
             layers.append(OnnxLayer(stage, layer, int8))
             _free(layer)
         head = Session(head_graph(stage, int8)) if stage.is_last else None
-        super().__init__(OnnxReader(stage, layers), None if head is None else lambda x: head(x[None])[0])
+        cap = stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None
+        super().__init__(OnnxReader(stage, layers), None if head is None else partial(_logits, head, cap))
         if stage.head is not None:
             _free(stage.head)
+
+
+def _logits(head: Session, cap: float | None, x: Tensor) -> Tensor:
+    logits = head(x[None])[0]
+    return logits if cap is None else soft_capped(logits, cap)
 
 
 def _free(module: nn.Module) -> None:
@@ -205,6 +219,8 @@ class OnnxBackend(Backend):
         return checked(runner, block)
 
     def stage(self, stage: PipelineStage) -> StageRunner:
+        if isinstance(stage, LlamaStage) and stage.architecture.experts is not None:
+            raise InputError(f"the backend {self.name} does not run mixtures of experts: choose --backend torch")
         probe = StageProbe(stage)
         runner = OnnxStage(stage, self.int8)
         probe.check(runner, self.int8)

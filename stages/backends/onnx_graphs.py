@@ -69,7 +69,7 @@ class Graph:
         return name
 
     def op(
-        self, kind: str, *inputs: str, domain: str = "", to: Sequence[str] | None = None, **attributes: float
+        self, kind: str, *inputs: str, domain: str = "", to: Sequence[str] | None = None, **attributes: float | str
     ) -> str:
         """Add a node; returns the name of its first output."""
         to = to or [f"value_{len(self.nodes)}"]
@@ -117,8 +117,18 @@ class Graph:
             accuracy_level=ROUNDED_IN_INT8,
         )
 
-    def norm(self, x: str, norm: nn.RMSNorm, weight: str | None = None) -> str:
+    def norm_groups(self, x: str, norm: nn.RMSNorm, numbers: int, scale: float = 1.0) -> str:
+        """Each group of so many of x's `numbers` as the norm has weights, times `scale`."""
+        (size,) = norm.normalized_shape
+        apart, whole = (self.constant(torch.tensor([0, 0, *shape])) for shape in ((numbers // size, size), (numbers,)))
+        scaled = nn.RMSNorm(size, eps=norm.eps)
+        scaled.weight.data.copy_(norm.weight * scale)
+        return self.op("Reshape", self.norm(self.op("Reshape", x, apart), scaled), whole)
+
+    def norm(self, x: str, norm: nn.RMSNorm | nn.Identity, weight: str | None = None) -> str:
         """:param weight: in place of the norm's own, a value of its own for each number."""
+        if isinstance(norm, nn.Identity):
+            return x
         eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
         own = torch.ones_like(norm.weight) if weight else norm.weight
         x = self.op("SimplifiedLayerNormalization", x, self.constant(own), axis=-1, epsilon=eps)
@@ -213,10 +223,18 @@ def before_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = Fals
     tables = [graph.input(name, "rows", a.head_dim // 2) for name in ("cos", "sin")]
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
     scale = torch.ones(queries + 2 * keys)
-    scale[:queries] = a.head_dim**-0.5
+    norms = (layer.q_norm, layer.k_norm) if isinstance(layer, LlamaLayer) else (None, None)
+    query_scale = layer.architecture.query_scale if isinstance(layer, LlamaLayer) else a.head_dim**-0.5
+    if norms[0] is None:  # a norm would take the scale out again
+        scale[:queries] = query_scale
     bias = None if layer.qkv.bias is None else layer.qkv.bias * scale
     qkv = graph.product(graph.norm(x, layer.attention_norm), layer.qkv.weight * scale[:, None], bias)
-    rotated, values = graph.split(qkv, queries + keys, keys)
+    if norms[0] is None or norms[1] is None:
+        rotated, values = graph.split(qkv, queries + keys, keys)
+    else:
+        q, k, values = graph.split(qkv, queries, keys, keys)
+        q, k = graph.norm_groups(q, norms[0], queries, query_scale), graph.norm_groups(k, norms[1], keys)
+        rotated = graph.op("Concat", q, k, axis=-1)
     first = graph.constant(torch.tensor([0]))  # the tables are of these rows
     rotated = graph.op("RotaryEmbedding", rotated, first, *tables, domain=FUSED)
     graph.output(graph.op("Concat", rotated, values, axis=-1), "qkv")
@@ -228,14 +246,22 @@ def after_graph(part: Block | PipelineStage, layer: AnyLayer, int8: bool = False
     graph, a = Graph("groups" if int8 else "float32"), part.architecture
     x = graph.input("x", 1, "rows", a.width)
     mixed = graph.input("mixed", 1, "rows", a.heads * a.head_dim)
-    x = graph.op("Add", x, graph.linear(mixed, layer.attention_out))
+    added = graph.linear(mixed, layer.attention_out)
+    x = graph.op("Add", x, graph.norm(added, layer.attention_after) if isinstance(layer, LlamaLayer) else added)
     hidden = graph.linear(graph.norm(x, layer.mlp_norm), layer.mlp_in)
     if isinstance(layer, LlamaLayer):
         gate, up = graph.split(hidden, *[layer.architecture.mlp_width] * 2)
-        hidden = graph.op("Mul", graph.op("QuickGelu", gate, domain=FUSED, alpha=1.0), up)  # silu
+        if layer.architecture.activation == "silu":
+            gate = graph.op("QuickGelu", gate, domain=FUSED, alpha=1.0)
+        else:
+            gate = graph.op("Gelu", gate, approximate="tanh")
+        hidden = graph.op("Mul", gate, up)
     else:
         hidden = graph.op("Gelu", hidden)
-    graph.output(graph.op("Add", x, graph.linear(hidden, layer.mlp_out)), "features")
+    added = graph.linear(hidden, layer.mlp_out)
+    graph.output(
+        graph.op("Add", x, graph.norm(added, layer.mlp_after) if isinstance(layer, LlamaLayer) else added), "features"
+    )
     return graph
 
 

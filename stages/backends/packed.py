@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Protocol, cast
 
@@ -17,6 +18,7 @@ from onesweep.stages.backends.attention import (
     attend_clean,
     attend_growing,
     attend_noisy,
+    attention_shape,
     rotary_rows,
     rotate_rows,
     sights,
@@ -34,7 +36,8 @@ from onesweep.stages.backends.base import (
 from onesweep.stages.backends.rows import Rows, groups
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.layers import Layer, LayerCache
+from onesweep.stages.model.layers import Layer, LayerCache, soft_capped
+from onesweep.stages.model.llama import LlamaStage
 from onesweep.stages.model.pipeline import ArStage
 
 
@@ -103,6 +106,7 @@ class PackedLayer:
 
     def __init__(self, layer: Layer) -> None:
         self.heads, self.modulation = layer.heads, layer.modulation
+        self.shape = attention_shape(layer)
         self.attention_norm, self.mlp_norm = PackedNorm(layer.attention_norm), PackedNorm(layer.mlp_norm)
         linears = (layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out)
         self.qkv, self.attention_out, self.mlp_in, self.mlp_out = (linear.weight.detach().t() for linear in linears)
@@ -113,7 +117,7 @@ class PackedLayer:
         caches, seen: of each piece.
         """
         qkv = self._project(self.attention_norm(x), angles)
-        x.addmm_(attend_clean(qkv, rows, self.heads, caches, seen), self.attention_out)
+        x.addmm_(attend_clean(qkv, rows, self.shape, caches, seen), self.attention_out)
         hidden = self.mlp_norm(x).mm(self.mlp_in)
         # gelu of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
         x.addmm_(F.gelu(hidden.t()).t(), self.mlp_out)
@@ -123,7 +127,7 @@ class PackedLayer:
     ) -> None:
         """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
         qkv = self._project(self.attention_norm(x), angles)
-        x.addmm_(attend_branches(qkv, rows, self.heads, caches, branches), self.attention_out)
+        x.addmm_(attend_branches(qkv, rows, self.shape, caches, branches), self.attention_out)
         x.addmm_(F.gelu(self.mlp_norm(x).mm(self.mlp_in)), self.mlp_out)
 
     def grow(
@@ -131,7 +135,7 @@ class PackedLayer:
     ) -> None:
         """One more position of each continuation, in place. caches, lengths: of `attend_growing`."""
         qkv = self._project(self.attention_norm(x), angles)
-        x.addmm_(attend_growing(qkv, rows, self.heads, caches, lengths), self.attention_out)
+        x.addmm_(attend_growing(qkv, rows, self.shape, caches, lengths), self.attention_out)
         x.addmm_(F.gelu(self.mlp_norm(x).mm(self.mlp_in).t()).t(), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:
@@ -161,6 +165,14 @@ NOISE_LEVELS = 64  # how many noise levels' AdaLN numbers are kept: a sweep come
 FEW_POSITIONS = 72
 
 
+@dataclass(frozen=True)
+class LayerKind:
+    """A view of the positions that some layers of a part have in common."""
+
+    rotary: Tensor  # of `rotary_rows`
+    window: int | None = None  # of `AttentionShape`
+
+
 class PackedReader:
     """The clean stream of a part, of any family.
 
@@ -174,7 +186,7 @@ class PackedReader:
     ) -> None:
         self.embedding = None if part.embedding is None else part.embedding.weight.detach()
         self.layers, self.hidden, self.few = layers, hidden, few
-        self.rotary = rotary_rows(part.rotary)
+        self.kinds, self.kind_of = kinds_of(part)
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         """See `BlockRunner.read`."""
@@ -185,10 +197,12 @@ class PackedReader:
         counts = [piece.source.shape[0] for piece in pieces]
         rows = self.rows_of(counts)
         x = rows.pack([self.input(piece.source) for piece in pieces])
-        angles = self.angles_of(rows, starts, [piece.depths for piece in pieces])
-        seen = sights(pieces, self.few)
-        for layer, caches in zip(self.layers, zip(*(piece.caches for piece in pieces), strict=True), strict=True):
-            layer.clean(x, rows, angles, caches, seen)
+        depths = [piece.depths for piece in pieces]
+        angles = [self.angles_of(rows, starts, depths, kind) for kind in self.kinds]
+        seen = [sights(pieces, self.few, kind.window) for kind in self.kinds]
+        held = zip(*(piece.caches for piece in pieces), strict=True)
+        for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
+            layer.clean(x, rows, angles[kind], caches, seen[kind])
         return rows.unpack(x)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
@@ -208,18 +222,19 @@ class PackedReader:
     def _branch(self, pieces: Sequence[BranchPiece], counts: Sequence[int]) -> list[Tensor]:
         rows, shapes = self.rows_of(counts), [piece.source.shape[:2] for piece in pieces]
         x = rows.pack([self.input(piece.source.flatten(0, 1)) for piece in pieces])
-        angles, branches = self._branch_angles(rows, pieces), [count for count, _ in shapes]
-        for layer, caches in zip(self.layers, zip(*(piece.caches for piece in pieces), strict=True), strict=True):
-            layer.branch(x, rows, angles, caches, branches)
+        angles, branches = [self._branch_angles(rows, pieces, kind) for kind in self.kinds], [n for n, _ in shapes]
+        held = zip(*(piece.caches for piece in pieces), strict=True)
+        for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
+            layer.branch(x, rows, angles[kind], caches, branches)
         return [each.unflatten(0, shape) for each, shape in zip(rows.unpack(x), shapes, strict=True)]
 
-    def _branch_angles(self, rows: Rows, pieces: Sequence[BranchPiece]) -> Angles:
-        parts = []
+    def _branch_angles(self, rows: Rows, pieces: Sequence[BranchPiece], kind: LayerKind) -> Angles:
+        parts, rotary = [], kind.rotary
         for piece in pieces:
             start, (branches, positions) = piece.caches[0].length, piece.source.shape[:2]
-            along = self.rotary[start : start + positions]
+            along = rotary[start : start + positions]
             parts.append(along.expand(branches, *along.shape).flatten(0, 1))
-        return self.spread(torch.cat([*parts, self.rotary[:1].expand(rows.padding, *self.rotary.shape[1:])]))
+        return self.spread(torch.cat([*parts, rotary[:1].expand(rows.padding, *rotary.shape[1:])]))
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
         """See `DraftingRunner.grow`."""
@@ -229,33 +244,45 @@ class PackedReader:
     def _grow(self, pieces: Sequence[GrowingPiece], counts: Sequence[int]) -> list[Tensor]:
         rows, texts = self.rows_of(counts), [cast(Growing, piece.grown) for piece in pieces]
         x = rows.pack([self.input(piece.source) for piece in pieces])
-        angles = self.spread(self.rotary.index_select(0, rows.pack([text.positions for text in texts], fresh=False)))
-        lengths = [text.length for text in texts]
-        for layer, caches in zip(self.layers, zip(*(text.caches for text in texts), strict=True), strict=True):
-            layer.grow(x, rows, angles, caches, lengths)
+        positions, lengths = rows.pack([text.positions for text in texts], fresh=False), [text.length for text in texts]
+        angles = [self.spread(kind.rotary.index_select(0, positions)) for kind in self.kinds]
+        held = zip(*(text.caches for text in texts), strict=True)
+        for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
+            layer.grow(x, rows, angles[kind], caches, lengths)
         for text in texts:
             text.grown()
         return rows.unpack(x)
 
-    def angles_of(self, rows: Rows, starts: Sequence[int], trees: Sequence[Sequence[int]] = ()) -> Angles:
+    def angles_of(self, rows: Rows, starts: Sequence[int], trees: Sequence[Sequence[int]], kind: LayerKind) -> Angles:
         """Rotary factors of packed rows whose pieces begin at the positions `starts`, for `rotate_rows`.
 
         :param trees: depths of each piece, where it is one.
         """
+        rotary = kind.rotary
         if rows.single:
             positions = torch.tensor([*starts, *[0] * rows.padding])
-            factors = self.rotary.index_select(0, positions)
+            factors = rotary.index_select(0, positions)
         else:
-            parts = [self.rotary[at : at + count] for at, count in zip(starts, rows.counts, strict=True)]
+            parts = [rotary[at : at + count] for at, count in zip(starts, rows.counts, strict=True)]
             for i, depths in enumerate(trees):
                 if depths:
-                    parts[i] = self.rotary[starts[i] + torch.tensor(depths)]
-            factors = torch.cat([*parts, self.rotary[:1].expand(rows.padding, *self.rotary.shape[1:])])
+                    parts[i] = rotary[starts[i] + torch.tensor(depths)]
+            factors = torch.cat([*parts, rotary[:1].expand(rows.padding, *rotary.shape[1:])])
         return self.spread(factors)
 
     def input(self, source: Tensor) -> Tensor:
         """Input of the first layer. source: symbols (rows,) or hidden states (rows, width)."""
         return source if self.embedding is None else self.embedding.index_select(0, source)
+
+
+def kinds_of(part: Block | PipelineStage) -> tuple[list[LayerKind], list[int]]:
+    """The kinds of a part's layers, and each layer's among them."""
+    if not isinstance(part, LlamaStage):
+        return [LayerKind(rotary_rows(part.rotary))], [0] * len(part.layers)
+    windows, scale = [layer.window for layer in part.layers], part.architecture.query_scale
+    firsts = list(dict.fromkeys(windows))
+    kinds = [LayerKind(rotary_rows(part.rotary_of(windows.index(each)), scale), each) for each in firsts]
+    return kinds, [firsts.index(each) for each in windows]
 
 
 class PackedBlock(BlockRunner):
@@ -280,7 +307,7 @@ class PackedBlock(BlockRunner):
 
     def _denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
         rows = Rows.of([piece.z.shape[0] for piece in pieces], self.reader.hidden)
-        angles = self.reader.angles_of(rows, [piece.start for piece in pieces])
+        angles = self.reader.angles_of(rows, [piece.start for piece in pieces], (), self.reader.kinds[0])
         x = torch.addmm(self.block.slot, self._inputs(pieces, rows), self.inputs)
         modulations = self._modulation_rows([self.modulations(piece.sigma) for piece in pieces], rows)
         caches = zip(*(piece.caches for piece in pieces), strict=True)
@@ -366,5 +393,5 @@ def normed_head(stage: PipelineStage, head: Callable[[Tensor], Tensor] | None) -
     """:param head: what computes the stage's."""
     if stage.norm is None or head is None:
         return None
-    norm = PackedNorm(stage.norm)
-    return lambda x: head(norm(x))
+    norm, cap = PackedNorm(stage.norm), stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None
+    return lambda x: head(norm(x)) if cap is None else soft_capped(head(norm(x)), cap)

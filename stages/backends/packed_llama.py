@@ -1,4 +1,4 @@
-"""Stages of the Llama family on packed rows."""
+"""Stages of pretrained models on packed rows."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.stages.backends.attention import GrowingCache, Sight, attend_branches, attend_clean, attend_growing
+from onesweep.stages.backends.attention import (
+    GrowingCache,
+    Sight,
+    attend_branches,
+    attend_clean,
+    attend_growing,
+    attention_shape,
+)
 from onesweep.stages.backends.packed import Angles, PackedNorm, PackedReader, PackedStage, PipelineRunner, normed_head
 from onesweep.stages.backends.rows import Rows
 from onesweep.stages.memory import give_back, is_owned
 from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.layers import LayerCache, TiedHead
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaLayer, LlamaStage
+from onesweep.stages.model.llama import ACTIVATIONS, Expert, LlamaArchitecture, LlamaLayer, LlamaStage, Mixture
 
 # Products with large matrices, which an AR step reads from memory once for each token.
 
@@ -84,45 +91,107 @@ class PackedLlamaLayer:
 
     def __init__(self, layer: LlamaLayer) -> None:
         a = layer.architecture
-        self.heads, self.rotated = a.heads, a.heads + a.kv_heads
-        self.attention_norm, self.mlp_norm = PackedNorm(layer.attention_norm), PackedNorm(layer.mlp_norm)
-        linears = (layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out)
-        self.qkv, self.attention_out, self.mlp_in, self.mlp_out = map(Product, linears)
+        self.shape = attention_shape(layer)
+        norms = (layer.attention_norm, layer.attention_after, layer.mlp_norm, layer.mlp_after)
+        self.attention_norm, self.attention_after, self.mlp_norm, self.mlp_after = map(_packed_norm, norms)
+        self.qkv, self.attention_out = Product(layer.qkv), Product(layer.attention_out)
+        self.qk_norm = None if layer.q_norm is None else QueryKeyNorm(layer)
+        self.mlp = PackedMlp(layer, a) if layer.mixture is None else PackedMixture(layer.mixture, a)
 
     def clean(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> None:
         """The causal stream, in place. x: (rows, width); caches, seen: of each piece."""
         qkv = self._project(x, angles)
-        x.add_(self.attention_out(attend_clean(qkv, rows, self.heads, caches, seen)))
-        self._think(x)
+        self._finish(x, attend_clean(qkv, rows, self.shape, caches, seen))
 
     def branch(
         self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
     ) -> None:
         """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
         qkv = self._project(x, angles)
-        x.add_(self.attention_out(attend_branches(qkv, rows, self.heads, caches, branches)))
-        self._think(x)
+        self._finish(x, attend_branches(qkv, rows, self.shape, caches, branches))
 
     def grow(
         self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
     ) -> None:
         """One more position of each continuation, in place. caches, lengths: of `attend_growing`."""
         qkv = self._project(x, angles)
-        x.add_(self.attention_out(attend_growing(qkv, rows, self.heads, caches, lengths)))
-        self._think(x)
+        self._finish(x, attend_growing(qkv, rows, self.shape, caches, lengths))
 
     def _project(self, x: Tensor, angles: Angles) -> Tensor:
         """Queries, keys and values, queries and keys rotated: (rows, qkv_width)."""
         qkv = self.qkv(self.attention_norm(x))
+        if self.qk_norm is not None:
+            self.qk_norm(qkv)
         cos, sin = angles
         both = qkv[:, : cos.shape[1] * cos.shape[2] * cos.shape[3]].view(cos.shape)
         swapped = both.roll(1, 2)
         both.mul_(cos).addcmul_(swapped, sin)
         return qkv
 
-    def _think(self, x: Tensor) -> None:
-        gate, up = self.mlp_in(self.mlp_norm(x)).chunk(2, dim=1)
-        x.add_(self.mlp_out(F.silu(gate).mul_(up)))
+    def _finish(self, x: Tensor, mixed: Tensor) -> None:
+        x.add_(self.attention_after(self.attention_out(mixed)))
+        x.add_(self.mlp_after(self.mlp(self.mlp_norm(x))))
+
+
+def _packed_norm(norm: nn.RMSNorm | nn.Identity) -> PackedNorm | nn.Identity:
+    return norm if isinstance(norm, nn.Identity) else PackedNorm(norm)
+
+
+class QueryKeyNorm:
+    """RMSNorm of queries and of keys, of each head or of all together."""
+
+    def __init__(self, layer: LlamaLayer) -> None:
+        a = layer.architecture
+        assert layer.q_norm is not None
+        assert layer.k_norm is not None
+        self.norms = (PackedNorm(layer.q_norm), PackedNorm(layer.k_norm))
+        self.sizes = (a.query_width, a.kv_heads * a.head_dim)
+        self.group = a.head_dim if a.qk_norm == "head" else -1
+
+    def __call__(self, qkv: Tensor) -> None:
+        """In place. qkv: (rows, qkv_width)."""
+        begin = 0
+        for norm, size in zip(self.norms, self.sizes, strict=True):
+            numbers = qkv.narrow(1, begin, size).unflatten(1, (-1, self.group if self.group > 0 else size))
+            numbers.copy_(norm(numbers))
+            begin += size
+
+
+class PackedMlp:
+    """The gated MLP of a layer, or of an expert."""
+
+    def __init__(self, matrices: LlamaLayer | Expert, architecture: LlamaArchitecture) -> None:
+        self.mlp_in, self.mlp_out = Product(matrices.mlp_in), Product(matrices.mlp_out)
+        self.activation = ACTIVATIONS[architecture.activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: (rows, width), normed."""
+        gate, up = self.mlp_in(x).chunk(2, dim=1)
+        return self.mlp_out(self.activation(gate).mul_(up))
+
+
+class PackedMixture:
+    """A mixture of experts: each computes the rows that chose it, padded as if they were a pass of their own, so that
+    no row depends on which others did."""
+
+    def __init__(self, mixture: Mixture, architecture: LlamaArchitecture) -> None:
+        self.mixture, self.hidden = mixture, architecture.mlp_width
+        self.router = Product(mixture.router)
+        self.experts = [PackedMlp(expert, architecture) for expert in mixture.experts]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: (rows, width), normed."""
+        weights, chosen = self.mixture.choose(self.router(x))
+        written = torch.empty(*chosen.shape, x.shape[1])
+        for number in chosen.unique().tolist():
+            at, place = (chosen == number).nonzero(as_tuple=True)
+            rows = Product.rows([len(at)], self.hidden)
+            written[at, place] = rows.unpack(self.experts[number](rows.pack([x[at]])))[0]
+        # one after the other, best first: a sum in another order would round otherwise
+        result = written[:, 0] * weights[:, :1]
+        for place in range(1, chosen.shape[1]):
+            result.addcmul_(written[:, place], weights[:, place : place + 1])
+        return result
 
 
 class LlamaReader(PackedReader):

@@ -14,7 +14,7 @@ from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.architecture import VOCABULARY, Architecture
 from onesweep.stages.model.block import Codes
 from onesweep.stages.model.families import FamilyArchitecture, read_architecture
-from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.stages.model.llama import LlamaArchitecture, drop_defaults
 from onesweep.stages.model.partition import LogNormalPrior, NoisePartition
 from onesweep.stages.pictures.architecture import FAMILY as PICTURES
 from onesweep.stages.pictures.architecture import PictureArchitecture
@@ -85,8 +85,9 @@ class Manifest:
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def _record(self) -> dict[str, Any]:
-        """All of it, without what goes without saying where symbols are bytes."""
+        """All of it, without what goes without saying: where symbols are bytes, and options that are not used."""
         record = asdict(self)
+        drop_defaults(record["architecture"].get("base", record["architecture"]))
         if isinstance(self.architecture, PictureArchitecture):
             del record["codes"], record["probe_text"], record["probe_tokens"], record["tokenizer"], record["files"]
         elif self.tokenizer == "bytes":

@@ -52,6 +52,8 @@ class GraftArchitecture(FamilyArchitecture):
     def __post_init__(self) -> None:
         if self.family != "graft":
             raise ShapeError(f"architecture: family {self.family!r} is not that of a graft")
+        if isinstance(self.base, LlamaArchitecture) and not self.base.is_plain:
+            raise ShapeError("architecture: blocks are grafted on byte models and on models of Llama's layers only")
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> GraftArchitecture:
@@ -148,7 +150,9 @@ class Slots(nn.Module):
         nn.init.zeros_(self.state_in.bias)
         layers = nn.ModuleList(SlotLayer(layer, shape) for layer in stage.layers)
         self.layers = cast(Sequence[SlotLayer], layers)
-        self.way_out = OutputProjection(width, stage.layers[0].attention_norm.eps)
+        norm = stage.layers[0].attention_norm
+        assert isinstance(norm, nn.RMSNorm), "of pretrained layers, Llama's alone are grafted"
+        self.way_out = OutputProjection(width, norm.eps)
 
     def restore_tables(self) -> None:
         """Compute what is not stored, for slots that were built on the meta device."""

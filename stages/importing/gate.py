@@ -16,7 +16,9 @@ from torch.nn import functional as F
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.importing.gguf_file import half_split, interleaved
 from onesweep.stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaLayer, RopeScaling, llama_rotary
+from onesweep.stages.model.decoder_options import RopeScaling
+from onesweep.stages.model.layers import soft_capped
+from onesweep.stages.model.llama import LlamaArchitecture, LlamaLayer, llama_rotary
 
 # Readings of the same weights that differ in one thing: what a mis-mapped model most likely got wrong.
 Tensors = dict[str, Tensor]  # of one layer, by their names within it
@@ -46,7 +48,7 @@ class Variant:
         if self.change is not None and self.only in (None, index):
             unchanged = joined(self.change(tensors, self.architecture))
         with torch.device("meta"):
-            layer = LlamaLayer(self.architecture)
+            layer = LlamaLayer(self.architecture, index)
         layer.load_state_dict(unchanged, assign=True)
         return layer.eval().requires_grad_(False)
 
@@ -87,22 +89,36 @@ def omissions(source: Source) -> Iterator[Variant]:
 
 def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
     """Two kinds of tensors of one shape exchanged, or square ones transposed."""
+    shapes = _layer_shapes(a)
     for one, other in (("gate", "up"), ("k", "v"), ("attention_norm", "mlp_norm")):
         names = f"{one}.weight", f"{other}.weight"
-        yield Variant(f"the tensors layers.*.{names[0]} and layers.*.{names[1]} exchanged", a, _exchange(*names))
-    squares = [name for name, shape in _layer_shapes(a).items() if len(shape) == 2 and shape[0] == shape[1]]
+        if all(name in shapes for name in names):
+            yield Variant(f"the tensors layers.*.{names[0]} and layers.*.{names[1]} exchanged", a, _exchange(*names))
+    squares = [
+        name
+        for name, shape in shapes.items()
+        if len(shape) == 2 and shape[0] == shape[1] and not name.startswith("experts.")
+    ]
     for name in squares:
         yield Variant(f"the tensors layers.*.{name} transposed", a, _mend(name, lambda x: x.t().contiguous()))
 
 
+# The first tensor of each that is stored as one -> its name, and all of them.
+JOINED = {"q": ("qkv", ("q", "k", "v")), "gate": ("mlp_in", ("gate", "up"))}
+
+
 def joined(tensors: Tensors) -> Tensors:
     """A layer's tensors as `LlamaLayer` has them: queries, keys and values in one, gate and up in one."""
-    groups = {"qkv": ("q", "k", "v"), "mlp_in": ("gate", "up")}
-    whole = {name: x for name, x in tensors.items() if name.partition(".")[0] not in ("q", "k", "v", "gate", "up")}
-    for ours, theirs in groups.items():
-        for end in ("weight", "bias"):
-            if f"{theirs[0]}.{end}" in tensors:
-                whole[f"{ours}.{end}"] = torch.cat([tensors[f"{name}.{end}"] for name in theirs])
+    whole: Tensors = {}
+    for name, tensor in tensors.items():
+        *expert, kind, end = name.split(".")
+        apart = "".join(f"{each}." for each in expert)
+        place = f"mixture.{apart}" if expert or kind == "router" else ""
+        if kind in JOINED:
+            ours, theirs = JOINED[kind]
+            whole[f"{place}{ours}.{end}"] = torch.cat([tensors[f"{apart}{each}.{end}"] for each in theirs])
+        elif kind not in ("k", "v", "up"):
+            whole[f"{place}{kind}.{end}"] = tensor
     return whole
 
 
@@ -133,7 +149,7 @@ def _exchange(one: str, other: str) -> Change:
 
 def _mend(name: str, mended: Callable[[Tensor], Tensor]) -> Change:
     def change(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
-        return {**tensors, name: mended(tensors[name])}
+        return {each: mended(x) if each.endswith(name) else x for each, x in tensors.items()}
 
     return change
 
@@ -153,7 +169,7 @@ def losses(
     :param done: called before each layer with the number of those that were run.
     """
     known = torch.tensor(tokens)
-    rotary = lru_cache(None)(lambda a: llama_rotary(replace(a, positions=len(tokens))))
+    rotary = lru_cache(None)(lambda a, slides: llama_rotary(replace(a, positions=len(tokens)), slides))
     hidden = [source.tensor(EMBEDDING)[known][None]] * len(variants)
     with _one_thread_each() as readings:
         for i in range(sum(source.architecture.layers)):
@@ -165,7 +181,8 @@ def losses(
             def run(
                 variant: Variant, x: Tensor, tensors: Tensors = tensors, whole: Tensors = whole, i: int = i
             ) -> Tensor:
-                return variant.layer(tensors, i, whole).clean(x, rotary(variant.architecture))[0]
+                a = variant.architecture
+                return variant.layer(tensors, i, whole).clean(x, rotary(a, a.slides(i)))[0]
 
             hidden = list(readings.map(run, variants, hidden))
     return _nats(source, known, variants, hidden)
@@ -198,6 +215,7 @@ def _nats(source: Source, known: Tensor, variants: Sequence[Variant], hidden: Se
             a: LlamaArchitecture = variant.architecture
             if a.tied_head == tied:
                 logits = F.rms_norm(x[0, :-1], (a.width,), weight, a.norm_epsilon) @ head.t()
+                logits = logits if a.logit_softcap is None else soft_capped(logits, a.logit_softcap)
                 found[i] = float(F.cross_entropy(logits, known[1:]))
     return found
 

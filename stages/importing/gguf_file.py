@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,12 @@ import torch
 from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError, InputError, ShapeError
+from onesweep.stages.importing.families import gguf_family
+from onesweep.stages.importing.families.base import ModelFamily
 from onesweep.stages.importing.gguf_tokenizer import gguf_speech
-from onesweep.stages.importing.source import Shape, Source
-from onesweep.stages.model.llama import LlamaArchitecture, RopeScaling, stretch
+from onesweep.stages.importing.source import Shape, Source, expected_shapes, places_of
+from onesweep.stages.model.decoder_options import RopeScaling
+from onesweep.stages.model.llama import LlamaArchitecture, stretch
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
 MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary
@@ -74,22 +79,30 @@ def open_gguf(path: Path) -> Any:  # noqa: ANN401
     return Reader(path)
 
 
-FAMILIES = ("llama", "qwen2")
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3_FACTORS = (8.0, 32.0)
 PIECE_ROWS = 4096  # rows that are dequantised at once: what that takes in between is several times the result
 JOINED_ROWS = 32  # of these, as one: the package works on 16 rows at a time, which alone are too few
 _TOP = {"token_embd.weight": "embedding.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
-_LAYER = {
-    "attn_norm": "attention_norm",
-    "attn_q": "q",
-    "attn_k": "k",
-    "attn_v": "v",
-    "attn_output": "attention_out",
-    "ffn_norm": "mlp_norm",
-    "ffn_gate": "gate",
-    "ffn_up": "up",
-    "ffn_down": "mlp_out",
+# Metadata by their names in config.json; the first group must be there.
+_NEEDED = {
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "num_hidden_layers": "block_count",
+    "max_position_embeddings": "context_length",
+    "intermediate_size": "feed_forward_length",
+}
+_OPTIONAL = {
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
 }
 
 
@@ -104,36 +117,37 @@ class GgufSource(Source):
             self._fields = {name: field.contents() for name, field in reader.fields.items()}
         except Exception as error:  # what a damaged file makes the reader raise has no common class
             raise CheckpointError(f"{path} is no GGUF file, or is damaged ({error}); fetch it again") from None
-        self._tensors = {our_name(tensor.name): tensor for tensor in reader.tensors}
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self._factors = self._tensors.pop(ROPE_FACTORS, None)
-        self.family = self._fields.get("general.architecture")
-        if self.family not in FAMILIES:
-            raise CheckpointError(
-                f"the architecture {self.family!r} is not supported; in GGUF, {', '.join(FAMILIES)} are"
-            )
+        self._name = self._fields.get("general.architecture")
+        self.family = gguf_family(self._name)
         if (count := self._fields.get("split.count", 1)) != 1:
             raise CheckpointError(f"{path} is one of {count} files of a model: join them with llama-gguf-split --merge")
         self._check_quantisations()
         self.architecture = self._architecture()
+        stored = {name: _shape(tensor) for name, tensor in self._tensors.items()}
+        ours = partial(our_names, family=self.family)
+        self._places = places_of(stored, ours, expected_shapes(self.architecture))
         self.speech = gguf_speech(path, self._fields, self.architecture.vocabulary)
         kinds = sorted({tensor.tensor_type.name for tensor in self._tensors.values()})
         licence = self._fields.get("general.license", "unknown")
         self.about = {"source": path.name, "format": "gguf", "dtype": " ".join(kinds), "licence": licence}
 
     def shapes(self) -> dict[str, Shape]:
-        return {name: _shape(tensor) for name, tensor in self._tensors.items()}
+        return {name: place.shape for name, place in self._places.items()}
 
     def read(self, name: str) -> Tensor:
-        tensor = self._tensors[name]
-        result = torch.empty(_shape(tensor))
-        for begin in range(0, len(tensor.data), PIECE_ROWS):
-            piece = np.asarray(tensor.data[begin : begin + PIECE_ROWS])
+        place = self._places[name]
+        tensor, result = self._tensors[place.stored], torch.empty(place.shape)
+        data = tensor.data if place.part is None else tensor.data[place.part]
+        for begin in range(0, len(data), PIECE_ROWS):
+            piece = np.asarray(data[begin : begin + PIECE_ROWS])
             joined = piece.reshape(len(piece) // JOINED_ROWS, -1) if len(piece) % JOINED_ROWS == 0 else piece
             numbers = np.array(self._gguf.dequantize(joined, tensor.tensor_type), dtype=np.float32)
             rows = result[begin : begin + PIECE_ROWS]
             rows.copy_(torch.from_numpy(numbers).view(rows.shape))
-        kind = name.rpartition(".")[0].rpartition(".")[2]
-        if self.family == "llama" and kind in ("q", "k"):
+        kind = name.split(".")[-2]
+        if self.family.interleaved and kind in ("q", "k"):
             return half_split(result, self.architecture.heads if kind == "q" else self.architecture.kv_heads)
         return result
 
@@ -158,39 +172,44 @@ class GgufSource(Source):
         except (TypeError, ValueError, ArithmeticError, ShapeError) as error:
             raise CheckpointError(f"{self.path} cannot be read: {error}") from None
 
-    def _shape_of(self, scaling: RopeScaling | None = None) -> LlamaArchitecture:
-        def says(name: str, default: Any = None) -> Any:  # noqa: ANN401
-            key = f"{self.family}.{name}"
-            return self._fields[key] if default is None else self._fields.get(key, default)
+    def _shape_of(self) -> LlamaArchitecture:
+        config = self._settings()
+        a = self.family.architecture(config | self.family.gguf_settings(config))
+        if (turned := config["rotary_dim"]) != (a.rotary_dim or a.head_dim):
+            raise CheckpointError(
+                f"{turned} of a head's {a.head_dim} numbers are rotated; only models that rotate all are read"
+            )
+        if a.attention_bias == "none" and "blk.0.attn_q.bias" in self._tensors:
+            return replace(a, attention_bias="qkv")
+        return a
 
-        if says("rope.scaling.type", "none") not in ("none", ""):
-            raise CheckpointError(
-                f"rotary scaling {says('rope.scaling.type')!r} is not supported; there are none and llama3"
-            )
-        width, heads = says("embedding_length"), says("attention.head_count")
-        head_dim = says("attention.key_length", width // heads)
-        if (turned := says("rope.dimension_count", head_dim)) != head_dim:
-            raise CheckpointError(
-                f"{turned} of a head's {head_dim} numbers are rotated; only models that rotate all are read"
-            )
-        context, embedding = says("context_length"), self._tensors.get("embedding.weight")
-        return LlamaArchitecture(
-            layers=(says("block_count"),),
-            width=width,
-            heads=heads,
-            kv_heads=says("attention.head_count_kv", heads),
-            head_dim=head_dim,
-            mlp_width=says("feed_forward_length"),
-            positions=min(context, says("attention.sliding_window", 0) or context),
-            vocabulary=says("vocab_size", len(self._fields["tokenizer.ggml.tokens"]))
-            if embedding is None
-            else _shape(embedding)[0],
-            norm_epsilon=float(f"{says('attention.layer_norm_rms_epsilon'):.6g}"),  # stored in float32
-            rope_theta=float(says("rope.freq_base", 10000.0)),
-            rope_scaling=scaling,
-            tied_head="head.weight" not in self._tensors,
-            attention_bias="none" if "layers.0.q.bias" not in self._tensors else "qkv",
-        )
+    def _says(self, name: str, *default: Any) -> Any:  # noqa: ANN401
+        key = f"{self._name}.{name}"
+        return self._fields.get(key, *default) if default else self._fields[key]
+
+    def _settings(self) -> dict[str, Any]:
+        """The metadata as a config.json would have them."""
+        config = {theirs: self._says(name) for theirs, name in _NEEDED.items()}
+        optional = {theirs: self._says(name, None) for theirs, name in _OPTIONAL.items()}
+        config |= {theirs: value for theirs, value in optional.items() if value is not None}
+        embedding = self._tensors.get("token_embd.weight")
+        tokens = self._says("vocab_size", None) or len(self._fields["tokenizer.ggml.tokens"])
+        config["vocab_size"] = tokens if embedding is None else _shape(embedding)[0]
+        epsilon = float(f"{self._says('attention.layer_norm_rms_epsilon'):.6g}")  # stored in float32
+        heads = config["num_attention_heads"]
+        head_dim = config.get("head_dim") or config["hidden_size"] // heads
+        scaling = self._says("rope.scaling.type", "none") or "none"
+        if any(name in self._tensors for name in LONG_ROPE):
+            scaling = "longrope"
+        rope = {
+            "rope_type": "default" if scaling == "none" else scaling,
+            "factor": self._says("rope.scaling.factor", 1),
+        }
+        turned = self._says("rope.dimension_count", head_dim)
+        config |= {"rms_norm_eps": epsilon, "head_dim": head_dim, "rotary_dim": turned, "rope_scaling": rope}
+        config["num_key_value_heads"] = config.get("num_key_value_heads") or heads
+        config["sliding_window"] = config.get("sliding_window") or None
+        return config | {"tie_word_embeddings": "output.weight" not in self._tensors}
 
     def _scaled(self, plain: LlamaArchitecture) -> LlamaArchitecture:
         """Llama 3's scaling is stored as what it divides each frequency by: find the settings that give just that."""
@@ -200,7 +219,7 @@ class GgufSource(Source):
         for factor in LLAMA3_FACTORS:
             scaling = RopeScaling(factor, 1.0, 4.0, 8192)
             if found.shape == frequency.shape and torch.allclose(stretch(frequency, scaling), found, rtol=1e-4):
-                return self._shape_of(scaling)
+                return replace(plain, rope_scaling=scaling)
         raise CheckpointError(f"{ROPE_FACTORS} holds rotary scaling that is none of Llama 3's")
 
 
@@ -214,12 +233,12 @@ def interleaved(weight: Tensor, heads: int) -> Tensor:
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
-def our_name(name: str) -> str:
-    """A tensor's name in GGUF -> ours; unknown ones stay."""
+def our_names(name: str, family: ModelFamily) -> str:
+    """Our names of what a tensor of a GGUF file holds; an unknown one keeps its own."""
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match and match[2] in _LAYER:
-        return f"layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"
-    return _TOP.get(name, name)
+    if match is None or match[2] not in family.gguf_tensors:
+        return _TOP.get(name, name)
+    return " ".join(f"layers.{match[1]}.{each}.{match[3]}" for each in family.gguf_tensors[match[2]].split(" "))
 
 
 def _shape(tensor: Any) -> Shape:  # noqa: ANN401

@@ -33,6 +33,8 @@ from onesweep.stages.progress import WorkProgress
 # multiplied once, whether the step waits for memory or for arithmetic. Counting them gives the same cut on every
 # machine, which timing them does not. The embedding costs a step nothing, for one row of it is read, but memory: among
 # equally fast cuts, the one whose largest stage is smallest wins.
+#
+# Of a mixture, a step reads the experts that it uses.
 @dataclass(frozen=True)
 class StageCost:
     """Cost of a stage to its host."""
@@ -45,9 +47,10 @@ class StageCost:
 def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: bool) -> StageCost:
     """Cost of a stage of so many layers, with the embedding if it is the first and the head if it is the last."""
     a = architecture
-    layer, table = a.width * (a.qkv_width + a.query_width + 3 * a.mlp_width), a.vocabulary * a.width
-    step = layers * layer + last * table
-    return StageCost(layers, step, step + first * table)
+    attention, mlp, table = a.width * (a.qkv_width + a.query_width), 3 * a.width * a.mlp_width, a.vocabulary * a.width
+    used, count, router = (a.experts.used, a.experts.count, a.experts.count * a.width) if a.experts else (1, 1, 0)
+    step = layers * (attention + used * mlp + router) + last * table
+    return StageCost(layers, step, step + layers * (count - used) * mlp + first * table)
 
 
 def cut(architecture: LlamaArchitecture, stages: int) -> tuple[int, ...]:
@@ -176,7 +179,10 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
     context = settings.context or min(whole.positions, DEFAULT_CONTEXT)
     if not 2 <= context <= whole.positions:
         raise InputError(f"--context {context}: the model reads from 2 to {whole.positions} positions")
-    return replace(whole, layers=cut(whole, settings.blocks), positions=context)
+    window = whole.window
+    if window is not None and window.size >= context and window.rope_theta is None:
+        window = None  # all positions are within it
+    return replace(whole, layers=cut(whole, settings.blocks), positions=context, window=window)
 
 
 def _needed(a: LlamaArchitecture) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,8 @@ from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import MAX_PROBE_TOKENS
 from onesweep.stages.errors import CheckpointError
+from onesweep.stages.importing.families.base import ModelFamily
 from onesweep.stages.model.llama import LlamaArchitecture
-
-# By the names of Hugging Face; in GGUF they are called `llama` (the first two) and `qwen2`.
-SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 MAX_ENDS = 64
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
@@ -42,6 +41,7 @@ class Source(ABC):
     Its tensors have the names of `expected_shapes`, and rotary pairs in the half-split form, whatever the format has.
     """
 
+    family: ModelFamily
     architecture: LlamaArchitecture  # with all layers in one stage
     speech: Speech
     about: Mapping[str, Any]  # what the manifest notes under `data`
@@ -52,12 +52,12 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, name: str) -> Tensor:
-        """One tensor as it is in the files, float32. Raises CheckpointError."""
+        """One tensor as it is in the files, but for the order of its rows, float32. Raises CheckpointError."""
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor, read now, float32. Raises CheckpointError, also where it holds what is no finite number: rows
-        that the probe text does not use would go unseen."""
-        found = self.read(name)
+        """One tensor as the layers here take it, read now, float32. Raises CheckpointError, also where it holds what is
+        no finite number: rows that the probe text does not use would go unseen."""
+        found = self.family.adapted(name, self.read(name), self.architecture)
         if not all(math.isfinite(end) for end in found.aminmax()):
             raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the weights are damaged")
         return found
@@ -79,21 +79,67 @@ class Source(ABC):
             )
 
 
+@dataclass(frozen=True)
+class TensorPlace:
+    """One of our tensors in a source: all of a stored one, some of its rows, or one of its matrices."""
+
+    stored: str
+    shape: Shape
+    part: slice | int | None = None
+
+
+def places_of(
+    stored: Mapping[str, Shape], our_names: Callable[[str], str], expected: Mapping[str, Shape]
+) -> dict[str, TensorPlace]:
+    """TensorPlace of each tensor, by our names.
+
+    :param our_names: those of a stored tensor, as in the tables of families.
+    :param expected: of `expected_shapes`.
+
+    Raises CheckpointError where a tensor has not the rows of those that stand in it.
+    """
+    found: dict[str, TensorPlace] = {}
+    for name, shape in stored.items():
+        names = our_names(name).split(" ")
+        rows = [expected.get(each, (0,))[0] for each in names]
+        if len(names) > 1 and sum(rows) != shape[0]:
+            raise CheckpointError(f"tensor {name} has {shape[0]} rows, the configuration asks for {sum(rows)}")
+        if "*" in names[0]:
+            found |= {names[0].replace("*", str(i)): TensorPlace(name, shape[1:], i) for i in range(shape[0])}
+        elif len(names) == 1:
+            found[names[0]] = TensorPlace(name, shape)
+        else:
+            for each, end, count in zip(names, accumulate(rows), rows, strict=True):
+                found[each] = TensorPlace(name, (count, *shape[1:]), slice(end - count, end))
+    return found
+
+
 def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
     """Name and shape of every tensor of a model, by our names."""
     a = architecture
     queries, keys = a.query_width, a.kv_heads * a.head_dim
     shapes: dict[str, Shape] = {EMBEDDING: (a.vocabulary, a.width)}
-    for i in range(sum(a.layers)):
-        layer: dict[str, Shape] = {"attention_norm.weight": (a.width,)}
+    mlp: dict[str, Shape] = {"gate.weight": (a.mlp_width, a.width), "up.weight": (a.mlp_width, a.width)}
+    mlp["mlp_out.weight"] = (a.width, a.mlp_width)
+    if a.experts is not None:
+        mlp = {f"experts.{i}.{name}": shape for i in range(a.experts.count) for name, shape in mlp.items()}
+        mlp["router.weight"] = (a.experts.count, a.width)
+    for i in range(a.total_layers):
+        layer: dict[str, Shape] = {}
+        if a.norms != "after":
+            layer |= {"attention_norm.weight": (a.width,), "mlp_norm.weight": (a.width,)}
+        if a.norms != "before":
+            layer |= {"attention_after.weight": (a.width,), "mlp_after.weight": (a.width,)}
         layer |= {"q.weight": (queries, a.width), "k.weight": (keys, a.width), "v.weight": (keys, a.width)}
         if a.attention_bias != "none":
             layer |= {"q.bias": (queries,), "k.bias": (keys,), "v.bias": (keys,)}
         layer["attention_out.weight"] = (a.width, queries)
         if a.attention_bias == "all":
             layer["attention_out.bias"] = (a.width,)
-        layer |= {"mlp_norm.weight": (a.width,), "gate.weight": (a.mlp_width, a.width)}
-        layer |= {"up.weight": (a.mlp_width, a.width), "mlp_out.weight": (a.width, a.mlp_width)}
+        if a.qk_norm != "none":
+            sizes = (a.head_dim, a.head_dim) if a.qk_norm == "head" else (queries, keys)
+            layer |= {"q_norm.weight": sizes[:1], "k_norm.weight": sizes[1:]}
+        layer |= mlp
         shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
     shapes[NORM] = (a.width,)
     if not a.tied_head:

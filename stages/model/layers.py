@@ -31,6 +31,20 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
 
 
+def seen_keys(new: int, past: int, window: int | None = None, device: torch.device | None = None) -> Tensor:
+    """True where one of `new` positions after `past` others sees a key: (new, past + new) bool.
+
+    :param window: positions that each sees, itself included; None for all.
+    """
+    seen = torch.ones(new, past + new, dtype=torch.bool, device=device).tril(past)
+    return seen if window is None else seen.triu(past - window + 1)
+
+
+def soft_capped(x: Tensor, cap: float) -> Tensor:
+    """Numbers bent so that none is beyond `cap` (Gemma 2, arXiv 2408.00118)."""
+    return (x / cap).tanh() * cap
+
+
 @dataclass
 class LayerCache:
     """Keys and values of one layer's clean positions: (batch, heads, capacity, head_dim), `length` in use."""
@@ -78,12 +92,12 @@ class NoiseCondition(nn.Module):
 
 
 class CausalLayer(nn.Module):
-    """Pre-norm attention and MLP over a causal stream. A family makes the modules, the heads and the activation."""
+    """Attention and MLP over a causal stream. A family makes the modules, the heads and the activation."""
 
-    attention_norm: nn.RMSNorm
+    attention_norm: nn.RMSNorm | nn.Identity  # none where a family has its norms after, not before
     qkv: nn.Linear
     attention_out: nn.Linear
-    mlp_norm: nn.RMSNorm
+    mlp_norm: nn.RMSNorm | nn.Identity
     mlp_in: nn.Linear
     mlp_out: nn.Linear
 
@@ -97,15 +111,24 @@ class CausalLayer(nn.Module):
         if cache is not None:
             past = cache.length
             k, v = cache.append(k, v)
+        x = x + self.out_of_heads(_join(self.attend(q, k, v, past)))
+        return x + self.mlp(x), k, v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, past: int) -> Tensor:
+        """Values that each new position takes from those that it sees, by head: as q."""
         new = q.shape[2]
-        mask = None
-        if past and new > 1:
-            mask = torch.ones(new, past + new, dtype=torch.bool, device=x.device).tril(past)
-        mixed = F.scaled_dot_product_attention(
+        mask = seen_keys(new, past, device=q.device) if past and new > 1 else None
+        return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=not past and new > 1, enable_gqa=q.shape[1] != k.shape[1]
         )
-        x = x + self.attention_out(_join(mixed))
-        return x + self.mlp_out(self.activate(self.mlp_in(self.mlp_norm(x)))), k, v
+
+    def out_of_heads(self, mixed: Tensor) -> Tensor:
+        """The part of the stream that attention adds: (batch, positions, heads x head_dim) -> the same of width."""
+        return self.attention_out(mixed)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """The part of the stream that the MLP adds: (..., width)."""
+        return self.mlp_out(self.activate(self.mlp_in(self.mlp_norm(x))))
 
     def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, the first two rotated: (batch, heads or kv_heads, positions, head_dim) each, from
@@ -134,10 +157,14 @@ class CausalStage(nn.Module):
         (batch, positions, width), which is also what comes back."""
         x = self.embedding(source) if self.embedding is not None else source
         start = caches[0].length if caches else 0
-        rotary = self.rotary[:, start : start + x.shape[1]]
         for i, layer in enumerate(self.layers):
+            rotary = self.rotary_of(i)[:, start : start + x.shape[1]]
             x, _, _ = layer.clean(x, rotary, caches[i] if caches else None)
         return x
+
+    def rotary_of(self, layer: int) -> Tensor:
+        """cos and sin for one of this stage's layers: (2, positions, head_dim / 2)."""
+        return self.rotary
 
     def next_byte(self, hidden: Tensor) -> Tensor:
         """Logits (batch, positions, vocabulary) of the next symbol; the last stage only."""
@@ -148,6 +175,9 @@ class CausalStage(nn.Module):
 
 class Layer(CausalLayer):
     """A layer of a byte model. Noisy slots go through the same weights, modulated by AdaLN on sigma."""
+
+    attention_norm: nn.RMSNorm
+    mlp_norm: nn.RMSNorm
 
     def __init__(self, width: int, heads: int, condition_dim: int = 0) -> None:
         super().__init__()

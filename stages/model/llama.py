@@ -1,10 +1,11 @@
-"""The shape of a pretrained model of the Llama family."""
+"""Pretrained decoders: Llama's architecture with the options in which other families differ from it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -13,42 +14,40 @@ from torch.nn import functional as F
 
 from onesweep.stages.errors import ShapeError
 from onesweep.stages.model.architecture import check_whole
-from onesweep.stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate
+from onesweep.stages.model.decoder_options import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    Activation,
+    Bias,
+    Experts,
+    LinearScaling,
+    Norms,
+    QkNorm,
+    RopeScaling,
+    SlidingWindow,
+    check_number,
+)
+from onesweep.stages.model.layers import (
+    CausalLayer,
+    CausalStage,
+    TiedHead,
+    initialise,
+    rotate,
+    seen_keys,
+    soft_capped,
+)
 
-# Which of attention's products have a bias: none (Llama), queries, keys and values (Qwen 2), the output's too.
-Bias = Literal["none", "qkv", "all"]
-
-MAX_LAYERS = 1024
 _BOUNDS = {
     "width": (2, 1 << 16),
     "heads": (1, 1 << 12),
     "kv_heads": (1, 1 << 12),
     "head_dim": (2, 1 << 12),
     "mlp_width": (1, 1 << 20),
-    "positions": (2, 1 << 22),
+    "positions": (2, MAX_POSITIONS),
     "vocabulary": (2, 1 << 22),
 }
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3's longer rotary wavelengths (`rope_type` llama3): those past the original context are stretched by
-    `factor`, those well within it are left alone, and what is between goes over smoothly."""
-
-    factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_positions: int
-
-    def __post_init__(self) -> None:
-        for name in ("factor", "low_frequency_factor", "high_frequency_factor"):
-            _check_number(f"rope_scaling.{name}", getattr(self, name), 0.01, 1e4)
-        check_whole("rope_scaling.original_positions", self.original_positions, 2, 1 << 22)
-        if self.low_frequency_factor >= self.high_frequency_factor:
-            raise ShapeError(
-                f"architecture: rope_scaling.low_frequency_factor {self.low_frequency_factor} must be below "
-                f"high_frequency_factor {self.high_frequency_factor}"
-            )
+_CHOICES = {"attention_bias": Bias, "qk_norm": QkNorm, "norms": Norms, "activation": Activation}
 
 
 @dataclass(frozen=True)
@@ -64,15 +63,25 @@ class LlamaArchitecture:
     heads: int
     kv_heads: int
     head_dim: int
-    mlp_width: int
+    mlp_width: int  # of each expert, where there are several
     positions: int
     vocabulary: int
     norm_epsilon: float = 1e-5
     rope_theta: float = 10000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | LinearScaling | None = None
     tied_head: bool = False
     attention_bias: Bias = "none"
     family: Literal["llama"] = "llama"
+    # Options that Llama does without. A manifest has those that are not as here: see `drop_defaults`.
+    qk_norm: QkNorm = "none"
+    norms: Norms = "before"
+    activation: Activation = "silu"
+    rotary_dim: int | None = None  # numbers of a head that are rotated; None for all
+    query_scalar: float | None = None  # attention's scores are divided by its root; None for head_dim
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    window: SlidingWindow | None = None
+    experts: Experts | None = None
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
@@ -81,38 +90,61 @@ class LlamaArchitecture:
             raise ShapeError(f"architecture: layers must list the layers of each stage, not {self.layers!r}")
         for count in self.layers:
             check_whole("layers of a stage", count, 1, MAX_LAYERS)
-        if sum(self.layers) > MAX_LAYERS:
-            raise ShapeError(f"architecture: {sum(self.layers)} layers; at most {MAX_LAYERS} are read")
+        if self.total_layers > MAX_LAYERS:
+            raise ShapeError(f"architecture: {self.total_layers} layers; at most {MAX_LAYERS} are read")
         if self.heads % self.kv_heads:
             raise ShapeError(f"architecture: heads {self.heads} must be a multiple of kv_heads {self.kv_heads}")
         if self.head_dim % 2:
             raise ShapeError(f"architecture: head_dim {self.head_dim} must be even (rotary pairs)")
-        _check_number("norm_epsilon", self.norm_epsilon, 1e-12, 0.1)
-        _check_number("rope_theta", self.rope_theta, 1.0, 1e12)
-        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
-            raise ShapeError(f"architecture: rope_scaling must be Llama 3's or none, not {self.rope_scaling!r}")
+        check_number("norm_epsilon", self.norm_epsilon, 1e-12, 0.1)
+        check_number("rope_theta", self.rope_theta, 1.0, 1e12)
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling | LinearScaling):
+            raise ShapeError(f"architecture: rope_scaling must be Llama 3's, linear or none, not {self.rope_scaling!r}")
         if type(self.tied_head) is not bool:
             raise ShapeError(f"architecture: tied_head must be true or false, not {self.tied_head!r}")
-        if self.attention_bias not in get_args(Bias):
-            raise ShapeError(
-                f"architecture: attention_bias must be one of {', '.join(get_args(Bias))}, not {self.attention_bias!r}"
-            )
+        for name, kind in _CHOICES.items():
+            if (value := getattr(self, name)) not in get_args(kind):
+                raise ShapeError(f"architecture: {name} must be one of {', '.join(get_args(kind))}, not {value!r}")
         if self.family != "llama":
             raise ShapeError(f"architecture: family {self.family!r} is unknown; this version has 'llama'")
+        self._check_options()
+
+    def _check_options(self) -> None:
+        for name in ("query_scalar", "attention_softcap", "logit_softcap"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1e-3, 1e6)
+        if self.rotary_dim is not None:
+            check_whole("rotary_dim", self.rotary_dim, 2, self.head_dim)
+            if self.rotary_dim % 2:
+                raise ShapeError(f"architecture: rotary_dim {self.rotary_dim} must be even (rotary pairs)")
+        if self.window is not None and self.window.layers[-1] >= self.total_layers:
+            raise ShapeError(f"architecture: layer {self.window.layers[-1]} slides; there are {self.total_layers}")
+        if self.experts is not None and self.experts.count * self.total_layers > MAX_EXPERTS:
+            count = self.experts.count * self.total_layers
+            raise ShapeError(f"architecture: {count} experts in all layers; at most {MAX_EXPERTS} are read")
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> LlamaArchitecture:
         """Architecture of a manifest's JSON object. Raises ShapeError or TypeError."""
-        fields = dict(record)
-        layers, scaling = fields.get("layers"), fields.get("rope_scaling")
-        fields["layers"] = tuple(layers) if isinstance(layers, list) else layers
+        given = dict(record)
+        layers, scaling = given.get("layers"), given.get("rope_scaling")
+        given["layers"] = tuple(layers) if isinstance(layers, list) else layers
         if scaling is not None:
-            fields["rope_scaling"] = RopeScaling(**scaling)
-        return LlamaArchitecture(**fields)
+            given["rope_scaling"] = LinearScaling(**scaling) if scaling.keys() == {"factor"} else RopeScaling(**scaling)
+        if (window := given.get("window")) is not None:
+            given["window"] = SlidingWindow(**{**window, "layers": tuple(window["layers"])})
+        if (experts := given.get("experts")) is not None:
+            given["experts"] = Experts(**experts)
+        return LlamaArchitecture(**given)
 
     @property
     def parts(self) -> int:
         return len(self.layers)
+
+    @property
+    def total_layers(self) -> int:
+        """Transformer layers of all stages."""
+        return sum(self.layers)
 
     @property
     def query_width(self) -> int:
@@ -124,14 +156,35 @@ class LlamaArchitecture:
         """Numbers in queries, keys and values together."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
+    @property
+    def query_scale(self) -> float:
+        """Attention's scores are multiplied by it."""
+        return float((self.query_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def is_plain(self) -> bool:
+        """True for a model that uses no option beyond Llama's."""
+        return all(getattr(self, name) == default for name, default in _DEFAULTS.items())
+
     def layers_in(self, part: int) -> int:
         """Transformer layers of one stage."""
         return self.layers[part]
 
+    def slides(self, layer: int) -> bool:
+        """True for a layer, counted in the whole model, whose positions see a window only."""
+        return self.window is not None and layer in self.window.layers
 
-def _check_number(name: str, value: object, least: float, most: float) -> None:
-    if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:  # type: ignore[arg-type,operator]
-        raise ShapeError(f"architecture: {name} must be a number from {least:g} to {most:g}, not {value!r}")
+
+_NAMES = [field.name for field in fields(LlamaArchitecture)]
+_DEFAULTS = {f.name: f.default for f in fields(LlamaArchitecture) if _NAMES.index(f.name) > _NAMES.index("family")}
+
+
+def drop_defaults(record: dict[str, Any]) -> None:
+    """Take the options that a model does not use out of its architecture's record: a manifest that was written before
+    there was an option keeps its digest."""
+    for name, default in _DEFAULTS.items() if record.get("family") == "llama" else ():
+        if record[name] == default:
+            del record[name]
 
 
 # Rotary angles of pretrained models.
@@ -140,15 +193,24 @@ def _check_number(name: str, value: object, least: float, most: float) -> None:
 # Rounded to float32 as in the code that trained these models, each frequency and each product with a position. Float64
 # is nearer to the formula and further from the model: 4,000 positions on a logit of SmolLM2-135M was off by 1.1e-3 and
 # is by 9.1e-5.
-def rotary_frequencies(architecture: LlamaArchitecture) -> Tensor:
+def rotary_frequencies(architecture: LlamaArchitecture, slides: bool = False) -> Tensor:
     """Angle by which each pair of a head turns from one position to the next: (head_dim / 2,) float32.
+
+    Where a part of a head is rotated, the pairs beyond it do not turn. :param slides: of layers with a window.
 
     In float32, step by step as in the code that such models are trained with: over thousands of positions, what is
     rounded here adds up to more than all other rounding.
     """
     a = architecture
-    frequency = 1 / a.rope_theta ** (torch.arange(0, a.head_dim, 2, dtype=torch.float32) / a.head_dim)
-    return frequency if a.rope_scaling is None else frequency / stretch(frequency, a.rope_scaling)
+    local = a.window.rope_theta if slides and a.window else None
+    theta, scaling = (a.rope_theta, a.rope_scaling) if local is None else (local, None)
+    turned = a.rotary_dim or a.head_dim
+    frequency = 1 / theta ** (torch.arange(0, turned, 2, dtype=torch.float32) / turned)
+    if isinstance(scaling, LinearScaling):
+        frequency = frequency / scaling.factor
+    elif scaling is not None:
+        frequency = frequency / stretch(frequency, scaling)
+    return F.pad(frequency, (0, (a.head_dim - turned) // 2))
 
 
 def stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
@@ -163,47 +225,145 @@ def stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
     return 1 / ((1 - share) / s.factor + share)
 
 
-def llama_rotary(architecture: LlamaArchitecture) -> Tensor:
-    """cos and sin for `layers.rotate`: (2, positions, head_dim / 2) float32."""
+def llama_rotary(architecture: LlamaArchitecture, slides: bool = False) -> Tensor:
+    """cos and sin for `layers.rotate`: (2, positions, head_dim / 2) float32. :param slides: of layers with a window."""
     a = architecture
     if torch.get_default_device().type == "meta":  # as in rotary_table
         return torch.empty(2, a.positions, a.head_dim // 2)
-    angle = (torch.arange(a.positions, dtype=torch.float32)[:, None] * rotary_frequencies(a)).double()
+    angle = (torch.arange(a.positions, dtype=torch.float32)[:, None] * rotary_frequencies(a, slides)).double()
     return torch.stack([angle.cos(), angle.sin()]).float()
 
 
-# Layers of the Llama family and a stage of them: what the backends compute, in its plainest form.
+# Layers of such models and a stage of them: what the backends compute, in its plainest form.
 class LlamaLayer(CausalLayer):
-    """Grouped-query attention and SwiGLU (arXiv 2305.13245, 2002.05202), each behind an RMSNorm.
+    """Grouped-query attention and a gated MLP (arXiv 2305.13245, 2002.05202), with an RMSNorm before or after each.
 
     Rotary embedding in the half-split form: number i of a head is paired with number i + head_dim / 2.
     """
 
-    def __init__(self, architecture: LlamaArchitecture) -> None:
+    q_norm: nn.RMSNorm | None
+    k_norm: nn.RMSNorm | None
+    mixture: Mixture | None
+
+    def __init__(self, architecture: LlamaArchitecture, number: int) -> None:
+        """number: of the layer in the whole model."""
         super().__init__()
         a = self.architecture = architecture
-        self.attention_norm = nn.RMSNorm(a.width, eps=a.norm_epsilon)
+        self.window = a.window.size if a.window is not None and a.slides(number) else None
+        before, after = a.norms != "after", a.norms != "before"
+        self.attention_norm = self._norm(before)
         self.qkv = nn.Linear(a.width, a.qkv_width, bias=a.attention_bias != "none")
+        sizes = (a.head_dim, a.head_dim) if a.qk_norm == "head" else (a.query_width, a.kv_heads * a.head_dim)
+        norms = (None if a.qk_norm == "none" else nn.RMSNorm(size, eps=a.norm_epsilon) for size in sizes)
+        self.q_norm, self.k_norm = norms
         self.attention_out = nn.Linear(a.query_width, a.width, bias=a.attention_bias == "all")
-        self.mlp_norm = nn.RMSNorm(a.width, eps=a.norm_epsilon)
-        self.mlp_in = nn.Linear(a.width, 2 * a.mlp_width, bias=False)  # the gate's rows, then those it multiplies
-        self.mlp_out = nn.Linear(a.mlp_width, a.width, bias=False)
+        self.attention_after = self._norm(after)
+        self.mlp_norm = self._norm(before)
+        self.mixture = None if a.experts is None else Mixture(a, a.experts)
+        if a.experts is None:
+            self.mlp_in = nn.Linear(a.width, 2 * a.mlp_width, bias=False)  # the gate's rows, then those it multiplies
+            self.mlp_out = nn.Linear(a.mlp_width, a.width, bias=False)
+        self.mlp_after = self._norm(after)
+
+    def _norm(self, is_there: bool) -> nn.RMSNorm | nn.Identity:
+        return nn.RMSNorm(self.architecture.width, eps=self.architecture.norm_epsilon) if is_there else nn.Identity()
 
     def by_head(self, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         a = self.architecture
-        by_head = qkv.unflatten(2, (-1, a.head_dim)).transpose(1, 2)
-        q, k, v = by_head.split([a.heads, a.kv_heads, a.kv_heads], dim=1)
+        keys = a.kv_heads * a.head_dim
+        q, k, v = qkv.split([a.query_width, keys, keys], dim=2)
+        if a.qk_norm == "projection":
+            q, k = self._normed(q, k)
+        q, k, v = (x.unflatten(2, (-1, a.head_dim)).transpose(1, 2) for x in (q, k, v))
+        if a.qk_norm == "head":
+            q, k = self._normed(q, k)
         return rotate(q, rotary), rotate(k, rotary), v
 
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        return self.q_norm(q), self.k_norm(k)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, past: int) -> Tensor:
+        a = self.architecture
+        if a.query_scalar is None and a.attention_softcap is None and self.window is None:
+            return super().attend(q, k, v, past)
+        seen = seen_keys(q.shape[2], past, self.window, q.device)
+        if a.attention_softcap is None:
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=a.query_scale, enable_gqa=True)
+        grouped = q.unflatten(1, (a.kv_heads, -1)) * a.query_scale
+        scores = soft_capped(grouped @ k.unsqueeze(2).transpose(3, 4), a.attention_softcap)
+        return (scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v.unsqueeze(2)).flatten(1, 2)
+
+    def out_of_heads(self, mixed: Tensor) -> Tensor:
+        added: Tensor = self.attention_after(self.attention_out(mixed))
+        return added
+
+    def mlp(self, x: Tensor) -> Tensor:
+        read = self.mlp_norm(x)
+        written = self.mixture(read) if self.mixture is not None else self.mlp_out(self.activate(self.mlp_in(read)))
+        added: Tensor = self.mlp_after(written)
+        return added
+
     def activate(self, hidden: Tensor) -> Tensor:
-        gate, up = hidden.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return gated(hidden, self.architecture.activation)
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+def gated(hidden: Tensor, activation: Activation) -> Tensor:
+    """Gate and what it multiplies, side by side (..., 2 n) -> (..., n)."""
+    gate, up = hidden.chunk(2, dim=-1)
+    return ACTIVATIONS[activation](gate) * up
+
+
+class Mixture(nn.Module):
+    """A mixture of gated MLPs, of which each position uses a few (arXiv 2401.04088)."""
+
+    def __init__(self, architecture: LlamaArchitecture, experts: Experts) -> None:
+        super().__init__()
+        a, self.used, self.normalised = architecture, experts.used, experts.normalised
+        self.activation = a.activation
+        self.router = nn.Linear(a.width, experts.count, bias=False)
+        made = (Expert(a.width, a.mlp_width) for _ in range(experts.count))
+        self.experts = cast(Sequence[Expert], nn.ModuleList(made))
+
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of the experts that a position uses, and their numbers: (rows, used) each. scores: (rows, count)."""
+        weights, chosen = scores.softmax(-1).topk(self.used, dim=-1)
+        return weights / weights.sum(-1, keepdim=True) if self.normalised else weights, chosen
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., width)."""
+        rows = x.flatten(0, -2)
+        weights, chosen = self.choose(self.router(rows))
+        result = torch.zeros_like(rows)
+        for number in chosen.unique().tolist():
+            at, place = (chosen == number).nonzero(as_tuple=True)
+            expert = self.experts[number]
+            written = expert.mlp_out(gated(expert.mlp_in(rows[at]), self.activation))
+            result = result.index_add(0, at, written * weights[at, place, None])
+        return result.view(x.shape)
+
+
+class Expert(nn.Module):
+    """The two matrices of a gated MLP."""
+
+    def __init__(self, width: int, mlp_width: int) -> None:
+        super().__init__()
+        self.mlp_in = nn.Linear(width, 2 * mlp_width, bias=False)  # as in LlamaLayer
+        self.mlp_out = nn.Linear(mlp_width, width, bias=False)
 
 
 class LlamaStage(CausalStage):
     """One stage of a model of tokens."""
 
     layers: Sequence[LlamaLayer]
+    sliding_rotary: Tensor  # of layers with a window
 
     def __init__(self, architecture: LlamaArchitecture, index: int) -> None:
         super().__init__()
@@ -211,11 +371,14 @@ class LlamaStage(CausalStage):
         self.architecture, self.index = a, index
         self.is_first, self.is_last = index == 0, index == a.parts - 1
         self.embedding = nn.Embedding(a.vocabulary, a.width) if self.is_first else None
-        self.layers = cast(Sequence[LlamaLayer], nn.ModuleList(LlamaLayer(a) for _ in range(a.layers_in(index))))
+        begin = sum(a.layers[:index])
+        layers = nn.ModuleList(LlamaLayer(a, begin + i) for i in range(a.layers_in(index)))
+        self.layers = cast(Sequence[LlamaLayer], layers)
         self.norm = nn.RMSNorm(a.width, eps=a.norm_epsilon) if self.is_last else None
         self.head = self._new_head() if self.is_last else None
-        self.register_buffer("rotary", llama_rotary(a), persistent=False)
-        initialise(self, sum(a.layers))
+        for name, table in self._tables().items():
+            self.register_buffer(name, table, persistent=False)
+        initialise(self, a.total_layers)
 
     def _new_head(self) -> nn.Linear | TiedHead:
         a = self.architecture
@@ -223,6 +386,23 @@ class LlamaStage(CausalStage):
             return TiedHead(self.embedding)
         return nn.Linear(a.width, a.vocabulary, bias=False)
 
+    def _tables(self) -> dict[str, Tensor]:
+        a = self.architecture
+        tables = {"rotary": llama_rotary(a)}
+        if a.window is not None and a.window.rope_theta is not None:
+            tables["sliding_rotary"] = llama_rotary(a, slides=True)
+        return tables
+
+    def rotary_of(self, layer: int) -> Tensor:
+        a = self.architecture
+        has_own = a.window is not None and a.window.rope_theta is not None and self.layers[layer].window is not None
+        return self.sliding_rotary if has_own else self.rotary
+
+    def next_byte(self, hidden: Tensor) -> Tensor:
+        logits, cap = super().next_byte(hidden), self.architecture.logit_softcap
+        return logits if cap is None else soft_capped(logits, cap)
+
     def restore_tables(self) -> None:
         """Compute what is not stored, for a stage that was built on the meta device."""
-        self.rotary = llama_rotary(self.architecture)
+        for name, table in self._tables().items():
+            setattr(self, name, table)

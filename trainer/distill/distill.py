@@ -88,6 +88,10 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
     a = manifest.text_architecture
     if settings.window > a.positions:
         raise InputError(f"--window {settings.window}: the model reads {a.positions} positions at most")
+    if isinstance(a, LlamaArchitecture) and (a.logit_softcap is not None or a.experts is not None):
+        raise InputError(
+            f"{settings.checkpoint} caps its logits or is a mixture of experts: a drafter is not distilled from such"
+        )
     total = sum(a.layers_in(index) for index in range(a.parts))
     if settings.layers is not None and not (settings.layers and all(0 <= i < total for i in settings.layers)):
         raise InputError(f"--layers {','.join(map(str, settings.layers))}: the model has layers 0 to {total - 1}")
@@ -122,7 +126,7 @@ class _Beginning:
         return (
             self.drafter.pipeline_architecture
             if self.drafter
-            else one_stage(teacher.pipeline_architecture, len(self.layers))
+            else one_stage(teacher.pipeline_architecture, self.layers)
         )
 
     def record(self) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class LayersStudent(Student):
     def __init__(self, teacher: Teacher, layers: Sequence[int]) -> None:
         """Copies of the teacher's `layers`, in float32."""
         sources = [layer for stage in teacher.stages for layer in stage.layers]
-        self.architecture = one_stage(teacher.stages[0].architecture, len(layers))
+        self.architecture = one_stage(teacher.stages[0].architecture, layers)
         self.teacher = teacher
         with without_memory():
             self.stage = new_stage(self.architecture, 0)
@@ -146,11 +146,17 @@ class LayersStudent(Student):
         return normed
 
 
-def one_stage(architecture: Architecture | LlamaArchitecture, layers: int) -> Architecture | LlamaArchitecture:
-    """The same shapes with so many layers, in one stage."""
-    if isinstance(architecture, LlamaArchitecture):
-        return replace(architecture, layers=(layers,))
-    return replace(architecture, parts=1, layers=layers, context="own")
+def one_stage(
+    architecture: Architecture | LlamaArchitecture, layers: Sequence[int]
+) -> Architecture | LlamaArchitecture:
+    """The same shapes with these of the layers, in one stage."""
+    if not isinstance(architecture, LlamaArchitecture):
+        return replace(architecture, parts=1, layers=len(layers), context="own")
+    window = architecture.window
+    if window is not None:
+        sliding = tuple(i for i, number in enumerate(layers) if architecture.slides(number))
+        window = replace(window, layers=sliding) if sliding else None
+    return replace(architecture, layers=(len(layers),), window=window)
 
 
 def is_tied(architecture: Architecture | LlamaArchitecture) -> bool:
@@ -171,7 +177,7 @@ def fitting_layers(architecture: Architecture | LlamaArchitecture) -> tuple[int,
     # SmolLM2-135M, 0 to 2 with the last one 4.35; without the lens 34.9.
     largest = max(numbers_in(architecture, index) for index in range(architecture.parts))
     total = sum(architecture.layers_in(index) for index in range(architecture.parts))
-    fitting = [n for n in range(1, total + 1) if numbers_in(one_stage(architecture, n), 0) <= largest]
+    fitting = [n for n in range(1, total + 1) if numbers_in(one_stage(architecture, range(n)), 0) <= largest]
     count = max(fitting, default=1)
     first = count // FIRST_SHARE if is_tied(architecture) else count
     return (*range(first), *range(total - count + first, total))

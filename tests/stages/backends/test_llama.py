@@ -11,15 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 from onesweep.stages.backends import BACKENDS, attention, backend_named
 from onesweep.stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, GrowingPiece, StageRunner
 from onesweep.stages.backends.packed_llama import Product
 from onesweep.stages.backends.rows import independent_rows
 from onesweep.stages.backends.runner_checks import OneAtATime, StageProbe
+from onesweep.stages.errors import InputError
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
 from onesweep.stages.model.pipeline import new_caches
-from tests.stages.model.tiny_llama import TINY, random_stages
+from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages
 
 SHAPES: tuple[LlamaArchitecture, ...] = (
     TINY,
@@ -27,8 +29,10 @@ SHAPES: tuple[LlamaArchitecture, ...] = (
     replace(TINY, width=48, heads=3, kv_heads=1, head_dim=10, attention_bias="all"),
     replace(TINY, width=128, heads=4, head_dim=32, mlp_width=352),
     replace(TINY, layers=(2,), tied_head=True),
+    *OPTIONS.values(),
 )
 STAGES = {(a, i): stage for a in SHAPES for i, stage in enumerate(random_stages(a))}
+BRANCHED = [*((a, i) for i, a in enumerate(SHAPES[:3])), (OPTIONS["capped window"], 0)]
 PARTS = pytest.mark.parametrize("key", STAGES, ids=lambda key: f"{SHAPES.index(key[0])}-{key[1]}")
 
 
@@ -42,6 +46,8 @@ def backend(request: pytest.FixtureRequest) -> str:
 @lru_cache
 def runner_of(backend: str, key: tuple[LlamaArchitecture, int]) -> StageRunner:
     """What a host would use."""
+    if key[0].experts is not None and backend != "torch":
+        pytest.skip("mixtures of experts run on torch only")
     return backend_named(backend).stage(copy.deepcopy(STAGES[key]))
 
 
@@ -89,7 +95,7 @@ def test_no_rows_of_a_graph_depend_on_others(backend: str, shape: LlamaArchitect
 @settings(deadline=None, max_examples=20)
 @given(
     name=st.sampled_from(BACKENDS),
-    key=st.sampled_from(list(STAGES)),
+    key=st.sampled_from([key for key in STAGES if key[0].experts is None]),
     few=st.integers(2, 20),
     past=st.integers(1, 40),
     others=st.integers(0, 4),
@@ -110,8 +116,31 @@ def test_a_few_positions_give_what_they_give_one_by_one(name: str, key, few: int
         assert torch.equal(logits[0], torch.cat(logits[1:]))
 
 
+def test_a_mixture_is_refused_where_it_is_not_computed() -> None:
+    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+    with pytest.raises(InputError, match="does not run mixtures of experts: choose --backend torch"):
+        backend_named("onnxruntime").stage(copy.deepcopy(STAGES[OPTIONS["experts"], 0]))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_gives_what_it_gives_one_by_one(name: str) -> None:
+    """Prompts in pieces, of which the last ones are shorter than those that are computed as guesses."""
+    key = (OPTIONS[name], 0)
+    stage, runner = STAGES[key], runner_of("torch", key)
+    known = source(stage, (30,))
+    whole, pieces, beside = (clean(stage, 0, 0).caches for _ in range(3))
+    for caches in (whole, pieces, beside):
+        for cache in caches:
+            cache.keys, cache.values = (x.new_zeros(*x.shape[:2], 40, x.shape[3]) for x in (cache.keys, cache.values))
+    found = torch.cat([runner.read([CleanPiece(x, pieces)])[0] for x in known.split([17, 6, 1, 1, 5])])
+    assert torch.allclose(found, stage.read(known[None], whole)[0], atol=1e-4, rtol=1e-4)
+    runner.read([CleanPiece(known[:17], beside)])
+    one_by_one = [runner.read([CleanPiece(x, beside), clean(stage, 3, 9)])[0] for x in known[17:].split(1)]
+    assert torch.equal(torch.cat(one_by_one), found[17:])
+
+
 @pytest.mark.parametrize("at_once", [attention.MAX_WEIGHTS, 300, 1])
-@pytest.mark.parametrize("key", [(a, i) for i, a in enumerate(SHAPES[:3])], ids=[0, 1, 2])
+@pytest.mark.parametrize("key", BRANCHED, ids=lambda key: SHAPES.index(key[0]))
 def test_branches_see_the_sequence_and_themselves(backend: str, key, at_once: int, monkeypatch) -> None:
     """However few of them have room at once."""
     monkeypatch.setattr(attention, "MAX_WEIGHTS", at_once)
@@ -132,12 +161,15 @@ def test_a_stages_matrices_are_held_once(backend: str) -> None:
     assert all(layer.qkv.weight.numel() == 0 for layer in stage.layers)
 
 
-def test_continuations_grow_as_they_would_be_read(backend: str) -> None:
-    stage, near = STAGES[TINY, 1], 1e-4 if backend != "onnxruntime-int8" else 0.1
-    runner, shared, rows = runner_of(backend, (TINY, 1)), clean(stage, 1, 9).caches, source(stage, (3, 4))
+@pytest.mark.parametrize("key", [(TINY, 1), (OPTIONS["capped window"], 0)], ids=["plain", "window"])
+def test_continuations_grow_as_they_would_be_read(backend: str, key: tuple[LlamaArchitecture, int]) -> None:
+    stage, near = STAGES[key], 1e-4 if backend != "onnxruntime-int8" else 0.1
+    runner, shared, rows = runner_of(backend, key), clean(stage, 1, 9).caches, source(stage, (3, 8))
+    for cache in shared:
+        cache.keys, cache.values = (F.pad(x, (0, 0, 0, 8)) for x in (cache.keys, cache.values))
     assert isinstance(runner, DraftingRunner)
-    grown = runner.fork(shared, 4, 3)
-    found = torch.stack([runner.grow([GrowingPiece(rows[:, at], grown)])[0] for at in range(4)], dim=1)
+    grown = runner.fork(shared, 8, 3)
+    found = torch.stack([runner.grow([GrowingPiece(rows[:, at], grown)])[0] for at in range(8)], dim=1)
     for one, other in zip(found, rows, strict=True):
         expected = stage.read(other[None], copy.deepcopy(shared))[0]
         assert (one - expected).abs().max() <= near * max(1.0, float(expected.abs().max()))

@@ -23,7 +23,7 @@ from onesweep.stages.model.pipeline import ArStage, new_caches
 from onesweep.stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, first_branch
 from onesweep.stages.wire.status import StatusError
 from tests.stages.host.test_candidates import Line
-from tests.stages.model.tiny_llama import random_stages
+from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages
 
 KNOWN = b"It was late when the train came in. "
 
@@ -73,14 +73,14 @@ def test_the_first_branch_ends_where_another_begins() -> None:
 
 # What a stage computes
 def stage_of(family: str) -> ArStage | LlamaStage:
-    if family == "llama":
-        return random_stages()[0]
+    if family != "bytes":
+        return random_stages(OPTIONS.get(family, TINY))[0]
     torch.manual_seed(3)
     stage = ArStage(Architecture(parts=2, layers=2, width=32, heads=2, context_length=64), 0)
     return stage.eval().requires_grad_(False)
 
 
-@pytest.fixture(scope="module", params=["llama", "bytes"])
+@pytest.fixture(scope="module", params=["llama", "bytes", "capped window", "two kinds of layers", "experts"])
 def stage(request: pytest.FixtureRequest) -> tuple[ArStage | LlamaStage, StageRunner]:
     made = stage_of(request.param)
     return made, backend_named("torch").stage(copy.deepcopy(made))

@@ -13,25 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
+from onesweep.stages.importing.families.base import GGUF_TENSORS, TENSORS
 from onesweep.stages.importing.gate import interleaved
-from onesweep.stages.importing.huggingface import _LAYER, _TOP
+from onesweep.stages.importing.huggingface import _TOP
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
 SHAPE = LlamaArchitecture(
     layers=(3,), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=32, positions=256, vocabulary=300
 )
-GGUF_NAMES = {
-    "attention_norm": "attn_norm",
-    "q": "attn_q",
-    "k": "attn_k",
-    "v": "attn_v",
-    "attention_out": "attn_output",
-    "mlp_norm": "ffn_norm",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "mlp_out": "ffn_down",
-}
+GGUF_NAMES = {ours: theirs for theirs, ours in GGUF_TENSORS.items()}
 
 
 def letters() -> list[str]:
@@ -96,7 +87,7 @@ def their_name(name: str) -> str:
     if name in top:
         return top[name]
     _, layer, kind, end = name.split(".")
-    theirs = next(theirs for theirs, ours in _LAYER.items() if ours == kind)
+    theirs = next(theirs for theirs, ours in TENSORS.items() if ours == kind)
     return f"model.layers.{layer}.{theirs}.{end}"
 
 

@@ -123,8 +123,8 @@ def test_a_long_context_takes_no_memory(weights: Weights, tmp_path: Path, monkey
     """A table of a million positions for each reading would take gigabytes."""
     made = []
 
-    def table(architecture: LlamaArchitecture) -> Tensor:
-        made.append(llama_rotary(architecture))
+    def table(architecture: LlamaArchitecture, slides: bool) -> Tensor:
+        made.append(llama_rotary(architecture, slides))
         return made[-1]
 
     monkeypatch.setattr("onesweep.stages.importing.gate.llama_rotary", table)

@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError
+from onesweep.stages.model.decoder_options import SlidingWindow
 from tests.stages.importing.published import describe_letters, write_gguf
 
 pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'onesweep[pretrained]'")
@@ -52,7 +53,7 @@ def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, el
 
 def test_no_heads(imported: Any, file: Path) -> None:
     put(file, b"llama.attention.head_count", 4, bytes(4))
-    with pytest.raises(CheckpointError, match="cannot be read: integer division"):
+    with pytest.raises(CheckpointError, match="heads must be a whole number from 1 to 4096, not 0"):
         imported(file)
 
 
@@ -68,9 +69,9 @@ def test_what_is_not_read(imported, weights: Weights, tmp_path, write, sentence:
         imported(described(tmp_path, weights, write))
 
 
-def test_a_sliding_window_is_the_context(imported: Any, weights: Weights, tmp_path: Path) -> None:
+def test_a_sliding_window_is_that_of_every_layer(imported: Any, weights: Weights, tmp_path: Path) -> None:
     path = described(tmp_path, weights, lambda writer: writer.add_sliding_window(100))
-    assert imported(path).manifest.architecture.positions == 100
+    assert imported(path, is_untrained=True).manifest.architecture.window == SlidingWindow(100, (0, 1, 2))
 
 
 def test_a_tokenizer_beside_the_file_that_is_damaged(imported: Any, file: Path) -> None:

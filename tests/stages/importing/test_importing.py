@@ -20,6 +20,7 @@ from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.importing import importing
 from onesweep.stages.importing.importing import ImportSettings, import_model
+from onesweep.stages.model.decoder_options import SlidingWindow
 from onesweep.stages.model.llama import LlamaArchitecture
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
 
@@ -128,7 +129,12 @@ def test_a_short_context_is_gated_on_the_whole_probe(imported: Any, folder: Path
 
 def test_a_mistral_window_that_is_not_told_is_that_of_transformers(imported: Any, folder: Path) -> None:
     edit(folder / "config.json", architectures=["MistralForCausalLM"], max_position_embeddings=8000)
-    assert imported(folder).manifest.architecture.positions == 4096
+    assert imported(folder).manifest.architecture.window == SlidingWindow(4096, (0, 1, 2))
+
+
+def test_a_window_around_the_whole_context_is_none(imported: Any, folder: Path) -> None:
+    edit(folder / "config.json", architectures=["MistralForCausalLM"], sliding_window=256)
+    assert imported(folder).manifest.architecture.is_plain
 
 
 @pytest.mark.parametrize("untrained", [False, True])

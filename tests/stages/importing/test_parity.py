@@ -32,8 +32,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 3 scaling": ("Llama", {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 32}}),
     "head_dim": ("Llama", {"head_dim": 12, "num_key_value_heads": 1}),
     "attention bias": ("Llama", {"attention_bias": True}),
-    "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": 100}),
+    "mistral": ("Mistral", {"num_key_value_heads": 2, "sliding_window": 30}),
     "qwen 2": ("Qwen2", {"num_key_value_heads": 2}),
+    "qwen 2, window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
+    "linear scaling": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}}),
 }
 
 

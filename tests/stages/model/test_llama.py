@@ -12,9 +12,9 @@ import torch
 
 from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.inspect import describe, verify
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError
-from tests.stages.model.tiny_llama import TINY, write_tiny
+from tests.stages.model.tiny_llama import OPTIONS, PROBE, TINY, write_tiny
 
 
 @pytest.fixture
@@ -51,6 +51,46 @@ def test_a_lone_stage_with_a_tied_head_stores_one_matrix(tmp_path: Path) -> None
     assert stage.head.weight is stage.embedding.weight
     assert stage.to(torch.bfloat16).head.weight.dtype == torch.bfloat16
     assert all(check.ok for check in verify(tmp_path / "one"))
+
+
+def test_options_that_are_not_used_are_not_written(directory: Path) -> None:
+    """So that what was written before there were options keeps its digest."""
+    names = "layers width heads kv_heads head_dim mlp_width positions vocabulary norm_epsilon rope_theta rope_scaling"
+    written = json.loads((directory / MANIFEST_NAME).read_text())["architecture"]
+    assert written.keys() == {*names.split(), "tied_head", "attention_bias", "family"}
+    files = {"tokenizer.json": "0" * 64}
+    manifest = Manifest("ar", TINY, (None,) * 3, probe_text=PROBE, tokenizer="tokens", probe_tokens=(1, 2), files=files)
+    assert manifest.digest() == "d7b1860fb0d08f5c5df6e5f5a02d2ffb5a609996354e5e4c815883b48dfc18fd"
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_come_back_as_they_were(tmp_path: Path, name: str) -> None:
+    write_tiny(tmp_path, OPTIONS[name])
+    manifest = read_manifest(tmp_path)
+    assert manifest.architecture == OPTIONS[name]
+    assert all(check.ok for check in verify(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"qk_norm": "row"}, "qk_norm must be one of none, head, projection, not 'row'"),
+        ({"logit_softcap": 0}, "logit_softcap must be a number from 0.001 to 1e.06, not 0"),
+        ({"rotary_dim": 7}, r"rotary_dim 7 must be even"),
+        ({"rotary_dim": 14}, r"rotary_dim must be a whole number from 2 to 12, not 14"),
+        ({"window": {"size": 5, "layers": [4]}}, "layer 4 slides; there are 4"),
+        ({"window": {"size": 5, "layers": [1, 0]}}, "must name each layer once, in order"),
+        ({"window": {"size": 1 << 40, "layers": [1]}}, "window.size must be a whole number from 1 to 4194304"),
+        ({"experts": {"count": 4, "used": 5, "normalised": True}}, "experts.used must be a whole number from 1 to 4"),
+        ({"experts": {"count": 9000, "used": 5, "normalised": True}}, "36000 experts in all layers; at most 32768"),
+        ({"rope_scaling": {"factor": 0}}, "rope_scaling.factor must be a number from 0.01 to 10000, not 0"),
+    ],
+)
+def test_options_that_cannot_be(directory: Path, changes: dict[str, Any], sentence: str) -> None:
+    record = json.loads((directory / MANIFEST_NAME).read_text())["architecture"]
+    change(directory, architecture=record | changes)
+    with pytest.raises(CheckpointError, match=sentence):
+        read_manifest(directory)
 
 
 def test_its_tokenizer_is_part_of_what_it_is(directory: Path) -> None:

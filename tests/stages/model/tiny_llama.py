@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,27 @@ import torch
 
 from onesweep.stages.checkpoint.checkpoint import save_stage, write_manifest
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from onesweep.stages.model.decoder_options import Experts, LinearScaling
+from onesweep.stages.model.decoder_options import SlidingWindow as Window
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
 
 TINY = LlamaArchitecture(
     layers=(2, 1, 1), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=48, positions=128, vocabulary=300
 )
 """Each stage of another size, heads that are not the width, and grouped queries."""
+ONE = replace(TINY, layers=(2,), positions=64)
+# What families differ in, each in one stage.
+OPTIONS: dict[str, LlamaArchitecture] = {
+    "norm of each head": replace(ONE, qk_norm="head"),
+    "norms after": replace(ONE, qk_norm="projection", norms="after"),
+    "a part of a head": replace(ONE, rotary_dim=8, window=Window(5, (0, 1))),
+    "norms before and after": replace(
+        ONE, norms="both", activation="gelu_tanh", query_scalar=20, attention_softcap=2.0, logit_softcap=3.0
+    ),
+    "two kinds of layers": replace(ONE, qk_norm="head", query_scalar=20, window=Window(5, (1,), rope_theta=50.0)),
+    "capped window": replace(ONE, attention_softcap=2.0, window=Window(5, (0,)), rope_scaling=LinearScaling(4.0)),
+    "experts": replace(ONE, experts=Experts(5, 2, True)),
+}
 PROBE = "The letter left the coast before dawn."
 
 

@@ -1,0 +1,183 @@
+"""A family of pretrained models as it is published: its names in files, and what its layers are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.model.architecture import check_whole
+from onesweep.stages.model.decoder_options import (
+    MAX_LAYERS,
+    Activation,
+    LinearScaling,
+    RopeScaling,
+    SlidingWindow,
+)
+from onesweep.stages.model.llama import LlamaArchitecture
+
+# Settings by their names in config.json; those of a GGUF file are renamed so.
+Config = Mapping[str, Any]
+
+# Tensors of Llama's layers, in safetensors and in GGUF -> ours. Where a stored one holds several of ours, they stand in
+# the order of its rows; `*` is the number of an expert, and where the stored name has none, its first axis.
+TENSORS = {
+    "input_layernorm": "attention_norm",
+    "self_attn.q_proj": "q",
+    "self_attn.k_proj": "k",
+    "self_attn.v_proj": "v",
+    "self_attn.o_proj": "attention_out",
+    "post_attention_layernorm": "mlp_norm",
+    "mlp.gate_proj": "gate",
+    "mlp.up_proj": "up",
+    "mlp.down_proj": "mlp_out",
+}
+GGUF_TENSORS = {
+    "attn_norm": "attention_norm",
+    "attn_q": "q",
+    "attn_k": "k",
+    "attn_v": "v",
+    "attn_output": "attention_out",
+    "ffn_norm": "mlp_norm",
+    "ffn_gate": "gate",
+    "ffn_up": "up",
+    "ffn_down": "mlp_out",
+}
+QK_NORM = {"self_attn.q_norm": "q_norm", "self_attn.k_norm": "k_norm"}
+GGUF_QK_NORM = {"attn_q_norm": "q_norm", "attn_k_norm": "k_norm"}
+
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+SCALINGS = ("default", "linear", "llama3")
+NORMS = ("attention_norm", "attention_after", "mlp_norm", "mlp_after", "q_norm", "k_norm", "norm")
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def _nothing(_: Config) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """Everything in which one family differs from the others."""
+
+    name: str  # in `architectures` of config.json
+    gguf: str = ""  # in `general.architecture`; empty where GGUF files of it are not read
+    tensors: Mapping[str, str] = field(default_factory=lambda: TENSORS)
+    gguf_tensors: Mapping[str, str] = field(default_factory=lambda: GGUF_TENSORS)
+    # Fields of the architecture that are not Llama's, of the settings.
+    options: Callable[[Config], dict[str, Any]] = _nothing
+    # Settings that `transformers` takes where config.json does not say.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    rope_theta: float = 10000.0
+    activation: tuple[str, str] = ("hidden_act", "silu")  # its setting, and the one that is taken where that is missing
+    # Settings that a GGUF file leaves out, of those that it has.
+    gguf_settings: Callable[[Config], dict[str, Any]] = _nothing
+    offset_norms: bool = False  # safetensors hold the weights of norms less one
+    scaled_embedding: bool = False  # what is embedded is multiplied by the root of the width
+    interleaved: bool = False  # GGUF has rotary pairs side by side: 0 and 1, 2 and 3
+
+    def architecture(self, config: Config) -> LlamaArchitecture:
+        """The shape of a model, with all layers in one stage.
+
+        Raises CheckpointError for what is not supported, ShapeError, KeyError, TypeError, ValueError or ArithmeticError
+        for what cannot be.
+        """
+        config = {**self.defaults, **config}
+        check_whole("layers of a stage", config["num_hidden_layers"], 1, MAX_LAYERS)
+        width, heads, rope = config["hidden_size"], config["num_attention_heads"], rope_of(config)
+        if config.get("mlp_bias"):
+            raise CheckpointError("a bias in the MLP (mlp_bias) is not supported")
+        fields = {
+            "layers": (config["num_hidden_layers"],),
+            "width": width,
+            "heads": heads,
+            "kv_heads": config.get("num_key_value_heads") or heads,
+            "head_dim": config.get("head_dim") or width // heads,
+            "mlp_width": config["intermediate_size"],
+            "positions": config["max_position_embeddings"],
+            "vocabulary": config["vocab_size"],
+            "norm_epsilon": config.get("rms_norm_eps", 1e-6),
+            "rope_theta": float(config.get("rope_theta") or rope.get("rope_theta") or self.rope_theta),
+            "rope_scaling": _scaling(rope),
+            "tied_head": bool(config.get("tie_word_embeddings", False)),
+            "attention_bias": "all" if config.get("attention_bias") else "none",
+            "activation": self._activation(config),
+        }
+        return LlamaArchitecture(**fields | self.options(config))
+
+    def adapted(self, name: str, tensor: Tensor, a: LlamaArchitecture) -> Tensor:
+        """A tensor as the layers here take it: what a family computes beside its weights is put into them."""
+        kind = name.split(".")[-2]
+        if self.scaled_embedding and name == "embedding.weight":
+            return tensor * a.width**0.5
+        if self.scaled_embedding and a.tied_head and name == "norm.weight":
+            return tensor / a.width**0.5  # the head multiplies with the embedding, which is scaled
+        if a.rotary_dim is not None and kind in ("q", "k", "q_norm", "k_norm"):
+            return rotated_in_halves(tensor, a)
+        return tensor
+
+    def _activation(self, config: Config) -> Activation:
+        setting, default = self.activation
+        if (named := config.get(setting) or default) not in ACTIVATIONS:
+            known = " and ".join(ACTIVATIONS)
+            raise CheckpointError(f"the activation {named!r} is not supported; there are {known}")
+        return ACTIVATIONS[named]
+
+
+def rotated_in_halves(tensor: Tensor, a: LlamaArchitecture) -> Tensor:
+    """Rows of each head in an order in which number i is paired with i + head_dim / 2 also where the family pairs the
+    first `rotary_dim` numbers among themselves, and leaves the others alone."""
+    assert a.rotary_dim is not None
+    turned, still = (list(range(*ends)) for ends in ((a.rotary_dim,), (a.rotary_dim, a.head_dim)))
+    pairs, others = len(turned) // 2, len(still) // 2
+    order = [*turned[:pairs], *still[:others], *turned[pairs:], *still[others:]]
+    return tensor.unflatten(0, (-1, a.head_dim))[:, order].flatten(0, 1)
+
+
+def rope_of(config: Config, layers: str = FULL) -> dict[str, Any]:
+    """Settings of the rotary embedding, of one kind of layers where each has its own."""
+    given = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    if FULL in given or SLIDING in given:
+        given = given.get(layers) or {}
+    return given
+
+
+def _scaling(rope: Config) -> RopeScaling | LinearScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in SCALINGS:
+        raise CheckpointError(f"rotary scaling {kind!r} is not supported; there are none, 'linear' and 'llama3'")
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(float(rope["factor"]))
+    return RopeScaling(
+        float(rope["factor"]),
+        float(rope["low_freq_factor"]),
+        float(rope["high_freq_factor"]),
+        rope["original_max_position_embeddings"],
+    )
+
+
+def every_layer(config: Config) -> range:
+    """Numbers of all layers."""
+    return range(config["num_hidden_layers"])
+
+
+def sliding_layers(config: Config, otherwise: Iterable[int]) -> list[int]:
+    """Numbers of the layers that `layer_types` says slide, or `otherwise` where it is not given. Raises
+    CheckpointError."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return list(otherwise)
+    if len(kinds) != config["num_hidden_layers"] or not all(kind in (FULL, SLIDING) for kind in kinds):
+        raise CheckpointError(f"layer_types must name each layer {FULL} or {SLIDING}")
+    return [i for i, kind in enumerate(kinds) if kind == SLIDING]
+
+
+def window(config: Config, layers: Iterable[int]) -> dict[str, Any]:
+    """The option of a sliding window, if there is one."""
+    size, numbers = config.get("sliding_window"), tuple(layers)
+    return {"window": SlidingWindow(size, numbers)} if size is not None and numbers else {}

@@ -1,0 +1,248 @@
+"""Families beyond Llama's: from a folder and from a GGUF file, each computes what `transformers` computes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from onesweep.stages.backends import backend_named
+from onesweep.stages.backends.base import CleanPiece, StageRunner
+from onesweep.stages.checkpoint.checkpoint import load_stage
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.importing.families import FAMILIES
+from onesweep.stages.importing.huggingface import HuggingFaceSource
+from onesweep.stages.importing.importing import ImportSettings, import_model, open_source
+from onesweep.stages.importing.source import expected_shapes
+from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.stages.model.pipeline import new_caches
+from tests.stages.importing.published import describe_letters
+from tests.stages.importing.test_parity import SIZES, TOLERANCE, transformers
+from tests.stages.model.tiny_llama import tiny_tokenizer
+
+__all__ = ["transformers"]
+
+SMALL = {**SIZES, "num_key_value_heads": 2, "eos_token_id": 299, "pad_token_id": 0, "bos_token_id": 1}
+# Sizes of the model -> GGUF's keys, beside those that every file has.
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen 3": ("Qwen3", {"head_dim": 16}, {}),
+    "qwen 3, window": (
+        "Qwen3",
+        {"head_dim": 16, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+        {},
+    ),
+    "phi 3": (
+        "Phi3",
+        {"num_key_value_heads": 4, "sliding_window": 20, "partial_rotary_factor": 0.5},
+        {"rope_dimension_count": 4, "sliding_window": 20},
+    ),
+    "phi 3, whole heads": ("Phi3", {}, {}),
+    "olmo 2": ("Olmo2", {}, {}),
+    "gemma 2": (
+        "Gemma2",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20, "attn_logit_softcapping": 5.0},
+        {"sliding_window": 20, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0},
+    ),
+    "gemma 2, query scale": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 40}, {"sliding_window": 4096}),
+    "gemma 3": (
+        "Gemma3Text",
+        {"num_hidden_layers": 7, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20},
+        {"sliding_window": 20},
+    ),
+    "gemma 3, scaled": (
+        "Gemma3Text",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+        {},
+    ),
+}
+# Of which a GGUF file says nothing: llama.cpp knows it of the published models.
+UNSAID = ("qwen 3, window", "gemma 2, query scale", "gemma 3, scaled")
+POSITIONS, WRITTEN = 60, 8
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model of random weights, and what became of it."""
+
+    model: Any
+    folder: Path
+    out: Path
+    said: dict[str, Any] | None  # in a GGUF file, beyond the usual; None where that says too little
+
+    def runners(self) -> list[StageRunner]:
+        """Its stages as a host runs them."""
+        return [backend_named("torch").stage(load_stage(self.out, i)) for i in range(self.architecture.parts)]
+
+    @property
+    def architecture(self) -> LlamaArchitecture:
+        found = read_manifest(self.out).architecture
+        assert isinstance(found, LlamaArchitecture)
+        return found
+
+    def caches(self, capacity: int) -> list[list[LayerCache]]:
+        a = self.architecture
+        return [new_caches(a.layers_in(i), a, capacity) for i in range(a.parts)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def made(request: pytest.FixtureRequest, transformers: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    family, changes, said = MODELS[request.param]
+    folder, out = (tmp_path_factory.mktemp("family") / name for name in ("model", "out"))
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**{**SMALL, **changes})
+    config._attn_implementation = "eager"  # others leave the soft cap out
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
+    for parameter in model.parameters():  # norms too, which begin as ones
+        parameter.data.add_(0.1 * torch.randn(parameter.shape))
+    model.save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(tiny_tokenizer(300))
+    import_model(ImportSettings(folder, out, 2, is_untrained=True))
+    return Made(model, folder, out, None if request.param in UNSAID else said)
+
+
+def logits(runners: list[StageRunner], caches: list[list[LayerCache]], pieces: list[Tensor]) -> Tensor:
+    """After each position of pieces that come one after the other, long ones at once: (positions, vocabulary)."""
+    found = []
+    for x in pieces:
+        for runner, held in zip(runners, caches, strict=True):
+            (x,) = runner.read([CleanPiece(x, held, at_once=len(x) >= 20)])
+        found += runners[-1].next_byte([x])
+    return torch.cat(found)
+
+
+@torch.inference_mode()
+def test_it_computes_what_transformers_computes(made: Made) -> None:
+    """Logits beyond the window, of a prompt in pieces, and greedy tokens."""
+    tokens, runners = torch.randint(300, (POSITIONS,)), made.runners()
+    found = logits(runners, made.caches(POSITIONS), list(tokens.split([30, 20, 7, 1, 1, 1])))
+    expected = made.model(tokens[None]).logits[0]
+    assert float((found - expected).abs().max()) < TOLERANCE
+    assert torch.equal(found.argmax(1), expected.argmax(1))
+    written = made.model.generate(tokens[None, :9], max_new_tokens=WRITTEN, do_sample=False, eos_token_id=None)[0]
+    caches, known, new = made.caches(9 + WRITTEN), tokens[:9], tokens[:9]
+    for _ in range(WRITTEN):
+        new = logits(runners, caches, [new])[-1:].argmax(1)
+        known = torch.cat([known, new])
+    assert torch.equal(known, written)
+
+
+@torch.inference_mode()
+def test_company_changes_no_bit(made: Made) -> None:
+    runners = made.runners()
+    x = [torch.randint(300, (count,)) for count in (40, 3, 17)]
+    together, alone = ([made.caches(44) for _ in x] for _ in range(2))
+    for _ in range(3):
+        apart = [logits(runners, caches, [each]) for caches, each in zip(alone, x, strict=True)]
+        for i, runner in enumerate(runners):
+            x = runner.read([CleanPiece(each, caches[i]) for caches, each in zip(together, x, strict=True)])
+        found = runners[-1].next_byte(x)
+        assert all(map(torch.equal, found, apart))
+        x = [each[-1:].argmax(1) for each in found]
+
+
+def test_a_gguf_file_of_it_is_the_same_model(made: Made, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
+    if made.said is None:
+        pytest.skip("a GGUF file says nothing of these options")
+    one, other = open_source(made.folder), open_source(write_gguf(tmp_path / "model.gguf", made.folder, made.said))
+    assert other.architecture == one.architecture
+    one.check()
+    other.check()
+    for name in expected_shapes(one.architecture):
+        torch.testing.assert_close(other.tensor(name), one.tensor(name), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"architectures": ["FalconForCausalLM"]}, ", ".join(family.name for family in FAMILIES)),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn' is not supported; there are none, 'linear' and 'llama3'"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+            "rotary scaling 'longrope' is not supported; there are none, 'linear' and 'llama3'",
+        ),
+        ({"hidden_act": "relu"}, "'relu' is not supported; there are silu and gelu_pytorch_tanh"),
+        ({"num_hidden_layers": 10**12}, "layers of a stage must be a whole number from 1 to 1024"),
+        ({"hidden_size": 1 << 40}, "width must be a whole number from 2 to 65536"),
+        ({"head_dim": 7}, "head_dim 7 must be even"),
+        ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["odd"]}, "layer_types must name each layer full_att"),
+        ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "attention to later tokens"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "architectures": ["Qwen3ForCausalLM"], **changes}))
+    with pytest.raises(CheckpointError, match=re.escape(sentence)):
+        open_source(tmp_path)
+
+
+def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
+    """As llama.cpp's converter writes the folder, by the names that the package gguf has for the family."""
+    import gguf
+
+    source = HuggingFaceSource(folder)
+    a, name = source.architecture, source.family.gguf
+    writer = gguf.GGUFWriter(path, name)
+    describe(writer, a, said)
+    arch = next(arch for arch, text in gguf.MODEL_ARCH_NAMES.items() if text == name)
+    names = gguf.get_tensor_name_map(arch, a.total_layers)
+    for theirs, tensor in stacked(load_file(folder / "model.safetensors")).items():
+        kind = theirs.split(".")[-2]
+        if source.family.offset_norms and kind.endswith("norm"):
+            tensor = tensor + 1
+        if theirs == "lm_head.weight" and a.tied_head:
+            continue
+        writer.add_tensor(names.get_name(theirs, (".weight", ".bias")), tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With the matrices of all experts in one tensor."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if match := re.search(r"\.experts\.0\.", name):
+            each = [
+                tensors[f"{name[: match.start()]}.experts.{i}.{name[match.end() :]}"]
+                for i in range(len(tensors))
+                if f"{name[: match.start()]}.experts.{i}.{name[match.end() :]}" in tensors
+            ]
+            found[name.replace(".experts.0.", ".experts.")] = torch.stack(each)
+        elif ".experts." not in name:
+            found[name] = tensor
+    return found
+
+
+def describe(writer: Any, a: LlamaArchitecture, said: dict[str, Any]) -> None:
+    writer.add_block_count(a.total_layers)
+    writer.add_context_length(a.positions)
+    writer.add_embedding_length(a.width)
+    writer.add_feed_forward_length(a.mlp_width)
+    writer.add_head_count(a.heads)
+    writer.add_head_count_kv(a.kv_heads)
+    writer.add_key_length(a.head_dim)
+    writer.add_layer_norm_rms_eps(a.norm_epsilon)
+    writer.add_rope_freq_base(a.rope_theta)
+    for name, value in said.items():
+        getattr(writer, f"add_{name}")(value)
+    describe_letters(writer)
