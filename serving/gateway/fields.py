@@ -19,18 +19,23 @@ from pydantic import (
 from onesweep.serving.drawing import DRAWING_MODES
 from onesweep.serving.router.request import (
     DEFAULT_MAX_BYTES,
+    MAX_BIAS,
+    MAX_BIASES,
     MAX_COUNT,
     MAX_LINK_MS,
+    MAX_LOGPROBS,
     MAX_MESSAGES,
+    MAX_PENALTY,
     MAX_SEED,
     MAX_STOP_BYTES,
     MAX_STOPS,
     MAX_TIMEOUT_S,
     SETTINGS,
+    is_decimal,
 )
 
 MAX_FIELDS = 64
-MAX_CHOICES = 8
+MAX_CHOICES = 16
 MAX_IMAGES = 10  # as OpenAI has it
 MAX_ENTRANTS = 16
 DEFAULT_MAX_TOKENS = 128
@@ -89,6 +94,10 @@ def _one_text(value: object) -> object:
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
+TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+TokenNumber = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Stop = Annotated[str, AfterValidator(_check_stop)]
 Stops = Annotated[
     Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length
@@ -98,10 +107,13 @@ Stops = Annotated[
 
 
 def _kind(f: dataclasses.Field[Any]) -> Any:  # noqa: ANN401
-    """The type of a setting: a name, or a whole number within its bounds."""
+    """The type of a setting: a name, or a number within its bounds."""
     if f.metadata.get("name"):
         return str
-    return Annotated[int, Field(ge=f.metadata["bounds"].least, le=f.metadata["bounds"].most)]
+    bounds = f.metadata["bounds"]
+    limits = {"ge": bounds.least, "le": bounds.most, "gt": bounds.above}
+    field = Field(**{name: limit for name, limit in limits.items() if limit is not None}, allow_inf_nan=False)
+    return Annotated[float, field] if is_decimal(f) else Annotated[int, field]
 
 
 # Settings of a request that OpenAI's API does not have.
@@ -147,10 +159,16 @@ class TextRequest(Fields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, description="ignored")
-    top_p: Annotated[float | None, _neutral(1)] = None
-    presence_penalty: Annotated[float | None, _neutral(0)] = None
-    frequency_penalty: Annotated[float | None, _neutral(0)] = None
-    logit_bias: Annotated[dict[str, Any] | None, _neutral({})] = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        default=None, description="draw from the most likely tokens that have this share together"
+    )
+    frequency_penalty: Penalty | None = Field(
+        default=None, description="taken from a token's logit each time it was written"
+    )
+    presence_penalty: Penalty | None = Field(default=None, description="taken from it once if it was")
+    logit_bias: Annotated[dict[TokenNumber, Bias], Field(max_length=MAX_BIASES)] | None = Field(
+        default=None, description="added to the logits of tokens, by their numbers in the model's vocabulary"
+    )
     onesweep: Extension = Field(default=Extension(), description="settings of ours")
 
 
@@ -161,7 +179,9 @@ class CompletionRequest(TextRequest):
     suffix: str | None = Field(default=None, description="what follows the text: mode infill")
     echo: bool | None = Field(default=None, description="the prompt before the text")
     best_of: Annotated[int | None, _neutral(1)] = None
-    logprobs: Annotated[int | None, _neutral()] = None
+    logprobs: TopCount | None = Field(
+        default=None, description="ln of each token's probability, and of so many of the most likely ones"
+    )
 
 
 class ChatMessage(Fields):
@@ -178,7 +198,8 @@ class ChatRequest(TextRequest):
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: Count | None = Field(default=None, description="as max_tokens")
-    logprobs: Annotated[bool | None, _neutral(False)] = None
+    logprobs: bool | None = Field(default=None, description="ln of each token's probability")
+    top_logprobs: TopCount | None = Field(default=None, description="and of so many of the most likely ones")
 
 
 class ImageExtension(Fields):

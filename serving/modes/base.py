@@ -6,16 +6,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 from onesweep.serving.modes.drafters.tree import MAX_DRAFT
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.request import Request
+from onesweep.serving.router.request import SHAPES, Request
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import CODECS
 from onesweep.stages.model.samplers import DEFAULT_SAMPLER
+from onesweep.stages.model.shaping import Shaping
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import internal
@@ -54,10 +56,23 @@ class Generation(Request):
     sampler: str = DEFAULT_SAMPLER
     # Symbols that end a text.
     ends: frozenset[int] = frozenset()
+    # Of the prompt, those that the user gave: `auto` may have one mode go on with what another wrote.
+    given_symbols: int = 0
+
+    @property
+    def shaping(self) -> Shaping:
+        return Shaping(**self.shapes, prompt=self.given_symbols)
 
     @property
     def sampling(self) -> stage_pb2.Sampling:
-        return stage_pb2.Sampling(seed=self.seed, temperature=self.temperature)
+        shaping = stage_pb2.Shaping(**self.shapes, prompt=self.given_symbols) if self.shapes else None
+        return stage_pb2.Sampling(seed=self.seed, temperature=self.temperature, shaping=shaping, logprobs=self.logprobs)
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """The settings that shape what is drawn, as far as they are given."""
+        biases = {"logit_bias": self.logit_bias} if self.logit_bias else {}
+        return {name: value for name in SHAPES if (value := getattr(self, name)) is not None} | biases
 
     def whole(self, alphabet: Alphabet) -> int:
         """Symbols of an output that is made at once: enough for most texts of `max_bytes`."""

@@ -5,7 +5,7 @@ Clients and the command line import this module, so it must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -22,6 +22,9 @@ DEFAULT_MAX_BYTES = 128
 MAX_STOPS = 4
 MAX_STOP_BYTES = 256
 MAX_MESSAGES = 1024
+MAX_BIASES, MAX_BIAS = 300, 100
+MAX_PENALTY = 2
+MAX_LOGPROBS = 20
 # Of a whole request: without a deadline of its own, and at most.
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
 # Delay that a request may add to every hop.
@@ -36,6 +39,11 @@ def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, met
 def _name(help: str, http: str, metavar: str) -> dict[str, Any]:
     """Metadata of a name that the router knows."""
     return {**flag(help, metavar=metavar), "http": http, "name": True}
+
+
+def _shape(help: str, neutral: float, http: str = "", metavar: str = "X", **bounds: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Metadata of a number that shapes what is drawn. `neutral`: the value that changes nothing."""
+    return {**flag(help, metavar=metavar, **bounds), "http": http, "neutral": neutral}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +68,53 @@ class Request:
         ),
     )
     temperature: float | None = field(default=None, metadata=flag("0 = most likely (0.8)", metavar="T"))
+    top_p: float | None = field(
+        default=None,
+        metadata=_shape(
+            "draw from the most likely tokens that have this share together (1)", 1.0, metavar="P", above=0, most=1
+        ),
+    )
+    top_k: int | None = field(
+        default=None,
+        metadata=_shape(
+            "draw from so many tokens, the most likely ones (0 = all)",
+            0,
+            "draw from so many tokens, the most likely ones; 0 = all",
+            "K",
+            least=0,
+            most=MAX_COUNT,
+        ),
+    )
+    min_p: float | None = field(
+        default=None,
+        metadata=_shape(
+            "draw from tokens at least so likely, as a share of the most likely one (0)",
+            0.0,
+            "draw from tokens at least so likely, as a share of the most likely one",
+            "P",
+            least=0,
+            most=1,
+        ),
+    )
+    frequency_penalty: float | None = field(
+        default=None,
+        metadata=_shape(
+            "taken from a token's logit each time it was written (0)", 0.0, least=-MAX_PENALTY, most=MAX_PENALTY
+        ),
+    )
+    presence_penalty: float | None = field(
+        default=None, metadata=_shape("taken from it once if it was (0)", 0.0, least=-MAX_PENALTY, most=MAX_PENALTY)
+    )
+    repetition_penalty: float | None = field(
+        default=None,
+        metadata=_shape(
+            "divides logits of tokens in prompt or text (1)",
+            1.0,
+            "divides the logits of tokens in prompt or text; 1 = none",
+            above=0,
+            most=10,
+        ),
+    )
     steps: int | None = field(
         default=None,
         metadata=_count("Euler steps in each block (8)", "Euler steps in each block: sweep, chunked", metavar="K"),
@@ -129,6 +184,10 @@ class Request:
             metavar="MS",
         ),
     )
+    # Added to the logits of tokens, by their numbers in the model's vocabulary.
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    # Have `AsyncClient.events` tell ln of the probability of each token, and of so many of the most likely ones.
+    logprobs: int | None = None
     # The text ends before the first of them.
     stops: Sequence[str | bytes] = ()
     # (role, content) of a conversation to go on with, in place of a prompt.
@@ -151,6 +210,8 @@ class Request:
         return router_pb2.GenerateRequest(
             **texts,
             **values,
+            logprobs=self.logprobs,
+            logit_bias=_checked_biases(self.logit_bias),
             stops=[_raw("stop string", stop) for stop in self.stops],
             messages=[
                 router_pb2.Message(role=_word("role", role), content=_raw("message", content).decode())
@@ -164,7 +225,13 @@ class Request:
 # Fields with one value that a message, a command or an HTTP request may have.
 SETTINGS: tuple[Field[Any], ...] = tuple(f for f in fields(Request) if f.metadata)
 # Settings that a mode may choose by itself.
-CHOOSABLE = tuple(f.name for f in SETTINGS if f.metadata.get("http") and f.name not in ("budget_ms", "link_ms"))
+CHOOSABLE = tuple(
+    f.name
+    for f in SETTINGS
+    if f.metadata.get("http") and f.name not in ("budget_ms", "link_ms") and "neutral" not in f.metadata
+)
+# Settings that shape what is drawn, with their neutral values.
+SHAPES: dict[str, float] = {f.name: f.metadata["neutral"] for f in SETTINGS if "neutral" in f.metadata}
 # Settings of which a message says whether they were given.
 OPTIONAL = tuple(f.name for f in router_pb2.GenerateRequest.DESCRIPTOR.fields if f.has_presence)
 
@@ -180,9 +247,26 @@ def _check_sendable(f: Field[Any], value: object) -> None:
     if f.metadata.get("name"):
         _word(f.name, str(value))
         return
-    least, most = f.metadata["bounds"].least, f.metadata["bounds"].most
-    if least is not None and (not isinstance(value, int) or not least <= value <= most):
+    bounds = f.metadata["bounds"]
+    least, most = bounds.least, bounds.most
+    if is_decimal(f):
+        if not isinstance(value, int | float) or not bounds.hold(value):
+            shown = bounds.words(value) if isinstance(value, int | float) else "a number"
+            raise InputError(f"{f.name} must be {shown}, not {value!r}")
+    elif least is not None and (not isinstance(value, int) or not least <= value <= most):
         raise InputError(f"{f.name} must be a whole number from {least} to {most}, not {value!r}")
+
+
+def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
+    for token, bias in biases.items():
+        if not isinstance(token, int) or not 0 <= token <= MAX_COUNT or not isinstance(bias, int | float):
+            raise InputError(f"logit_bias must map whole numbers of tokens to numbers, not {token!r} to {bias!r}")
+    return biases
+
+
+def is_decimal(f: Field[Any]) -> bool:
+    """True for a setting with bounds that takes more than whole numbers."""
+    return isinstance(f.metadata.get("neutral"), float)
 
 
 def _word(what: str, word: str) -> str:

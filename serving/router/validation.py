@@ -7,20 +7,24 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import grpc
 
-from onesweep.serving.modes import DRAFTERS, MODES, SCORERS
+from onesweep.serving.modes import DRAFTERS, MODES, SCORERS, SHAPED, TELLING
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.drafters.tree import MAX_BRANCHES
 from onesweep.serving.modes.tokenizer import Message
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import (
     MAX_LINK_MS,
+    MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_PROMPT_BYTES,
     MAX_STOP_BYTES,
     MAX_STOPS,
+    SETTINGS,
+    SHAPES,
     given_in,
 )
 from onesweep.serving.v1 import router_pb2
@@ -28,6 +32,7 @@ from onesweep.stages.errors import close_to, one_of
 from onesweep.stages.host.validation import MAX_STEPS, MAX_TEMPERATURE
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.model.scoring import MAX_CANDIDATES
+from onesweep.stages.model.shaping import bias_problem
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 # The largest value of each setting; the least is 1.
@@ -78,6 +83,14 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
             raise invalid(f"mode {mode.name} chooses {own} itself: leave it out, or name a mode")
     if "budget_ms" in given and not mode.keeps_budget:
         raise invalid(f"mode {mode.name} takes the time that it takes: leave budget_ms out, or use mode auto")
+    given = {name: value for name, value in given.items() if name not in SHAPES or value != SHAPES[name]}
+    _check_shapes(given, mode)
+    if request.logit_bias:
+        _check_taken("logit_bias", mode, SHAPED)
+    if "logprobs" in given:
+        _check_taken("logprobs", mode, TELLING)
+        if given["logprobs"] > MAX_LOGPROBS:
+            raise invalid(f"logprobs must be 0 to {MAX_LOGPROBS}, not {given['logprobs']}")
     settings = {"codec": mode.default_codec} | given
     if not 0 <= settings.get("temperature", 0.0) <= MAX_TEMPERATURE:  # false for NaN, too
         raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {settings['temperature']}")
@@ -102,6 +115,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         prompt=bytes(request.prompt),
         suffix=bytes(request.suffix),
         seed=request.seed,
+        logit_bias=dict(request.logit_bias),
         max_bytes=request.max_bytes or None,
         max_symbols=min(limits),
         deadline_unix_ms=deadline_unix_ms,
@@ -117,6 +131,10 @@ def check_fit(generation: Generation, mode: Mode) -> None:
             f"prompt ({prompt} {noun}) and output ({output}) together take {prompt + output}, "
             f"the model's context is {mode.positions}: shorten one of them"
         )
+    if (generation.top_k or 0) > (size := mode.tokenizer.alphabet.size):
+        raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has no more {noun}")
+    if problem := bias_problem(generation.logit_bias, mode.tokenizer.alphabet.size):
+        raise invalid(problem)
     mode.check(generation)
 
 
@@ -134,7 +152,22 @@ async def tokenized(generation: Generation, messages: Sequence[Message], mode: M
         raise invalid(f"the prompt has no {tokenizer.noun}: give some text")
     account.alphabet, account.prompt_tokens = tokenizer.alphabet, tokenizer.alphabet.count(prompt)
     suffix = await asyncio.to_thread(tokenizer.encode_piece, generation.suffix.decode()) if generation.suffix else b""
-    return replace(generation, prompt=prompt, suffix=suffix, ends=tokenizer.ends)
+    return replace(generation, prompt=prompt, suffix=suffix, ends=tokenizer.ends, given_symbols=account.prompt_tokens)
+
+
+def _check_taken(name: str, mode: Mode, takers: Sequence[str]) -> None:
+    """Raise Refusal for a setting that means nothing to `mode`. takers: the modes that take it."""
+    if mode.name not in takers:
+        raise invalid(f"mode {mode.name} does not take {name}: leave it out, or use mode {', '.join(takers)}")
+
+
+def _check_shapes(given: Mapping[str, Any], mode: Mode) -> None:
+    for f in SETTINGS:
+        if f.name not in SHAPES or f.name not in given:
+            continue
+        _check_taken(f.name, mode, SHAPED)
+        if not f.metadata["bounds"].hold(given[f.name]):
+            raise invalid(f"{f.name} must be {f.metadata['bounds'].words(given[f.name])}, not {given[f.name]:g}")
 
 
 def _check_messages(request: router_pb2.GenerateRequest) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ from onesweep.stages.host.requests import (
 from onesweep.stages.host.sessions import Session
 from onesweep.stages.model.codec import FEATURE_LIMIT
 from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces
+from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces, likeliest, log_probabilities
 from onesweep.stages.model.speculation import DraftTree, verify_drafts
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import StageWork, work_of
@@ -105,6 +106,8 @@ class _StageWork(HopWork):
         for caches in session.caches.values():
             for cache in caches:
                 cache.length = request.start  # draft tokens from there on are forgotten
+        end = request.start + request.remembered
+        session.symbols[request.start : end] = request.clean[: request.remembered].numpy()
         self._runners, self._stages = session.parts.pipeline(session.kind), tuple(session.caches)
         self._at = 0
         self._hidden = list[Tensor]()
@@ -190,9 +193,21 @@ class PipelineWork(_StageWork):
         assert isinstance(request, SamplingRequest)
         drafts = request.clean[request.clean.shape[0] - request.draft :].tolist() if request.draft else []
         first, alphabet = request.start + request.clean.shape[0] - request.draft, self.session.alphabet
+        shaping, known = request.shaping, self.session.symbols[:first]
         if isinstance(request, RejectionRequest):
+            if shaping.adjusts:
+                text_so_far = np.append(known, np.array(drafts, dtype=np.int64))
+                rows = enumerate(logits.split(1), first)
+                logits = torch.cat([shaping.adjusted(row, text_so_far[:position]) for position, row in rows])
             judged = verify_drafts(
-                logits, drafts, request.odds, request.temperature, request.seed, first, request.draw_set
+                logits,
+                drafts,
+                request.odds,
+                request.temperature,
+                request.seed,
+                first,
+                request.draw_set,
+                shaping,
             )
             event.verification.accepted = judged.accepted
             event.verification.odds = judged.odds.astype("<f4").tobytes()
@@ -203,12 +218,26 @@ class PipelineWork(_StageWork):
         # the very text that it writes without drafts. Only along the right ones anything is sampled.
         tree, text, right = DraftTree(drafts, request.depths or range(len(drafts))), b"", -1
         for position in range(first, first + len(drafts) + 1):
-            symbol = sample_symbols(logits[right + 1 : right + 2], request.temperature, request.seed, position)
+            row = shaping.adjusted(logits[right + 1 : right + 2], known)
+            symbol = sample_symbols(row, request.temperature, request.seed, position, shaping)
             text += symbol
+            if request.logprobs is not None:
+                self._tell(event.logprobs, logits[right + 1 : right + 2], symbol, request.logprobs)
+            if shaping.adjusts:
+                known = np.append(known, alphabet.symbols(symbol))
             if not drafts or (right := tree.after(right, alphabet.symbols(symbol)[0])) < 0:
                 break
         event.text = text
         return event
+
+    def _tell(self, told: stage_pb2.Logprobs, row: Tensor, symbol: bytes, count: int) -> None:
+        """Add ln p of a drawn symbol, and of the `count` most likely ones. row: its logits, (1, vocabulary)."""
+        # by the model itself: temperature, penalties and filters are the request's own
+        nats, alphabet = log_probabilities(row, 1.0)[0], self.session.alphabet
+        top = likeliest(nats, count)
+        told.nats += nats[alphabet.symbols(symbol)].astype("<f4").tobytes()
+        told.top_symbols += alphabet.encode(top)
+        told.top_nats += nats[top].astype("<f4").tobytes()
 
 
 class ScoreWork(_StageWork):

@@ -555,21 +555,116 @@ class Sampling(_message.Message):
 
     SEED_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
+    SHAPING_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     temperature: _builtins.float
+    logprobs: _builtins.int
+    """With the symbols, ln of their probabilities and of so many of the most likely ones, 0 to 20. Of a Decode, or a
+    Verify without rejection.
+    """
+    @_builtins.property
+    def shaping(self) -> Global___Shaping:
+        """of a Decode or Verify only; absent: none"""
+
     def __init__(
         self,
         *,
         seed: _builtins.int = ...,
         temperature: _builtins.float = ...,
+        shaping: Global___Shaping | None = ...,
+        logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "shaping", b"shaping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "seed", b"seed", "shaping", b"shaping", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class Shaping(_message.Message):
+    """What is changed about the distribution that symbols are drawn from. To the logits: the penalties, then the biases.
+    After the temperature, in this order: top_k, top_p, min_p.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    top_k: _builtins.int
+    """the most likely symbols, so many; 0: all"""
+    top_p: _builtins.float
+    """of these, the most likely that have this share together; absent: 1, all"""
+    min_p: _builtins.float
+    """of these, those at least so likely, as a share of the most likely one"""
+    frequency_penalty: _builtins.float
+    """-2 to 2, for each time that a symbol was written"""
+    presence_penalty: _builtins.float
+    """-2 to 2, once if it was"""
+    repetition_penalty: _builtins.float
+    """of what was read or written; absent: 1, none"""
+    prompt: _builtins.int
+    """symbols that were given: those after them were written"""
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """at most 300 symbols; -100 to 100"""
+
+    def __init__(
+        self,
+        *,
+        top_k: _builtins.int = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        prompt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "prompt", b"prompt", "repetition_penalty", b"repetition_penalty", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___Shaping: _TypeAlias = Shaping  # noqa: Y015
 
 @_typing.final
 class Sweep(_message.Message):
@@ -1218,6 +1313,7 @@ class Event(_message.Message):
     SCORES_FIELD_NUMBER: _builtins.int
     VERIFICATION_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     number: _builtins.int
     """of the sweep or step"""
@@ -1232,6 +1328,10 @@ class Event(_message.Message):
     def verification(self) -> Global___Verification: ...
     @_builtins.property
     def pictures(self) -> Global___Pictures: ...
+    @_builtins.property
+    def logprobs(self) -> Global___Logprobs:
+        """of `text`, where they were asked for"""
+
     def __init__(
         self,
         *,
@@ -1243,16 +1343,47 @@ class Event(_message.Message):
         scores: Global___Scores | None = ...,
         verification: Global___Verification | None = ...,
         pictures: Global___Pictures | None = ...,
+        logprobs: Global___Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text", "verification", b"verification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "logprobs", b"logprobs", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text", "verification", b"verification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "logprobs", b"logprobs", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "verification", "pictures"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class Logprobs(_message.Message):
+    """ln of the model's own probabilities, before temperature, penalties and filters: float32, little-endian."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NATS_FIELD_NUMBER: _builtins.int
+    TOP_SYMBOLS_FIELD_NUMBER: _builtins.int
+    TOP_NATS_FIELD_NUMBER: _builtins.int
+    nats: _builtins.bytes
+    """of each symbol of the text"""
+    top_symbols: _builtins.bytes
+    """for each of them, the most likely ones, the likeliest first"""
+    top_nats: _builtins.bytes
+    """of these"""
+    def __init__(
+        self,
+        *,
+        nats: _builtins.bytes = ...,
+        top_symbols: _builtins.bytes = ...,
+        top_nats: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nats", b"nats", "top_nats", b"top_nats", "top_symbols", b"top_symbols"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
 class Scores(_message.Message):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.serving.modes.drafters.base import LocalText
+from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.stages.model.randomness import gumbels
 from onesweep.stages.model.speculation import MAX_DRAFT_TREE
 from onesweep.stages.model.vocabulary import Alphabet
@@ -166,10 +166,15 @@ class Growth:
 
     def depth(self, at: int) -> int:
         """Number of guesses before it on its branch."""
-        depth = 0
-        while (at := self.above[at]) >= 0:
-            depth += 1
-        return depth
+        return len(self.branch(self.above[at]))
+
+    def branch(self, at: int) -> list[int]:
+        """Its symbol after those before it on its branch; none for -1."""
+        symbols = list[int]()
+        while at >= 0:
+            symbols.insert(0, self.symbols[at])
+            at = self.above[at]
+        return symbols
 
 
 class TreeGrower:
@@ -182,9 +187,9 @@ class TreeGrower:
     arXiv 2406.16858).
     """
 
-    def __init__(self, text: LocalText, alphabet: Alphabet, temperature: float, seed: int, worth: DraftLength) -> None:
-        self.text, self.alphabet, self.worth = text, alphabet, worth
-        self.temperature, self.seed = temperature, seed
+    def __init__(self, sequence: LocalSequence, alphabet: Alphabet, worth: DraftLength) -> None:
+        self.text, self.alphabet, self.worth = sequence.text, alphabet, worth
+        self.temperature, self.seed, self.shaping = sequence.temperature, sequence.seed, sequence.shaping
 
     @torch.inference_mode()
     def grow(self, known: bytes, plan: DraftPlan) -> Growth:
@@ -193,6 +198,10 @@ class TreeGrower:
         nodes, forks = np.array([-1]), None
         logits = self.text.logits_after(known)
         while True:
+            if self.shaping.adjusts:
+                before = [np.array(self.alphabet.symbols(known) + growth.branch(node)) for node in nodes]
+                pairs = zip(logits.split(1), before, strict=True)
+                logits = torch.cat([self.shaping.adjusted(row, symbols) for row, symbols in pairs])
             rows, nodes = self._add(growth, nodes, logits, position + growth.levels, plan.branches)
             growth.levels += 1
             growth.compute_ms = (time.perf_counter() - begin) * 1000
@@ -212,7 +221,7 @@ class TreeGrower:
         sums = sums - sums.max(axis=1, keepdims=True)
         if self.temperature > 0:
             with np.errstate(over="ignore"):
-                sums = sums / self.temperature + gumbels(self.seed, position, 1, sums.shape[1])
+                sums = self.shaping.filtered(sums / self.temperature) + gumbels(self.seed, position, 1, sums.shape[1])
             sums -= sums.max(axis=1, keepdims=True)
         width = min(width, sums.shape[1])
         symbols = np.argpartition(-sums, width - 1, axis=1)[:, :width]
