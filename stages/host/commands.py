@@ -44,8 +44,25 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
     pretrained.add_argument("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
     pretrained.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new directory")
     pretrained.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
+    pretrained.add_argument(
+        "--speeds", type=positive_numbers, metavar="X,X", help="relative speed of each stage's host (all equal)"
+    )
+    pretrained.add_argument(
+        "--memory-mb", type=positive_numbers, metavar="MB,MB", help="room for weights on each host (any)"
+    )
     pretrained.add_argument("--untrained", action="store_true", help="the weights are random: ask for no loss")
     pretrained.set_defaults(run=run_import)
+
+
+def positive_numbers(text: str) -> tuple[float, ...]:
+    """Numbers above 0 with commas between them. Raises ArgumentTypeError."""
+    try:
+        numbers = tuple(map(float, text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no list of numbers above 0, such as 4,1,1")
+    return numbers
 
 
 def add_inspect(inspect: argparse.ArgumentParser) -> None:
@@ -91,10 +108,11 @@ def run_stage(options: argparse.Namespace) -> int:
 def run_import(options: argparse.Namespace) -> int:
     progress = ProgressLine()
     progress.at(f"reading {options.source}", 0.0)  # torch takes seconds to import
-    from onesweep.stages.importing.importing import ImportSettings, import_model, summary
+    from onesweep.stages.importing.importing import ImportSettings, host_shares, import_model, summary
 
     check_positive(options, "context")
-    settings = ImportSettings(options.source, options.out, options.blocks, options.context, options.untrained)
+    hosts = host_shares(options.blocks, options.speeds, options.memory_mb)
+    settings = ImportSettings(options.source, options.out, options.blocks, options.context, options.untrained, hosts)
     try:
         imported = import_model(settings, progress)
     finally:

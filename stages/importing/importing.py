@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -53,30 +54,71 @@ def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: 
     return StageCost(layers, step, step + layers * (count - used) * mlp + first * table)
 
 
-def cut(architecture: LlamaArchitecture, stages: int) -> tuple[int, ...]:
-    """Layers of each stage, such that the slowest is as fast as can be. architecture: uncut. Raises InputError."""
-    total = sum(architecture.layers)
-    if not 1 <= stages <= total:
-        raise InputError(f"--blocks {stages}: the model has {total} layers, and every stage needs one at least")
+@dataclass(frozen=True)
+class HostShare:
+    """A host that will hold a stage: how fast it is beside the others, and its room for weights."""
+
+    speed: float = 1.0
+    memory_bytes: float = math.inf
+
+
+def host_shares(count: int, speeds: Sequence[float] | None, memory_mb: Sequence[float] | None) -> tuple[HostShare, ...]:
+    """Hosts of `count` stages; none where nothing is said of them. Raises InputError for too few or many numbers."""
+    for flag, given in (("--speeds", speeds), ("--memory-mb", memory_mb)):
+        if given is not None and len(given) != count:
+            raise InputError(f"{flag} has {len(given)} numbers for {count} stages: give one for each host")
+    if speeds is None and memory_mb is None:
+        return ()
+    rooms = [mb * MEGABYTE for mb in memory_mb] if memory_mb else [math.inf] * count
+    return tuple(map(HostShare, speeds or [1.0] * count, rooms))
+
+
+def cut(architecture: LlamaArchitecture, hosts: Sequence[HostShare]) -> tuple[int, ...]:
+    """Layers of each host's stage, such that the slowest is as fast as can be. architecture: uncut.
+
+    :param hosts: at most as many as there are layers. Raises InputError for hosts that cannot hold the model.
+    """
+    total, stages = sum(architecture.layers), len(hosts)
 
     @lru_cache(None)
-    def best(begin: int, left: int) -> tuple[int, int, int, tuple[int, ...]]:
+    def best(begin: int, left: int) -> tuple[float, int, int, tuple[int, ...]] | None:
         """Best cut of the layers from `begin` on into `left` stages: worst step, most held, layers moved, the cut."""
-        ways: list[tuple[int, int, int, tuple[int, ...]]] = []
+        ways: list[tuple[float, int, int, tuple[int, ...]]] = []
+        host = hosts[stages - left]
         for count in range(1, total - begin - left + 2) if left > 1 else [total - begin]:
             cost = stage_cost(architecture, count, begin == 0, left == 1)
-            if left == 1:
-                ways.append((cost.step, cost.held, 0, (count,)))
+            after = best(begin + count, left - 1) if left > 1 else (0.0, 0, 0, ())
+            if after is None or NUMBER_BYTES * cost.held > host.memory_bytes:
                 continue
-            step, held, spread, rest = best(begin + count, left - 1)
-            squares = spread + (count * count)
-            ways.append((max(step, cost.step), max(held, cost.held), squares, (count, *rest)))
-        return min(ways)
+            step, held, spread, rest = after
+            ways.append((max(step, cost.step / host.speed), max(held, cost.held), spread + count**2, (count, *rest)))
+        return min(ways, default=None)
 
-    return best(0, stages)[3]
+    if (found := best(0, stages)) is None:
+        raise InputError(_too_large(architecture, hosts))
+    return found[3]
+
+
+def _too_large(a: LlamaArchitecture, hosts: Sequence[HostShare]) -> str:
+    needed = NUMBER_BYTES * stage_cost(a, sum(a.layers), first=True, last=True).held / MEGABYTE
+    room = sum(host.memory_bytes for host in hosts) / MEGABYTE
+    if needed > room:
+        return (
+            f"the weights take {needed:,.0f} MB, the hosts have room for {room:,.0f}: "
+            f"{needed - room:,.0f} MB are missing; add memory or hosts"
+        )
+    layer, first, last = (
+        NUMBER_BYTES * stage_cost(a, 1, *ends).held / MEGABYTE
+        for ends in ((False, False), (True, False), (False, True))
+    )
+    return (
+        f"the weights fit these hosts together, but no cut between layers fits each: a layer takes {layer:,.1f} MB, "
+        f"with the embedding {first:,.1f} MB on the first host, with the head {last:,.1f} MB on the last"
+    )
 
 
 CHAT_TEMPLATE_NAME, SPECIAL_TOKENS_NAME = "chat_template.jinja", "special_tokens.json"
+NUMBER_BYTES = 4
 DEFAULT_CONTEXT = 8192  # positions that are kept of a longer context: hosts hold a rotary table of it
 TEMPORARIES = 3  # times the largest tensor that is held beside a stage while one is put together
 MEGABYTE = 1e6
@@ -91,6 +133,7 @@ class ImportSettings:
     blocks: int
     context: int | None = None  # positions to keep; None for the model's own, up to DEFAULT_CONTEXT
     is_untrained: bool = False
+    hosts: Sequence[HostShare] = ()  # of each stage; none: equal ones, with room for any
 
 
 @dataclass(frozen=True)
@@ -127,6 +170,8 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         f"{settings.source.name}: {layers} layers; this takes {disk / MEGABYTE:.0f} MB of disk and "
         f"{memory / MEGABYTE:.0f} MB of memory"
     )
+    for line in _stages(architecture):
+        progress.say(line)
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     nats = check_loss(
@@ -182,7 +227,13 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
     window = whole.window
     if window is not None and window.size >= context and window.rope_theta is None:
         window = None  # all positions are within it
-    return replace(whole, layers=cut(whole, settings.blocks), positions=context, window=window)
+    total = sum(whole.layers)
+    if not 1 <= settings.blocks <= total:
+        raise InputError(
+            f"--blocks {settings.blocks}: the model has {total} layers, and every stage needs one at least"
+        )
+    hosts = settings.hosts or (HostShare(),) * settings.blocks
+    return replace(whole, layers=cut(whole, hosts), positions=context, window=window)
 
 
 def _needed(a: LlamaArchitecture) -> int:
@@ -191,13 +242,13 @@ def _needed(a: LlamaArchitecture) -> int:
     largest = max(stage_cost(a, a.layers_in(i), i == 0, i == last).held for i in range(a.parts))
     largest = max(largest, a.vocabulary * a.width + (MAX_THREADS + 2) * stage_cost(a, 1, False, False).held)
     tensor = max(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in expected_shapes(a).values())
-    return 4 * (largest + TEMPORARIES * tensor)
+    return NUMBER_BYTES * (largest + TEMPORARIES * tensor)
 
 
 def _written(a: LlamaArchitecture) -> int:
     """Bytes of all stages' files."""
     costs = (stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers))
-    return 4 * sum(cost.held for cost in costs)
+    return NUMBER_BYTES * sum(cost.held for cost in costs)
 
 
 def _require_disk(needed: int, out: Path) -> None:
@@ -225,19 +276,25 @@ def _write_files(directory: Path, speech: Speech) -> dict[str, str]:
 # What an import made, for people.
 
 
+def _stages(a: LlamaArchitecture) -> list[str]:
+    """A line for each stage: what its host will hold, and its part of the work."""
+    costs = [stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers)]
+    whole = sum(cost.step for cost in costs)
+    ends = [" with the embedding" * (i == 0) + " with the head" * (i == a.parts - 1) for i in range(a.parts)]
+    return [
+        f"stage {i}: {cost.layers} layers{ends[i]}, {cost.step / whole:.0%} of a step's work, "
+        f"{NUMBER_BYTES * cost.held / MEGABYTE:.0f} MB"
+        for i, cost in enumerate(costs)
+    ]
+
+
 def summary(imported: Imported) -> str:
     """A line on the gate, then one for each stage."""
     manifest, a = imported.manifest, imported.manifest.architecture
     assert isinstance(a, LlamaArchitecture)
     limit = math.log(a.vocabulary)
-    costs = [stage_cost(a, a.layers_in(i), i == 0, i == a.parts - 1) for i in range(a.parts)]
-    whole = sum(cost.step for cost in costs)
     lines = [f"{imported.nats:.3f} nats a token on the probe text (ln({a.vocabulary}) = {limit:.2f} is no model)"]
-    for i, (cost, part) in enumerate(zip(costs, manifest.parts, strict=True)):
+    for line, part in zip(_stages(a), manifest.parts, strict=True):
         assert part is not None
-        ends = " with the embedding" * (i == 0) + " with the head" * (i == a.parts - 1)
-        lines.append(
-            f"stage {i}: {cost.layers} layers{ends}, {cost.step / whole:.0%} of a step's work, "
-            f"{part.bytes / MEGABYTE:.0f} MB, {part.file}"
-        )
+        lines.append(f"{line}, {part.file}")
     return "\n".join(lines)

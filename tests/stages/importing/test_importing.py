@@ -19,7 +19,7 @@ from onesweep.stages.checkpoint.inspect import verify
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.importing import importing
-from onesweep.stages.importing.importing import ImportSettings, import_model
+from onesweep.stages.importing.importing import HostShare, ImportSettings, import_model
 from onesweep.stages.model.decoder_options import SlidingWindow
 from onesweep.stages.model.llama import LlamaArchitecture
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
@@ -265,9 +265,47 @@ def test_a_quantisation_that_cannot_be_read(imported: Any, weights: Weights, tmp
         imported(path)
 
 
+def alike(count: int) -> tuple[HostShare, ...]:
+    return (HostShare(),) * count
+
+
 def test_the_cut_balances_what_a_step_reads() -> None:
     whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
-    assert importing.cut(whole, 3) == (12, 13, 5)
-    assert importing.cut(whole, 1) == (30,)
-    assert sum(importing.cut(whole, 30)) == 30
-    assert importing.cut(SHAPE, 3) == (1, 1, 1)
+    assert importing.cut(whole, alike(3)) == (12, 13, 5)
+    assert importing.cut(whole, alike(1)) == (30,)
+    assert sum(importing.cut(whole, alike(30))) == 30
+    assert importing.cut(SHAPE, alike(3)) == (1, 1, 1)
+
+
+def test_the_cut_follows_speed_and_memory_of_the_hosts() -> None:
+    whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
+    fast = importing.cut(whole, [HostShare(4.0), HostShare(), HostShare()])
+    assert fast[0] > 2 * max(fast[1:])
+    layer = 4 * importing.stage_cost(whole, 1, first=False, last=False).held
+    head = 4 * 49152 * 576
+    tight = importing.cut(whole, [HostShare(), HostShare(1.0, 5 * layer), HostShare()])
+    assert tight[1] == 5
+    with pytest.raises(InputError, match=r"the weights take 651 MB, the hosts have room for 300: 351 MB are missing"):
+        importing.cut(whole, [HostShare(1.0, 100e6)] * 3)
+    with pytest.raises(
+        InputError, match=r"no cut between layers fits each: a layer takes 14\.2 MB, with the embedding"
+    ):
+        importing.cut(whole, [HostShare(1.0, head), HostShare(), HostShare()])
+
+
+def test_the_command_says_how_hosts_are_filled_before_it_writes(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["import", str(folder), "--blocks", "2", "--untrained", "--out", str(tmp_path / "out")]
+    for arguments, message in (
+        (["--speeds", "1,2,3"], "--speeds has 3 numbers for 2 stages: give one for each host"),
+        (["--memory-mb", "0.001,0.001"], "MB are missing; add memory or hosts"),
+        (["--speeds", "1,0"], "'1,0' is no list of numbers above 0, such as 4,1,1"),
+    ):
+        assert main([*command, *arguments]) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+    assert main([*command, "--speeds", "2,1", "--memory-mb", "8,8"]) == 0
+    told = capsys.readouterr()
+    assert "stage 0: 2 layers with the embedding" in told.err
+    assert "stage 1: 1 layers with the head" in told.out
