@@ -30,7 +30,8 @@ from onesweep.stages.memory import keep_trimmed, return_large_buffers
 from onesweep.stages.signals import stop_on_signals
 from onesweep.stages.telemetry.observability import Telemetry
 from onesweep.stages.wire.auth import ROUTER
-from onesweep.stages.wire.channel import bind, is_loopback, new_server, serve_health
+from onesweep.stages.wire.channel import bind, is_loopback, new_server
+from onesweep.stages.wire.health import HealthChecks, serve_health
 from onesweep.stages.wire.registry import open_registry
 from onesweep.stages.wire.tokens import Keyring
 
@@ -69,8 +70,8 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     port = bind(server, settings.listen, security)
     if figures is not None:
         lookout.serve(ROUTER_METRICS, figures.reader(service.status, security.tls))
-    await checks.look()
-    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    checks.look()
+    checks.set("", health_pb2.HealthCheckResponse.SERVING)
     vitals = await serve_health(checks, settings.health)
     await server.start()
     await ring.open()
@@ -82,7 +83,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     try:
         await _told_to_stop(stop, tasks)
     finally:
-        await checks.enter_graceful_shutdown()
+        checks.stop()
         await _drained(admission, settings.drain_s)
         for task in tasks:
             task.cancel()
@@ -94,7 +95,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
         await lookout.close()
 
 
-class Health(health.aio.HealthServicer):
+class Health(HealthChecks):
     """gRPC's health service; it answers with the router's status at that moment."""
 
     def __init__(self, rollout: Rollout) -> None:
@@ -105,22 +106,22 @@ class Health(health.aio.HealthServicer):
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
-        await self.look()
+        self.look()
         return await super().Check(request, context)
 
-    async def look(self) -> None:
+    def look(self) -> None:
         """Take over what the rollout says."""
         problem = self._rollout.current.view.problem
         if problem != self._told:
             self._told = problem
             log.info("router: %s", problem or "ready")
             status = health_pb2.HealthCheckResponse
-            await self.set(SERVICE, status.NOT_SERVING if problem else status.SERVING)
+            self.set(SERVICE, status.NOT_SERVING if problem else status.SERVING)
 
     async def watch(self) -> None:
         """Look now and then, for those who `Watch`. Has no end."""
         while True:
-            await self.look()
+            self.look()
             await asyncio.sleep(HEALTH_S)
 
 

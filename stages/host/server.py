@@ -31,7 +31,8 @@ from onesweep.stages.signals import stop_on_signals
 from onesweep.stages.telemetry.observability import ObservabilitySettings, Telemetry
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.auth import HOST, CertificateGuard
-from onesweep.stages.wire.channel import DRAIN_S, bind, check_target, is_loopback, new_server, serve_health
+from onesweep.stages.wire.channel import DRAIN_S, bind, check_target, is_loopback, new_server
+from onesweep.stages.wire.health import HealthChecks, serve_health
 from onesweep.stages.wire.registry import Registration, Registry, check_dialled, follow_successors
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -103,14 +104,14 @@ class StageServer:
         security = self.settings.security
         server = new_server(self.message_bytes, [CertificateGuard(SERVICE)] if security.tls else [])
         stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
-        checks = health.aio.HealthServicer()
+        checks = HealthChecks()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         port = bind(server, self.settings.listen, security, mutual=True)
         if figures is not None:
             lookout.serve(STAGE_METRICS, figures.reader(service.description, security.tls))
-        await checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
-        await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        checks.set("", health_pb2.HealthCheckResponse.SERVING)
         vitals = await serve_health(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
@@ -130,7 +131,7 @@ class StageServer:
             host.next_hosts.set_addresses(self.settings.next)
         await stop.wait()
         host.stopping = True
-        await checks.enter_graceful_shutdown()
+        checks.stop()
         await _drained(host, self.settings.drain_s)
         for member in members:  # not before: who follows the registry cuts what runs on a host that is gone from there
             member.cancel()
@@ -181,7 +182,7 @@ class StageServer:
         return host
 
     async def _become_ready(
-        self, host: Host, loader: Loader, service: StageService, checks: health.aio.HealthServicer, stop: asyncio.Event
+        self, host: Host, loader: Loader, service: StageService, checks: HealthChecks, stop: asyncio.Event
     ) -> None:
         try:
             await loader.begin()
@@ -199,7 +200,7 @@ class StageServer:
                     log.info("%s: %s", host.settings.name, reason or "ready")
                 service.not_ready_reason = reason
                 status = health_pb2.HealthCheckResponse
-                await checks.set(SERVICE, status.NOT_SERVING if reason else status.SERVING)
+                checks.set(SERVICE, status.NOT_SERVING if reason else status.SERVING)
                 await asyncio.sleep(HOUSEKEEPING_S if not reason else RETRY_S)
         finally:
             worker.cancel()

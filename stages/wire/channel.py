@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2_grpc
 
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.wire.status import DecodeErrors, with_decode_errors
@@ -143,20 +142,6 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     if not bound:
         raise ServiceError(f"cannot listen on {host}:{port}: the port is in use, or the address is not of this machine")
     return bound
-
-
-async def serve_health(checks: health.aio.HealthServicer, address: str | None) -> grpc.aio.Server:
-    """Answer health checks in plain text on a port of their own; without an address do nothing.
-
-    Raises InputError or ServiceError when it cannot listen there.
-    """
-    server = new_server()
-    if address is not None:
-        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        # a port of its own: Kubernetes' gRPC probes know no TLS, and readiness is no secret
-        bind(server, address, Security(insecure=True))
-        await server.start()
-    return server
 
 
 def _message_options(message_bytes: int, connect_ms: int = CONNECT_MS) -> list[tuple[str, int]]:

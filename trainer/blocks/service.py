@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from onesweep.stages.errors import InputError, Interrupted, ServiceError
 from onesweep.stages.wire.channel import bind, is_loopback, new_server, open_channel, parse_address
+from onesweep.stages.wire.health import HealthChecks
 from onesweep.trainer.blocks.progress import Moment, Progress, TrainingState
 from onesweep.trainer.v1 import training_pb2, training_pb2_grpc
 
@@ -110,14 +110,14 @@ def listening(address: str | None, progress: Progress) -> Iterator[int | None]:
         server.stop()
 
 
-async def add_health(server: grpc.aio.Server, service: str) -> health.HealthServicer:
+def add_health(server: grpc.aio.Server, service: str) -> HealthChecks:
     """Health of the process and of its service, both serving, and reflection of them."""
-    checks = health.HealthServicer()
+    checks = HealthChecks()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     names = (service, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     for name in ("", service):
-        await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        checks.set(name, health_pb2.HealthCheckResponse.SERVING)
     return checks
 
 
@@ -145,7 +145,7 @@ class _ServerThread:
         try:
             server = new_server()
             training_pb2_grpc.add_TrainingServiceServicer_to_server(self.service, server)
-            state = await add_health(server, SERVICE)
+            state = add_health(server, SERVICE)
             port = bind(server, self.address)
             await server.start()
         except BaseException as error:
@@ -154,7 +154,7 @@ class _ServerThread:
         self._port.set_result(port)
         while not self._ended.is_set():
             await asyncio.sleep(MIN_INTERVAL_S)
-        await state.enter_graceful_shutdown()
+        state.stop()
         await server.stop(FAREWELL_S)
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import grpc
 import grpc.aio
-from grpc_health.v1.health import aio as health
 
 from onesweep.stages.errors import InputError, Interrupted
 from onesweep.stages.signals import stop_on_signals
 from onesweep.stages.wire.auth import HOST, ROUTER
 from onesweep.stages.wire.channel import bind, is_loopback, new_server, parse_address
+from onesweep.stages.wire.health import HealthChecks
 from onesweep.stages.wire.tls import Security
 from onesweep.stages.wire.tokens import Keyring
 from onesweep.stages.wire.web_access import check_framework
@@ -46,12 +46,12 @@ class OpenPort:
     """A server that answers."""
 
     server: grpc.aio.Server
-    checks: health.HealthServicer
+    checks: HealthChecks
     port: int
 
     async def close(self) -> None:
         """Take no more calls, and let those under way come to their end for a while."""
-        await self.checks.enter_graceful_shutdown()
+        self.checks.stop()
         await self.server.stop(DRAIN_S)
 
 
@@ -96,7 +96,7 @@ async def open_port(coordinator: Coordinator, keyring: Keyring) -> OpenPort:
     rounds_pb2_grpc.add_RoundsServiceServicer_to_server(
         RoundsService(coordinator, WorkerAccess(keyring, mutual)), server
     )
-    checks = await add_health(server, SERVICE)
+    checks = add_health(server, SERVICE)
     port = bind(server, settings.listen, settings.security, mutual)
     await server.start()
     return OpenPort(server, checks, port)
