@@ -120,7 +120,7 @@ class GgufSource(Source):
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self._factors = self._tensors.pop(ROPE_FACTORS, None)
         self._name = self._fields.get("general.architecture")
-        self.family = gguf_family(self._name)
+        self.family = gguf_family(self._name, bool(self._says("expert_count", 0)))
         if (count := self._fields.get("split.count", 1)) != 1:
             raise CheckpointError(f"{path} is one of {count} files of a model: join them with llama-gguf-split --merge")
         self._check_quantisations()

@@ -19,6 +19,7 @@ from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.importing.families import FAMILIES
+from onesweep.stages.importing.gguf_file import interleaved
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.importing import ImportSettings, import_model, open_source
 from onesweep.stages.importing.source import expected_shapes
@@ -72,9 +73,30 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "qwen 3, experts": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+        },
+        {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 24},
+    ),
+    "qwen 3, experts by odds": (
+        "Qwen3Moe",
+        {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": False},
+        {},
+    ),
+    "mixtral": (
+        "Mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20},
+        {"expert_count": 4, "expert_used_count": 2, "sliding_window": 20},
+    ),
 }
 # Of which a GGUF file says nothing: llama.cpp knows it of the published models.
-UNSAID = ("qwen 3, window", "gemma 2, query scale", "gemma 3, scaled")
+UNSAID = ("qwen 3, window", "gemma 2, query scale", "gemma 3, scaled", "qwen 3, experts by odds")
 POSITIONS, WRITTEN = 60, 8
 
 
@@ -170,6 +192,10 @@ def test_a_gguf_file_of_it_is_the_same_model(made: Made, tmp_path: Path) -> None
         torch.testing.assert_close(other.tensor(name), one.tensor(name), rtol=1e-6, atol=1e-6)
 
 
+MIXTURE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
+MIXTURE |= {"moe_intermediate_size": 8}
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -183,6 +209,10 @@ def test_a_gguf_file_of_it_is_the_same_model(made: Made, tmp_path: Path) -> None
         ({"num_hidden_layers": 10**12}, "layers of a stage must be a whole number from 1 to 1024"),
         ({"hidden_size": 1 << 40}, "width must be a whole number from 2 to 65536"),
         ({"head_dim": 7}, "head_dim 7 must be even"),
+        ({**MIXTURE, "num_experts": 1 << 20}, "experts.count must be a whole number from 2 to 32768, not 1048576"),
+        ({**MIXTURE, "num_experts": 20000}, "60000 experts in all layers; at most 32768 are read"),
+        ({**MIXTURE, "num_experts_per_tok": 9}, "experts.used must be a whole number from 1 to 8, not 9"),
+        ({**MIXTURE, "mlp_only_layers": [1]}, "layers of which some are mixtures"),
         ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["odd"]}, "layer_types must name each layer full_att"),
         ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "attention to later tokens"),
     ],
@@ -207,6 +237,8 @@ def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
         kind = theirs.split(".")[-2]
         if source.family.offset_norms and kind.endswith("norm"):
             tensor = tensor + 1
+        if source.family.interleaved and kind in ("q_proj", "k_proj"):
+            tensor = interleaved(tensor, a.heads if kind == "q_proj" else a.kv_heads)
         if theirs == "lm_head.weight" and a.tied_head:
             continue
         writer.add_tensor(names.get_name(theirs, (".weight", ".bias")), tensor.contiguous().numpy())
