@@ -18,7 +18,7 @@ from onesweep.stages.backends.base import CleanPiece, StageRunner
 from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
-from onesweep.stages.importing.families import FAMILIES
+from onesweep.stages.importing.families import FAMILIES, family_named
 from onesweep.stages.importing.gguf_file import interleaved
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.importing import ImportSettings, import_model, open_source
@@ -221,6 +221,55 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, changes: dict
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "architectures": ["Qwen3ForCausalLM"], **changes}))
     with pytest.raises(CheckpointError, match=re.escape(sentence)):
         open_source(tmp_path)
+
+
+# As the published models say it, in words that `transformers` has changed since.
+PUBLISHED: dict[str, str] = {
+    "Gemma3ForCausalLM": """{
+        "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "vocab_size": 262144,
+        "hidden_activation": "gelu_pytorch_tanh", "rope_local_base_freq": 10000, "rope_theta": 1000000,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 512, "sliding_window_pattern": 6
+    }""",
+    "Gemma2ForCausalLM": """{
+        "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+        "max_position_embeddings": 8192, "vocab_size": 256000, "hidden_act": "gelu_pytorch_tanh",
+        "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 224, "rope_theta": 10000.0
+    }""",
+    "Qwen3ForCausalLM": """{
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "max_position_embeddings": 40960, "vocab_size": 151936, "rope_theta": 1000000,
+        "head_dim": 128, "sliding_window": null, "use_sliding_window": false, "tie_word_embeddings": true
+    }""",
+    "Phi3ForCausalLM": """{
+        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "max_position_embeddings": 4096, "vocab_size": 32064, "sliding_window": 2047,
+        "rope_scaling": null, "rope_theta": 10000.0
+    }""",
+    "Olmo2ForCausalLM": """{
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "max_position_embeddings": 4096, "vocab_size": 100352, "rope_theta": 500000, "rms_norm_eps": 1e-6
+    }""",
+    "Qwen3MoeForCausalLM": """{
+        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "max_position_embeddings": 40960, "vocab_size": 151936, "head_dim": 128,
+        "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": true, "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768, "rope_theta": 1000000.0, "sliding_window": null, "mlp_only_layers": []
+    }""",
+    "MixtralForCausalLM": """{
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 32768, "vocab_size": 32000, "sliding_window": null,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1000000.0
+    }""",
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_is_read_as_transformers_reads_it(transformers: Any, name: str) -> None:
+    kind = name.removesuffix("ForCausalLM")
+    said, family = json.loads(PUBLISHED[name]), family_named(name)
+    config = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")(**said)
+    assert family.architecture(said) == family.architecture(json.loads(config.to_json_string()))
 
 
 def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
