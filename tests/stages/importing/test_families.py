@@ -23,6 +23,7 @@ from onesweep.stages.importing.gguf_file import interleaved
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.importing import ImportSettings, import_model, open_source
 from onesweep.stages.importing.source import expected_shapes
+from onesweep.stages.model.decoder_options import LinearScaling
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import new_caches
@@ -56,22 +57,28 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma 2, query scale": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 40}, {"sliding_window": 4096}),
     "gemma 3": (
         "Gemma3Text",
-        {"num_hidden_layers": 7, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20},
+        {
+            "num_hidden_layers": 7,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 20,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
         {"sliding_window": 20},
     ),
-    "gemma 3, scaled": (
+    "gemma 3, other layers": (
         "Gemma3Text",
         {
             "head_dim": 16,
             "query_pre_attn_scalar": 16,
             "sliding_window": 20,
+            "rope_local_base_freq": 100.0,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
         },
-        {},
+        {"sliding_window": 20, "sliding_window_pattern": [True, False, True], "rope_freq_base_swa": 100.0},
     ),
     "qwen 3, experts": (
         "Qwen3Moe",
@@ -96,7 +103,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 # Of which a GGUF file says nothing: llama.cpp knows it of the published models.
-UNSAID = ("qwen 3, window", "gemma 2, query scale", "gemma 3, scaled", "qwen 3, experts by odds")
+UNSAID = ("qwen 3, window", "gemma 2, query scale", "qwen 3, experts by odds")
 POSITIONS, WRITTEN = 60, 8
 
 
@@ -315,6 +322,8 @@ def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def describe(writer: Any, a: LlamaArchitecture, said: dict[str, Any]) -> None:
+    import gguf
+
     writer.add_block_count(a.total_layers)
     writer.add_context_length(a.positions)
     writer.add_embedding_length(a.width)
@@ -324,6 +333,9 @@ def describe(writer: Any, a: LlamaArchitecture, said: dict[str, Any]) -> None:
     writer.add_key_length(a.head_dim)
     writer.add_layer_norm_rms_eps(a.norm_epsilon)
     writer.add_rope_freq_base(a.rope_theta)
+    if isinstance(a.rope_scaling, LinearScaling):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(a.rope_scaling.factor)
     for name, value in said.items():
         getattr(writer, f"add_{name}")(value)
     describe_letters(writer)
