@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError, InputError, ShapeError
 from onesweep.stages.importing.families import gguf_family
-from onesweep.stages.importing.families.base import ModelFamily
+from onesweep.stages.importing.families.base import FULL, SLIDING, ModelFamily
 from onesweep.stages.importing.gguf_tokenizer import gguf_speech
 from onesweep.stages.importing.source import Shape, Source, expected_shapes, places_of
 from onesweep.stages.model.decoder_options import RopeScaling
@@ -98,6 +98,8 @@ _OPTIONAL = {
     "head_dim": "attention.key_length",
     "rope_theta": "rope.freq_base",
     "sliding_window": "attention.sliding_window",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+    "rope_local_base_freq": "rope.freq_base_swa",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "num_experts": "expert_count",
@@ -120,7 +122,7 @@ class GgufSource(Source):
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self._factors = self._tensors.pop(ROPE_FACTORS, None)
         self._name = self._fields.get("general.architecture")
-        self.family = gguf_family(self._name)
+        self.family = gguf_family(self._name, bool(self._says("expert_count", 0)))
         if (count := self._fields.get("split.count", 1)) != 1:
             raise CheckpointError(f"{path} is one of {count} files of a model: join them with llama-gguf-split --merge")
         self._check_quantisations()
@@ -207,6 +209,8 @@ class GgufSource(Source):
         }
         turned = self._says("rope.dimension_count", head_dim)
         config |= {"rms_norm_eps": epsilon, "head_dim": head_dim, "rotary_dim": turned, "rope_scaling": rope}
+        if isinstance(pattern := config.get("sliding_window_pattern"), list):
+            config["layer_types"] = [SLIDING if slides else FULL for slides in pattern]
         config["num_key_value_heads"] = config.get("num_key_value_heads") or heads
         config["sliding_window"] = config.get("sliding_window") or None
         return config | {"tie_word_embeddings": "output.weight" not in self._tensors}

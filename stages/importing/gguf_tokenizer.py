@@ -126,6 +126,8 @@ SPLITS: dict[str, list[dict[str, Any]]] = {
     "smollm": [{"type": "Digits", "individual_digits": True}],
     "gpt-2": [],
     "llama-bpe": [{"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}],
+    # OLMo 2's, say: cut as Llama 3's (llama-vocab.cpp of llama.cpp), and merged without exception
+    "dbrx": [{"type": "Split", "pattern": {"Regex": _LLAMA3}, "behavior": "Isolated", "invert": False}],
     "qwen2": [
         {
             "type": "Split",

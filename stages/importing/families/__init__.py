@@ -8,12 +8,14 @@ from onesweep.stages.importing.families.gemma2 import GEMMA2
 from onesweep.stages.importing.families.gemma3 import GEMMA3
 from onesweep.stages.importing.families.llama import LLAMA
 from onesweep.stages.importing.families.mistral import MISTRAL
+from onesweep.stages.importing.families.mixtral import MIXTRAL
 from onesweep.stages.importing.families.olmo2 import OLMO2
 from onesweep.stages.importing.families.phi3 import PHI3
 from onesweep.stages.importing.families.qwen2 import QWEN2
 from onesweep.stages.importing.families.qwen3 import QWEN3
+from onesweep.stages.importing.families.qwen3_moe import QWEN3_MOE
 
-FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3)
+FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL)
 
 
 def family_named(name: object) -> ModelFamily:
@@ -25,9 +27,12 @@ def family_named(name: object) -> ModelFamily:
     return found
 
 
-def gguf_family(name: object) -> ModelFamily:
-    """By the name of its architecture in GGUF. Raises CheckpointError that lists the known ones."""
-    known = {family.gguf: family for family in FAMILIES if family.gguf}
-    if not isinstance(name, str) or name not in known:
-        raise CheckpointError(f"the architecture {name!r} is not supported; in GGUF, {', '.join(known)} are")
-    return known[name]
+def gguf_family(name: object, is_mixture: bool) -> ModelFamily:
+    """By the name of its architecture in GGUF, and whether it has experts. Raises CheckpointError that lists the known
+    ones."""
+    found = next((each for each in FAMILIES if (each.gguf, each.is_mixture) == (name, is_mixture)), None)
+    if found is None:
+        known = dict.fromkeys(each.gguf for each in FAMILIES if each.gguf and each.is_mixture == is_mixture)
+        kind = " as a mixture of experts" if is_mixture else ""
+        raise CheckpointError(f"the architecture {name!r}{kind} is not supported; in GGUF, {', '.join(known)} are")
+    return found

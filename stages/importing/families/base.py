@@ -65,6 +65,7 @@ class ModelFamily:
 
     name: str  # in `architectures` of config.json
     gguf: str = ""  # in `general.architecture`; empty where GGUF files of it are not read
+    is_mixture: bool = False  # of experts: families of one name in GGUF are told apart by it
     tensors: Mapping[str, str] = field(default_factory=lambda: TENSORS)
     gguf_tensors: Mapping[str, str] = field(default_factory=lambda: GGUF_TENSORS)
     # Fields of the architecture that are not Llama's, of the settings.

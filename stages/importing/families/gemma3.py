@@ -30,7 +30,7 @@ SLIDING_THETA = 10000.0
 def _options(config: Config) -> dict[str, Any]:
     period = config.get("sliding_window_pattern", 6)
     options = window(config, sliding_layers(config, (i for i in every_layer(config) if (i + 1) % period)))
-    local = rope_of(config, SLIDING) if "rope_parameters" in config else {}
+    local = rope_of(config, SLIDING) if SLIDING in (config.get("rope_parameters") or {}) else {}
     theta = config.get("rope_local_base_freq") or local.get("rope_theta") or SLIDING_THETA
     if local.get("rope_type", "default") != "default":
         raise CheckpointError(f"rotary scaling {local['rope_type']!r} of layers that slide is not supported")

@@ -78,11 +78,12 @@ def test_no_rows_depend_on_others(key: tuple[LlamaArchitecture, int]) -> None:
     assert not isinstance(runner_of("torch", key), OneAtATime)
 
 
-def test_no_rows_depend_on_others_on_two_threads() -> None:
+@pytest.mark.parametrize("key", [(SHAPES[3], 2), (OPTIONS["experts"], 0)], ids=["dense", "experts"])
+def test_no_rows_depend_on_others_on_two_threads(key: tuple[LlamaArchitecture, int]) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert not isinstance(backend_named("torch").stage(copy.deepcopy(STAGES[SHAPES[3], 2])), OneAtATime)
+        assert not isinstance(backend_named("torch").stage(copy.deepcopy(STAGES[key])), OneAtATime)
     finally:
         torch.set_num_threads(before)
 

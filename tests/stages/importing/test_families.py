@@ -18,10 +18,12 @@ from onesweep.stages.backends.base import CleanPiece, StageRunner
 from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
-from onesweep.stages.importing.families import FAMILIES
+from onesweep.stages.importing.families import FAMILIES, family_named
+from onesweep.stages.importing.gguf_file import interleaved
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.importing import ImportSettings, import_model, open_source
 from onesweep.stages.importing.source import expected_shapes
+from onesweep.stages.model.decoder_options import LinearScaling
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import new_caches
@@ -55,26 +57,53 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma 2, query scale": ("Gemma2", {"head_dim": 16, "query_pre_attn_scalar": 40}, {"sliding_window": 4096}),
     "gemma 3": (
         "Gemma3Text",
-        {"num_hidden_layers": 7, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20},
+        {
+            "num_hidden_layers": 7,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 20,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
         {"sliding_window": 20},
     ),
-    "gemma 3, scaled": (
+    "gemma 3, other layers": (
         "Gemma3Text",
         {
             "head_dim": 16,
             "query_pre_attn_scalar": 16,
             "sliding_window": 20,
+            "rope_local_base_freq": 100.0,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
         },
+        {"sliding_window": 20, "sliding_window_pattern": [True, False, True], "rope_freq_base_swa": 100.0},
+    ),
+    "qwen 3, experts": (
+        "Qwen3Moe",
+        {
+            "head_dim": 16,
+            "moe_intermediate_size": 24,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+        },
+        {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 24},
+    ),
+    "qwen 3, experts by odds": (
+        "Qwen3Moe",
+        {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": False},
         {},
+    ),
+    "mixtral": (
+        "Mixtral",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20},
+        {"expert_count": 4, "expert_used_count": 2, "sliding_window": 20},
     ),
 }
 # Of which a GGUF file says nothing: llama.cpp knows it of the published models.
-UNSAID = ("qwen 3, window", "gemma 2, query scale", "gemma 3, scaled")
+UNSAID = ("qwen 3, window", "gemma 2, query scale", "qwen 3, experts by odds")
 POSITIONS, WRITTEN = 60, 8
 
 
@@ -170,6 +199,10 @@ def test_a_gguf_file_of_it_is_the_same_model(made: Made, tmp_path: Path) -> None
         torch.testing.assert_close(other.tensor(name), one.tensor(name), rtol=1e-6, atol=1e-6)
 
 
+MIXTURE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "num_experts_per_tok": 2}
+MIXTURE |= {"moe_intermediate_size": 8}
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -183,6 +216,10 @@ def test_a_gguf_file_of_it_is_the_same_model(made: Made, tmp_path: Path) -> None
         ({"num_hidden_layers": 10**12}, "layers of a stage must be a whole number from 1 to 1024"),
         ({"hidden_size": 1 << 40}, "width must be a whole number from 2 to 65536"),
         ({"head_dim": 7}, "head_dim 7 must be even"),
+        ({**MIXTURE, "num_experts": 1 << 20}, "experts.count must be a whole number from 2 to 32768, not 1048576"),
+        ({**MIXTURE, "num_experts": 20000}, "60000 experts in all layers; at most 32768 are read"),
+        ({**MIXTURE, "num_experts_per_tok": 9}, "experts.used must be a whole number from 1 to 8, not 9"),
+        ({**MIXTURE, "mlp_only_layers": [1]}, "layers of which some are mixtures"),
         ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["odd"]}, "layer_types must name each layer full_att"),
         ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "attention to later tokens"),
     ],
@@ -191,6 +228,55 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, changes: dict
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "architectures": ["Qwen3ForCausalLM"], **changes}))
     with pytest.raises(CheckpointError, match=re.escape(sentence)):
         open_source(tmp_path)
+
+
+# As the published models say it, in words that `transformers` has changed since.
+PUBLISHED: dict[str, str] = {
+    "Gemma3ForCausalLM": """{
+        "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "vocab_size": 262144,
+        "hidden_activation": "gelu_pytorch_tanh", "rope_local_base_freq": 10000, "rope_theta": 1000000,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 512, "sliding_window_pattern": 6
+    }""",
+    "Gemma2ForCausalLM": """{
+        "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+        "max_position_embeddings": 8192, "vocab_size": 256000, "hidden_act": "gelu_pytorch_tanh",
+        "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 224, "rope_theta": 10000.0
+    }""",
+    "Qwen3ForCausalLM": """{
+        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "max_position_embeddings": 40960, "vocab_size": 151936, "rope_theta": 1000000,
+        "head_dim": 128, "sliding_window": null, "use_sliding_window": false, "tie_word_embeddings": true
+    }""",
+    "Phi3ForCausalLM": """{
+        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "max_position_embeddings": 4096, "vocab_size": 32064, "sliding_window": 2047,
+        "rope_scaling": null, "rope_theta": 10000.0
+    }""",
+    "Olmo2ForCausalLM": """{
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "max_position_embeddings": 4096, "vocab_size": 100352, "rope_theta": 500000, "rms_norm_eps": 1e-6
+    }""",
+    "Qwen3MoeForCausalLM": """{
+        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "max_position_embeddings": 40960, "vocab_size": 151936, "head_dim": 128,
+        "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": true, "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768, "rope_theta": 1000000.0, "sliding_window": null, "mlp_only_layers": []
+    }""",
+    "MixtralForCausalLM": """{
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 32768, "vocab_size": 32000, "sliding_window": null,
+        "num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1000000.0
+    }""",
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_is_read_as_transformers_reads_it(transformers: Any, name: str) -> None:
+    kind = name.removesuffix("ForCausalLM")
+    said, family = json.loads(PUBLISHED[name]), family_named(name)
+    config = getattr(transformers, f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config")(**said)
+    assert family.architecture(said) == family.architecture(json.loads(config.to_json_string()))
 
 
 def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
@@ -207,6 +293,8 @@ def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
         kind = theirs.split(".")[-2]
         if source.family.offset_norms and kind.endswith("norm"):
             tensor = tensor + 1
+        if source.family.interleaved and kind in ("q_proj", "k_proj"):
+            tensor = interleaved(tensor, a.heads if kind == "q_proj" else a.kv_heads)
         if theirs == "lm_head.weight" and a.tied_head:
             continue
         writer.add_tensor(names.get_name(theirs, (".weight", ".bias")), tensor.contiguous().numpy())
@@ -234,6 +322,8 @@ def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def describe(writer: Any, a: LlamaArchitecture, said: dict[str, Any]) -> None:
+    import gguf
+
     writer.add_block_count(a.total_layers)
     writer.add_context_length(a.positions)
     writer.add_embedding_length(a.width)
@@ -243,6 +333,9 @@ def describe(writer: Any, a: LlamaArchitecture, said: dict[str, Any]) -> None:
     writer.add_key_length(a.head_dim)
     writer.add_layer_norm_rms_eps(a.norm_epsilon)
     writer.add_rope_freq_base(a.rope_theta)
+    if isinstance(a.rope_scaling, LinearScaling):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(a.rope_scaling.factor)
     for name, value in said.items():
         getattr(writer, f"add_{name}")(value)
     describe_letters(writer)
