@@ -12,6 +12,7 @@ from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.host.parts import ModelKind, Parts, session_bytes
+from onesweep.stages.host.prefixes import Beginning
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.vocabulary import Alphabet
@@ -45,6 +46,7 @@ class Session:
     released: bool = False  # nobody waits for it any more. Read by the engine's thread.
     # Of each part that this host holds, in their order.
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
+    beginning: Beginning | None = None  # where the beginning of its text may be kept
 
     def accepted(self, length: int, work: AnyWork) -> None:
         """Book a hop up to position `length`."""
@@ -65,6 +67,11 @@ class Session:
         if not is_prefill:
             event.timings.extend(self.timings)
             self.timings = []
+
+    @property
+    def layers(self) -> list[LayerCache]:
+        """Caches of all parts in one list."""
+        return [cache for caches in self.caches.values() for cache in caches]
 
     @property
     def alphabet(self) -> Alphabet:

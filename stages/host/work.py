@@ -99,9 +99,10 @@ class _StageWork(HopWork):
 
     def __init__(self, request: PipelineRequest, hop: stage_pb2.Hop, session: Session, following: int) -> None:
         self.hop, self.session, self.following, self.codec = hop, session, following, request.codec
-        for caches in session.caches.values():
-            for cache in caches:
-                cache.length = request.start  # draft tokens from there on are forgotten
+        if session.beginning is not None and session.beginning.recalled:
+            session.beginning.recall(session.layers)
+        for cache in session.layers:
+            cache.length = request.start  # draft tokens from there on are forgotten
         self._runners, self._stages = session.parts.pipeline(session.kind), tuple(session.caches)
         self._at = 0
         self._hidden = list[Tensor]()
