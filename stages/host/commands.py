@@ -119,7 +119,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
     parser.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
     parser.add_argument(
-        "--prefix-mb", type=int, default=256, metavar="MB", help="memory for beginnings of earlier texts, 0 = off (256)"
+        "--prefix-mb", type=int, default=256, metavar="MB", help="memory for earlier prompts, 0 = off (256)"
     )
     parser.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
     parser.add_argument("--queue", type=int, default=64, metavar="N", help="hops under way (64)")
