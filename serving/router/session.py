@@ -91,7 +91,7 @@ class Session:
         self._digest = self.weights[MODEL_KINDS.index(kind)]
         self._journal = Journal(self.alphabet)
         # Space of its text in the hosts' memory; empty: it has none.
-        self._space = ticket.space()
+        self._space = ticket.space() if view.settings.memory else b""
         # A host no longer had what it said that it keeps.
         self._forgotten = False
         self._work: Work | PictureWork | None = None
