@@ -192,14 +192,16 @@ class Host:
 
     async def end(self, names: list[str]) -> int:
         """Free the sessions of requests that ended, and keep what they read in memory; returns how many there were."""
-        ended = [session for name in names if (session := self.sessions.sessions.get(name)) is not None]
-        count = self.release(names)
-        for session in ended:
-            beginning = session.beginning
-            for at in range(len(beginning.digests) if beginning and self.prefixes.budget_bytes else 0):
-                assert beginning is not None
-                self.prefixes.keep(beginning, at, session.layers)
-                await asyncio.sleep(0)  # copying a piece takes up to a millisecond: hops go between
+        count = 0
+        for name in names:
+            session = self.sessions.sessions.get(name)
+            if session is not None and session.beginning is not None and self.prefixes.budget_bytes:
+                session.released = True  # nobody waits for it, but its memory is in use until all is copied
+                beginning = Beginning(session.beginning.root, list(session.beginning.digests))
+                for at in range(len(beginning.digests)):
+                    self.prefixes.keep(beginning, at, session.layers)
+                    await asyncio.sleep(0)  # copying a piece takes up to a millisecond: hops go between
+            count += self.sessions.release(name)
         return count
 
     def close(self) -> None:

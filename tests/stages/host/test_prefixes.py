@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -138,6 +139,18 @@ async def test_what_was_not_computed_yet_is_not_kept(whole: Parts) -> None:
         await host.end(["1"])
         assert rest
         assert host.prefixes.bytes == 0
+
+
+async def test_what_is_copied_counts_as_a_session_until_then(whole: Parts) -> None:
+    async with open_host(whole) as host:
+        await written(host, hops_of(whole, "1", SECOND))
+        ending = asyncio.create_task(host.end(["1"]))
+        await asyncio.sleep(0)
+        assert host.sessions.bytes > 0
+        assert host.sessions.sessions["1"].released
+        assert host.prefixes.bytes == PIECE_BYTES
+        assert await ending == 1
+        assert (host.sessions.bytes, host.prefixes.bytes) == (0, 3 * PIECE_BYTES)
 
 
 async def test_no_memory_where_it_is_off(whole: Parts) -> None:
