@@ -27,7 +27,7 @@ SETS = {
         "--frequency-penalty --presence-penalty --repetition-penalty --steps --codec --sampler "
         "--drafter --draft --branches --scorer --candidates --suffix --budget-ms --timeout-s",
     ),
-    "host": ("stage", "--session-mb --lease-s --queue --batch --backend --hop-timeout-s"),
+    "host": ("stage", "--session-mb --prefix-mb --lease-s --queue --batch --backend --hop-timeout-s"),
     "server": ("stage", "--threads --keep-warm-ms --shelf --health --drain-s --metrics --traces --log-format"),
     "registry": ("stage", "--registry --registry-ca --registry-cert --registry-key"),
     "token": ("generate", "--token-file --token"),

@@ -15,6 +15,7 @@ import torch
 from onesweep.loadtest.host.benchmark import PROMPT, Benchmark, ring_of
 from onesweep.loadtest.host.settings import MemorySettings
 from onesweep.loadtest.report.table import aligned
+from onesweep.loadtest.workload.testbed import NO_MEMORY
 from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.client.client import Client
@@ -243,7 +244,8 @@ def measure_hosts(checkpoint: Path, session_mb: int) -> list[HostMemory]:
     filling = _filling(directory, read_manifest(directory), ring.hosts, budget)
     with tempfile.TemporaryDirectory(prefix="onesweep-bench-") as folder:
         idle = serve_random(Path(folder), IDLE)[0].rss
-    with temporary_deployment(ring, checkpoint, host_options=("--session-mb", str(session_mb))) as deployment:
+    options = ("--session-mb", str(session_mb), *NO_MEMORY)
+    with temporary_deployment(ring, checkpoint, host_options=options) as deployment:
         ready = {name: memory_of(pid) for name, pid in deployment.processes.items()}
         held = _fill(deployment, filling)
         after = {name: memory_of(pid) for name, pid in deployment.processes.items()}

@@ -87,8 +87,8 @@ def run_first_token(options: argparse.Namespace) -> int:
     check_report_options(options)
     prompt, alphabet = prompt_for(settings, profile)
     with ends_cleanly():
-        rows = measure_first_token(settings, profile, prompt, alphabet, say)
-    print(first_token_table(rows))
-    record = {"profile": profile.name, "prompt_symbols": settings.prompt_symbols, "rows": rows}
+        rows, turns = measure_first_token(settings, profile, prompt, alphabet, say)
+    print(first_token_table(rows, turns))
+    record = {"profile": profile.name, "prompt_symbols": settings.prompt_symbols, "rows": rows, "turns": turns}
     write_report(options, {"bench": "first-token", **origin(), **record})
-    return int(any(row["failed"] for row in rows))
+    return int(any(row["failed"] for row in (*rows, *turns)))

@@ -1,7 +1,8 @@
 """A long prompt over far links: prefill in pieces against prefill in one hop, and the floor of each.
 
-Beside the router of a deployment stands a second one over the same hosts, which sends every prompt in one hop
-(`python -m onesweep.loadtest.latency.first_token TOPOLOGY LISTEN`); requests to the two take turns.
+And the second turn of a chat, whose beginning hosts have in memory, against the same prompt read anew. Beside the
+router of a deployment stand two over the same hosts that have nothing kept, one of which sends every prompt in one hop
+(`python -m onesweep.loadtest.latency.first_token TOPOLOGY LISTEN HOPS`); requests to the three take turns.
 """
 
 from __future__ import annotations
@@ -45,11 +46,14 @@ from onesweep.stages.wire.channel import parse_address
 from onesweep.stages.wire.messages import StageWork, prefill_hops, work_of
 from onesweep.stages.wire.tls import Security
 
-WHOLE_ROUTER = [sys.executable, "-P", "-m", "onesweep.loadtest.latency.first_token"]
-PORTS_APART = 50  # of the two routers: beyond the ports of the hosts
+PLAIN_ROUTER = [sys.executable, "-P", "-m", "onesweep.loadtest.latency.first_token"]
+PORTS_APART = 50  # of the routers: beyond the ports of the hosts
 READY_S, POLL_S, STOP_S = 120.0, 0.5, 15.0  # as long as a router on a busy machine may take
 # Places of a text where a prompt of exactly the wanted length is looked for: a cut may change the last symbols.
 TRIES = 200
+NEW_SYMBOLS = 100  # of a second turn, about
+CHECKED_SYMBOLS = 32  # of a text from memory that must be the one that is read anew
+WITH_MEMORY = ("--prefix-mb", "256")
 
 Tell = Callable[[str], None]
 Row = dict[str, Any]
@@ -88,6 +92,30 @@ def prompt_for(settings: FirstTokenSettings, profile: Profile) -> tuple[str, Alp
     if problem := lab_problem():
         raise OnesweepError(problem)
     return prompt, tokenizer.alphabet
+
+
+@dataclass(frozen=True)
+class SecondTurns:
+    """Prompts of second turns after the same first one."""
+
+    first: str
+    added: tuple[str, ...]  # by each; they differ from their first symbol on, so none finds what another one left
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        return tuple(self.first + each for each in self.added)
+
+
+def second_turns(settings: FirstTokenSettings, first: str) -> SecondTurns | None:
+    """Prompts that go on after `first`: one a request, and two more; None where the context has no room for them."""
+    directory = find_bundle(settings.checkpoint).ar
+    assert directory is not None
+    positions = read_manifest(directory).text_architecture.positions
+    if settings.prompt_symbols + 2 * NEW_SYMBOLS + CHECKED_SYMBOLS > positions:
+        return None
+    text, length = _text(settings.text), len(first) * NEW_SYMBOLS // settings.prompt_symbols
+    starts = [i * length % max(len(text) - length, 1) for i in range(settings.requests + 2)]
+    return SecondTurns(first, tuple(f"\n{i} {text[at : at + length]}" for i, at in enumerate(starts)))
 
 
 def _text(path: Path | None) -> str:
@@ -173,67 +201,107 @@ def _one_at_a_time(ready: Sequence[float], takes: Sequence[float]) -> list[float
 
 def measure_first_token(
     settings: FirstTokenSettings, profile: Profile, prompt: str, alphabet: Alphabet, tell: Tell
-) -> list[Row]:
-    """A row for each arm. Raises OnesweepError."""
+) -> tuple[list[Row], list[Row]]:
+    """A row for each arm, and for the second turn of a chat. Raises OnesweepError."""
+    hosts, turns = default_hosts(settings.checkpoint), second_turns(settings, prompt)
     with (
-        started_testbed(profile, default_hosts(settings.checkpoint), settings.checkpoint) as testbed,
-        _whole_router(testbed) as whole,
+        started_testbed(profile, hosts, settings.checkpoint, host_options=WITH_MEMORY) as testbed,
+        _plain_router(testbed, MAX_PREFILL_CHUNKS) as plain,
+        _plain_router(testbed, 1) as whole,
     ):
         course = course_of(testbed.network)
         links = [course.link(*pair) for pair in course.sweep_path()]
-        seats = {
-            arm: Seat(testbed if arm.most_pieces > 1 else whole, PromptRequest(prompt, arm.codec))
+        arms = {
+            arm: Seat(plain if arm.most_pieces > 1 else whole, PromptRequest((prompt,), arm.codec))
             for arm in arms_of(settings)
         }
-        tell(f"{settings.requests} requests of each of {len(seats)} arms, after one that warms up ...")
-        samples = collect(list(seats.values()), settings.requests, 1)
-    return [
-        _row(arm, samples[seat], links, _shares(settings.prompt_symbols, alphabet, arm)) for arm, seat in seats.items()
-    ]
+        ways = dict[str, Seat]()
+        if turns is not None:
+            codec = settings.codecs[0]
+            tell("a first turn of a chat, and whether the text of a second one is the same from memory ...")
+            _keep(testbed, PromptRequest((turns.first,), codec))
+            _check_second_turn(testbed, plain, PromptRequest(turns.prompts[-1:], codec, CHECKED_SYMBOLS))
+            ways = {
+                "second turn, from memory": Seat(testbed, PromptRequest(turns.prompts, codec)),
+                "second turn, read anew": Seat(plain, PromptRequest(turns.prompts, codec)),
+                "its new tokens alone": Seat(plain, PromptRequest(turns.added, codec)),
+            }
+        seats = [*arms.values(), *ways.values()]
+        tell(f"{settings.requests} requests of each of {len(seats)} arms, after two that warm up ...")
+        # the request that warms up has the prompt of the first one, which then is in memory to its end
+        taken = {seat: samples[1:] for seat, samples in collect(seats, settings.requests + 1, 1).items()}
+    shares = {arm: _shares(settings.prompt_symbols, alphabet, arm) for arm in arms}
+    return (
+        [_row(arm, taken[seat], links, shares[arm]) for arm, seat in arms.items()],
+        [_turn_row(way, taken[seat]) for way, seat in ways.items()],
+    )
 
 
 @dataclass(frozen=True)
 class PromptRequest:
-    """Requests for the first token after a prompt."""
+    """Requests for the first token after a prompt, or the first few; prompts take turns."""
 
-    prompt: str
+    prompts: tuple[str, ...]
     codec: str
+    tokens: int = 1
     idle_s: float = 0.0
 
     def call(self, number: int, seed: int) -> dict[str, Any]:
-        call = {"prompt": self.prompt, "mode": "ar", "max_tokens": 1, "temperature": 0.0, "seed": seed}
-        return call | ({"codec": self.codec} if self.codec else {})
+        call = {"prompt": self.prompts[number % len(self.prompts)], "mode": "ar", "max_tokens": self.tokens}
+        return call | {"temperature": 0.0, "seed": seed} | ({"codec": self.codec} if self.codec else {})
+
+
+def _keep(testbed: Testbed, request: PromptRequest) -> None:
+    """Return when the hosts have a prompt's beginning in memory. Raises OnesweepError."""
+    deadline = time.monotonic() + READY_S
+    while not (sample := ask_once(testbed, request, 0, 0)).error and not sample.booked["cached_tokens"]:
+        if time.monotonic() > deadline:
+            raise OnesweepError("the hosts do not keep the beginning of a prompt: see the logs above")
+    if sample.error:
+        raise OnesweepError(f"the first turn failed: {sample.error}")
+
+
+def _check_second_turn(testbed: Testbed, plain: Testbed, request: PromptRequest) -> None:
+    """Raise OnesweepError unless a text is the same from memory and read anew."""
+    recalled, anew = (ask_once(each, request, 0, 1) for each in (testbed, plain))
+    if error := recalled.error or anew.error:
+        raise OnesweepError(f"the second turn failed: {error}")
+    if not recalled.booked["cached_tokens"] or anew.booked["cached_tokens"]:
+        raise OnesweepError("the second turn did not find the first one in memory, or one that must not did")
+    if recalled.booked["output_hex"] != anew.booked["output_hex"]:
+        raise OnesweepError("the text from memory is not the one that is read anew: keep its prompt, and report it")
 
 
 @contextlib.contextmanager
-def _whole_router(testbed: Testbed) -> Iterator[Testbed]:
-    """A second router over the hosts of a testbed, ready. Raises OnesweepError."""
+def _plain_router(testbed: Testbed, pieces: int) -> Iterator[Testbed]:
+    """Another router over the hosts of a testbed, ready: it sends prompts in so many hops at most, and has nothing
+    kept. Raises OnesweepError."""
     assert testbed.deployment is not None
     host, port = parse_address(testbed.network.address(ROUTER))
-    address, directory = f"{host}:{port + PORTS_APART}", testbed.deployment.directory
-    command = testbed.beside([*WHOLE_ROUTER, str(directory / "topology.toml"), address])
+    address, directory = f"{host}:{port + PORTS_APART + pieces}", testbed.deployment.directory
+    command = testbed.beside([*PLAIN_ROUTER, str(directory / "topology.toml"), address, str(pieces)])
     with (
-        (directory / "whole.log").open("wb") as log,
+        (directory / f"plain-{pieces}.log").open("wb") as log,
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True) as router,
     ):
-        whole = Testbed(Access(address, insecure=True), testbed.network)
+        plain = Testbed(Access(address, insecure=True), testbed.network)
         try:
-            _wait_for(whole)
-            yield whole
+            _wait_for(plain)
+            yield plain
         finally:
-            whole.close()
+            plain.close()
             router.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 router.wait(STOP_S)
             router.kill()
 
 
-def _wait_for(whole: Testbed) -> None:
+def _wait_for(plain: Testbed) -> None:
     """Return when its router serves. Raises OnesweepError."""
     deadline = time.monotonic() + READY_S
-    while error := ask_once(whole, PromptRequest("a", ""), 0, 0).error:
+    while error := ask_once(plain, PromptRequest(("a",), ""), 0, 0).error:
         if time.monotonic() > deadline:
-            raise OnesweepError(f"the second router does not serve: {error}")
+            raise OnesweepError(f"a router beside the first does not serve: {error}")
         time.sleep(POLL_S)
 
 
@@ -280,24 +348,55 @@ FIRST_TOKEN: Table[Row] = Table(
 )
 
 
-def first_token_table(rows: list[Row]) -> str:
+def _turn_row(way: str, samples: Sequence[Sample]) -> Row:
+    """Medians over the requests of a second turn that ended well."""
+    good, error = ended_well(samples)
+    row: Row = {"turn": way, "requests": len(samples), "failed": len(samples) - len(good), "error": error}
+    if not good:
+        return row
+    return row | {
+        "prompt_tokens": statistics.median_low(sample.booked["prompt_tokens"] for sample in good),
+        "cached_tokens": statistics.median_low(sample.booked["cached_tokens"] for sample in good),
+        "p50_ms": statistics.median(sample.latency_ms for sample in good),
+        "host_s": statistics.median(sample.host_ms for sample in good) / 1000,
+        "wire_bytes": statistics.median_low(sample.booked["wire_bytes_total"] for sample in good),
+    }
+
+
+TURNS: Table[Row] = Table(
+    (
+        text_column("turn"),
+        number_column("prompt tokens", "prompt_tokens", 0),
+        number_column("from memory", "cached_tokens", 0),
+        number_column("p50 ms", "p50_ms", 0),
+        number_column("host-s", "host_s", 2),
+        number_column("bytes", "wire_bytes", 0),
+        text_column("failed"),
+    )
+)
+
+
+def first_token_table(rows: list[Row], turns: list[Row]) -> str:
     """For a terminal; below it, why requests failed."""
     errors = [f"{row['codec']}, {row['pieces']} pieces: {row['error']}" for row in rows if row["error"]]
-    return "\n".join([FIRST_TOKEN.aligned(rows), *errors])
+    errors += [f"{row['turn']}: {row['error']}" for row in turns if row["error"]]
+    second = ["", TURNS.aligned(turns)] if turns else []
+    return "\n".join([FIRST_TOKEN.aligned(rows), *second, *errors])
 
 
-# A router that sends every prompt in one hop: what pieces are held against. `python -m ... TOPOLOGY LISTEN`
+# What pieces and memory are held against: `python -m ... TOPOLOGY LISTEN HOPS`
 
 
-def serve_whole(topology: str, listen: str) -> None:
+def serve_plain(topology: str, listen: str, pieces: str) -> None:
+    """Serve a router that sends prompts in so many hops at most, and has hosts keep nothing of them."""
     start_log("text", "router")
     found = read_topology(Path(topology))
-    whole = RingSettings(pieces=1)
-    serve(RouterSettings(found, listen, found.checkpoint, ring=whole, threads=1, security=Security(insecure=True)))
+    ring, security = RingSettings(pieces=int(pieces), memory=False), Security(insecure=True)
+    serve(RouterSettings(found, listen, found.checkpoint, ring=ring, threads=1, security=security))
 
 
 if __name__ == "__main__":
-    serve_whole(*sys.argv[1:])
+    serve_plain(*sys.argv[1:])
 
 
 SITUATIONS = ("steady", "after start", "after idle", "after reconnect")

@@ -32,6 +32,8 @@ AS_FOUND = "as found"  # the profile of a deployment that was not started here
 DEFAULT_HOSTS = 3  # the fewest with a host that is neither first nor last
 FIRST_PORT = parse_address(DEFAULT_ROUTER)[1]
 INSECURE = "--insecure"  # a lab's addresses are not loopback, and nobody else can reach them
+# Benchmarks ask the same prompts again and again: a host that had them in memory would not be measured at all.
+NO_MEMORY = ("--prefix-mb", "0")
 # Before a command on loopback: the process ends with the thread that started it, as everything in a lab does.
 MORTAL = ("setpriv", "--pdeathsig", "KILL", "--")
 
@@ -167,6 +169,7 @@ def deployed(
     """A ready deployment in a network, for the length of a `with` block.
 
     :param topology: None = a ring. Host i of it runs in the network's i-th host node, whatever its name is.
+    :param host_options: of all hosts; of an option that is given twice, the last one holds.
 
     Raises OnesweepError with the last log lines of a process that ended.
     """
@@ -177,7 +180,7 @@ def deployed(
         checkpoint,
         threads,
         place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
-        host_options=(*network.options, *host_options),
+        host_options=(*network.options, *NO_MEMORY, *host_options),
         router_options=(*network.options, *router_options),
     ) as deployment:
         access = Access(topology.router, insecure=network.lab is not None)

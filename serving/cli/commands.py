@@ -192,7 +192,7 @@ _BENCH = Family(
                 "--profile links-60 --modes sweep,ar",
             ),
             ("warm", "first requests: after the start, a pause, a reconnect", ""),
-            ("first-token", "a long prompt over far links: in several hops, and in one", "--checkpoint smollm2"),
+            ("first-token", "a long prompt over far links: in several hops, in one, in memory", "--checkpoint smollm2"),
         ),
         "load and faults": _commands(
             "onesweep.loadtest.load.commands:add_",

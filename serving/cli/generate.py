@@ -156,11 +156,17 @@ def _tokens(result: Result) -> str:
     return f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
 
 
+def _cached(result: Result) -> str:
+    """Nothing where the hosts had nothing of the prompt in memory."""
+    told = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens from memory"
+    return told if result.cached_tokens else ""
+
+
 def _print_cost(result: Result) -> None:
     print(
         f"[{result.mode}, seed {result.seed}: {result.output_bytes} bytes{_tokens(result)}, "
         f"{result.sweeps} sweeps, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "
-        f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute]",
+        f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute{_cached(result)}]",
         file=sys.stderr,
     )
     if distance := _distance(result):

@@ -107,6 +107,8 @@ class Result:
     divergence_bits: float = 0.0
     # Estimate: most total variation from the scorer's distribution; 1 = unknown.
     distance_bound: float = 0.0
+    # Of the prompt, those that hosts had in memory.
+    cached_tokens: int = 0
     # Why mode `auto` picked this mode; empty where the request named it.
     reason: str = ""
     # Times that the work moved to other hosts, because one failed or was late.

@@ -213,10 +213,15 @@ def _shown(told: router_pb2.TokenLogprob) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in told.text)
 
 
-def usage(ends: Sequence[ChoiceEnd]) -> dict[str, int]:
+def usage(ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
     """Counts in the model's tokens. The prompt counts once for all choices."""
-    prompt, output = ends[0].result.prompt_tokens, sum(end.result.output_tokens for end in ends)
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    first, output = ends[0].result, sum(end.result.output_tokens for end in ends)
+    return {
+        "prompt_tokens": first.prompt_tokens,
+        "completion_tokens": output,
+        "total_tokens": first.prompt_tokens + output,
+        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+    }
 
 
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}  # the second tells nginx not to buffer events

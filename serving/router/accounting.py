@@ -40,6 +40,8 @@ class Account:
     first_byte_ms: float = 0.0
     prompt_bytes: int = 0
     prompt_tokens: int = 0
+    # Of these, those that the hosts had in memory.
+    cached_tokens: int = 0
     # Of text, as far as it was handed out.
     output_bytes: int = 0
     # Symbols that were written.

@@ -15,6 +15,7 @@ import grpc.aio
 
 from onesweep.serving.router.topology import HostEntry
 from onesweep.stages.host.parts import MODEL_KINDS, weights_of
+from onesweep.stages.host.prefixes import LISTED_BYTES
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Relay
 from onesweep.stages.wire.status import StatusError
@@ -53,6 +54,9 @@ class HostLink:
         self.sessions = 0
         # Running mean of what a hop takes here, waiting included.
         self.hop_ms = 0.0
+        # What it keeps of earlier texts, and which version of its list that is.
+        self.prefixes = frozenset[bytes]()
+        self.prefix_version = 0
         # Its own links, by the address that they lead to.
         self.onward: dict[str, stage_pb2.LinkInfo] = {}
         # Sessions to be freed there.
@@ -83,10 +87,26 @@ class HostLink:
         self.onward = {link.address: link for link in info.links}
         self.held = {weights_of(release): release for release in info.releases if not release.loading}
 
+    def hear_prefixes(self, told: stage_pb2.PrefixList) -> None:
+        """Take note of what the host keeps of earlier texts."""
+        if told.version != self.prefix_version:
+            listed = range(0, len(told.digests), LISTED_BYTES)
+            self.prefixes = frozenset(told.digests[at : at + LISTED_BYTES] for at in listed)
+            self.prefix_version = told.version
+
+    def forget_prefixes(self) -> None:
+        """Take the host for one that keeps nothing, until it sends its list again."""
+        self.prefixes, self.prefix_version = frozenset(), 0
+
+    def kept(self, prefixes: Sequence[bytes]) -> int:
+        """Number of `prefixes`, the digests of a text's beginnings, the shortest first, that the host keeps."""
+        return next((i for i, each in enumerate(prefixes) if each[:LISTED_BYTES] not in self.prefixes), len(prefixes))
+
     async def describe(self) -> None:
         """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
-        info = await self.relay.describe(timeout=self.relay.hop_timeout_s)
+        info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version)
         self.hear(info)
+        self.hear_prefixes(info.prefixes)
         if self.quarantined:
             self.problem = f"host {self.entry.name} at {self.entry.address} is quarantined: {self.quarantined}"
         elif tuple(info.blocks) != self.entry.blocks:
@@ -118,7 +138,9 @@ class HostLink:
                 await asyncio.sleep(RELEASE_AFTER_S)
                 owed, self._owed = self._owed, []
                 try:
-                    await self.relay.stub.Release(stage_pb2.ReleaseRequest(sessions=owed), timeout=RELEASE_TIMEOUT_S)
+                    request = stage_pb2.ReleaseRequest(sessions=owed, prefixes=self.prefix_version)
+                    released = await self.relay.stub.Release(request, timeout=RELEASE_TIMEOUT_S)
+                    self.hear_prefixes(released.prefixes)  # the next turn of a chat may come before a description does
                 except (grpc.aio.AioRpcError, grpc.aio.UsageError):  # it is lost, maybe for a while, or taken out
                     self._owed = [*owed, *self._owed][-MOST_OWED:]
                     return
@@ -150,6 +172,8 @@ class Attempt:
     # Results that the step under way has, and those of its batches that came.
     results: int = 1
     batches: list[stage_pb2.Event] = field(default_factory=list)
+    # Symbols that the hosts are to have in memory, until the first result shows that they had.
+    recalled: int = 0
 
     def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
         """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""
@@ -170,6 +194,9 @@ class Attempt:
 SUSPECT_MS = 1e6
 # What a host costs that failed this very request: more than suspicion of every link on a path.
 AVOIDED_MS = 1e9
+# What a way may cost more that saves reading a prompt's beginning: this share of the quickest one's cost, and what
+# measured round trips differ by. A session under way there costs more.
+PREFIX_SHARE, PREFIX_MS = 0.1, 1.0
 # How long a link between hosts that failed is avoided; by then its hosts say themselves what is wrong with it.
 SUSPECT_S = 3.0
 
@@ -193,12 +220,38 @@ class Suspects:
 # The router chooses, and hosts dial only where their own --next allows: nobody else knows where a request's sessions
 # are, and a path of any addresses would let a stolen router certificate make hosts dial anything.
 def best_path(
-    links: Sequence[HostLink], weights: Weights, suspects: Suspects, avoid: Collection[str] = ()
+    links: Sequence[HostLink],
+    weights: Weights,
+    suspects: Suspects,
+    avoid: Collection[str] = (),
+    prefixes: Sequence[bytes] = (),
 ) -> HostPath | None:
     """The cheapest way through all blocks, over hosts without a problem that hold `weights`; None where there is none.
 
     :param avoid: addresses of hosts to go round if that can be.
+    :param prefixes: of a text to be read: a way that keeps more of them is taken unless it is busier or farther.
     """
+    if (best := _cheapest(links, weights, suspects, avoid)) is None:
+        return None
+    cost_ms, path = best
+    for count in sorted({link.kept(prefixes) for link in links} if prefixes else (), reverse=True):
+        if count <= kept_by(path, prefixes):
+            break
+        keepers = [link for link in links if link.kept(prefixes) >= count]
+        found = _cheapest(keepers, weights, suspects, avoid)
+        if found is not None and found[0] <= cost_ms * (1 + PREFIX_SHARE) + PREFIX_MS:
+            return found[1]
+    return path
+
+
+def kept_by(path: HostPath, prefixes: Sequence[bytes]) -> int:
+    """Number of `prefixes` that all hosts of a path keep."""
+    return min(link.kept(prefixes) for link in path)
+
+
+def _cheapest(
+    links: Sequence[HostLink], weights: Weights, suspects: Suspects, avoid: Collection[str]
+) -> tuple[float, HostPath] | None:
     able = sorted(
         (link for link in links if not link.problem and weights in link.held), key=lambda link: link.entry.blocks[0]
     )
@@ -226,7 +279,7 @@ def best_path(
             back_ms = _step_ms(path[-1], path[0], suspects) if len(path) > 1 else 0.0
             if back_ms is not None:
                 whole.append((cost_ms + _half_ms(path[-1]) + back_ms, path))
-    return min(whole, key=lambda way: way[0])[1] if whole else None
+    return min(whole, key=lambda way: way[0]) if whole else None
 
 
 def _half_ms(link: HostLink) -> float:

@@ -54,6 +54,8 @@ class RequestRecord:
         self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None
         # Added to every hop.
         self.link_ms = 0
+        # Where hosts may keep the beginnings of its texts; empty: nowhere.
+        self.space = b""
         self.code = grpc.StatusCode.OK
         self._reason = ""
         self._begin = time.perf_counter()
@@ -170,6 +172,11 @@ def link_ms() -> int:
     return ticket.link_ms if (ticket := _current.get()) is not None else 0
 
 
+def space() -> bytes:
+    """Space in the hosts' prefix memory of the request that is being served here; empty where it has none."""
+    return ticket.space if (ticket := _current.get()) is not None else b""
+
+
 def arrived() -> None:
     """`Ticket.arrived` of the request that is being served here."""
     if (ticket := _current.get()) is not None:
@@ -188,6 +195,8 @@ def _mark_failed(span: Span, why: str) -> None:
 COSTS: tuple[tuple[str, str, Callable[[Account], float]], ...] = (
     ("output_bytes", "Text written, pixels drawn.", lambda account: account.output_bytes),
     ("output_tokens", "The same, in the model's tokens.", lambda account: account.output_tokens),
+    ("prompt_tokens", "Tokens of prompts.", lambda account: account.prompt_tokens),
+    ("cached_tokens", "Of these, those that hosts had in memory.", lambda account: account.cached_tokens),
     ("sweeps", "Trips along the hosts.", lambda account: account.sweeps),
     ("hops", "Messages from machine to machine.", lambda account: account.hops),
     ("wire_bytes", "Size of these messages.", lambda account: account.wire_bytes_total),

@@ -91,7 +91,7 @@ class Ring:
         """:param verifier: decides where hosts disagree.
         :param meter: who hears of the link to the host of a name.
         :param owner: what the router's certificate calls it: hosts let it listen under that name only."""
-        self.settings = settings or RingSettings()
+        self.settings, self.owner = settings or RingSettings(), owner
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
         self._security = security
         self.suspects, self.hedging = Suspects(), Hedging()
@@ -150,9 +150,13 @@ class Ring:
         broken = [relay for link in self.links if link.info for relay in link.info.links if relay.problem]
         return broken[0].problem if broken else "there is no way through all blocks: check every host's --next"
 
-    def choose(self, weights: Weights, avoid: Collection[str] = (), first_part: int = 0) -> HostPath | None:
-        """The quickest way through hosts with `weights`, from the host of `first_part` on; None where there is none."""
-        path = best_path(self.links, weights, self.suspects, avoid) if self.links else None
+    def choose(
+        self, weights: Weights, avoid: Collection[str] = (), prefixes: Sequence[bytes] = (), first_part: int = 0
+    ) -> HostPath | None:
+        """The quickest way through hosts with `weights`, or one about as quick that keeps more of `prefixes`, the
+        digests of a text's beginnings, the shortest first; it begins with the host of `first_part`. None where there
+        is none."""
+        path = best_path(self.links, weights, self.suspects, avoid, prefixes) if self.links else None
         if path is None or not first_part:
             return path
         at = next((i for i, link in enumerate(path) if first_part in link.entry.blocks), 0)

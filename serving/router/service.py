@@ -65,6 +65,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         try:
             with ticket:
                 key = self.keyring.identify(context.invocation_metadata(), GENERATE)
+                ticket.space = key.space(self.ring.owner)
                 async with (
                     self.admission.enter(key, request.max_bytes or request.max_tokens, ticket.left_s) as place,
                     aclosing(self._admit(request, ticket)) as responses,

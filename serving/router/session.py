@@ -18,71 +18,30 @@ import grpc
 from onesweep.serving.router import records as ticket
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.audit import AuditedSweep
-from onesweep.serving.router.paths import Attempt, HostLink, HostPath, places_of
+from onesweep.serving.router.journal import Journal
+from onesweep.serving.router.paths import Attempt, HostLink, HostPath, kept_by, places_of
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
 from onesweep.stages.host.validation import check_timings
+from onesweep.stages.model.prefill import READ_POSITIONS, prefix_digests, prefix_root
 from onesweep.stages.model.scoring import batch_rows, most_scored
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import PictureWork, Work, copy_of, draft_of, merged, put_work, results_of, step_hops
+from onesweep.stages.wire.messages import (
+    PictureWork,
+    Step,
+    Work,
+    after_prefix,
+    draft_of,
+    merged,
+    put_work,
+    results_of,
+    step_hops,
+)
 from onesweep.stages.wire.status import StatusError, internal, unavailable
 
 if TYPE_CHECKING:
     from onesweep.serving.modes.base import Generation, Mode
-
-
-# The journal of a session's reads: with it, other hosts can take over where they stopped.
-
-# An AR step's symbols are read as if they came one by one up to so many at once (FEW_POSITIONS in stages/backends).
-READ_BYTES = 64
-
-
-class Journal:
-    """Symbols read before the work under way, and in which pieces: rounding depends on them, a text may not."""
-
-    def __init__(self, alphabet: Alphabet = BYTES) -> None:
-        self.alphabet = alphabet
-        self.text = b""
-        self.reads: list[int] = []
-
-    def replay(self, work: Work) -> Work:
-        """`work` for hosts that have read nothing yet."""
-        if not self.text:
-            return work
-        clean = self.text + work.clean
-        again = copy_of(work)
-        again.start, again.clean = 0, clean
-        # caches of the same bytes read in other pieces differ in the last bits, and a near tie could fall otherwise
-        again.reads[:] = self.reads if isinstance(work, stage_pb2.Sweep | stage_pb2.Score) else self._merged()
-        return again
-
-    def add(self, work: Work, start: int) -> None:
-        """Book what `work` had the hosts read, once the next work begins at `start`: guesses beyond are forgotten."""
-        count = self.alphabet.count
-        clean = self.alphabet.cut(work.clean, 0, start - count(self.text))
-        # guesses that came with a prompt were read apart from it (stages/host/work.py)
-        drafts = draft_of(work) if not self.text else 0
-        first = min(count(clean), count(work.clean) - drafts)
-        self.text += clean
-        self.reads += [piece for piece in (first, count(clean) - first) if piece]
-
-    def advance(self, step: stage_pb2.Decode, written: bytes) -> stage_pb2.Decode:
-        """The step that the hosts are at who went on from `step` alone, a symbol a step, and wrote `written`."""
-        read, count = self.alphabet.count(step.clean), self.alphabet.count(written)
-        after = copy_of(step)
-        after.number += count
-        after.start += read + count - 1
-        after.clean = self.alphabet.cut(written, count - 1)
-        after.remaining -= count
-        self.add(step, step.start + read)
-        self.text += self.alphabet.cut(written, 0, count - 1)
-        return after
-
-    def _merged(self) -> list[int]:
-        """The prompt as it came, and what came after it in few pieces."""
-        first, rest = self.reads[0], self.alphabet.count(self.text) - self.reads[0]
-        return [first, *[READ_BYTES] * (rest // READ_BYTES), *([rest % READ_BYTES] if rest % READ_BYTES else [])]
 
 
 # Raises Refusal for a result that cannot be one.
@@ -135,6 +94,10 @@ class Session:
         self.attempts: list[Attempt] = []
         self._digest = self.weights[MODEL_KINDS.index(kind)]
         self._journal = Journal(self.alphabet)
+        # Space of its text in the hosts' memory; empty: it has none.
+        self._space = ticket.space() if view.settings.memory else b""
+        # A host no longer had what it said that it keeps.
+        self._forgotten = False
         self._work: Work | PictureWork | None = None
         # Called with an event that shows how far pictures are, as soon as it comes.
         self.on_preview: Callable[[stage_pb2.Event], object] = lambda event: None
@@ -260,6 +223,8 @@ class Session:
         for other in [other for other in self.attempts if other is not attempt]:
             self._give_up(other)
         self.account.batches = max(self.account.batches, attempt.results)
+        if attempt.recalled:
+            self.account.cached_tokens, attempt.recalled = attempt.recalled, 0
         self._helpers.update(attempt.path)
         hosts = {link.info.name: link for link in attempt.path if link.info}
         self.account.hosts = {name: link.entry for name, link in hosts.items()}
@@ -299,6 +264,9 @@ class Session:
     async def _fail(self, attempt: Attempt, fault: stage_pb2.Fault) -> None:
         """End an attempt; if it was the last one, begin another. Raises Refusal where that is no use."""
         self._give_up(attempt)
+        if attempt.recalled and fault.code == _Code.NOT_FOUND.value[0]:
+            await self._read_anew(attempt)
+            return
         self._blame(attempt, fault)
         if self.attempts:
             return
@@ -322,25 +290,55 @@ class Session:
             await asyncio.sleep(min(PAUSE_S * 2**self._tries, MOST_PAUSE_S))
         await self._try(refusal)
 
+    async def _read_anew(self, attempt: Attempt) -> None:
+        """Go on where a host no longer had in memory what it had listed: that is no reason to avoid it."""
+        self._forgotten = True
+        for link in attempt.path:
+            link.forget_prefixes()
+        if not self.attempts:
+            await self._try()
+
     async def _try(self, because: StatusError | None = None) -> None:
         """Begin an attempt, once there are hosts for it. Raises Refusal when there are none for too long."""
         left_s = self.deadline_unix_ms / 1000 - time.time()
         patience_s = min(self.ring.settings.hop_timeout_s, left_s)
-        deadline = time.monotonic() + patience_s
-        while (path := self._choose(avoid=self._blamed)) is None:
+        deadline, prefixes = time.monotonic() + patience_s, self._prefixes()
+        while (path := self._choose(self._blamed, prefixes)) is None:
             if time.monotonic() > deadline:
                 problem = because.message if because else self.ring.problem_of(self.weights)
                 raise unavailable(f"{problem} (waited {patience_s:.1f} s)")
             await asyncio.sleep(PAUSE_S)
-        self._begin(path)
+        self._begin(path, prefixes)
 
-    def _begin(self, path: HostPath) -> None:
+    def _prefixes(self) -> list[bytes]:
+        """Digests of the beginnings of the text that hosts may have in memory, the shortest first."""
+        work = self._work
+        # Once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too.
+        if not self._space or self._tries or self._forgotten or self._journal.text or not isinstance(work, Step):
+            return []
+        # the last known symbol is read in any case: the hosts are asked for what follows it
+        most = (self._known(work) - 1) // READ_POSITIONS * READ_POSITIONS
+        root = prefix_root(self._space, self._digest, work.codec)
+        return prefix_digests(root, self.alphabet.cut(work.clean, 0, most), self.alphabet)
+
+    def _known(self, work: Step) -> int:
+        """Number of the symbols of `work` that are no draft tokens."""
+        return self.alphabet.count(work.clean) - draft_of(work)
+
+    def _begin(self, path: HostPath, prefixes: list[bytes] | None = None) -> None:
+        """:param prefixes: of the text, which the hosts may have in memory."""
         if self._tries:
             self.account.replays += 1
         attempt = self.ring.begin(path, self._receive)
         self.attempts.append(attempt)
         self._catch_up()
-        self._send(attempt, self._replay())
+        work, memory = self._replay(), None
+        if self._space and isinstance(work, Step) and self._known(work) >= READ_POSITIONS:
+            memory = stage_pb2.Memory(space=self._space)
+            if prefixes and (kept := kept_by(path, prefixes)):
+                memory.prefix, attempt.recalled = prefixes[kept - 1], kept * READ_POSITIONS
+                work = after_prefix(work, attempt.recalled, self.alphabet)
+        self._send(attempt, work, memory)
 
     def _replay(self) -> Work | PictureWork:
         """The work under way for hosts that have read nothing yet. Of pictures hosts keep nothing: it is the same."""
@@ -353,8 +351,10 @@ class Session:
             assert isinstance(self._work, stage_pb2.Decode)
             self._work, self._written = self._journal.advance(self._work, self._written), b""
 
-    def _send(self, attempt: Attempt, work: Work | PictureWork) -> None:
+    def _send(self, attempt: Attempt, work: Work | PictureWork, memory: stage_pb2.Memory | None = None) -> None:
         hop = self._hop(attempt, work)
+        if memory is not None:
+            hop.memory.CopyFrom(memory)
         ticket.stamp(hop)
         hops = self._cut(hop)
         attempt.results, attempt.batches = results_of(hops), []

@@ -75,6 +75,8 @@ class RingSettings:
     )
     # Hops that a long step is sent in at most; 1 only shows what pieces are worth.
     pieces: int = MAX_PIECES
+    # Hosts may keep the beginnings of prompts; False only shows what that is worth.
+    memory: bool = True
 
 
 @dataclass(frozen=True)

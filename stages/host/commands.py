@@ -136,6 +136,9 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     """The options of every block host, wherever its place in the ring is written."""
     parser.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
     parser.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
+    parser.add_argument(
+        "--prefix-mb", type=int, default=256, metavar="MB", help="memory for earlier prompts, 0 = off (256)"
+    )
     parser.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
     parser.add_argument("--queue", type=int, default=64, metavar="N", help="hops under way (64)")
     parser.add_argument("--batch", type=int, default=64, metavar="N", help="hops that share a pass; 1 = none (64)")
@@ -155,12 +158,15 @@ def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
     from onesweep.stages.host.host import HostSettings
 
     check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s", "drain_s")
+    if options.prefix_mb < 0:
+        raise InputError(f"--prefix-mb must be 0 (off) or more, not {options.prefix_mb}")
     return HostSettings(
         name,
         options.backend or DEFAULT_BACKEND,
         queue_limit=options.queue,
         batch=options.batch,
         session_mb=options.session_mb,
+        prefix_mb=options.prefix_mb,
         lease_s=options.lease_s,
         hop_timeout_s=options.hop_timeout_s,
         keep_warm_s=keep_warm_s(options.keep_warm_ms),

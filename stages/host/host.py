@@ -16,16 +16,34 @@ from onesweep.stages.backends import DEFAULT_BACKEND
 from onesweep.stages.host.metrics import record_hop
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import Parts, Release, Releases
-from onesweep.stages.host.requests import ConsultRequest, HopRequest, PictureRequest, PrefillRequest, WorkRequest
+from onesweep.stages.host.prefixes import Beginning, PrefixStore
+from onesweep.stages.host.requests import (
+    ConsultRequest,
+    HopRequest,
+    PictureRequest,
+    PipelineRequest,
+    PrefillRequest,
+    SamplingRequest,
+    WorkRequest,
+)
 from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
 from onesweep.stages.host.sessions import Session, SessionStore
 from onesweep.stages.host.validation import check_link_delay, parse_hop
-from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS
+from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from onesweep.stages.telemetry.traces import Tracer
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import check_name
 from onesweep.stages.wire.hop_stream import KEEP_WARM_S, LinkDelay, Relay
-from onesweep.stages.wire.messages import PROTOCOL, Outcome, hand_on, next_decode, protocol_refusal, summed, work_of
+from onesweep.stages.wire.messages import (
+    PROTOCOL,
+    Outcome,
+    StageWork,
+    hand_on,
+    next_decode,
+    protocol_refusal,
+    summed,
+    work_of,
+)
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 log = logging.getLogger(__name__)
@@ -82,6 +100,7 @@ class HostSettings:
     queue_mb: int = 256
     batch: int = 64  # most hops that share a forward pass; 1 = one after the other
     session_mb: int = 256  # memory for KV caches, and for pictures under way
+    prefix_mb: int = 256  # memory for the beginnings of texts that ended, beside that of sessions; 0 = none are kept
     lease_s: float = 60.0  # A session unused for this long is freed
     hop_timeout_s: float = 5.0  # how long to wait for the next host to take a hop
     keep_warm_s: float = KEEP_WARM_S  # pause between messages that keep an idle link's congestion window open; 0 = none
@@ -110,6 +129,7 @@ class Host:
         self.stopping = False
         """No new session is opened any more."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
+        self.prefixes = PrefixStore(settings.prefix_mb << 20)
         self.subscribers = Subscribers()
         self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
@@ -171,6 +191,20 @@ class Host:
         """Free sessions; returns how many there were."""
         return sum(self.sessions.release(name) for name in names)
 
+    async def end(self, names: list[str]) -> int:
+        """Free the sessions of requests that ended, and keep what they read in memory; returns how many there were."""
+        count = 0
+        for name in names:
+            session = self.sessions.sessions.get(name)
+            if session is not None and session.beginning is not None and self.prefixes.budget_bytes:
+                session.released = True  # nobody waits for it, but its memory is in use until all is copied
+                beginning = Beginning(session.beginning.root, list(session.beginning.digests))
+                for at in range(len(beginning.digests)):
+                    self.prefixes.keep(beginning, at, session.layers, session.symbols)
+                    await asyncio.sleep(0)  # copying a piece takes up to a millisecond: hops go between
+            count += self.sessions.release(name)
+        return count
+
     def close(self) -> None:
         """Let go of the thread."""
         self.scheduler.stop()
@@ -181,6 +215,8 @@ class Host:
         counters.sessions, counters.session_bytes = len(store.sessions), store.bytes
         counters.session_bytes_limit = store.budget_bytes
         counters.queued, counters.queue_limit = len(self.scheduler), self.settings.queue_limit
+        counters.prefix_bytes, counters.prefix_bytes_limit = self.prefixes.bytes, self.prefixes.budget_bytes
+        counters.prefix_hits, counters.prefix_positions = self.prefixes.hits, self.prefixes.positions
         return counters
 
     def check_protocol(self, protocol: int) -> None:
@@ -201,7 +237,8 @@ class Host:
             session, length = self._drawing(hop, request, parts), 0
         else:
             assert isinstance(request, WorkRequest)
-            opens, length = request.start == 0, request.start + request.remembered
+            opens = request.start == 0 or bool(hop.memory.prefix)
+            length = request.start + request.remembered
             session = self._open(hop, request, parts, hop.capacity) if opens else self._due(hop, request)
         session.accepted(length, work_of(hop))
         session.pending += 1
@@ -225,9 +262,21 @@ class Host:
         assert source is not None
         if self.stopping:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
+        beginning = self._beginning(hop)
         session = self.sessions.open(hop.session, hop.router, request.kind, capacity, source.manifest, parts)
         session.next_number = request.number  # a replay starts where another host's session ended
+        session.beginning = beginning
         return session
+
+    def _beginning(self, hop: stage_pb2.Hop) -> Beginning | None:
+        """Place in memory of the text that a hop opens a session for. Raises StatusError where its prefix is gone."""
+        work = work_of(hop)
+        if not hop.HasField("memory") or not isinstance(work, StageWork):
+            return None
+        root = prefix_root(hop.memory.space, hop.digest, work.codec)
+        if not hop.memory.prefix:
+            return Beginning(root)
+        return Beginning(root, *self.prefixes.find(hop.memory.prefix, root, work.start))
 
     def _drawing(self, hop: stage_pb2.Hop, request: PictureRequest, parts: Parts) -> Session:
         """Nothing is kept between hops of pictures, so any of them may be the first."""
@@ -265,6 +314,7 @@ class Host:
                 self._give_up(job, job.result)
             else:
                 self.counters.completed += 1
+                _book_reads(job)
                 self._go_on(job, job.result)
             self.meter.ended(job)
             if self.tracer is not None and job.hop.traceparent:
@@ -363,6 +413,17 @@ class Host:
         self.meter.faulted(refusal)
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
         log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
+
+
+def _book_reads(job: ScheduledHop) -> None:
+    """Note what a session has read by now: only what was computed can be kept."""
+    request, session = job.request, job.session
+    if session.beginning is None or not isinstance(request, PipelineRequest):
+        return
+    alphabet, work = session.alphabet, work_of(job.hop)
+    assert isinstance(work, StageWork)
+    known = request.clean.shape[0] - (request.draft if isinstance(request, SamplingRequest) else 0)
+    session.beginning.read(request.start, request.lengths, alphabet.cut(work.clean, 0, known), alphabet)
 
 
 def _add_up(outcome: Outcome) -> None:

@@ -48,6 +48,10 @@ STAGE_METRICS = (
     MetricFamily("onesweep_stage_sessions", "gauge", "Open sessions."),
     MetricFamily("onesweep_stage_session_bytes", "gauge", "Memory of their KV caches."),
     MetricFamily("onesweep_stage_session_limit_bytes", "gauge", "What all KV caches together may take."),
+    MetricFamily("onesweep_stage_prefix_bytes", "gauge", "Memory of kept beginnings of texts."),
+    MetricFamily("onesweep_stage_prefix_limit_bytes", "gauge", "What these together may take."),
+    MetricFamily("onesweep_stage_prefix_hits_total", "counter", "Sessions that began with a kept one."),
+    MetricFamily("onesweep_stage_prefix_positions_total", "counter", "Positions that these did not read."),
     MetricFamily("onesweep_stage_link_up", "gauge", "Whether the host there can be handed work.", ("address",)),
     MetricFamily("onesweep_stage_link_rtt_seconds", "gauge", "Round trip, quickest of the last few.", ("address",)),
     MetricFamily("onesweep_stage_link_handover_seconds", "histogram", "A hop's way until its receipt.", ("address",)),
@@ -156,6 +160,10 @@ class HostCounters(HostObserver):
             "onesweep_stage_sessions": {(): counters.sessions},
             "onesweep_stage_session_bytes": {(): counters.session_bytes},
             "onesweep_stage_session_limit_bytes": {(): counters.session_bytes_limit},
+            "onesweep_stage_prefix_bytes": {(): counters.prefix_bytes},
+            "onesweep_stage_prefix_limit_bytes": {(): counters.prefix_bytes_limit},
+            "onesweep_stage_prefix_hits_total": {(): counters.prefix_hits},
+            "onesweep_stage_prefix_positions_total": {(): counters.prefix_positions},
             "onesweep_stage_link_up": {
                 (address,): link.rtt_ms > 0 and not link.problem for address, link in described.items()
             },

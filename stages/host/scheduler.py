@@ -129,6 +129,7 @@ class Scheduler:
             and job.request.clean.shape[0] <= QUICK_ROWS
             and not isinstance(job.request, ScoreRequest)
             and job.session.pending <= 1  # what is computed here must not overtake a piece that the thread had
+            and not (job.session.beginning and job.session.beginning.recalled)  # megabytes to copy
             for job in list(self._arrived)  # at once: the engine's thread may be taking from it
         )
 

@@ -38,7 +38,10 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         self._probing, self._storing = asyncio.Lock(), asyncio.Lock()
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
-        return self.description()
+        description = self.description()
+        if request.HasField("prefixes"):
+            description.prefixes.CopyFrom(self.host.prefixes.listing(request.prefixes))
+        return description
 
     def description(self) -> stage_pb2.DescribeResponse:
         """The host as it is now."""
@@ -86,7 +89,10 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Release(self, request: stage_pb2.ReleaseRequest, context: Context) -> stage_pb2.ReleaseResponse:
         if len(request.sessions) > MAX_RELEASED:
             await invalid(f"at most {MAX_RELEASED} sessions can be released at once").abort(context)
-        return stage_pb2.ReleaseResponse(released=self.host.release(list(request.sessions)))
+        response = stage_pb2.ReleaseResponse(released=await self.host.end(list(request.sessions)))
+        if request.HasField("prefixes"):
+            response.prefixes.CopyFrom(self.host.prefixes.listing(request.prefixes))
+        return response
 
     async def Warm(self, request: stage_pb2.WarmRequest, context: Context) -> stage_pb2.WarmResponse:
         if request.reply_bytes > MAX_PROBE_BYTES:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.host.parts import ModelKind, Parts, session_bytes
+from onesweep.stages.host.prefixes import Beginning
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.vocabulary import Alphabet
@@ -49,6 +50,7 @@ class Session:
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
     # The text so far: (capacity,), of which as many as the caches hold are known.
     symbols: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    beginning: Beginning | None = None  # where the beginning of its text may be kept
 
     def accepted(self, length: int, work: AnyWork) -> None:
         """Book a hop up to position `length`."""
@@ -69,6 +71,11 @@ class Session:
         if not is_prefill:
             event.timings.extend(self.timings)
             self.timings = []
+
+    @property
+    def layers(self) -> list[LayerCache]:
+        """Caches of all parts in one list."""
+        return [cache for caches in self.caches.values() for cache in caches]
 
     @property
     def alphabet(self) -> Alphabet:

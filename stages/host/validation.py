@@ -28,7 +28,7 @@ from onesweep.stages.host.requests import (
     SweepRequest,
 )
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from onesweep.stages.model.prefill import max_new_symbols
+from onesweep.stages.model.prefill import READ_POSITIONS, max_new_symbols
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.model.samplers import SAMPLERS, Ode
 from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, MAX_LOGPROBS, most_scored
@@ -54,6 +54,7 @@ MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a
 MAX_NUMBER = 1 << 62  # of a sweep or step; those that follow have larger ones
 MAX_ADDRESS = 256
 MAX_LINK_DELAY_MS = 500
+SPACE_BYTES, DIGEST_BYTES = 16, 32  # of a kept prefix
 
 
 def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> HopRequest:
@@ -71,6 +72,8 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> HopRequest:
     if work.number > MAX_NUMBER:
         raise invalid(f"sweep {work.number} of a session; the largest number is {MAX_NUMBER}")
     _check_part(work, plan)
+    if hop.HasField("memory"):
+        _check_memory(hop.memory, work)
     request: HopRequest
     if isinstance(work, stage_pb2.Draw):
         request = parse_draw(work, source)
@@ -142,6 +145,17 @@ def _check_names(hop: stage_pb2.Hop) -> None:
         check_label(hop.request, "request")
     if hop.traceparent and parse_traceparent(hop.traceparent) is None:
         raise invalid("traceparent must be a W3C trace context of version 00, or empty")
+
+
+def _check_memory(memory: stage_pb2.Memory, work: AnyWork) -> None:
+    if not isinstance(work, StageWork):
+        raise invalid("memory is of the texts that a pipeline reads: this hop carries other work")
+    if len(memory.space) != SPACE_BYTES:
+        raise invalid(f"a space in memory has {SPACE_BYTES} bytes, not {len(memory.space)}")
+    if not memory.prefix and work.start:
+        raise invalid(f"a session opens at 0, or after a kept prefix, not at {work.start}")
+    if memory.prefix and (len(memory.prefix) != DIGEST_BYTES or not work.start or work.start % READ_POSITIONS):
+        raise invalid(f"a kept prefix has a digest of {DIGEST_BYTES} bytes, and ends at a multiple of {READ_POSITIONS}")
 
 
 def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tuple[ModelKind, ModelSource]:

@@ -103,9 +103,10 @@ class _StageWork(HopWork):
 
     def __init__(self, request: PipelineRequest, hop: stage_pb2.Hop, session: Session, following: int) -> None:
         self.hop, self.session, self.following, self.codec = hop, session, following, request.codec
-        for caches in session.caches.values():
-            for cache in caches:
-                cache.length = request.start  # draft tokens from there on are forgotten
+        if session.beginning is not None and session.beginning.recalled:
+            session.beginning.recall(session.layers, session.symbols)
+        for cache in session.layers:
+            cache.length = request.start  # draft tokens from there on are forgotten
         end = request.start + request.remembered
         session.symbols[request.start : end] = request.clean[: request.remembered].numpy()
         self._runners, self._stages = session.parts.pipeline(session.kind), tuple(session.caches)

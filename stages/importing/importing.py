@@ -55,14 +55,14 @@ def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: 
 
 
 @dataclass(frozen=True)
-class HostShare:
+class StageHost:
     """A host that will hold a stage: how fast it is beside the others, and its room for weights."""
 
     speed: float = 1.0
     memory_bytes: float = math.inf
 
 
-def host_shares(count: int, speeds: Sequence[float] | None, memory_mb: Sequence[float] | None) -> tuple[HostShare, ...]:
+def host_shares(count: int, speeds: Sequence[float] | None, memory_mb: Sequence[float] | None) -> tuple[StageHost, ...]:
     """Hosts of `count` stages; none where nothing is said of them. Raises InputError for too few or many numbers."""
     for flag, given in (("--speeds", speeds), ("--memory-mb", memory_mb)):
         if given is not None and len(given) != count:
@@ -70,10 +70,10 @@ def host_shares(count: int, speeds: Sequence[float] | None, memory_mb: Sequence[
     if speeds is None and memory_mb is None:
         return ()
     rooms = [mb * MEGABYTE for mb in memory_mb] if memory_mb else [math.inf] * count
-    return tuple(map(HostShare, speeds or [1.0] * count, rooms))
+    return tuple(map(StageHost, speeds or [1.0] * count, rooms))
 
 
-def cut(architecture: LlamaArchitecture, hosts: Sequence[HostShare]) -> tuple[int, ...]:
+def cut(architecture: LlamaArchitecture, hosts: Sequence[StageHost]) -> tuple[int, ...]:
     """Layers of each host's stage, such that the slowest is as fast as can be. architecture: uncut.
 
     :param hosts: at most as many as there are layers. Raises InputError for hosts that cannot hold the model.
@@ -99,7 +99,7 @@ def cut(architecture: LlamaArchitecture, hosts: Sequence[HostShare]) -> tuple[in
     return found[3]
 
 
-def _too_large(a: LlamaArchitecture, hosts: Sequence[HostShare]) -> str:
+def _too_large(a: LlamaArchitecture, hosts: Sequence[StageHost]) -> str:
     needed = NUMBER_BYTES * stage_cost(a, sum(a.layers), first=True, last=True).held / MEGABYTE
     room = sum(host.memory_bytes for host in hosts) / MEGABYTE
     if needed > room:
@@ -133,7 +133,7 @@ class ImportSettings:
     blocks: int
     context: int | None = None  # positions to keep; None for the model's own, up to DEFAULT_CONTEXT
     is_untrained: bool = False
-    hosts: Sequence[HostShare] = ()  # of each stage; none: equal ones, with room for any
+    hosts: Sequence[StageHost] = ()  # of each stage; none: equal ones, with room for any
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
         raise InputError(
             f"--blocks {settings.blocks}: the model has {total} layers, and every stage needs one at least"
         )
-    hosts = settings.hosts or (HostShare(),) * settings.blocks
+    hosts = settings.hosts or (StageHost(),) * settings.blocks
     return replace(whole, layers=cut(whole, hosts), positions=context, window=window)
 
 

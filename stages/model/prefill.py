@@ -5,9 +5,12 @@ Prompts are cut where a host cuts what it reads at once, so the text is that of 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from torch import Tensor
+
+from onesweep.stages.model.vocabulary import Alphabet
 
 # Rounding depends on which positions are read together, so pieces end where this grid does, on every host.
 # Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others. Pieces are
@@ -73,3 +76,23 @@ def split_lengths(count: int, reads: Sequence[int] = ()) -> list[int]:
     """Lengths of the pieces that `clean_pieces` cuts `count` positions into."""
     together = [*reads, count - sum(reads)]
     return [min(READ_POSITIONS, read - at) for read in together for at in range(0, read, READ_POSITIONS)]
+
+
+# A prefix: the beginning of a text whose keys and values hosts keep for a later text that begins alike. It ends where
+# whole reads of this grid end. Other positions were read with fewer at once, or one by one, and differ in the last bits
+# from what a longer text's reads would give.
+def prefix_root(space: bytes, weights: str, codec: str) -> bytes:
+    """Digest that all prefixes of one client, under the same weights and codec of hidden states, follow from."""
+    return hashlib.sha256(b"\0".join([space.hex().encode(), weights.encode(), codec.encode()])).digest()
+
+
+def prefix_digests(root: bytes, text: bytes, alphabet: Alphabet) -> list[bytes]:
+    """Digests of the prefixes of `text`, the shortest first: a SHA-256 chain over its whole pieces.
+
+    :param root: of `prefix_root`, or the digest of the symbols before `text`.
+    """
+    digests, size = list[bytes](), READ_POSITIONS * alphabet.symbol_bytes
+    for at in range(0, len(text) - size + 1, size):
+        root = hashlib.sha256(root + text[at : at + size]).digest()
+        digests.append(root)
+    return digests

@@ -31,14 +31,21 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    prefixes: _builtins.int
+    """version of the host's PrefixList that the caller has, 0 for none; absent: not asked"""
     def __init__(
         self,
+        *,
+        prefixes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prefixes: _TypeAlias = _typing.Literal["prefixes"]  # noqa: Y015
+    _WhichOneofArgType__prefixes: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefixes) -> _WhichOneofReturnType__prefixes | None: ...
 
 Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
 
@@ -56,6 +63,7 @@ class DescribeResponse(_message.Message):
     BACKEND_FIELD_NUMBER: _builtins.int
     RELEASES_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -76,6 +84,10 @@ class DescribeResponse(_message.Message):
     def releases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Release]:
         """the newest last"""
 
+    @_builtins.property
+    def prefixes(self) -> Global___PrefixList:
+        """if asked for"""
+
     def __init__(
         self,
         *,
@@ -89,14 +101,41 @@ class DescribeResponse(_message.Message):
         backend: _builtins.str = ...,
         releases: _abc.Iterable[Global___Release] | None = ...,
         protocol: _builtins.int = ...,
+        prefixes: Global___PrefixList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class PrefixList(_message.Message):
+    """The beginnings of texts whose KV caches a host keeps for later texts that begin alike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """another one after every change"""
+    digests: _builtins.bytes
+    """the first 8 bytes of each digest, the last used first; empty where the caller has this version"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        digests: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixList: _TypeAlias = PrefixList  # noqa: Y015
 
 @_typing.final
 class Release(_message.Message):
@@ -279,6 +318,10 @@ class Counters(_message.Message):
     COMPLETED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
+    PREFIX_BYTES_FIELD_NUMBER: _builtins.int
+    PREFIX_BYTES_LIMIT_FIELD_NUMBER: _builtins.int
+    PREFIX_HITS_FIELD_NUMBER: _builtins.int
+    PREFIX_POSITIONS_FIELD_NUMBER: _builtins.int
     sessions: _builtins.int
     session_bytes: _builtins.int
     session_bytes_limit: _builtins.int
@@ -290,6 +333,13 @@ class Counters(_message.Message):
     """pushes refused"""
     faults: _builtins.int
     """hops given up after they were accepted"""
+    prefix_bytes: _builtins.int
+    """of kept beginnings of texts"""
+    prefix_bytes_limit: _builtins.int
+    prefix_hits: _builtins.int
+    """sessions that began with a kept prefix"""
+    prefix_positions: _builtins.int
+    """that these did not read"""
     def __init__(
         self,
         *,
@@ -301,10 +351,14 @@ class Counters(_message.Message):
         completed: _builtins.int = ...,
         refused: _builtins.int = ...,
         faults: _builtins.int = ...,
+        prefix_bytes: _builtins.int = ...,
+        prefix_bytes_limit: _builtins.int = ...,
+        prefix_hits: _builtins.int = ...,
+        prefix_positions: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "faults", b"faults", "queue_limit", b"queue_limit", "queued", b"queued", "refused", b"refused", "session_bytes", b"session_bytes", "session_bytes_limit", b"session_bytes_limit", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "faults", b"faults", "prefix_bytes", b"prefix_bytes", "prefix_bytes_limit", b"prefix_bytes_limit", "prefix_hits", b"prefix_hits", "prefix_positions", b"prefix_positions", "queue_limit", b"queue_limit", "queued", b"queued", "refused", b"refused", "session_bytes", b"session_bytes", "session_bytes_limit", b"session_bytes_limit", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,6 +479,7 @@ class Hop(_message.Message):
     DENOISE_FIELD_NUMBER: _builtins.int
     CONSULT_FIELD_NUMBER: _builtins.int
     LINK_DELAY_MS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """who gets the result: the name of a subscriber"""
     session: _builtins.str
@@ -467,6 +522,10 @@ class Hop(_message.Message):
     def denoise(self) -> Global___Denoise: ...
     @_builtins.property
     def consult(self) -> Global___Consult: ...
+    @_builtins.property
+    def memory(self) -> Global___Memory:
+        """of a pipeline's session, in the hop that opens it; absent: nothing is kept of it"""
+
     def __init__(
         self,
         *,
@@ -489,16 +548,45 @@ class Hop(_message.Message):
         denoise: Global___Denoise | None = ...,
         consult: Global___Consult | None = ...,
         link_delay_ms: _builtins.int = ...,
+        memory: Global___Memory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "decode", b"decode", "denoise", b"denoise", "draw", b"draw", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "decode", b"decode", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "consult", b"consult", "deadline_unix_ms", b"deadline_unix_ms", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "link_delay_ms", b"link_delay_ms", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "consult", b"consult", "deadline_unix_ms", b"deadline_unix_ms", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score", "draw", "denoise", "consult"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
 Global___Hop: _TypeAlias = Hop  # noqa: Y015
+
+@_typing.final
+class Memory(_message.Message):
+    """Where the hosts may keep the beginning of a session's text, and where they find it. A digest is a SHA-256 chain over
+    space, weights, codec and whole pieces of 128 symbols (stages/model/prefill.py); hosts compute their own.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPACE_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    space: _builtins.bytes
+    """sessions of one space find each other's prefixes; 16 bytes that others cannot guess"""
+    prefix: _builtins.bytes
+    """digest of the symbols before `start`, which all hosts keep. NOT_FOUND where one does not."""
+    def __init__(
+        self,
+        *,
+        space: _builtins.bytes = ...,
+        prefix: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "space", b"space"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Memory: _TypeAlias = Memory  # noqa: Y015
 
 @_typing.final
 class RunRequest(_message.Message):
@@ -1512,18 +1600,24 @@ class ReleaseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSIONS_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
+    prefixes: _builtins.int
+    """as in a DescribeRequest"""
     @_builtins.property
     def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         sessions: _abc.Iterable[_builtins.str] | None = ...,
+        prefixes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prefixes: _TypeAlias = _typing.Literal["prefixes"]  # noqa: Y015
+    _WhichOneofArgType__prefixes: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefixes) -> _WhichOneofReturnType__prefixes | None: ...
 
 Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
 
@@ -1532,15 +1626,21 @@ class ReleaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RELEASED_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     released: _builtins.int
+    @_builtins.property
+    def prefixes(self) -> Global___PrefixList:
+        """if asked for, with what was kept of these sessions"""
+
     def __init__(
         self,
         *,
         released: _builtins.int = ...,
+        prefixes: Global___PrefixList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes", "released", b"released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

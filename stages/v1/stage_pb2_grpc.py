@@ -118,7 +118,7 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Frees sessions; unknown ones are ignored.
+        """Frees sessions, and keeps the beginnings of their texts where they may be kept; unknown ones are ignored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,7 +49,7 @@ class StageServiceStub:
     Subscribe: _grpc.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Events]
     """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
     Release: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ReleaseRequest, _stage_pb2.ReleaseResponse]
-    """Frees sessions; unknown ones are ignored."""
+    """Frees sessions, and keeps the beginnings of their texts where they may be kept; unknown ones are ignored."""
     Warm: _grpc.UnaryUnaryMultiCallable[_stage_pb2.WarmRequest, _stage_pb2.WarmResponse]
     """Opens a connection's congestion window, and keeps it open: does nothing."""
     Probe: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]
@@ -77,7 +77,7 @@ class StageServiceAsyncStub(StageServiceStub):
     Subscribe: _aio.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Events]  # type: ignore[assignment]
     """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
     Release: _aio.UnaryUnaryMultiCallable[_stage_pb2.ReleaseRequest, _stage_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Frees sessions; unknown ones are ignored."""
+    """Frees sessions, and keeps the beginnings of their texts where they may be kept; unknown ones are ignored."""
     Warm: _aio.UnaryUnaryMultiCallable[_stage_pb2.WarmRequest, _stage_pb2.WarmResponse]  # type: ignore[assignment]
     """Opens a connection's congestion window, and keeps it open: does nothing."""
     Probe: _aio.UnaryUnaryMultiCallable[_stage_pb2.ProbeRequest, _stage_pb2.ProbeResponse]  # type: ignore[assignment]
@@ -132,7 +132,7 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _stage_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_stage_pb2.ReleaseResponse, _abc.Awaitable[_stage_pb2.ReleaseResponse]]:
-        """Frees sessions; unknown ones are ignored."""
+        """Frees sessions, and keeps the beginnings of their texts where they may be kept; unknown ones are ignored."""
 
     @_abc_1.abstractmethod
     def Warm(

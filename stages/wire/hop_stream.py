@@ -158,11 +158,14 @@ class Relay:
             raise self._closed() from None
         return response.next if response.WhichOneof("outcome") == "next" else response.event
 
-    async def describe(self, timeout: float) -> stage_pb2.DescribeResponse:
-        """Description of the next host. Raises StatusError."""
+    async def describe(self, timeout: float, prefixes: int | None = None) -> stage_pb2.DescribeResponse:
+        """Description of the next host. Raises StatusError.
+
+        :param prefixes: the version of its list of prefixes that is known here; None: not asked for.
+        """
         begin = time.perf_counter()
         try:
-            description = await self.stub.Describe(stage_pb2.DescribeRequest(), timeout=timeout)
+            description = await self.stub.Describe(stage_pb2.DescribeRequest(prefixes=prefixes), timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise self.refusal(error, begin) from None
         self.name = self.name or description.name

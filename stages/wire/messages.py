@@ -69,7 +69,10 @@ def step_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int, rows: int) -> l
     :param rows: symbols of the candidates of a batch, about; a batch has one candidate at least.
     """
     *first, last = prefill_hops(hop, alphabet, most)
-    return [*first, *_batches(last, alphabet, rows)]
+    hops = [*first, *_batches(last, alphabet, rows)]
+    for later in hops[1:]:
+        later.ClearField("memory")  # the session is open by then
+    return hops
 
 
 def _batches(hop: stage_pb2.Hop, alphabet: Alphabet, rows: int) -> list[stage_pb2.Hop]:
@@ -131,6 +134,15 @@ def summed(timings: Iterable[stage_pb2.HopTiming]) -> list[stage_pb2.HopTiming]:
     return list(totals.values())
 
 
+def after_prefix(work: Step, positions: int, alphabet: Alphabet) -> Step:
+    """`work`, which opens a session at 0, for hosts that keep its first `positions` symbols. The rest is read in the
+    pieces in which it would be read after them."""
+    rest, count = copy_of(work), alphabet.count(work.clean)
+    rest.start, rest.clean = positions, alphabet.cut(work.clean, positions)
+    rest.reads[:] = [count - draft_of(work) - positions]
+    return rest
+
+
 def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL_CHUNKS) -> list[stage_pb2.Hop]:
     """`hop` as it travels: alone, or after Prefills with the beginning of its symbols.
 
@@ -188,6 +200,7 @@ def next_decode(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet) -> stage_pb
     decode.stage = 0
     decode.ClearField("hidden")
     decode.ClearField("reads")
+    hop.ClearField("memory")
     del hop.timings[:]
     return hop
 

@@ -61,6 +61,14 @@ class Key:
             if value is not None and value < 1:
                 raise InputError(f"key {self.name}: {name} must be 1 or more, not {value}")
 
+    def space(self, router: str) -> bytes:
+        """Space of the owner's texts in the hosts' prefix memory, 16 bytes: nobody without the token can guess it.
+
+        Without tokens, all callers of a router share one. router: what its certificate calls it.
+        """
+        owner = self.sha256 or f"anybody at {router}"
+        return hashlib.sha256(f"onesweep prefix space of {owner}".encode()).digest()[:16]
+
     def may(self, scope: str) -> bool:
         return scope in self.scopes or ADMIN in self.scopes
 

@@ -10,7 +10,15 @@ import pytest
 
 from onesweep.loadtest.lab.profile import Link, profile_named
 from onesweep.loadtest.latency import first_token as bench
-from onesweep.loadtest.latency.first_token import Booked, PieceArm, arms_of, floor_ms, prompt_for, shared_floor_ms
+from onesweep.loadtest.latency.first_token import (
+    Booked,
+    PieceArm,
+    PromptRequest,
+    arms_of,
+    floor_ms,
+    prompt_for,
+    shared_floor_ms,
+)
 from onesweep.loadtest.latency.interleave import Sample
 from onesweep.loadtest.latency.settings import FirstTokenSettings
 from onesweep.loadtest.workload.texts import symbols_of
@@ -18,6 +26,7 @@ from onesweep.serving.cli.__main__ import main
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
 from onesweep.serving.router.settings import RouterSettings
 from onesweep.serving.router.topology import local_topology
+from onesweep.stages.errors import OnesweepError
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 
 D, C = 60.0, 100.0
@@ -89,9 +98,50 @@ def test_a_row_has_the_median_and_both_floors(monkeypatch: pytest.MonkeyPatch) -
     assert row["ratio"] == pytest.approx(700 / 540)
     assert (row["requests"], row["failed"], row["error"], row["pieces"]) == (4, 1, "gone", 1)
     empty = bench._row(PieceArm("int8", 16), [Sample(0, error="gone")], list(FREE), [0.5, 0.5])
-    table = bench.first_token_table([row, empty])
+    table = bench.first_token_table([row, empty], [])
     assert "700" in table
     assert "int8, 2 pieces: gone" in table
+
+
+def test_a_second_turn_has_a_table_of_its_own() -> None:
+    told = {"prompt_tokens": 300, "cached_tokens": 256, "wire_bytes_total": 4000, **answered(0.0).booked}
+    good = [Sample(0, 0, ms, account=told) for ms in (50.0, 90.0, 70.0)]
+    row = bench._turn_row("from memory", [*good, Sample(0, error="gone")])
+    assert (row["p50_ms"], row["cached_tokens"], row["wire_bytes"], row["failed"]) == (70.0, 256, 4000, 1)
+    assert row["host_s"] == pytest.approx(0.3)
+    table = bench.first_token_table([], [row, bench._turn_row("anew", [Sample(0, error="lost")])])
+    assert "prompt tokens" in table
+    assert "from memory: gone\nanew: lost" in table
+
+
+def test_second_turns_go_on_from_the_first_and_apart(bundles: Path, no_lab_needed: None) -> None:
+    settings = FirstTokenSettings(checkpoint=bundles / "own", prompt_symbols=200, requests=3)
+    prompt, _ = prompt_for(settings, profile_named("links-60"))
+    turns = bench.second_turns(settings, prompt)
+    assert turns is not None
+    assert len({each[: len(prompt) + 2] for each in turns.prompts}) == 5
+    assert all(each.startswith(prompt) and 90 < len(each) - len(prompt) < 120 for each in turns.prompts)
+    assert PromptRequest(turns.prompts, "int8").call(6, 1)["prompt"] == turns.prompts[1]
+    longer = FirstTokenSettings(checkpoint=bundles / "own", prompt_symbols=400)
+    assert bench.second_turns(longer, prompt) is None, "the context has no room"
+
+
+@pytest.mark.parametrize(
+    ("recalled", "anew", "sentence"),
+    [
+        ({"cached_tokens": 256, "output_hex": "aa"}, {"cached_tokens": 0, "output_hex": "ab"}, "is not the one that"),
+        ({"cached_tokens": 0, "output_hex": "aa"}, {"cached_tokens": 0, "output_hex": "aa"}, "did not find the first"),
+        ({"cached_tokens": 256, "output_hex": "aa"}, {"cached_tokens": 1, "output_hex": "aa"}, "one that must not did"),
+        (None, {}, "the second turn failed: gone"),
+    ],
+)
+def test_a_text_from_memory_must_be_the_same(
+    monkeypatch: pytest.MonkeyPatch, recalled: dict[str, Any] | None, anew: dict[str, Any], sentence: str
+) -> None:
+    answers = [Sample(0, account=recalled, error="" if recalled else "gone"), Sample(0, account=anew)]
+    monkeypatch.setattr(bench, "ask_once", lambda *_: answers.pop(0))
+    with pytest.raises(OnesweepError, match=sentence):
+        bench._check_second_turn(None, None, PromptRequest(("a",), ""))  # type: ignore[arg-type]
 
 
 def test_the_second_router_sends_prompts_whole(bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +150,9 @@ def test_the_second_router_sends_prompts_whole(bundles: Path, tmp_path: Path, mo
     monkeypatch.setattr(bench, "start_log", lambda *_: None)
     topology = tmp_path / "topology.toml"
     topology.write_text(local_topology(3, 3, bundles / "own", 7701).to_toml())
-    bench.serve_whole(str(topology), "127.0.0.1:7777")
+    bench.serve_plain(str(topology), "127.0.0.1:7777", "1")
     assert (served[0].ring.pieces, served[0].listen, served[0].checkpoint) == (1, "127.0.0.1:7777", bundles / "own")
+    assert not served[0].ring.memory
 
 
 def test_the_command_prints_and_writes(
@@ -112,7 +163,7 @@ def test_the_command_prints_and_writes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def measure(settings: FirstTokenSettings, *_: object) -> Any:
-        return [bench._row(arm, [answered(700.0)], list(FREE), [1.0]) for arm in arms_of(settings)]
+        return [bench._row(arm, [answered(700.0)], list(FREE), [1.0]) for arm in arms_of(settings)], []
 
     monkeypatch.setattr(bench, "measure_first_token", measure)
     path = tmp_path / "figures.json"

@@ -50,6 +50,19 @@ def test_a_stream_has_the_same_text_and_openais_chunks(openai: OpenAI) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+def test_usage_counts_the_prompt_tokens_that_hosts_had_in_memory(openai: OpenAI, until: Any) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": "It was late again. " * 10, "max_tokens": 2, "seed": 7}
+
+    def cached() -> tuple[int, int] | None:
+        usage = openai.completions.create(**asked).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        found = usage.prompt_tokens_details.cached_tokens
+        return (usage.prompt_tokens, found) if found else None
+
+    assert until(cached) == (190, 128)
+
+
 def test_a_stream_is_server_sent_events(http: httpx.Client) -> None:
     asked = {"model": "onesweep-sweep", "prompt": PROMPT, "max_tokens": 8, "stream": True}
     answer = http.post("/v1/completions", json=asked)

@@ -17,7 +17,7 @@ import pytest
 from onesweep.serving.cli.deploy import deploy, read_release, roll_back
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import AsyncClient, Client, RouterError
+from onesweep.serving.client.client import AsyncClient, Client, Result, RouterError
 from onesweep.serving.router.topology import local_topology
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.checkpoint.release_store import read_release_manifest
@@ -133,6 +133,26 @@ def test_no_request_fails_or_mixes_weights(
     names = [read_release_manifest(bundle).name for bundle in (old, new)]
     assert f"new requests use release {names[0]}; before: {names[1]}" in out
     assert "nats on its probe text" in out
+
+
+def test_a_new_release_finds_nothing_of_the_old_ones_memory(
+    at: Callable[[Path], None], old: Path, new: Path, caller: Client, until: Any
+) -> None:
+    prompt = "The sea was calm, and the ship lay still. " * 7
+
+    def cached() -> Result | None:
+        result = caller.generate(prompt, mode="ar", max_bytes=12, seed=3)
+        return result if result.cached_tokens else None
+
+    at(old)
+    before = until(cached)
+    at(new)
+    first = caller.generate(prompt, mode="ar", max_bytes=12, seed=3)
+    assert first.cached_tokens == 0
+    assert first.output != before.output
+    assert until(cached).output == first.output
+    at(old)
+    assert until(cached).output == before.output
 
 
 def test_what_is_served_already_changes_nothing(

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.router.session import READ_BYTES, Journal
+from onesweep.serving.router.journal import READ_BYTES, Journal
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
 from tests.stages.hops import step

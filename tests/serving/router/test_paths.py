@@ -22,6 +22,7 @@ def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 
     """A host as described. links: round trip to another one, or why it cannot be used."""
     link = HostLink.__new__(HostLink)
     link.entry, link.problem, link.sessions, link.hop_ms = HostEntry(name, name, blocks, name), "", 0, 5.0
+    link.prefixes, link.prefix_version = frozenset(), 0
     link.relay = Relay()  # type: ignore[assignment]
     link.relay.least_rtt_ms = rtt_ms  # type: ignore[misc]
     dialled = [
@@ -54,6 +55,59 @@ def square() -> list[HostLink]:
 
 def test_the_nearest_hosts_are_taken() -> None:
     assert names(square()) == "a x"
+
+
+def even() -> list[HostLink]:
+    """The same, but all links are alike."""
+    return [
+        *(make(name, (0,), x=10.0, y=10.0) for name in "ab"),
+        *(make(name, (1,), a=10.0, b=10.0) for name in "xy"),
+    ]
+
+
+PREFIXES = [bytes([i]) * 32 for i in range(3)]
+
+
+def keeping(links: list[HostLink], **counts: int) -> str:
+    """The way of a text, of whose beginnings these hosts keep so many."""
+    for link in links:
+        kept = PREFIXES[: counts.get(link.entry.name, 0)]
+        digests = b"".join(digest[:8] for digest in kept)
+        link.hear_prefixes(stage_pb2.PrefixList(version=link.prefix_version + 1, digests=digests))
+    path = best_path(links, weights_of(release("a")), Suspects(), (), PREFIXES)
+    assert path is not None
+    return " ".join(link.entry.name for link in path)
+
+
+def test_hosts_that_have_a_text_in_memory_are_taken() -> None:
+    assert keeping(even()) == "a x"
+    assert keeping(even(), b=2, y=2) == "b y"
+    assert keeping(even(), b=3, y=1, a=2, x=2) == "a x", "the path keeps what each of its hosts keeps"
+    assert keeping(even(), a=1, x=1, b=3, y=3) == "b y"
+    assert keeping(even(), b=3) == "a x", "one alone is of no use"
+
+
+def test_but_not_where_they_are_busier_or_farther() -> None:
+    links = even()
+    links[1].sessions = 1
+    assert keeping(links, b=3, y=3) == "a x"
+    links[0].sessions = 1
+    assert keeping(links, b=3, y=3) == "b y"
+    assert keeping(square(), b=3, y=3) == "a x"
+
+
+def test_a_host_keeps_what_it_said_last() -> None:
+    (link, *_) = links = even()
+    keeping(links, a=2)
+    assert link.kept(PREFIXES) == 2
+    link.hear_prefixes(stage_pb2.PrefixList(version=link.prefix_version))
+    assert link.kept(PREFIXES) == 2, "no change"
+    assert link.kept([PREFIXES[2], *PREFIXES]) == 0, "a piece without those before it is worth nothing"
+    link.hear_prefixes(stage_pb2.PrefixList(version=99))
+    assert link.kept(PREFIXES) == 0
+    keeping(links, a=2)
+    link.forget_prefixes()
+    assert (link.kept(PREFIXES), link.prefix_version) == (0, 0)
 
 
 def test_a_busy_one_is_left() -> None:

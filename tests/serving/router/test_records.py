@@ -101,6 +101,8 @@ def test_the_router_s_figures_are_those_of_its_answers(watched: Deployment, aske
             "onesweep_router_hops_total": r.hops,
             "onesweep_router_wire_bytes_total": r.wire_bytes_total,
             "onesweep_router_output_tokens_total": r.output_tokens,
+            "onesweep_router_prompt_tokens_total": r.prompt_tokens,
+            "onesweep_router_cached_tokens_total": r.cached_tokens,
             "onesweep_router_drafted_tokens_total": r.drafted,
             "onesweep_router_accepted_tokens_total": r.accepted,
             "onesweep_router_reached_tokens_total": r.reached,

@@ -181,6 +181,8 @@ def test_a_host_of_a_topology_has_the_limits_of_a_stage(tmp_path: Path, bundles:
         assert (code, f"{flag} must be above 0, not 0" in err) == (2, True), err
     code, _, err = onesweep("host", "host-1", "--topology", path, "--keep-warm-ms", "3")
     assert (code, "--keep-warm-ms must be 0 (off) or 10 to 60000" in err) == (2, True), err
+    code, _, err = onesweep("host", "host-1", "--topology", path, "--prefix-mb", "-1")
+    assert (code, "--prefix-mb must be 0 (off) or more" in err) == (2, True), err
 
 
 def test_replicas_are_laid_out_side_by_side() -> None:

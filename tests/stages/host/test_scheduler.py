@@ -262,6 +262,8 @@ def test_hops_may_be_taken_in_while_they_are_looked_at(loaded: dict[str, Parts])
     class Seen:
         """A session whose hop the scheduler's thread takes in while the event loop looks at it."""
 
+        beginning = None
+
         @property
         def pending(self) -> int:
             engine._arrived.clear()

@@ -19,7 +19,7 @@ from onesweep.stages.checkpoint.inspect import verify
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.importing import importing
-from onesweep.stages.importing.importing import HostShare, ImportSettings, import_model
+from onesweep.stages.importing.importing import ImportSettings, StageHost, import_model
 from onesweep.stages.model.decoder_options import SlidingWindow
 from onesweep.stages.model.llama import LlamaArchitecture
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
@@ -265,8 +265,8 @@ def test_a_quantisation_that_cannot_be_read(imported: Any, weights: Weights, tmp
         imported(path)
 
 
-def alike(count: int) -> tuple[HostShare, ...]:
-    return (HostShare(),) * count
+def alike(count: int) -> tuple[StageHost, ...]:
+    return (StageHost(),) * count
 
 
 def test_the_cut_balances_what_a_step_reads() -> None:
@@ -279,18 +279,18 @@ def test_the_cut_balances_what_a_step_reads() -> None:
 
 def test_the_cut_follows_speed_and_memory_of_the_hosts() -> None:
     whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
-    fast = importing.cut(whole, [HostShare(4.0), HostShare(), HostShare()])
+    fast = importing.cut(whole, [StageHost(4.0), StageHost(), StageHost()])
     assert fast[0] > 2 * max(fast[1:])
     layer = 4 * importing.stage_cost(whole, 1, first=False, last=False).held
     head = 4 * 49152 * 576
-    tight = importing.cut(whole, [HostShare(), HostShare(1.0, 5 * layer), HostShare()])
+    tight = importing.cut(whole, [StageHost(), StageHost(1.0, 5 * layer), StageHost()])
     assert tight[1] == 5
     with pytest.raises(InputError, match=r"the weights take 651 MB, the hosts have room for 300: 351 MB are missing"):
-        importing.cut(whole, [HostShare(1.0, 100e6)] * 3)
+        importing.cut(whole, [StageHost(1.0, 100e6)] * 3)
     with pytest.raises(
         InputError, match=r"no cut between layers fits each: a layer takes 14\.2 MB, with the embedding"
     ):
-        importing.cut(whole, [HostShare(1.0, head), HostShare(), HostShare()])
+        importing.cut(whole, [StageHost(1.0, head), StageHost(), StageHost()])
 
 
 def test_the_command_says_how_hosts_are_filled_before_it_writes(

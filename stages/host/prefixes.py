@@ -1,0 +1,139 @@
+"""Prefix memory: KV caches of the beginnings of texts, kept for later texts that begin alike, within a byte budget.
+
+It is made of whole reads (`READ_POSITIONS` in stages/model/prefill.py), each under a digest of all symbols up to its
+end. Texts that begin alike share their first pieces, and a longer text adds only the pieces that are new.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.model.prefill import READ_POSITIONS, prefix_digests
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError
+
+MOST_LISTED = 1024  # pieces that a host tells routers of: 8 KB, once a second at most and only after a change
+LISTED_BYTES = 8  # of a digest: a router that takes one for another is refused, and reads anew
+
+
+@dataclass
+class Beginning:
+    """Beginning of a session's text, as far as it was read in whole pieces that a longer text would be read in, too."""
+
+    root: bytes  # of `prefix_root`
+    digests: list[bytes] = field(default_factory=list)  # one for each piece
+    recalled: list[KeptPiece] = field(default_factory=list)  # pieces from memory that the session still lacks
+
+    def read(self, start: int, lengths: Sequence[int], text: bytes, alphabet: Alphabet) -> None:
+        """Book reads of these lengths, from `start` on. text: their symbols, those of draft tokens left out."""
+        del self.digests[start // READ_POSITIONS :]
+        whole = 0
+        if start == len(self.digests) * READ_POSITIONS:
+            most = alphabet.count(text) // READ_POSITIONS
+            while whole < min(most, len(lengths)) and lengths[whole] == READ_POSITIONS:
+                whole += 1
+        if whole:
+            last = self.digests[-1] if self.digests else self.root
+            self.digests += prefix_digests(last, alphabet.cut(text, 0, whole * READ_POSITIONS), alphabet)
+
+    def recall(self, caches: Sequence[LayerCache], symbols: NDArray[np.int64]) -> None:
+        """Put what memory had into a session's caches, all layers of all parts in their order, and its text."""
+        for at, piece in enumerate(self.recalled):
+            symbols[at * READ_POSITIONS : (at + 1) * READ_POSITIONS] = piece.symbols
+            for numbers, kept in zip(_numbers(caches, at), piece.numbers, strict=True):
+                numbers.copy_(kept)
+        self.recalled = []
+
+
+def _numbers(caches: Sequence[LayerCache], at: int) -> list[Tensor]:
+    """Keys and values of piece `at` of a sequence: views (kv_heads, READ_POSITIONS, head_dim) of its caches."""
+    begin = at * READ_POSITIONS
+    return [x[0, :, begin : begin + READ_POSITIONS] for cache in caches for x in (cache.keys, cache.values)]
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPiece:
+    """Keys and values of one piece."""
+
+    root: bytes
+    before: bytes  # digest of the piece before; the root for the first
+    numbers: Tensor  # (2 x layers, kv_heads, READ_POSITIONS, head_dim)
+    symbols: NDArray[np.int64]  # (READ_POSITIONS,): penalties go by all of a text
+
+
+class PrefixStore:
+    """All kept pieces of a host, the least recently used first. Not thread-safe: it lives on the event loop."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        """:param budget_bytes: beside that of live sessions, so that nothing kept ever refuses one; 0 keeps nothing."""
+        self.budget_bytes = budget_bytes
+        self.bytes = self.hits = self.positions = 0
+        # begins anywhere: a host that was restarted shall not be taken for the one before
+        self.version = secrets.randbits(62) + 1
+        self._pieces: OrderedDict[bytes, KeptPiece] = OrderedDict()
+
+    def find(self, digest: bytes, root: bytes, positions: int) -> tuple[list[bytes], list[KeptPiece]]:
+        """Digests and pieces of the prefix that ends in `digest`. Raises StatusError (NOT_FOUND) where it is gone."""
+        digests, at = list[bytes](), digest
+        while (piece := self._pieces.get(at)) is not None and piece.root == root:
+            digests.insert(0, at)
+            at = piece.before
+        if at != root or len(digests) * READ_POSITIONS != positions:
+            raise StatusError(
+                grpc.StatusCode.NOT_FOUND,
+                f"the first {positions} symbols are not in memory here any more; send the whole text",
+            )
+        self._touch(digests)
+        self.hits += 1
+        self.positions += positions
+        return digests, [self._pieces[each] for each in digests]
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._pieces
+
+    def keep(self, beginning: Beginning, at: int, caches: Sequence[LayerCache], symbols: NDArray[np.int64]) -> None:
+        """Copy piece `at` of a text; the pieces of other texts that were not used for longest make room for it."""
+        chain, digest = beginning.digests[: at + 1], beginning.digests[at]
+        before = chain[at - 1] if at else beginning.root
+        self._touch(chain)
+        if digest in self._pieces or (at and before not in self._pieces):
+            return
+        source = _numbers(caches, at)
+        text = symbols[at * READ_POSITIONS : (at + 1) * READ_POSITIONS].copy()
+        need = text.nbytes + sum(numbers.numel() * numbers.element_size() for numbers in source)
+        while self.bytes + need > self.budget_bytes:
+            oldest = next(iter(self._pieces), None)
+            if oldest is None or oldest in chain:
+                return
+            gone = self._pieces.pop(oldest)
+            self.bytes -= gone.numbers.nbytes + gone.symbols.nbytes
+            self.version += 1
+        self._pieces[digest] = KeptPiece(beginning.root, before, torch.stack(source), text)
+        self.bytes += need
+        self.version += 1
+        self._touch(chain)
+
+    def _touch(self, chain: Sequence[bytes]) -> None:
+        """Book a use. The first piece of a text comes last, so that a text is forgotten from its end."""
+        for digest in reversed(chain):
+            if digest in self._pieces:
+                self._pieces.move_to_end(digest)
+
+    def listing(self, known: int) -> stage_pb2.PrefixList:
+        """The list for a router that has version `known`."""
+        told = stage_pb2.PrefixList(version=self.version)
+        if known != self.version:
+            latest = list(reversed(self._pieces))[:MOST_LISTED]
+            told.digests = b"".join(digest[:LISTED_BYTES] for digest in latest)
+        return told

@@ -1,0 +1,228 @@
+"""The second turn of a chat: hosts have the beginning of its prompt in memory, and the text is as if they had not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client, Result
+from onesweep.serving.router.topology import Topology, local_topology
+from onesweep.stages.host.prefixes import PrefixStore
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import work_of
+from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from tests.serving.pretrained import write_model
+from tests.serving.router.conftest import Loss
+
+TALE = "The sea was calm, and the ship lay still. " * 7
+MODES: dict[str, dict[str, Any]] = {
+    "ar": {"mode": "ar", "max_bytes": 12},
+    "ar, penalties": {"mode": "ar", "max_bytes": 12, "repetition_penalty": 1.5, "frequency_penalty": 0.5},
+    "ar int8": {"mode": "ar", "max_bytes": 12, "codec": "int8"},
+    "ar-speculative": {"mode": "ar-speculative", "max_bytes": 12, "draft": 4},
+    "ar-speculative, trees": {"mode": "ar-speculative", "max_bytes": 12},
+    "resample": {"mode": "resample", "max_bytes": 12, "chunk": 6, "candidates": 64},
+    "verified": {"mode": "verified", "max_bytes": 12},
+    "infill": {"mode": "infill", "max_bytes": 8, "chunk": 4, "suffix": " and so on"},
+}
+
+
+@dataclass
+class Line:
+    """Three hosts, and two routers, the second of which wants tokens."""
+
+    topology: Topology
+    router: Any
+    hosts: dict[str, Any]
+    guarded: str
+    tokens: list[str]
+
+
+@pytest.fixture(scope="module")
+def line(bundles: Path, module_servers: Any, wait_ready: Any, tmp_path_factory: pytest.TempPathFactory) -> Line:
+    bundle, tokens = bundles / "scored", [new_token() for _ in range(2)]
+    path = tmp_path_factory.mktemp("tokens") / "tokens.toml"
+    write_tokens(path, [Key(f"client-{i}", token_hash(token)) for i, token in enumerate(tokens)])
+    topology = local_topology(3, 3, bundle, free_port_block(4) + 1)
+    guarded = replace(topology, router=f"127.0.0.1:{free_port_block(1)}")
+    hosts = module_servers.hosts(topology, bundle)
+    router = module_servers.router(topology, bundle)
+    module_servers.router(guarded, bundle, tokens=path)
+    wait_ready(topology.router)
+    return Line(topology, router, hosts, guarded.router, tokens)
+
+
+@pytest.fixture
+def client(line: Line) -> Iterator[Client]:
+    with Client(line.topology.router) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def forgetful(bundles: Path, local_ring: Any) -> Iterator[Client]:
+    """A ring of the same weights that keeps nothing."""
+    with local_ring(bundles / "scored", 3, host={"prefix_mb": 0}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def second_turn(client: Client, until: Any) -> Callable[..., tuple[str, Result]]:
+    """The prompt of a chat's second turn, and its result once the hosts have kept the first one."""
+
+    def ask(topic: str, **settings: Any) -> tuple[str, Result]:
+        first = f"{topic}. {TALE}"
+        told: Result = until(lambda: cached(client.generate(first, seed=5, **settings)))
+        answer = told.output.decode(errors="replace")
+        prompt = f"{first}{answer}\nAnd what did the captain say to the crew that night?"
+        return prompt, client.generate(prompt, seed=6, **settings)
+
+    return ask
+
+
+def cached(result: Result) -> Result | None:
+    return result if result.cached_tokens else None
+
+
+@pytest.mark.parametrize("name", list(MODES))
+def test_the_text_is_the_one_without_memory(
+    second_turn: Callable[..., tuple[str, Result]], forgetful: Client, name: str
+) -> None:
+    prompt, result = second_turn(name, **MODES[name])
+    anew = forgetful.generate(prompt, seed=6, **MODES[name])
+    assert result.output == anew.output
+    assert (result.cached_tokens, anew.cached_tokens) == (256, 0)
+    assert result.replays == 0
+    assert result.wire_bytes_total < anew.wire_bytes_total
+
+
+def test_modes_of_the_same_weights_share_it(client: Client, until: Any) -> None:
+    prompt = f"What modes share. {TALE}"
+    client.generate(prompt, seed=5, **MODES["ar"])
+    until(lambda: cached(client.generate(prompt, seed=5, **MODES["ar-speculative"])))
+    other = client.generate(prompt, seed=5, **MODES["ar int8"])
+    assert other.cached_tokens == 0, "hidden states that were rounded give other keys and values"
+
+
+def test_tokens_of_a_pretrained_model(tmp_path: Path, local_ring: Any, until: Any) -> None:
+    write_model(tmp_path)
+    prompt, settings = "the sea and a ship " * 60, {"mode": "ar", "max_tokens": 6, "temperature": 0.0}
+    with local_ring(tmp_path, 3) as client:
+        anew = client.generate(prompt, **settings)
+        again = until(lambda: cached(client.generate(prompt, **settings)))
+    assert again.output == anew.output
+    assert again.cached_tokens % 128 == 0
+    assert again.cached_tokens >= 256
+
+
+# When hosts and routers come and go
+
+
+def test_a_restarted_router_finds_it(
+    line: Line, module_servers: Any, wait_ready: Any, second_turn: Callable[..., tuple[str, Result]], bundles: Path
+) -> None:
+    prompt, before = second_turn("A restarted router", **MODES["ar"])
+    line.router.end()
+    line.router = module_servers.router(line.topology, bundles / "scored")
+    wait_ready(line.topology.router)
+    with Client(line.topology.router) as client:
+        after = client.generate(prompt, seed=6, **MODES["ar"])
+    assert after.output == before.output
+    assert after.cached_tokens >= before.cached_tokens
+
+
+def test_what_a_restarted_host_lost_is_read_anew(
+    line: Line,
+    module_servers: Any,
+    client: Client,
+    until: Any,
+    second_turn: Callable[..., tuple[str, Result]],
+    bundles: Path,
+) -> None:
+    prompt, before = second_turn("A restarted host", **MODES["ar"])
+    entry = line.topology.hosts[1]
+    line.hosts[entry.name].end()
+    until(lambda: not client.status().ready)
+    line.hosts[entry.name] = module_servers.stage(
+        bundles / "scored", entry.blocks, entry.listen, line.topology.successors(entry), name=entry.name
+    )
+    until(lambda: client.status().ready, 30)
+    after = client.generate(prompt, seed=6, **MODES["ar"])
+    assert (after.output, after.cached_tokens) == (before.output, 0)
+    again = until(lambda: cached(client.generate(prompt, seed=6, **MODES["ar"])))
+    assert again.output == before.output
+
+
+@pytest.mark.parametrize("host", [1, 2])
+def test_what_a_host_forgot_in_this_moment_is_read_anew(
+    client: Client, monkeypatch: pytest.MonkeyPatch, second_turn: Callable[..., tuple[str, Result]], host: int
+) -> None:
+    prompt, before = second_turn(f"Host {host} forgets", **MODES["ar"])
+    find, asked = PrefixStore.find, list[bytes]()
+
+    def lost(store: PrefixStore, digest: bytes, root: bytes, positions: int) -> tuple[list[bytes], list[torch.Tensor]]:
+        asked.append(digest)
+        if len(asked) == host:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, "gone")
+        return find(store, digest, root, positions)
+
+    monkeypatch.setattr(PrefixStore, "find", lost)
+    after = client.generate(prompt, seed=6, **MODES["ar"])
+    assert len(asked) == host
+    assert (after.output, after.cached_tokens, after.replays) == (before.output, 0, 0)
+
+
+def test_one_key_never_finds_what_another_sent(line: Line, until: Any) -> None:
+    prompt = f"A secret. {TALE}"
+    mine, yours = (Client(line.guarded, token=token) for token in line.tokens)
+    with mine, yours, Client(line.topology.router) as anybody:
+        anew = mine.generate(prompt, seed=5, **MODES["ar"])
+        assert until(lambda: cached(mine.generate(prompt, seed=5, **MODES["ar"]))).output == anew.output
+        for other in (yours, anybody):
+            result = other.generate(prompt, seed=5, **MODES["ar"])
+            assert (result.output, result.cached_tokens) == (anew.output, 0)
+
+
+# Replicas
+
+
+def test_a_host_lost_in_a_second_turn(
+    pairs: tuple[Client, Client], lose: Callable[..., Loss], forgetful: Client, until: Any
+) -> None:
+    prompt, longer = f"Replicas. {TALE}", f"Replicas. {TALE} And so they sailed."
+    pairs[0].generate(prompt, seed=5, **MODES["ar"])
+    until(lambda: cached(pairs[0].generate(prompt, seed=5, **MODES["ar"])))
+    loss = lose("b", lambda hop: work_of(hop).start == 256 and bool(hop.memory.prefix))
+    result = pairs[0].generate(longer, seed=6, **MODES["ar"])
+    assert loss.lost
+    assert result.output == forgetful.generate(longer, seed=6, **MODES["ar"]).output
+    assert (result.cached_tokens, result.replays >= 1) == (0, True)
+    assert work_of(loss.instead[-1][0]).start == 0, "the other host reads anew"
+
+
+def test_audits_read_anew_and_agree(pairs: tuple[Client, Client], until: Any) -> None:
+    prompt = f"Audits. {TALE}"
+    first = pairs[1].generate(prompt, seed=5, **MODES["ar"])
+    again = until(lambda: cached(pairs[1].generate(prompt, seed=5, **MODES["ar"])))
+    assert again.output == first.output
+    audits = pairs[1].status().audits
+    assert (audits.faulty_hosts, audits.audited) == (0, audits.sweeps)
+
+
+def test_a_prefix_is_told_to_the_hosts_that_open_a_session_only(
+    pairs: tuple[Client, Client], lose: Callable[..., Loss], until: Any
+) -> None:
+    loss, prompt = lose("none", lambda hop: False), f"Hops. {TALE}"
+    until(lambda: cached(pairs[0].generate(prompt, seed=5, **MODES["ar"])))
+    hops = [hop for each in loss.hops.values() for hop in each]
+    with_memory = [hop for hop in hops if hop.HasField("memory")]
+    assert {work_of(hop).start for hop in with_memory} == {0, 256}
+    assert all(bool(hop.memory.prefix) == (work_of(hop).start == 256) for hop in with_memory)
+    assert all(isinstance(work_of(hop), stage_pb2.Prefill | stage_pb2.Decode) for hop in with_memory)

@@ -1,0 +1,310 @@
+"""Prefix memory on one host: what is kept of a text, who finds it, and that a text that goes on from it is the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+
+from onesweep.stages.host.host import Host
+from onesweep.stages.host.parts import Parts
+from onesweep.stages.host.prefixes import LISTED_BYTES, Beginning, PrefixStore
+from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.model.prefill import READ_POSITIONS, prefix_digests, prefix_root
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import after_prefix, prefill_hops, put_work, step_hops, work_of
+from onesweep.stages.wire.status import StatusError
+from tests.stages.hops import LONG_PROMPT, opening
+from tests.stages.hosts import event_of, open_host, refused, send
+
+MINE, YOURS = b"m" * 16, b"y" * 16
+FIRST = LONG_PROMPT[:300]  # two whole pieces
+SECOND = FIRST + LONG_PROMPT[:130]
+PIECE_BYTES = 3 * 2 * READ_POSITIONS * 32 * 4 + 8 * READ_POSITIONS  # of three parts of one layer
+
+
+def hops_of(
+    parts: Parts, session: str, clean: bytes, space: bytes = MINE, kept: int = 0, **fields: Any
+) -> list[stage_pb2.Hop]:
+    """A step as a router sends it, which goes on from `kept` pieces."""
+    assert parts.plan.ar is not None
+    hop = opening(parts.plan.ar.digest, session, clean=clean, **fields)
+    if space:
+        hop.memory.space = space
+    if kept:
+        work = work_of(hop)
+        root = prefix_root(space, hop.digest, work.codec)
+        hop.memory.prefix = prefix_digests(root, clean, BYTES)[kept - 1]
+        put_work(hop, after_prefix(work, kept * READ_POSITIONS, BYTES))
+    return step_hops(hop, BYTES, most=16, rows=64)
+
+
+async def written(host: Host, hops: list[stage_pb2.Hop], results: int = 1) -> list[tuple[bytes, bytes]]:
+    """Texts and scores that hops end in."""
+    send(host, *hops)
+    events = [await event_of(host) for _ in range(results)]
+    return [(event.text, event.scores.nats) for event in events]
+
+
+@pytest.mark.parametrize(
+    ("fields", "results"),
+    [
+        ({"remaining": 3}, 3),
+        ({"codec": "int8"}, 1),
+        ({"clean": SECOND + b"guess", "draft": 5}, 1),
+        ({"clean": SECOND + b"guess", "draft": 5, "depths": (0, 1, 1, 0, 1)}, 1),
+        ({"candidates": [b"abcde", b"fghij"]}, 1),
+        ({"clean": SECOND[:384]}, 1),
+        ({"clean": SECOND[:257]}, 1),
+    ],
+    ids=["text", "int8", "drafts", "a tree", "scores", "whole pieces", "one symbol more"],
+)
+async def test_a_text_from_memory_is_the_text_that_is_read_anew(
+    whole: Parts, fields: dict[str, Any], results: int
+) -> None:
+    fields = {"clean": SECOND, **fields}
+    async with open_host(whole) as host:
+        await written(host, hops_of(whole, "turn 1", FIRST, **({"codec": "int8"} if "codec" in fields else {})))
+        assert await host.end(["turn 1"]) == 1
+        anew = await written(host, hops_of(whole, "anew", **fields), results)
+        recalled = await written(host, hops_of(whole, "recalled", kept=2, **fields), results)
+        assert recalled == anew
+        assert anew[0] != (b"", b"")
+        mine, other = (host.sessions.sessions[name].layers for name in ("anew", "recalled"))
+        for one, again in zip(mine, other, strict=True):
+            assert one.length == again.length
+            assert one.keys[:, :, : one.length].equal(again.keys[:, :, : one.length])
+            assert one.values[:, :, : one.length].equal(again.values[:, :, : one.length])
+        assert (host.prefixes.hits, host.prefixes.positions) == (1, 256)
+
+
+async def test_a_turn_adds_its_own_pieces_only(whole: Parts) -> None:
+    async with open_host(whole) as host:
+        await written(host, hops_of(whole, "1", FIRST))
+        await host.end(["1"])
+        assert host.counters_now().prefix_bytes == 2 * PIECE_BYTES
+        await written(host, hops_of(whole, "2", SECOND, kept=2))
+        await host.end(["2"])
+        assert host.prefixes.bytes == 3 * PIECE_BYTES
+        await written(host, hops_of(whole, "3", SECOND, kept=3))
+
+
+@pytest.mark.parametrize("lacks", ["space", "codec", "digest", "length"])
+async def test_nobody_finds_what_is_not_theirs(whole: Parts, lacks: str) -> None:
+    async with open_host(whole) as host:
+        await written(host, hops_of(whole, "1", FIRST))
+        await host.end(["1"])
+        (hop,) = hops_of(whole, "2", FIRST, kept=2)
+        right = hop.memory.prefix
+        if lacks == "space":
+            hop.memory.space = YOURS  # even with the right digest
+        elif lacks == "codec":
+            hop.decode.codec = "int8"
+        elif lacks == "digest":
+            (other,) = hops_of(whole, "2", FIRST, space=YOURS, kept=2)
+            hop.memory.prefix = other.memory.prefix
+            assert other.memory.prefix != right
+        else:
+            hop.decode.start = 128
+        with refused(grpc.StatusCode.NOT_FOUND, "symbols are not in memory here any more"):
+            host.accept(hop, 1)
+        assert not host.sessions.sessions
+
+
+async def test_only_what_was_read_in_whole_pieces_is_kept(whole: Parts) -> None:
+    async with open_host(whole) as host:
+        # a replay reads again in other pieces
+        await written(host, hops_of(whole, "replay", LONG_PROMPT[:384], reads=[100, 156]))
+        # no draft tokens; and what follows a partial piece was read one by one
+        await written(host, hops_of(whole, "drafts", LONG_PROMPT[:384], draft=140))
+        await written(host, hops_of(whole, "short", LONG_PROMPT[:100], remaining=60), 60)
+        await host.end(["replay", "drafts", "short"])
+        assert host.prefixes.bytes == PIECE_BYTES, "the first piece of the one with drafts"
+        # nor without a space, nor where nobody says that the request has ended
+        await written(host, hops_of(whole, "spaceless", LONG_PROMPT[:384], space=b""))
+        await host.end(["spaceless"])
+        await written(host, hops_of(whole, "lost", LONG_PROMPT[:384]))
+        host.release(["lost"])
+        assert host.prefixes.bytes == PIECE_BYTES
+
+
+async def test_what_was_not_computed_yet_is_not_kept(whole: Parts) -> None:
+    async with open_host(whole, working=False) as host:
+        first, *rest = hops_of(whole, "1", SECOND)
+        send(host, first)
+        await host.end(["1"])
+        assert rest
+        assert host.prefixes.bytes == 0
+
+
+async def test_what_is_copied_counts_as_a_session_until_then(whole: Parts) -> None:
+    async with open_host(whole) as host:
+        await written(host, hops_of(whole, "1", SECOND))
+        ending = asyncio.create_task(host.end(["1"]))
+        await asyncio.sleep(0)
+        assert host.sessions.bytes > 0
+        assert host.sessions.sessions["1"].released
+        assert host.prefixes.bytes == PIECE_BYTES
+        assert await ending == 1
+        assert (host.sessions.bytes, host.prefixes.bytes) == (0, 3 * PIECE_BYTES)
+
+
+async def test_no_memory_where_it_is_off(whole: Parts) -> None:
+    async with open_host(whole, prefix_mb=0) as host:
+        await written(host, hops_of(whole, "1", FIRST))
+        assert await host.end(["1", "unknown"]) == 1
+        assert host.prefixes.bytes == 0
+        assert host.counters_now().prefix_bytes_limit == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"space": b"short"}, "a space in memory has 16 bytes, not 5"),
+        ({"prefix": b""}, "a session opens at 0, or after a kept prefix, not at 256"),
+        ({"prefix": b"short"}, "a kept prefix has a digest of 32 bytes, and ends at a multiple of 128"),
+        ({"start": 250}, "ends at a multiple of 128"),
+        ({"sweep": True}, "memory is of the texts that a pipeline reads"),
+    ],
+)
+async def test_nonsense_about_memory_is_refused(whole: Parts, change: dict[str, Any], sentence: str) -> None:
+    async with open_host(whole) as host:
+        (hop,) = hops_of(whole, "1", FIRST, kept=2)
+        if "sweep" in change:
+            assert whole.plan.chain is not None
+            hop.digest = whole.plan.chain.digest
+            hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"a", slots=1, steps=1, codec="fp32"))
+        elif "start" in change:
+            hop.decode.start = change["start"]
+        else:
+            for name, value in change.items():
+                setattr(hop.memory, name, value)
+        with refused(grpc.StatusCode.INVALID_ARGUMENT, sentence):
+            host.accept(hop, 1)
+
+
+def test_later_hops_of_a_session_do_not_open_it_again(whole: Parts) -> None:
+    first, *rest = hops_of(whole, "1", SECOND, candidates=[b"abcdefgh"] * 32)
+    assert first.memory.space == MINE
+    assert len(rest) > 3
+    assert not any(hop.HasField("memory") for hop in rest)
+    assert not any(hop.HasField("memory") for hop in prefill_hops(opening(clean=b"a"), BYTES))
+
+
+# The store
+
+
+class Kept:
+    """A store with room for a few pieces of one layer."""
+
+    def __init__(self, pieces: int) -> None:
+        self.size = 2 * READ_POSITIONS * 4 * 4 + READ_POSITIONS * 8
+        self.store = PrefixStore(pieces * self.size)
+
+    def text(self, *pieces: str, space: bytes = MINE) -> Beginning:
+        root = prefix_root(space, "weights", "fp32")
+        text = b"".join(piece.encode() * READ_POSITIONS for piece in pieces)
+        return Beginning(root, prefix_digests(root, text, BYTES))
+
+    def keep(self, *pieces: str) -> Beginning:
+        beginning = self.text(*pieces)
+        shape = (1, 1, len(pieces) * READ_POSITIONS, 4)
+        caches = [LayerCache(torch.randn(shape), torch.randn(shape))]
+        for at in range(len(pieces)):
+            self.store.keep(beginning, at, caches, np.arange(len(pieces) * READ_POSITIONS))
+        return beginning
+
+    def holds(self, *pieces: str) -> bool:
+        beginning = self.text(*pieces)
+        try:
+            digests, found = self.store.find(beginning.digests[-1], beginning.root, len(pieces) * READ_POSITIONS)
+        except StatusError:
+            return False
+        assert digests == beginning.digests
+        assert np.concatenate([piece.symbols for piece in found]).tolist() == [*range(len(pieces) * READ_POSITIONS)]
+        return True
+
+
+def test_the_least_recently_used_makes_room_and_goes_from_its_end() -> None:
+    kept = Kept(4)
+    kept.keep("a", "b")
+    kept.keep("x", "y")
+    assert kept.holds("a", "b")
+    kept.keep("a", "b", "c")
+    assert not kept.holds("x", "y")
+    assert kept.holds("x"), "its beginning is still there"
+    assert kept.holds("a", "b", "c")
+    assert kept.store.bytes == 4 * kept.size
+
+
+def test_texts_share_how_they_begin() -> None:
+    kept = Kept(10)
+    kept.keep("a", "b", "c")
+    kept.keep("a", "b", "d")
+    assert kept.store.bytes == 4 * kept.size
+    assert all(kept.holds(*text) for text in ("abc", "abd", "ab", "a"))
+    assert not kept.holds("b")
+
+
+def test_a_text_that_does_not_fit_is_kept_as_far_as_it_fits() -> None:
+    kept = Kept(2)
+    kept.keep("x")
+    kept.keep("a", "b", "c")
+    assert kept.holds("a", "b")
+    assert not any(kept.holds(*text) for text in ("abc", "x"))
+    assert Kept(0).keep("a").digests
+    assert Kept(0).store.bytes == 0
+
+
+def test_a_piece_whose_beginning_is_gone_is_not_kept() -> None:
+    kept = Kept(3)
+    beginning = kept.text("a", "b")
+    caches = [LayerCache(*torch.zeros(2, 1, 1, 2 * READ_POSITIONS, 4))]
+    kept.store.keep(beginning, 1, caches, np.zeros(2 * READ_POSITIONS))
+    assert kept.store.bytes == 0
+    assert beginning.digests[1] not in kept.store
+
+
+def test_routers_hear_of_changes_only() -> None:
+    kept = Kept(2)
+    empty = kept.store.listing(0)
+    assert empty.digests == b""
+    text = kept.keep("a", "b")
+    told = kept.store.listing(empty.version)
+    assert told.version != empty.version
+    assert told.digests == b"".join(digest[:LISTED_BYTES] for digest in text.digests)
+    assert kept.store.listing(told.version) == stage_pb2.PrefixList(version=told.version)
+    kept.keep("c")
+    assert kept.store.listing(told.version).digests != told.digests
+    assert PrefixStore(0).version != PrefixStore(0).version, "a restarted host has other ones"
+
+
+def test_a_digest_tells_space_weights_codec_and_every_symbol() -> None:
+    text, tokens = bytes(range(256)), Alphabet(300)
+    root = prefix_root(MINE, "w", "fp32")
+    others = {prefix_root(YOURS, "w", "fp32"), prefix_root(MINE, "v", "fp32"), prefix_root(MINE, "w", "int8"), root}
+    assert len(others) == 4
+    first, second = prefix_digests(root, text, BYTES)
+    assert prefix_digests(first, text[128:], BYTES) == [second]
+    assert prefix_digests(root, text[:-1], BYTES) == [first]
+    assert prefix_digests(root, text[:-1] + b"x", BYTES)[1] != second
+    assert len(prefix_digests(root, text, tokens)) == 1, "two bytes a symbol"
+
+
+def test_what_is_read_anew_takes_the_place_of_what_was_read() -> None:
+    beginning, text = Beginning(prefix_root(MINE, "w", "fp32")), bytes(range(256)) + bytes(128)
+    beginning.read(0, [128, 128, 40], text, BYTES)
+    whole = list(beginning.digests)
+    assert len(whole) == 2
+    beginning.read(296, [1], b"a", BYTES)
+    assert beginning.digests == whole
+    beginning.read(128, [128, 128], text[128:], BYTES)
+    assert beginning.digests[:2] == whole
+    assert len(beginning.digests) == 3
+    beginning.read(130, [128], text[:128], BYTES)
+    assert beginning.digests == whole[:1]
