@@ -73,7 +73,7 @@ class SpeculativeMode(ArMode):
                     await session.push(step)
                     ahead.begin(text, draft, _plan(request, left))
                     event = await session.event(
-                        partial(check_symbols, alphabet=alphabet, most=drafted + 1, logprobs=request.logprobs)
+                        partial(check_symbols, request=request, alphabet=alphabet, most=drafted + 1)
                     )
                     worth.sweeps.learn(drafted, (time.perf_counter() - begin) * 1000)
                     written = alphabet.symbols(event.text)
@@ -83,9 +83,10 @@ class SpeculativeMode(ArMode):
                     account.add_draft(drafted, right, draft.compute_ms)
                     piece, ended = request.until_end(event.text, alphabet)
                     account.add_text(piece, event.logprobs)
+                    account.complete = event.complete
                     yield piece
                     left -= right + 1
-                    if ended or not left:
+                    if ended or event.complete or not left:
                         return
                     # guesses that stand are remembered on the first branch, and are read again from any other
                     text, read, number = text + piece, alphabet.count(text) + kept, number + 1

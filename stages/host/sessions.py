@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.host.grammar import Grammar
 from onesweep.stages.host.parts import ModelKind, Parts, session_bytes
 from onesweep.stages.host.prefixes import Beginning
 from onesweep.stages.model.layers import LayerCache
@@ -48,6 +49,8 @@ class Session:
     released: bool = False  # nobody waits for it any more. Read by the engine's thread.
     # Of each part that this host holds, in their order.
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
+    # What the text is held to, on the last host.
+    grammar: Grammar | None = None
     # The text so far: (capacity,), of which as many as the caches hold are known.
     symbols: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     beginning: Beginning | None = None  # where the beginning of its text may be kept
