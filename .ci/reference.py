@@ -23,8 +23,8 @@ WIDTH = 120
 SETS = {
     "request": (
         "generate",
-        "--max-bytes --max-tokens --seed --chunk --temperature --steps --codec --sampler --drafter --draft --branches "
-        "--scorer --candidates --suffix --budget-ms --timeout-s",
+        "--max-bytes --max-tokens --seed --chunk --temperature --top-p --top-k --min-p --steps --codec --sampler "
+        "--drafter --draft --branches --scorer --candidates --suffix --budget-ms --timeout-s",
     ),
     "host": ("stage", "--session-mb --lease-s --queue --batch --backend --hop-timeout-s"),
     "server": ("stage", "--threads --keep-warm-ms --shelf --health --drain-s --metrics --traces --log-format"),

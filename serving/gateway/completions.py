@@ -52,6 +52,7 @@ def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> Compl
         "mode": mode,
         "max_tokens": newer or request.max_tokens or DEFAULT_MAX_TOKENS,
         "temperature": request.temperature,
+        "top_p": request.top_p,
         "suffix": suffix,
         "stops": request.stop or (),
         "messages": [(each.role, each.content) for each in messages],

@@ -27,6 +27,7 @@ from onesweep.serving.router.request import (
     MAX_STOPS,
     MAX_TIMEOUT_S,
     SETTINGS,
+    is_decimal,
 )
 
 MAX_FIELDS = 64
@@ -98,10 +99,13 @@ Stops = Annotated[
 
 
 def _kind(f: dataclasses.Field[Any]) -> Any:  # noqa: ANN401
-    """The type of a setting: a name, or a whole number within its bounds."""
+    """The type of a setting: a name, or a number within its bounds."""
     if f.metadata.get("name"):
         return str
-    return Annotated[int, Field(ge=f.metadata["bounds"].least, le=f.metadata["bounds"].most)]
+    bounds = f.metadata["bounds"]
+    limits = {"ge": bounds.least, "le": bounds.most, "gt": bounds.above}
+    field = Field(**{name: limit for name, limit in limits.items() if limit is not None}, allow_inf_nan=False)
+    return Annotated[float, field] if is_decimal(f) else Annotated[int, field]
 
 
 # Settings of a request that OpenAI's API does not have.
@@ -147,7 +151,9 @@ class TextRequest(Fields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(default=None, description="ignored")
-    top_p: Annotated[float | None, _neutral(1)] = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        default=None, description="draw from the most likely tokens that have this share together"
+    )
     presence_penalty: Annotated[float | None, _neutral(0)] = None
     frequency_penalty: Annotated[float | None, _neutral(0)] = None
     logit_bias: Annotated[dict[str, Any] | None, _neutral({})] = None

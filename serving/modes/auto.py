@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from onesweep.serving.modes import SHAPED
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.frontier import WRITTEN_BY, Frontier, Option
 from onesweep.serving.modes.latency_model import Forecast, LatencyModel, Spent
@@ -250,7 +251,7 @@ class AutoMode(Mode):
         able: list[Mode] = []
         for mode in self._preferred(names):
             length = mode.tokenizer.alphabet.count(request.prompt) + request.max_symbols
-            if mode.tokenizer.id != self.tokenizer.id or length > mode.positions:
+            if mode.tokenizer.id != self.tokenizer.id or length > mode.positions or not _takes(mode, request):
                 continue
             try:
                 mode.check(replace(request, codec=mode.default_codec, budget_ms=None))
@@ -362,7 +363,9 @@ class AutoMode(Mode):
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]
         tokenizer = mode.tokenizer
-        if mode.problem or tokenizer.id != self.tokenizer.id or (mode.uses_hosts and self.ring.problem):
+        if mode.problem or not _takes(mode, request) or tokenizer.id != self.tokenizer.id:
+            return False
+        if mode.uses_hosts and self.ring.problem:
             return False
         if tokenizer.alphabet.count(request.prompt) + request.max_symbols > mode.positions:
             return False
@@ -395,6 +398,11 @@ class AutoMode(Mode):
         options = self.guide.frontier.options if self.guide.frontier else ()
         modes = [self.modes[name] for name in dict.fromkeys(option.mode for option in options)]
         return sorted((mode for mode in modes if not mode.problem), key=lambda mode: not mode.uses_hosts)
+
+
+def _takes(mode: Mode, request: Generation) -> bool:
+    """True if `mode` takes the settings of `request` that shape what is drawn."""
+    return not request.shapes or mode.name in SHAPED
 
 
 def _expected(request: Generation, account: Account) -> int:

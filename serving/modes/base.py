@@ -6,16 +6,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 from onesweep.serving.modes.drafters.tree import MAX_DRAFT
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.request import Request
+from onesweep.serving.router.request import SHAPES, Request
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import CODECS
 from onesweep.stages.model.samplers import DEFAULT_SAMPLER
+from onesweep.stages.model.shaping import Shaping
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import internal
@@ -56,8 +58,18 @@ class Generation(Request):
     ends: frozenset[int] = frozenset()
 
     @property
+    def shaping(self) -> Shaping:
+        return Shaping(**self.shapes)
+
+    @property
     def sampling(self) -> stage_pb2.Sampling:
-        return stage_pb2.Sampling(seed=self.seed, temperature=self.temperature)
+        shaping = stage_pb2.Shaping(**self.shapes) if self.shapes else None
+        return stage_pb2.Sampling(seed=self.seed, temperature=self.temperature, shaping=shaping)
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        """The settings that shape what is drawn, as far as they are given."""
+        return {name: value for name in SHAPES if (value := getattr(self, name)) is not None}
 
     def whole(self, alphabet: Alphabet) -> int:
         """Symbols of an output that is made at once: enough for most texts of `max_bytes`."""

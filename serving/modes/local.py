@@ -46,6 +46,9 @@ class LocalMode(Mode):
 
     def check(self, request: Generation) -> None:
         assert self.model is not None
+        if request.candidates and request.shapes:
+            name = next(iter(request.shapes))
+            raise invalid(f"mode local draws candidates without {name}: leave out one of {name} and candidates")
         length = self.length(request)
         fit = self.model.most_branches(length)
         if request.candidates and request.candidates > fit:
@@ -62,7 +65,12 @@ class LocalMode(Mode):
             yield piece
             return
         turns = self.model.generate(
-            request.prompt, request.max_symbols, request.temperature, request.seed, request.deadline_unix_ms
+            request.prompt,
+            request.max_symbols,
+            request.temperature,
+            request.seed,
+            request.deadline_unix_ms,
+            request.shaping,
         )
         async with aclosing(turns):
             async for text, compute_ms in turns:

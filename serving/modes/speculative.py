@@ -104,7 +104,8 @@ class SpeculativeMode(ArMode):
         if model is None:
             most, noun = max(fitting[each].positions for each in wanted if each in fitting), self.tokenizer.noun
             raise invalid(f"the drafter's context is {most} {noun}, {self._reach(request)} are needed")
-        sequence = LocalSequence(model, self._reach(request), request.temperature, request.seed)
+        reach, temperature, seed = self._reach(request), request.temperature, request.seed
+        sequence = LocalSequence(model, reach, temperature, seed, shaping=request.shaping)
         drafting = ModelDrafter(sequence, worth)
         return BothDrafter(drafting) if name == BOTH else drafting
 

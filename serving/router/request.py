@@ -38,6 +38,11 @@ def _name(help: str, http: str, metavar: str) -> dict[str, Any]:
     return {**flag(help, metavar=metavar), "http": http, "name": True}
 
 
+def _shape(help: str, neutral: float, http: str = "", metavar: str = "X", **bounds: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Metadata of a number that shapes what is drawn. `neutral`: the value that changes nothing."""
+    return {**flag(help, metavar=metavar, **bounds), "http": http, "neutral": neutral}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """Text to go on with, and how. None leaves a setting to the router or to the mode."""
@@ -60,6 +65,34 @@ class Request:
         ),
     )
     temperature: float | None = field(default=None, metadata=flag("0 = most likely (0.8)", metavar="T"))
+    top_p: float | None = field(
+        default=None,
+        metadata=_shape(
+            "draw from the most likely tokens that have this share together (1)", 1.0, metavar="P", above=0, most=1
+        ),
+    )
+    top_k: int | None = field(
+        default=None,
+        metadata=_shape(
+            "draw from so many tokens, the most likely ones (0 = all)",
+            0,
+            "draw from so many tokens, the most likely ones; 0 = all",
+            "K",
+            least=0,
+            most=MAX_COUNT,
+        ),
+    )
+    min_p: float | None = field(
+        default=None,
+        metadata=_shape(
+            "draw from tokens at least so likely, as a share of the most likely one (0)",
+            0.0,
+            "draw from tokens at least so likely, as a share of the most likely one",
+            "P",
+            least=0,
+            most=1,
+        ),
+    )
     steps: int | None = field(
         default=None,
         metadata=_count("Euler steps in each block (8)", "Euler steps in each block: sweep, chunked", metavar="K"),
@@ -164,7 +197,13 @@ class Request:
 # Fields with one value that a message, a command or an HTTP request may have.
 SETTINGS: tuple[Field[Any], ...] = tuple(f for f in fields(Request) if f.metadata)
 # Settings that a mode may choose by itself.
-CHOOSABLE = tuple(f.name for f in SETTINGS if f.metadata.get("http") and f.name not in ("budget_ms", "link_ms"))
+CHOOSABLE = tuple(
+    f.name
+    for f in SETTINGS
+    if f.metadata.get("http") and f.name not in ("budget_ms", "link_ms") and "neutral" not in f.metadata
+)
+# Settings that shape what is drawn, with their neutral values.
+SHAPES: dict[str, float] = {f.name: f.metadata["neutral"] for f in SETTINGS if "neutral" in f.metadata}
 # Settings of which a message says whether they were given.
 OPTIONAL = tuple(f.name for f in router_pb2.GenerateRequest.DESCRIPTOR.fields if f.has_presence)
 
@@ -180,9 +219,19 @@ def _check_sendable(f: Field[Any], value: object) -> None:
     if f.metadata.get("name"):
         _word(f.name, str(value))
         return
-    least, most = f.metadata["bounds"].least, f.metadata["bounds"].most
-    if least is not None and (not isinstance(value, int) or not least <= value <= most):
+    bounds = f.metadata["bounds"]
+    least, most = bounds.least, bounds.most
+    if is_decimal(f):
+        if not isinstance(value, int | float) or not bounds.hold(value):
+            shown = bounds.words(value) if isinstance(value, int | float) else "a number"
+            raise InputError(f"{f.name} must be {shown}, not {value!r}")
+    elif least is not None and (not isinstance(value, int) or not least <= value <= most):
         raise InputError(f"{f.name} must be a whole number from {least} to {most}, not {value!r}")
+
+
+def is_decimal(f: Field[Any]) -> bool:
+    """True for a setting with bounds that takes more than whole numbers."""
+    return isinstance(f.metadata.get("neutral"), float)
 
 
 def _word(what: str, word: str) -> str:

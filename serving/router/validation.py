@@ -7,10 +7,11 @@ import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import grpc
 
-from onesweep.serving.modes import DRAFTERS, MODES, SCORERS
+from onesweep.serving.modes import DRAFTERS, MODES, SCORERS, SHAPED
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.drafters.tree import MAX_BRANCHES
 from onesweep.serving.modes.tokenizer import Message
@@ -21,6 +22,8 @@ from onesweep.serving.router.request import (
     MAX_PROMPT_BYTES,
     MAX_STOP_BYTES,
     MAX_STOPS,
+    SETTINGS,
+    SHAPES,
     given_in,
 )
 from onesweep.serving.v1 import router_pb2
@@ -78,6 +81,8 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
             raise invalid(f"mode {mode.name} chooses {own} itself: leave it out, or name a mode")
     if "budget_ms" in given and not mode.keeps_budget:
         raise invalid(f"mode {mode.name} takes the time that it takes: leave budget_ms out, or use mode auto")
+    given = {name: value for name, value in given.items() if name not in SHAPES or value != SHAPES[name]}
+    _check_shapes(given, mode)
     settings = {"codec": mode.default_codec} | given
     if not 0 <= settings.get("temperature", 0.0) <= MAX_TEMPERATURE:  # false for NaN, too
         raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {settings['temperature']}")
@@ -117,6 +122,8 @@ def check_fit(generation: Generation, mode: Mode) -> None:
             f"prompt ({prompt} {noun}) and output ({output}) together take {prompt + output}, "
             f"the model's context is {mode.positions}: shorten one of them"
         )
+    if (generation.top_k or 0) > (size := mode.tokenizer.alphabet.size):
+        raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has no more {noun}")
     mode.check(generation)
 
 
@@ -135,6 +142,16 @@ async def tokenized(generation: Generation, messages: Sequence[Message], mode: M
     account.alphabet, account.prompt_tokens = tokenizer.alphabet, tokenizer.alphabet.count(prompt)
     suffix = await asyncio.to_thread(tokenizer.encode_piece, generation.suffix.decode()) if generation.suffix else b""
     return replace(generation, prompt=prompt, suffix=suffix, ends=tokenizer.ends)
+
+
+def _check_shapes(given: Mapping[str, Any], mode: Mode) -> None:
+    for f in SETTINGS:
+        if f.name not in SHAPES or f.name not in given:
+            continue
+        if mode.name not in SHAPED:
+            raise invalid(f"mode {mode.name} does not take {f.name}: leave it out, or use mode {', '.join(SHAPED)}")
+        if not f.metadata["bounds"].hold(given[f.name]):
+            raise invalid(f"{f.name} must be {f.metadata['bounds'].words(given[f.name])}, not {given[f.name]:g}")
 
 
 def _check_messages(request: router_pb2.GenerateRequest) -> None:

@@ -45,6 +45,9 @@ class GenerateRequest(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
     LINK_MS_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
     prompt: _builtins.bytes
     """UTF-8, at least one byte; empty where there are messages"""
     mode: _builtins.str
@@ -83,6 +86,10 @@ class GenerateRequest(_message.Message):
     """alternatives guessed at a place, `ar-speculative` only; not given: as many as pay"""
     link_ms: _builtins.int
     """delay added to every hop, one way; only where all of the ring is on one machine"""
+    top_p: _builtins.float
+    """These shape what is drawn, as stages.v1.Shaping says; `ar`, `ar-speculative`, `verified`, `local` and `auto` only."""
+    top_k: _builtins.int
+    min_p: _builtins.float
     @_builtins.property
     def stops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """UTF-8; the text ends before the first of them"""
@@ -116,10 +123,13 @@ class GenerateRequest(_message.Message):
         messages: _abc.Iterable[Global___Message] | None = ...,
         branches: _builtins.int | None = ...,
         link_ms: _builtins.int | None = ...,
+        top_p: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        min_p: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_link_ms", b"_link_ms", "_max_tokens", b"_max_tokens", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "link_ms", b"link_ms", "max_tokens", b"max_tokens", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_link_ms", b"_link_ms", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "link_ms", b"link_ms", "max_tokens", b"max_tokens", "min_p", b"min_p", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_link_ms", b"_link_ms", "_max_tokens", b"_max_tokens", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "link_ms", b"link_ms", "max_bytes", b"max_bytes", "max_tokens", b"max_tokens", "messages", b"messages", "mode", b"mode", "prompt", b"prompt", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "suffix", b"suffix", "temperature", b"temperature", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_link_ms", b"_link_ms", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "link_ms", b"link_ms", "max_bytes", b"max_bytes", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "mode", b"mode", "prompt", b"prompt", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "suffix", b"suffix", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
     _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015
@@ -139,6 +149,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__link_ms: _TypeAlias = _typing.Literal["_link_ms", b"_link_ms"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
     _WhichOneofReturnType__sampler: _TypeAlias = _typing.Literal["sampler"]  # noqa: Y015
     _WhichOneofArgType__sampler: _TypeAlias = _typing.Literal["_sampler", b"_sampler"]  # noqa: Y015
     _WhichOneofReturnType__scorer: _TypeAlias = _typing.Literal["scorer"]  # noqa: Y015
@@ -147,6 +159,10 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__steps: _TypeAlias = _typing.Literal["_steps", b"_steps"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
     _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__branches) -> _WhichOneofReturnType__branches | None: ...
     @_typing.overload
@@ -166,6 +182,8 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sampler) -> _WhichOneofReturnType__sampler | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__scorer) -> _WhichOneofReturnType__scorer | None: ...
@@ -173,6 +191,10 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__steps) -> _WhichOneofReturnType__steps | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 

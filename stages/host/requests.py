@@ -12,6 +12,7 @@ from onesweep.stages.backends.sweep import BlockInput, SweepPlan
 from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import StateCodec
 from onesweep.stages.model.prefill import read_lengths
+from onesweep.stages.model.shaping import Shaping
 from onesweep.stages.model.speculation import remembered_positions, tree_positions
 from onesweep.stages.pictures.trajectory import DrawPlan
 
@@ -78,6 +79,7 @@ class SamplingRequest(PipelineRequest):
 
     seed: int
     temperature: float
+    shaping: Shaping
     draft: int  # how many of the new symbols, the last ones, are draft tokens
     depths: tuple[int, ...]  # of each draft token of a tree; empty for a chain
 

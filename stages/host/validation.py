@@ -32,6 +32,7 @@ from onesweep.stages.model.prefill import max_new_symbols
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.model.samplers import SAMPLERS, Ode
 from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
+from onesweep.stages.model.shaping import Shaping
 from onesweep.stages.model.speculation import (
     MAX_DRAFT_TREE,
     MAX_DRAW_SET,
@@ -176,7 +177,7 @@ def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, source: ModelSource) -> S
         raise invalid(f"{sweep.slots} slots in a sweep; with {a.vocabulary} symbols there are at most {most}")
     if not 1 <= sweep.steps <= MAX_STEPS:
         raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
-    seed, temperature = _sampling(sweep.sampling)
+    seed, temperature = _plain_sampling(sweep.sampling, "a sweep")
     sampler = sweep.sampler or Ode.name
     if sampler not in SAMPLERS:
         raise invalid(f"unknown sampler {sampler[:40]!r}; choose from {', '.join(SAMPLERS)}")
@@ -222,7 +223,6 @@ def _pipeline(hop: stage_pb2.Hop, work: StageWork, kind: ModelKind, source: Mode
         )
     odds = _odds(work)
     candidates = _candidates(work, work.start + count, source) if isinstance(work, stage_pb2.Score) else None
-    seed, temperature = (0, 0.0) if isinstance(work, stage_pb2.Prefill) else _sampling(work.sampling)
     branch_rows = 0 if candidates is None else candidates[:, 1:].numel()
     codec, hidden = _hidden(work, count + branch_rows, a.width)
     begin = kind, work.number, work.start, clean, tuple(work.reads), codec, hidden
@@ -230,11 +230,15 @@ def _pipeline(hop: stage_pb2.Hop, work: StageWork, kind: ModelKind, source: Mode
         return PrefillRequest(*begin, work.for_score)
     if candidates is not None:
         assert isinstance(work, stage_pb2.Score)
+        _, temperature = _plain_sampling(work.sampling, "a score")
         return ScoreRequest(*begin, temperature, candidates, work.batch, has_more(work))
+    assert isinstance(work, stage_pb2.Decode | stage_pb2.Verify)
+    seed, temperature = _sampling(work.sampling)
+    shaping = _shaping(work.sampling.shaping, a.vocabulary)
     if odds is not None:
         assert isinstance(work, stage_pb2.Verify)
-        return RejectionRequest(*begin, seed, temperature, draft, (), odds, work.rejection.draw_set)
-    return SamplingRequest(*begin, seed, temperature, draft, depths)
+        return RejectionRequest(*begin, seed, temperature, shaping, draft, (), odds, work.rejection.draw_set)
+    return SamplingRequest(*begin, seed, temperature, shaping, draft, depths)
 
 
 def _drafts(verify: stage_pb2.Verify, clean: int) -> tuple[int, tuple[int, ...]]:
@@ -357,3 +361,21 @@ def _sampling(sampling: stage_pb2.Sampling) -> tuple[int, float]:
         raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {sampling.temperature}")
     assert 0 <= sampling.seed <= MAX_SEED  # the field's type holds it
     return sampling.seed, sampling.temperature
+
+
+def _plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float]:
+    """Seed and temperature of work that nothing shapes."""
+    if sampling.HasField("shaping"):
+        raise invalid(f"{what} takes seed and temperature alone: top_p and its like are for work that draws symbols")
+    return _sampling(sampling)
+
+
+def _shaping(told: stage_pb2.Shaping, vocabulary: int) -> Shaping:
+    shaping = Shaping(told.top_k, told.top_p if told.HasField("top_p") else 1.0, told.min_p)
+    if shaping.top_k > vocabulary:
+        raise invalid(f"top_k must be 0 to {vocabulary}, not {shaping.top_k}")
+    if not 0 < shaping.top_p <= 1:  # false for NaN, too
+        raise invalid(f"top_p must be above 0 and at most 1, not {shaping.top_p}")
+    if not 0 <= shaping.min_p <= 1:
+        raise invalid(f"min_p must be 0 to 1, not {shaping.min_p}")
+    return shaping

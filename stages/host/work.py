@@ -189,7 +189,14 @@ class PipelineWork(_StageWork):
         first, alphabet = request.start + request.clean.shape[0] - request.draft, self.session.alphabet
         if isinstance(request, RejectionRequest):
             judged = verify_drafts(
-                logits, drafts, request.odds, request.temperature, request.seed, first, request.draw_set
+                logits,
+                drafts,
+                request.odds,
+                request.temperature,
+                request.seed,
+                first,
+                request.draw_set,
+                request.shaping,
             )
             event.verification.accepted = judged.accepted
             event.verification.odds = judged.odds.astype("<f4").tobytes()
@@ -200,7 +207,8 @@ class PipelineWork(_StageWork):
         # the very text that it writes without drafts. Only along the right ones anything is sampled.
         tree, text, right = DraftTree(drafts, request.depths or range(len(drafts))), b"", -1
         for position in range(first, first + len(drafts) + 1):
-            symbol = sample_symbols(logits[right + 1 : right + 2], request.temperature, request.seed, position)
+            row = logits[right + 1 : right + 2]
+            symbol = sample_symbols(row, request.temperature, request.seed, position, request.shaping)
             text += symbol
             if not drafts or (right := tree.after(right, alphabet.symbols(symbol)[0])) < 0:
                 break

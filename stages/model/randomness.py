@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onesweep.stages.model.shaping import PLAIN, Shaping
 from onesweep.stages.model.vocabulary import Alphabet
 
 MAX_SEED = (1 << 64) - 1
@@ -74,8 +75,9 @@ def gumbels_of(u: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(-np.log(-np.log(u * (1 - 2.0**-53))))
 
 
-def sample_symbols(logits: Tensor, temperature: float, seed: int, position: int) -> bytes:
-    """One symbol for each row of `logits` (count, vocabulary): a draw at `temperature`, or the argmax at 0.
+def sample_symbols(logits: Tensor, temperature: float, seed: int, position: int, shaping: Shaping = PLAIN) -> bytes:
+    """One symbol for each row of `logits` (count, vocabulary): a draw at `temperature` of what the filters of `shaping`
+    leave, or the argmax at 0.
 
     Symbol i uses the Gumbel numbers of `position + i`, so the same (seed, position, logits) give the same symbol
     on every host and in every mode. As the alphabet of that vocabulary encodes them.
@@ -89,14 +91,14 @@ def sample_symbols(logits: Tensor, temperature: float, seed: int, position: int)
     else:
         rows = max(_DRAWN_AT_ONCE // vocabulary, 1)
         parts = range(0, count, rows)
-        chosen = [x for at in parts for x in _drawn(scores[at : at + rows], temperature, seed, position + at)]
+        chosen = [x for at in parts for x in _drawn(scores[at : at + rows], temperature, seed, position + at, shaping)]
     return Alphabet(vocabulary).encode(chosen)
 
 
-def _drawn(logits: NDArray[np.float32], temperature: float, seed: int, position: int) -> list[int]:
+def _drawn(logits: NDArray[np.floating], temperature: float, seed: int, position: int, shaping: Shaping) -> list[int]:
     scores = logits.astype(np.float64)
     # relative to the best: a tiny temperature then gives -inf and the argmax, instead of inf for many
     with np.errstate(over="ignore"):
         scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
-    chosen: list[int] = (scores + gumbels(seed, position, *scores.shape)).argmax(axis=1).tolist()
+    chosen: list[int] = (shaping.filtered(scores) + gumbels(seed, position, *scores.shape)).argmax(axis=1).tolist()
     return chosen

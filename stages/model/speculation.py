@@ -12,6 +12,7 @@ from torch import Tensor
 
 from onesweep.stages.model.randomness import Purpose, gumbels_of, uniforms
 from onesweep.stages.model.scoring import log_probabilities
+from onesweep.stages.model.shaping import PLAIN, Shaping
 
 MAX_DRAFT_TREE = 64  # guesses of a tree
 
@@ -105,6 +106,7 @@ def verify_drafts(
     seed: int,
     position: int,
     number: int = 1,
+    shaping: Shaping = PLAIN,
 ) -> Verification:
     """A verdict on guesses from `position` on. Looks at no row after the first refused guess.
 
@@ -113,12 +115,12 @@ def verify_drafts(
     """
     u = uniforms(seed, Purpose.ACCEPT, position, len(guesses), 1)[:, 0]
     for i, guess in enumerate(guesses):
-        p = _probabilities(logits[i], temperature)
+        p = _probabilities(logits[i], temperature, shaping)
         if not u[i] * float(odds[i]) <= p[guess]:  # not u > p / q: nothing overflows; and true for NaN
             return Verification(i, *draw_set(p, seed, position + i, number))
     if guesses:
         return Verification(len(guesses), np.empty(0, dtype=np.int64), np.empty(0))
-    return Verification(0, *draw_set(_probabilities(logits[0], temperature), seed, position, number))
+    return Verification(0, *draw_set(_probabilities(logits[0], temperature, shaping), seed, position, number))
 
 
 def draw_set(p: Floats, seed: int, position: int, number: int) -> tuple[Symbols, Floats]:
@@ -128,8 +130,9 @@ def draw_set(p: Floats, seed: int, position: int, number: int) -> tuple[Symbols,
     return symbols, p[symbols]
 
 
-def _probabilities(logits: Tensor, temperature: float) -> Floats:
-    return np.asarray(np.exp(log_probabilities(logits[None], temperature)[0]))
+def _probabilities(logits: Tensor, temperature: float, shaping: Shaping) -> Floats:
+    p = np.exp(shaping.filtered(log_probabilities(logits[None], temperature))[0])
+    return np.asarray(p / p.sum() if shaping.filters else p)
 
 
 def _draws(p: Floats, seed: int, position: int, number: int, count: int) -> Symbols:

@@ -541,21 +541,59 @@ class Sampling(_message.Message):
 
     SEED_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
+    SHAPING_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     temperature: _builtins.float
+    @_builtins.property
+    def shaping(self) -> Global___Shaping:
+        """of a Decode or Verify only; absent: none"""
+
     def __init__(
         self,
         *,
         seed: _builtins.int = ...,
         temperature: _builtins.float = ...,
+        shaping: Global___Shaping | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["shaping", b"shaping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "shaping", b"shaping", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class Shaping(_message.Message):
+    """What is changed about the distribution that symbols are drawn from, in this order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    top_k: _builtins.int
+    """the most likely symbols, so many; 0: all"""
+    top_p: _builtins.float
+    """of these, the most likely that have this share together; absent: 1, all"""
+    min_p: _builtins.float
+    """of these, those at least so likely, as a share of the most likely one"""
+    def __init__(
+        self,
+        *,
+        top_k: _builtins.int = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_p", b"_top_p", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_p", b"_top_p", "min_p", b"min_p", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___Shaping: _TypeAlias = Shaping  # noqa: Y015
 
 @_typing.final
 class Sweep(_message.Message):

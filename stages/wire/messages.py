@@ -14,8 +14,8 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError, failed_precondition, internal
 
 # Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
-# no batches; 3 had no pictures.
-PROTOCOL = 4
+# no batches; 3 had no pictures; 4 drew symbols from the whole distribution only.
+PROTOCOL = 5
 
 # One step of a pipeline, which travels in one hop or, with `Prefill`s before it or in batches, in several.
 Step = stage_pb2.Decode | stage_pb2.Verify | stage_pb2.Score

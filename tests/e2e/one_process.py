@@ -15,6 +15,7 @@ from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.serving.modes.drafters.neural import NeuralModel
 from onesweep.serving.modes.infill import OF_BYTES, InfillDrafter, choose_by_share
 from onesweep.serving.modes.verified import residual_sample
+from onesweep.serving.router.request import SHAPES
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.backends.base import CleanPiece, StageRunner
 from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
@@ -26,6 +27,7 @@ from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.randomness import Purpose, sample_symbols, uniforms
 from onesweep.stages.model.samplers import DEFAULT_SAMPLER
 from onesweep.stages.model.scoring import log_probabilities
+from onesweep.stages.model.shaping import Shaping
 from onesweep.stages.model.speculation import verify_drafts
 from onesweep.stages.model.vocabulary import BYTES
 
@@ -72,12 +74,17 @@ def chain_text(directory: Path, prompt: bytes, request: dict[str, Any], count: i
     return text
 
 
+def shaping_of(request: dict[str, Any]) -> Shaping:
+    return Shaping(**{name: request[name] for name in SHAPES if name in request})
+
+
 def ar_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """Byte by byte: guesses have no part in it."""
     folder = "local" if request["mode"] == "local" else "ar"
     pipeline, text = Pipeline(directory / folder, request.get("codec", "fp32")), prompt
     for position in range(len(prompt), len(prompt) + count):
-        text += sample_symbols(pipeline.logits(text)[-1:], request["temperature"], request["seed"], position)
+        row = pipeline.logits(text)[-1:]
+        text += sample_symbols(row, request["temperature"], request["seed"], position, shaping_of(request))
     return text[len(prompt) :]
 
 
@@ -93,7 +100,8 @@ def scores(directory: Path, text: bytes, candidates: list[bytes], temperature: f
 def drafted_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """The small model proposes, the large one weighs: `resample`, `infill` and `verified`, without a host."""
     text, limit, temperature, seed = prompt, len(prompt) + count, request["temperature"], request["seed"]
-    sequence = LocalSequence(NeuralModel(directory / "local"), 512, temperature, seed)
+    shaping = shaping_of(request)
+    sequence = LocalSequence(NeuralModel(directory / "local"), 512, temperature, seed, shaping=shaping)
     scorer = Pipeline(directory / "ar", "fp32")
     for number in range(count):
         if (left := limit - len(text)) == 0:
@@ -101,12 +109,12 @@ def drafted_text(directory: Path, prompt: bytes, request: dict[str, Any], count:
         if request["mode"] == "verified":
             guess = asyncio.run(sequence.guess(text, 1))
             logits, draws = scorer.logits(text)[-1:], 1
-            verdict = verify_drafts(logits, [guess.text[0]], guess.odds, temperature, seed, len(text))
+            verdict = verify_drafts(logits, [guess.text[0]], guess.odds, temperature, seed, len(text), shaping=shaping)
             symbol: int | None = guess.text[0] if verdict.accepted else None
             while symbol is None:
                 symbol = residual_sample(verdict, guess.odds_at(0), seed, len(text), draws)
                 draws += 1
-                verdict = verify_drafts(logits, [], guess.odds[:0], temperature, seed, len(text), draws)
+                verdict = verify_drafts(logits, [], guess.odds[:0], temperature, seed, len(text), draws, shaping)
             text += bytes([symbol])
         elif request["mode"] == "resample":
             chunk, most = min(request["chunk"], left), request["candidates"]

@@ -18,6 +18,7 @@ from torch import Tensor
 from onesweep.serving.modes.drafters.passes import SharedPasses
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS
+from onesweep.stages.model.shaping import PLAIN, Shaping
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.status import StatusError
 
@@ -88,10 +89,16 @@ class LocalModel(ABC):
         return [forks.read(symbols) for forks, symbols in pieces]
 
     async def generate(
-        self, prompt: bytes, max_symbols: int, temperature: float, seed: int, deadline_unix_ms: int
+        self,
+        prompt: bytes,
+        max_symbols: int,
+        temperature: float,
+        seed: int,
+        deadline_unix_ms: int,
+        shaping: Shaping = PLAIN,
     ) -> AsyncGenerator[tuple[bytes, float], None]:
         """(symbols, compute milliseconds) pieces. Raises Refusal when the deadline passes."""
-        sequence = LocalSequence(self, self.alphabet.count(prompt) + max_symbols, temperature, seed)
+        sequence = LocalSequence(self, self.alphabet.count(prompt) + max_symbols, temperature, seed, shaping=shaping)
         text, left = prompt, max_symbols
         while left:
             if deadline_unix_ms <= time.time() * 1000:
@@ -112,11 +119,12 @@ class Guesses:
     # Of each place: (1, vocabulary).
     logits: Sequence[Tensor]
     temperature: float
+    shaping: Shaping
     compute_ms: float
 
     def odds_at(self, place: int) -> NDArray[np.float64]:
         """Odds of all symbols at a place: (vocabulary,)."""
-        return odds_of(self.logits[place], self.temperature)[0]
+        return odds_of(self.logits[place], self.temperature, self.shaping)[0]
 
 
 class LocalSequence:
@@ -129,10 +137,13 @@ class LocalSequence:
         temperature: float,
         seed: int,
         deadline_unix_ms: float = math.inf,
+        shaping: Shaping = PLAIN,
     ) -> None:
         """:param capacity: most symbols that are read.
-        :param deadline_unix_ms: after which candidates are no longer written."""
+        :param deadline_unix_ms: after which candidates are no longer written.
+        :param shaping: of what is drawn symbol by symbol."""
         self.model, self.temperature, self.seed, self.deadline_unix_ms = model, temperature, seed, deadline_unix_ms
+        self.shaping = shaping
         self.text = model.open(capacity)
 
     async def after(self, text: bytes, count: int) -> tuple[bytes, float]:
@@ -154,20 +165,22 @@ class LocalSequence:
         begin = time.perf_counter()
         written, logits = self._draw(text, count)
         drawn = zip(logits, self.model.alphabet.symbols(written), strict=True)
-        odds = [odds_of(row, self.temperature)[0, symbol] for row, symbol in drawn]
+        odds = [odds_of(row, self.temperature, self.shaping)[0, symbol] for row, symbol in drawn]
         least = np.maximum(np.array(odds, dtype=np.float32), np.finfo(np.float32).tiny)
-        return Guesses(written, least, logits, self.temperature, (time.perf_counter() - begin) * 1000)
+        took_ms = (time.perf_counter() - begin) * 1000
+        return Guesses(written, least, logits, self.temperature, self.shaping, took_ms)
 
     def _draw(self, text: bytes, count: int) -> tuple[bytes, list[Tensor]]:
         whole, logits, alphabet = text, list[Tensor](), self.model.alphabet
         for position in range(alphabet.count(text), alphabet.count(text) + count):
             logits.append(self.text.logits_after(whole))
-            whole += sample_symbols(logits[-1], self.temperature, self.seed, position)
+            whole += sample_symbols(logits[-1], self.temperature, self.seed, position, self.shaping)
         return whole[len(text) :], logits
 
 
-def odds_of(logits: Tensor, temperature: float) -> NDArray[np.float64]:
-    """Probabilities at a temperature; at 0 the likeliest has 1. logits: (rows, vocabulary), as the result."""
+def odds_of(logits: Tensor, temperature: float, shaping: Shaping = PLAIN) -> NDArray[np.float64]:
+    """Probabilities at a temperature, of what the filters leave; at 0 the likeliest has 1. logits: (rows, vocabulary),
+    as the result."""
     scores: NDArray[np.float64] = logits.double().numpy()
     scores = scores - scores.max(axis=1, keepdims=True)
     if temperature == 0:
@@ -175,5 +188,5 @@ def odds_of(logits: Tensor, temperature: float) -> NDArray[np.float64]:
         np.put_along_axis(odds, scores.argmax(axis=1)[:, None], 1.0, axis=1)
         return odds
     with np.errstate(over="ignore"):
-        odds = np.exp(scores / temperature)
+        odds = np.exp(shaping.filtered(scores / temperature))
     return np.asarray(odds / odds.sum(axis=1, keepdims=True))

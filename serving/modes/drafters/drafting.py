@@ -81,7 +81,7 @@ class ModelDrafter(Drafter):
     def __init__(self, sequence: LocalSequence, worth: DraftLength) -> None:
         self.model, self.worth = sequence.model, worth
         alphabet = sequence.model.alphabet
-        self._grower = TreeGrower(sequence.text, alphabet, sequence.temperature, sequence.seed, worth)
+        self._grower = TreeGrower(sequence, alphabet, worth)
 
     async def draft(self, text: bytes, plan: DraftPlan) -> Draft:
         loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.serving.modes.drafters.base import LocalText
+from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.stages.model.randomness import gumbels
 from onesweep.stages.model.speculation import MAX_DRAFT_TREE
 from onesweep.stages.model.vocabulary import Alphabet
@@ -182,9 +182,9 @@ class TreeGrower:
     arXiv 2406.16858).
     """
 
-    def __init__(self, text: LocalText, alphabet: Alphabet, temperature: float, seed: int, worth: DraftLength) -> None:
-        self.text, self.alphabet, self.worth = text, alphabet, worth
-        self.temperature, self.seed = temperature, seed
+    def __init__(self, sequence: LocalSequence, alphabet: Alphabet, worth: DraftLength) -> None:
+        self.text, self.alphabet, self.worth = sequence.text, alphabet, worth
+        self.temperature, self.seed, self.shaping = sequence.temperature, sequence.seed, sequence.shaping
 
     @torch.inference_mode()
     def grow(self, known: bytes, plan: DraftPlan) -> Growth:
@@ -212,7 +212,7 @@ class TreeGrower:
         sums = sums - sums.max(axis=1, keepdims=True)
         if self.temperature > 0:
             with np.errstate(over="ignore"):
-                sums = sums / self.temperature + gumbels(self.seed, position, 1, sums.shape[1])
+                sums = self.shaping.filtered(sums / self.temperature) + gumbels(self.seed, position, 1, sums.shape[1])
             sums -= sums.max(axis=1, keepdims=True)
         width = min(width, sums.shape[1])
         symbols = np.argpartition(-sums, width - 1, axis=1)[:, :width]

@@ -104,6 +104,20 @@ def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
     assert [costs["seed"] for costs in accounting(last)] == [(1 << 64) - 1, 0]
 
 
+def test_settings_that_shape_what_is_drawn_reach_the_hosts(openai: OpenAI, client: Client) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "seed": 7, "temperature": 1.5}
+    shaped: dict[str, Any] = {**asked, "top_p": 0.7, "extra_body": {"onesweep": {"top_k": 30, "min_p": 0.01}}}
+    own = client.generate(PROMPT, mode="ar", max_bytes=24, seed=7, temperature=1.5, top_p=0.7, top_k=30, min_p=0.01)
+    for model in ("onesweep-ar", "onesweep-ar-speculative", "onesweep"):
+        answer = openai.completions.create(model=model, **shaped)
+        assert answer.choices[0].text == own.text
+    assert accounting(answer)[0]["mode"] == "ar-speculative", "auto leaves out what does not draw token by token"
+    plain = openai.completions.create(model="onesweep-ar", **asked, top_p=1)
+    assert plain.choices[0].text != own.text
+    with pytest.raises(api.BadRequestError, match="mode resample does not take top_p"):
+        openai.completions.create(model="onesweep-resample", **asked, top_p=0.7)
+
+
 def test_stop_cuts_and_frees_the_hosts(
     openai: OpenAI, deployment: Deployment, sessions: Callable[[Deployment], int], until: Any
 ) -> None:

@@ -170,7 +170,9 @@ async def test_a_later_hop_cannot_claim_more_than_its_session_holds(parts: Parts
         send(host, hop(host, number=1, start=5, clean=b"x" * 25))
 
 
-@pytest.mark.parametrize(("protocol", "older"), [(0, "the sender"), (3, "the sender"), (5, "host h")])
+@pytest.mark.parametrize(
+    ("protocol", "older"), [(0, "the sender"), (PROTOCOL - 1, "the sender"), (PROTOCOL + 1, "host h")]
+)
 async def test_another_protocol_is_refused_and_the_older_side_is_named(parts: Parts, protocol: int, older: str) -> None:
     async with open_host(parts) as host:
         (rejection,) = host.take(stage_pb2.HopBatch(protocol=protocol, hops=[hop(host)])).rejections

@@ -189,6 +189,7 @@ SWEEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.sweep, "steps", 1000), "steps must be 1 to 64, not 1000"),
     (lambda p: setattr(p.sweep.sampling, "temperature", NAN), "temperature must be 0 to 100, not nan"),
     (lambda p: setattr(p.sweep.sampling, "temperature", -0.1), "temperature must be 0 to 100, not -0.1"),
+    (lambda p: setattr(p.sweep.sampling.shaping, "min_p", 0.1), "a sweep takes seed and temperature alone"),
     (lambda p: setattr(p.sweep, "codec", "zip"), "unknown state codec 'zip'"),
     (lambda p: setattr(p.sweep, "sampler", "sde"), "unknown sampler 'sde'; choose from stochastic, ode"),
 ]
@@ -208,10 +209,15 @@ STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "remaining", 503), "503 symbols to generate do not fit the context of 512"),
     (lambda p: setattr(work_of(p), "start", 4_000_000_000), "do not fit"),
     (lambda p: setattr(work_of(p).sampling, "temperature", INF), "temperature must be 0 to 100"),
+    (lambda p: setattr(work_of(p).sampling.shaping, "top_k", 257), "top_k must be 0 to 256, not 257"),
+    (lambda p: setattr(work_of(p).sampling.shaping, "top_p", 0), "top_p must be above 0 and at most 1, not 0.0"),
+    (lambda p: setattr(work_of(p).sampling.shaping, "top_p", NAN), "top_p must be above 0 and at most 1, not nan"),
+    (lambda p: setattr(work_of(p).sampling.shaping, "min_p", INF), "min_p must be 0 to 1, not inf"),
     (lambda p: work_of(p).ClearField("codec"), "unknown codec of hidden states ''"),
     (lambda p: setattr(work_of(p), "codec", "int4"), "unknown codec of hidden states 'int4'; choose from fp32, int8"),
 ]
 SCORE: list[tuple[Change, str]] = [
+    (lambda p: p.score.sampling.shaping.SetInParent(), "a score takes seed and temperature alone"),
     (lambda p: setattr(work_of(p), "clean", b""), "at least one new symbol"),
     (lambda p: p.score.ClearField("candidates"), "0 candidates; a step scores 1 to 1024"),
     (lambda p: p.score.candidates.append(b"abc"), "candidates must have one length"),
@@ -254,6 +260,7 @@ LATER_STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "hidden", struct.pack("<320f", *[NAN] * 320)), "not finite"),
 ]
 LATER_SCORE: list[tuple[Change, str]] = [
+    (lambda p: p.score.sampling.shaping.SetInParent(), "a score takes seed and temperature alone"),
     (lambda p: setattr(work_of(p), "hidden", bytes(10 * WIDTH * 4)), "1280 bytes; 22 x 32 numbers take 2816"),
     (lambda p: setattr(work_of(p), "hidden", struct.pack("<704f", *[INF] * 704)), "not finite"),
     (lambda p: p.score.candidates.pop(), "2816 bytes; 18 x 32 numbers take 2304"),

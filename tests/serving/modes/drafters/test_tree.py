@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onesweep.serving.modes.drafters.base import LocalModel
+from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence
 from onesweep.serving.modes.drafters.neural import NeuralModel
 from onesweep.serving.modes.drafters.ngram import NgramDrafter, fit, write_ngrams
 from onesweep.serving.modes.drafters.tree import DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
@@ -30,7 +30,7 @@ def drafters(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 def grown(model: LocalModel, plan: DraftPlan, temperature: float = 0.8) -> tuple[Growth, DraftLength]:
     worth = DraftLength(SweepTime())
-    return TreeGrower(model.open(100), model.alphabet, temperature, 7, worth).grow(KNOWN, plan), worth
+    return TreeGrower(LocalSequence(model, 100, temperature, 7), model.alphabet, worth).grow(KNOWN, plan), worth
 
 
 def branch(growth: Growth, at: int) -> list[int]:
@@ -105,7 +105,7 @@ def test_as_many_as_pay(drafters: dict[str, LocalModel]) -> None:
             worth.sweeps.learn(count, trip_ms + count)
         model = drafters["ngram"]
         plan = DraftPlan(20, branches=3)
-        growth = TreeGrower(model.open(100), model.alphabet, 0.8, 7, worth).grow(KNOWN, plan)
+        growth = TreeGrower(LocalSequence(model, 100, 0.8, 7), model.alphabet, worth).grow(KNOWN, plan)
         counts.append(len(chosen(growth, plan, worth)))
     assert 1 <= counts[0] <= counts[1] <= counts[2]
     assert counts[0] < counts[2] <= 64

@@ -1,0 +1,66 @@
+"""What shapes a distribution, against the library whose names the settings have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.shaping import PLAIN, Shaping
+
+NONE = torch.zeros(1, 1, dtype=torch.int64)
+
+
+def random_scores(rows: int, vocabulary: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, vocabulary, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize(
+    "shaping",
+    [
+        Shaping(top_k=1),
+        Shaping(top_k=40),
+        Shaping(top_k=5000),
+        Shaping(top_p=1e-9),
+        Shaping(top_p=0.3),
+        Shaping(top_p=0.95),
+        Shaping(min_p=0.05),
+        Shaping(min_p=1.0),
+        Shaping(top_k=50, top_p=0.8, min_p=0.1),
+        Shaping(top_k=7, top_p=0.999),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("vocabulary", [256, 5000])
+def test_filters_leave_what_those_of_transformers_leave(shaping: Shaping, vocabulary: int) -> None:
+    filters = [TopKLogitsWarper(shaping.top_k)] if shaping.top_k else []
+    filters += [TopPLogitsWarper(shaping.top_p)] if shaping.top_p < 1 else []
+    filters += [MinPLogitsWarper(shaping.min_p)] if shaping.min_p else []
+    scores = random_scores(30, vocabulary)
+    expected = LogitsProcessorList(filters)(NONE, scores.clone())
+    assert np.array_equal(shaping.filtered(scores.numpy()), expected.numpy())
+
+
+def test_of_equally_likely_symbols_the_lower_numbers_stay() -> None:
+    scores = np.zeros((1, 9))
+    scores[0, 4] = -1.0
+    assert np.flatnonzero(np.isfinite(Shaping(top_k=6).filtered(scores)[0])).tolist() == [0, 1, 2, 3, 5, 6]
+    assert np.flatnonzero(np.isfinite(Shaping(top_p=0.3).filtered(scores)[0])).tolist() == [0, 1, 2]
+
+
+def test_a_row_does_not_depend_on_its_company() -> None:
+    scores, shaping = random_scores(6, 300).numpy(), Shaping(top_k=20, top_p=0.9)
+    alone = np.concatenate([shaping.filtered(scores[i : i + 1]) for i in range(6)])
+    assert np.array_equal(alone, shaping.filtered(scores))
+
+
+def test_a_draw_is_among_what_is_left_and_the_same_if_it_would_have_been_drawn_anyway() -> None:
+    logits, shaping = random_scores(200, 256), Shaping(top_k=8)
+    plain, shaped = (sample_symbols(logits, 1.0, 5, 0, each) for each in (PLAIN, shaping))
+    left = np.isfinite(shaping.filtered(logits.numpy()))
+    assert plain != shaped
+    assert all(left[row, symbol] for row, symbol in enumerate(shaped))
+    assert all(one == other for row, (one, other) in enumerate(zip(plain, shaped, strict=True)) if left[row, one])
+    assert sample_symbols(logits, 0.0, 5, 0, shaping) == sample_symbols(logits, 0.0, 5, 0)
