@@ -23,7 +23,8 @@ WIDTH = 120
 SETS = {
     "request": (
         "generate",
-        "--max-bytes --max-tokens --seed --chunk --temperature --top-p --top-k --min-p --steps --codec --sampler "
+        "--max-bytes --max-tokens --seed --chunk --temperature --top-p --top-k --min-p "
+        "--frequency-penalty --presence-penalty --repetition-penalty --steps --codec --sampler "
         "--drafter --draft --branches --scorer --candidates --suffix --budget-ms --timeout-s",
     ),
     "host": ("stage", "--session-mb --lease-s --queue --batch --backend --hop-timeout-s"),

@@ -19,9 +19,12 @@ from pydantic import (
 from onesweep.serving.drawing import DRAWING_MODES
 from onesweep.serving.router.request import (
     DEFAULT_MAX_BYTES,
+    MAX_BIAS,
+    MAX_BIASES,
     MAX_COUNT,
     MAX_LINK_MS,
     MAX_MESSAGES,
+    MAX_PENALTY,
     MAX_SEED,
     MAX_STOP_BYTES,
     MAX_STOPS,
@@ -90,6 +93,9 @@ def _one_text(value: object) -> object:
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
+TokenNumber = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Stop = Annotated[str, AfterValidator(_check_stop)]
 Stops = Annotated[
     Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length
@@ -154,9 +160,13 @@ class TextRequest(Fields):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
         default=None, description="draw from the most likely tokens that have this share together"
     )
-    presence_penalty: Annotated[float | None, _neutral(0)] = None
-    frequency_penalty: Annotated[float | None, _neutral(0)] = None
-    logit_bias: Annotated[dict[str, Any] | None, _neutral({})] = None
+    frequency_penalty: Penalty | None = Field(
+        default=None, description="taken from a token's logit each time it was written"
+    )
+    presence_penalty: Penalty | None = Field(default=None, description="taken from it once if it was")
+    logit_bias: Annotated[dict[TokenNumber, Bias], Field(max_length=MAX_BIASES)] | None = Field(
+        default=None, description="added to the logits of tokens, by their numbers in the model's vocabulary"
+    )
     onesweep: Extension = Field(default=Extension(), description="settings of ours")
 
 

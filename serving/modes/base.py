@@ -56,20 +56,23 @@ class Generation(Request):
     sampler: str = DEFAULT_SAMPLER
     # Symbols that end a text.
     ends: frozenset[int] = frozenset()
+    # Of the prompt, those that the user gave: `auto` may have one mode go on with what another wrote.
+    given_symbols: int = 0
 
     @property
     def shaping(self) -> Shaping:
-        return Shaping(**self.shapes)
+        return Shaping(**self.shapes, prompt=self.given_symbols)
 
     @property
     def sampling(self) -> stage_pb2.Sampling:
-        shaping = stage_pb2.Shaping(**self.shapes) if self.shapes else None
+        shaping = stage_pb2.Shaping(**self.shapes, prompt=self.given_symbols) if self.shapes else None
         return stage_pb2.Sampling(seed=self.seed, temperature=self.temperature, shaping=shaping)
 
     @property
     def shapes(self) -> dict[str, Any]:
         """The settings that shape what is drawn, as far as they are given."""
-        return {name: value for name in SHAPES if (value := getattr(self, name)) is not None}
+        biases = {"logit_bias": self.logit_bias} if self.logit_bias else {}
+        return {name: value for name in SHAPES if (value := getattr(self, name)) is not None} | biases
 
     def whole(self, alphabet: Alphabet) -> int:
         """Symbols of an output that is made at once: enough for most texts of `max_bytes`."""

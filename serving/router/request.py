@@ -5,7 +5,7 @@ Clients and the command line import this module, so it must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -22,6 +22,8 @@ DEFAULT_MAX_BYTES = 128
 MAX_STOPS = 4
 MAX_STOP_BYTES = 256
 MAX_MESSAGES = 1024
+MAX_BIASES, MAX_BIAS = 300, 100
+MAX_PENALTY = 2
 # Of a whole request: without a deadline of its own, and at most.
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
 # Delay that a request may add to every hop.
@@ -93,6 +95,25 @@ class Request:
             most=1,
         ),
     )
+    frequency_penalty: float | None = field(
+        default=None,
+        metadata=_shape(
+            "taken from a token's logit each time it was written (0)", 0.0, least=-MAX_PENALTY, most=MAX_PENALTY
+        ),
+    )
+    presence_penalty: float | None = field(
+        default=None, metadata=_shape("taken from it once if it was (0)", 0.0, least=-MAX_PENALTY, most=MAX_PENALTY)
+    )
+    repetition_penalty: float | None = field(
+        default=None,
+        metadata=_shape(
+            "divides logits of tokens in prompt or text (1)",
+            1.0,
+            "divides the logits of tokens in prompt or text; 1 = none",
+            above=0,
+            most=10,
+        ),
+    )
     steps: int | None = field(
         default=None,
         metadata=_count("Euler steps in each block (8)", "Euler steps in each block: sweep, chunked", metavar="K"),
@@ -162,6 +183,8 @@ class Request:
             metavar="MS",
         ),
     )
+    # Added to the logits of tokens, by their numbers in the model's vocabulary.
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     # The text ends before the first of them.
     stops: Sequence[str | bytes] = ()
     # (role, content) of a conversation to go on with, in place of a prompt.
@@ -184,6 +207,7 @@ class Request:
         return router_pb2.GenerateRequest(
             **texts,
             **values,
+            logit_bias=_checked_biases(self.logit_bias),
             stops=[_raw("stop string", stop) for stop in self.stops],
             messages=[
                 router_pb2.Message(role=_word("role", role), content=_raw("message", content).decode())
@@ -227,6 +251,13 @@ def _check_sendable(f: Field[Any], value: object) -> None:
             raise InputError(f"{f.name} must be {shown}, not {value!r}")
     elif least is not None and (not isinstance(value, int) or not least <= value <= most):
         raise InputError(f"{f.name} must be a whole number from {least} to {most}, not {value!r}")
+
+
+def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
+    for token, bias in biases.items():
+        if not isinstance(token, int) or not 0 <= token <= MAX_COUNT or not isinstance(bias, int | float):
+            raise InputError(f"logit_bias must map whole numbers of tokens to numbers, not {token!r} to {bias!r}")
+    return biases
 
 
 def is_decimal(f: Field[Any]) -> bool:

@@ -31,6 +31,7 @@ from onesweep.stages.errors import close_to, one_of
 from onesweep.stages.host.validation import MAX_STEPS, MAX_TEMPERATURE
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.model.scoring import MAX_CANDIDATES
+from onesweep.stages.model.shaping import bias_problem
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 # The largest value of each setting; the least is 1.
@@ -83,6 +84,8 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         raise invalid(f"mode {mode.name} takes the time that it takes: leave budget_ms out, or use mode auto")
     given = {name: value for name, value in given.items() if name not in SHAPES or value != SHAPES[name]}
     _check_shapes(given, mode)
+    if request.logit_bias:
+        _check_shaped("logit_bias", mode)
     settings = {"codec": mode.default_codec} | given
     if not 0 <= settings.get("temperature", 0.0) <= MAX_TEMPERATURE:  # false for NaN, too
         raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {settings['temperature']}")
@@ -107,6 +110,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         prompt=bytes(request.prompt),
         suffix=bytes(request.suffix),
         seed=request.seed,
+        logit_bias=dict(request.logit_bias),
         max_bytes=request.max_bytes or None,
         max_symbols=min(limits),
         deadline_unix_ms=deadline_unix_ms,
@@ -124,6 +128,8 @@ def check_fit(generation: Generation, mode: Mode) -> None:
         )
     if (generation.top_k or 0) > (size := mode.tokenizer.alphabet.size):
         raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has no more {noun}")
+    if problem := bias_problem(generation.logit_bias, mode.tokenizer.alphabet.size):
+        raise invalid(problem)
     mode.check(generation)
 
 
@@ -141,15 +147,20 @@ async def tokenized(generation: Generation, messages: Sequence[Message], mode: M
         raise invalid(f"the prompt has no {tokenizer.noun}: give some text")
     account.alphabet, account.prompt_tokens = tokenizer.alphabet, tokenizer.alphabet.count(prompt)
     suffix = await asyncio.to_thread(tokenizer.encode_piece, generation.suffix.decode()) if generation.suffix else b""
-    return replace(generation, prompt=prompt, suffix=suffix, ends=tokenizer.ends)
+    return replace(generation, prompt=prompt, suffix=suffix, ends=tokenizer.ends, given_symbols=account.prompt_tokens)
+
+
+def _check_shaped(name: str, mode: Mode) -> None:
+    """Raise Refusal where a setting that shapes what is drawn means nothing to `mode`."""
+    if mode.name not in SHAPED:
+        raise invalid(f"mode {mode.name} does not take {name}: leave it out, or use mode {', '.join(SHAPED)}")
 
 
 def _check_shapes(given: Mapping[str, Any], mode: Mode) -> None:
     for f in SETTINGS:
         if f.name not in SHAPES or f.name not in given:
             continue
-        if mode.name not in SHAPED:
-            raise invalid(f"mode {mode.name} does not take {f.name}: leave it out, or use mode {', '.join(SHAPED)}")
+        _check_shaped(f.name, mode)
         if not f.metadata["bounds"].hold(given[f.name]):
             raise invalid(f"{f.name} must be {f.metadata['bounds'].words(given[f.name])}, not {given[f.name]:g}")
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import Manifest
@@ -45,6 +47,8 @@ class Session:
     released: bool = False  # nobody waits for it any more. Read by the engine's thread.
     # Of each part that this host holds, in their order.
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
+    # The text so far: (capacity,), of which as many as the caches hold are known.
+    symbols: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def accepted(self, length: int, work: AnyWork) -> None:
         """Book a hop up to position `length`."""
@@ -103,6 +107,7 @@ class SessionStore:
         if not manifest.draws:
             a = manifest.text_architecture
             session.caches = {part: new_caches(a.layers_in(part), a, capacity) for part in held}
+            session.symbols = np.zeros(capacity, dtype=np.int64)
         self.sessions[name] = session
         self.bytes += need
         return session

@@ -32,7 +32,7 @@ from onesweep.stages.model.prefill import max_new_symbols
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.model.samplers import SAMPLERS, Ode
 from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
-from onesweep.stages.model.shaping import Shaping
+from onesweep.stages.model.shaping import MAX_PENALTY, MAX_REPETITION_PENALTY, Shaping, bias_problem
 from onesweep.stages.model.speculation import (
     MAX_DRAFT_TREE,
     MAX_DRAW_SET,
@@ -234,7 +234,7 @@ def _pipeline(hop: stage_pb2.Hop, work: StageWork, kind: ModelKind, source: Mode
         return ScoreRequest(*begin, temperature, candidates, work.batch, has_more(work))
     assert isinstance(work, stage_pb2.Decode | stage_pb2.Verify)
     seed, temperature = _sampling(work.sampling)
-    shaping = _shaping(work.sampling.shaping, a.vocabulary)
+    shaping = _shaping(work.sampling.shaping, a.vocabulary, work.start + count - draft)
     if odds is not None:
         assert isinstance(work, stage_pb2.Verify)
         return RejectionRequest(*begin, seed, temperature, shaping, draft, (), odds, work.rejection.draw_set)
@@ -370,12 +370,34 @@ def _plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float
     return _sampling(sampling)
 
 
-def _shaping(told: stage_pb2.Shaping, vocabulary: int) -> Shaping:
-    shaping = Shaping(told.top_k, told.top_p if told.HasField("top_p") else 1.0, told.min_p)
+def _shaping(told: stage_pb2.Shaping, vocabulary: int, known: int) -> Shaping:
+    """:param known: symbols before the first one that is drawn."""
+    shaping = Shaping(
+        told.top_k,
+        told.top_p if told.HasField("top_p") else 1.0,
+        told.min_p,
+        told.frequency_penalty,
+        told.presence_penalty,
+        told.repetition_penalty if told.HasField("repetition_penalty") else 1.0,
+        dict(told.logit_bias),
+        told.prompt,
+    )
     if shaping.top_k > vocabulary:
         raise invalid(f"top_k must be 0 to {vocabulary}, not {shaping.top_k}")
     if not 0 < shaping.top_p <= 1:  # false for NaN, too
         raise invalid(f"top_p must be above 0 and at most 1, not {shaping.top_p}")
     if not 0 <= shaping.min_p <= 1:
         raise invalid(f"min_p must be 0 to 1, not {shaping.min_p}")
+    for name in ("frequency_penalty", "presence_penalty"):
+        if not abs(getattr(shaping, name)) <= MAX_PENALTY:
+            raise invalid(f"{name} must be -{MAX_PENALTY:g} to {MAX_PENALTY:g}, not {getattr(shaping, name)}")
+    if not 0 < shaping.repetition_penalty <= MAX_REPETITION_PENALTY:
+        raise invalid(
+            f"repetition_penalty must be above 0 and at most {MAX_REPETITION_PENALTY:g}, not "
+            f"{shaping.repetition_penalty}"
+        )
+    if problem := bias_problem(shaping.logit_bias, vocabulary):
+        raise invalid(problem)
+    if shaping.prompt > known:
+        raise invalid(f"a prompt of {shaping.prompt} symbols, where {known} are known")
     return shaping

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -102,6 +103,8 @@ class _StageWork(HopWork):
         for caches in session.caches.values():
             for cache in caches:
                 cache.length = request.start  # draft tokens from there on are forgotten
+        end = request.start + request.remembered
+        session.symbols[request.start : end] = request.clean[: request.remembered].numpy()
         self._runners, self._stages = session.parts.pipeline(session.kind), tuple(session.caches)
         self._at = 0
         self._hidden = list[Tensor]()
@@ -187,7 +190,12 @@ class PipelineWork(_StageWork):
         assert isinstance(request, SamplingRequest)
         drafts = request.clean[request.clean.shape[0] - request.draft :].tolist() if request.draft else []
         first, alphabet = request.start + request.clean.shape[0] - request.draft, self.session.alphabet
+        shaping, known = request.shaping, self.session.symbols[:first]
         if isinstance(request, RejectionRequest):
+            if shaping.adjusts:
+                text_so_far = np.append(known, np.array(drafts, dtype=np.int64))
+                rows = enumerate(logits.split(1), first)
+                logits = torch.cat([shaping.adjusted(row, text_so_far[:position]) for position, row in rows])
             judged = verify_drafts(
                 logits,
                 drafts,
@@ -196,7 +204,7 @@ class PipelineWork(_StageWork):
                 request.seed,
                 first,
                 request.draw_set,
-                request.shaping,
+                shaping,
             )
             event.verification.accepted = judged.accepted
             event.verification.odds = judged.odds.astype("<f4").tobytes()
@@ -207,9 +215,11 @@ class PipelineWork(_StageWork):
         # the very text that it writes without drafts. Only along the right ones anything is sampled.
         tree, text, right = DraftTree(drafts, request.depths or range(len(drafts))), b"", -1
         for position in range(first, first + len(drafts) + 1):
-            row = logits[right + 1 : right + 2]
-            symbol = sample_symbols(row, request.temperature, request.seed, position, request.shaping)
+            row = shaping.adjusted(logits[right + 1 : right + 2], known)
+            symbol = sample_symbols(row, request.temperature, request.seed, position, shaping)
             text += symbol
+            if shaping.adjusts:
+                known = np.append(known, alphabet.symbols(symbol))
             if not drafts or (right := tree.after(right, alphabet.symbols(symbol)[0])) < 0:
                 break
         event.text = text

@@ -74,17 +74,19 @@ def chain_text(directory: Path, prompt: bytes, request: dict[str, Any], count: i
     return text
 
 
-def shaping_of(request: dict[str, Any]) -> Shaping:
-    return Shaping(**{name: request[name] for name in SHAPES if name in request})
+def shaping_of(request: dict[str, Any], prompt: int) -> Shaping:
+    given = {name: request[name] for name in (*SHAPES, "logit_bias") if name in request}
+    return Shaping(**given, prompt=prompt)
 
 
 def ar_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """Byte by byte: guesses have no part in it."""
     folder = "local" if request["mode"] == "local" else "ar"
     pipeline, text = Pipeline(directory / folder, request.get("codec", "fp32")), prompt
+    shaping = shaping_of(request, len(prompt))
     for position in range(len(prompt), len(prompt) + count):
-        row = pipeline.logits(text)[-1:]
-        text += sample_symbols(row, request["temperature"], request["seed"], position, shaping_of(request))
+        row = shaping.adjusted(pipeline.logits(text)[-1:], np.array(list(text)))
+        text += sample_symbols(row, request["temperature"], request["seed"], position, shaping)
     return text[len(prompt) :]
 
 
@@ -100,7 +102,7 @@ def scores(directory: Path, text: bytes, candidates: list[bytes], temperature: f
 def drafted_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """The small model proposes, the large one weighs: `resample`, `infill` and `verified`, without a host."""
     text, limit, temperature, seed = prompt, len(prompt) + count, request["temperature"], request["seed"]
-    shaping = shaping_of(request)
+    shaping = shaping_of(request, len(prompt))
     sequence = LocalSequence(NeuralModel(directory / "local"), 512, temperature, seed, shaping=shaping)
     scorer = Pipeline(directory / "ar", "fp32")
     for number in range(count):
@@ -108,7 +110,7 @@ def drafted_text(directory: Path, prompt: bytes, request: dict[str, Any], count:
             break
         if request["mode"] == "verified":
             guess = asyncio.run(sequence.guess(text, 1))
-            logits, draws = scorer.logits(text)[-1:], 1
+            logits, draws = shaping.adjusted(scorer.logits(text)[-1:], np.array(list(text))), 1
             verdict = verify_drafts(logits, [guess.text[0]], guess.odds, temperature, seed, len(text), shaping=shaping)
             symbol: int | None = guess.text[0] if verdict.accepted else None
             while symbol is None:

@@ -173,7 +173,7 @@ class LocalSequence:
     def _draw(self, text: bytes, count: int) -> tuple[bytes, list[Tensor]]:
         whole, logits, alphabet = text, list[Tensor](), self.model.alphabet
         for position in range(alphabet.count(text), alphabet.count(text) + count):
-            logits.append(self.text.logits_after(whole))
+            logits.append(self.shaping.adjusted(self.text.logits_after(whole), np.array(alphabet.symbols(whole))))
             whole += sample_symbols(logits[-1], self.temperature, self.seed, position, self.shaping)
         return whole[len(text) :], logits
 

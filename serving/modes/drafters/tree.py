@@ -166,10 +166,15 @@ class Growth:
 
     def depth(self, at: int) -> int:
         """Number of guesses before it on its branch."""
-        depth = 0
-        while (at := self.above[at]) >= 0:
-            depth += 1
-        return depth
+        return len(self.branch(self.above[at]))
+
+    def branch(self, at: int) -> list[int]:
+        """Its symbol after those before it on its branch; none for -1."""
+        symbols = list[int]()
+        while at >= 0:
+            symbols.insert(0, self.symbols[at])
+            at = self.above[at]
+        return symbols
 
 
 class TreeGrower:
@@ -193,6 +198,10 @@ class TreeGrower:
         nodes, forks = np.array([-1]), None
         logits = self.text.logits_after(known)
         while True:
+            if self.shaping.adjusts:
+                before = [np.array(self.alphabet.symbols(known) + growth.branch(node)) for node in nodes]
+                pairs = zip(logits.split(1), before, strict=True)
+                logits = torch.cat([self.shaping.adjusted(row, symbols) for row, symbols in pairs])
             rows, nodes = self._add(growth, nodes, logits, position + growth.levels, plan.branches)
             growth.levels += 1
             growth.compute_ms = (time.perf_counter() - begin) * 1000

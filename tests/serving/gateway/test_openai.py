@@ -118,6 +118,26 @@ def test_settings_that_shape_what_is_drawn_reach_the_hosts(openai: OpenAI, clien
         openai.completions.create(model="onesweep-resample", **asked, top_p=0.7)
 
 
+def test_penalties_and_biases_reach_the_hosts(openai: OpenAI, client: Client) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "seed": 7}
+    shaped: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": 0.5}
+    shaped |= {"logit_bias": {"32": -100, "115": 3}, "extra_body": {"onesweep": {"repetition_penalty": 1.2}}}
+    texts = {openai.completions.create(model=f"onesweep{m}", **asked, **shaped).choices[0].text for m in ("", "-ar")}
+    own: dict[str, Any] = {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.2}
+    biases = {32: -100.0, 115: 3.0}
+    assert texts == {client.generate(PROMPT, mode="ar", max_bytes=24, seed=7, logit_bias=biases, **own).text}
+    assert " " not in texts.pop()
+    forced = openai.completions.create(model="onesweep-ar", **asked, logit_bias={"33": 100})
+    assert forced.choices[0].text == "!" * 24
+    for model, wrong, words in (
+        ("onesweep-ar", {"logit_bias": {"256": 1}}, "logit_bias names token 256, the model has 0 to 255"),
+        ("onesweep-sweep", {"logit_bias": {"2": 1}}, "mode sweep does not take logit_bias"),
+        ("onesweep-chunked", {"presence_penalty": 1}, "mode chunked does not take presence_penalty"),
+    ):
+        with pytest.raises(api.BadRequestError, match=words):
+            openai.completions.create(model=model, **asked, **wrong)
+
+
 def test_stop_cuts_and_frees_the_hosts(
     openai: OpenAI, deployment: Deployment, sessions: Callable[[Deployment], int], until: Any
 ) -> None:

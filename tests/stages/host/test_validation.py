@@ -213,6 +213,16 @@ STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p).sampling.shaping, "top_p", 0), "top_p must be above 0 and at most 1, not 0.0"),
     (lambda p: setattr(work_of(p).sampling.shaping, "top_p", NAN), "top_p must be above 0 and at most 1, not nan"),
     (lambda p: setattr(work_of(p).sampling.shaping, "min_p", INF), "min_p must be 0 to 1, not inf"),
+    (lambda p: setattr(work_of(p).sampling.shaping, "frequency_penalty", NAN), "frequency_penalty must be -2 to 2"),
+    (lambda p: setattr(work_of(p).sampling.shaping, "presence_penalty", 2.5), "presence_penalty must be -2 to 2"),
+    (lambda p: setattr(work_of(p).sampling.shaping, "repetition_penalty", 0), "repetition_penalty must be above 0"),
+    (lambda p: work_of(p).sampling.shaping.logit_bias.update({256: 1.0}), "logit_bias names token 256"),
+    (lambda p: work_of(p).sampling.shaping.logit_bias.update({1: NAN}), "logit_bias must be -100 to 100, not nan"),
+    (
+        lambda p: work_of(p).sampling.shaping.logit_bias.update(dict.fromkeys(range(256), 1.0) | {300: 1.0}),
+        "logit_bias names token 300",
+    ),
+    (lambda p: setattr(work_of(p).sampling.shaping, "prompt", 11), "a prompt of 11 symbols, where 10 are known"),
     (lambda p: work_of(p).ClearField("codec"), "unknown codec of hidden states ''"),
     (lambda p: setattr(work_of(p), "codec", "int4"), "unknown codec of hidden states 'int4'; choose from fp32, int8"),
 ]

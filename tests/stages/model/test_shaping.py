@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.shaping import PLAIN, Shaping
@@ -64,3 +70,29 @@ def test_a_draw_is_among_what_is_left_and_the_same_if_it_would_have_been_drawn_a
     assert all(left[row, symbol] for row, symbol in enumerate(shaped))
     assert all(one == other for row, (one, other) in enumerate(zip(plain, shaped, strict=True)) if left[row, one])
     assert sample_symbols(logits, 0.0, 5, 0, shaping) == sample_symbols(logits, 0.0, 5, 0)
+
+
+# Penalties and biases
+
+
+def test_a_repetition_penalty_is_that_of_transformers() -> None:
+    logits, known = random_scores(1, 300), np.array([5, 7, 7, 299, 0])
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.from_numpy(known)[None], logits.clone())
+    assert torch.equal(Shaping(repetition_penalty=1.3, prompt=2).adjusted(logits, known), expected)
+
+
+def test_frequency_and_presence_count_what_was_written() -> None:
+    logits, known = random_scores(1, 10), np.array([1, 2, 2, 2, 3, 3, 4])
+    found = Shaping(frequency_penalty=0.5, presence_penalty=0.25, prompt=2).adjusted(logits, known) - logits
+    assert found[0].tolist() == pytest.approx([0, 0, -1.25, -1.25, -0.75, 0, 0, 0, 0, 0])
+    assert torch.equal(Shaping(presence_penalty=1, prompt=7).adjusted(logits, known), logits), "a prompt does not count"
+
+
+def test_biases_come_last_and_decide() -> None:
+    logits, known = random_scores(1, 10), np.array([1, 2, 3])
+    shaping = Shaping(repetition_penalty=2.0, logit_bias={3: 100.0, int(logits.argmax()): -100.0})
+    adjusted = shaping.adjusted(logits, known)
+    assert sample_symbols(adjusted, 0.0, 0, 3) == sample_symbols(adjusted, 1.0, 0, 3) == bytes([3])
+    plain = Shaping(repetition_penalty=2.0).adjusted(logits, known)
+    assert adjusted[0, 3] == plain[0, 3] + 100
+    assert Shaping().adjusted(logits, known) is logits
