@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.serving.client.result import DrawnPictures, Result, pictures_of, result_of
+from onesweep.serving.client.result import DrawnPictures, Logprobs, Result, pictures_of, result_of
 from onesweep.serving.drawing.request import drawing_message
 from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
@@ -212,7 +212,7 @@ class AsyncClient(_Connection):
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
         async with aclosing(self.events(prompt, **settings)) as events:
             async for event in events:
-                if not isinstance(event, router_pb2.Trip):
+                if isinstance(event, bytes | Result):
                     yield event
 
     async def events(
@@ -225,8 +225,8 @@ class AsyncClient(_Connection):
         authorization: str | None = None,
         named: Callable[[str], object] | None = None,
         **settings: Any,  # noqa: ANN401
-    ) -> AsyncGenerator[bytes | router_pb2.Trip | Result, None]:
-        """Like `stream`, with a Trip for each sweep that came back.
+    ) -> AsyncGenerator[bytes | Logprobs | router_pb2.Trip | Result, None]:
+        """Like `stream`, with a Trip for each sweep that came back, and Logprobs before the text that they are of.
 
         :param whole: the text in one piece at the end.
         :param authorization: sent to the router as metadata of this name, such as "Bearer TOKEN".
@@ -241,6 +241,8 @@ class AsyncClient(_Connection):
                 if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
                     named(str(name))
                 async for response in call:
+                    if response.logprobs:
+                        yield list(response.logprobs)
                     yield answer.read(response)
         finally:
             call.cancel()

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
+# Of tokens in a row.
+Logprobs = list[router_pb2.TokenLogprob]
+
 # Decimals that are kept, where that is not 3.
 DIGITS = {"divergence_bits": 4, "distance_bound": 4}
 

@@ -12,6 +12,7 @@ from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 
 from onesweep.serving.client.client import AsyncClient, DrawnPictures, Result
+from onesweep.serving.client.result import Logprobs
 from onesweep.serving.gateway.errors import ApiError
 from onesweep.serving.v1 import router_pb2
 
@@ -61,7 +62,7 @@ class RouterAccess:
         settings["timeout_s"] = settings.get("timeout_s") or self.timeout_s
         return await self.client.draw(classes, **settings, authorization=self.authorization)
 
-    def events(self, **settings: Any) -> AsyncGenerator[bytes | router_pb2.Trip | Result, None]:  # noqa: ANN401
+    def events(self, **settings: Any) -> AsyncGenerator[bytes | Logprobs | router_pb2.Trip | Result, None]:  # noqa: ANN401
         """`AsyncClient.events`."""
         settings["timeout_s"] = settings.get("timeout_s") or self.timeout_s
         return self.client.events(**settings, authorization=self.authorization)

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import grpc
@@ -20,6 +21,7 @@ from onesweep.serving.gateway.access import RouterAccess
 from onesweep.serving.gateway.errors import api_error_of
 from onesweep.serving.gateway.fields import DEFAULT_MAX_TOKENS, OF_REQUESTS, ChatRequest, CompletionRequest, TextRequest
 from onesweep.serving.router.request import MAX_SEED
+from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import OnesweepError
 
 
@@ -46,6 +48,9 @@ def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> Compl
     """:param prompt: empty where the request has messages."""
     own, chat = request.onesweep, request if isinstance(request, ChatRequest) else None
     newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
+    logprobs = (chat.top_logprobs or 0) if chat and chat.logprobs else None
+    if isinstance(request, CompletionRequest):
+        logprobs = request.logprobs
     seed = secrets.randbelow(RANDOM_SEEDS) if request.seed is None else request.seed
     settings: dict[str, Any] = {
         "prompt": prompt,
@@ -56,6 +61,7 @@ def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> Compl
         "frequency_penalty": request.frequency_penalty,
         "presence_penalty": request.presence_penalty,
         "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()},
+        "logprobs": logprobs,
         "suffix": suffix,
         "stops": request.stop or (),
         "messages": [(each.role, each.content) for each in messages],
@@ -72,10 +78,11 @@ def suffix_of(request: TextRequest) -> str:
 
 @dataclass(frozen=True)
 class ChoiceText:
-    """A piece of a choice's text."""
+    """A piece of a choice's text, and the log-probabilities of its tokens where they were asked for."""
 
     index: int
     text: str
+    logprobs: Sequence[router_pb2.TokenLogprob] = ()
 
 
 @dataclass(frozen=True)
@@ -103,18 +110,21 @@ async def run_choice(
     :param whole: in one piece.
     Raises OnesweepError.
     """
-    decoder, result = TextDecoder(), None
+    decoder, result, told = TextDecoder(), None, list[router_pb2.TokenLogprob]()
     events = router.events(**order.settings, seed=order.seeds[index], whole=whole, named=named)
     async with aclosing(events):
         async for event in events:
             if isinstance(event, Result):
                 result = event
-            elif isinstance(event, bytes) and (text := decoder.feed(event)):
-                yield ChoiceText(index, text)
+            elif isinstance(event, list):
+                told = event
+            elif isinstance(event, bytes) and ((text := decoder.feed(event)) or told):
+                yield ChoiceText(index, text, told)
+                told = []
     if result is None:
         raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
-    if text := decoder.end():
-        yield ChoiceText(index, text)
+    if (text := decoder.end()) or told:
+        yield ChoiceText(index, text, told)
     yield ChoiceEnd(index, result)
 
 
@@ -126,6 +136,8 @@ class AnswerFormat:
 
     def __init__(self, model: str, chat: bool) -> None:
         self.model, self.chat, self.created = model, chat, int(time.time())
+        # characters of each choice so far, as its tokens have them
+        self._lengths = dict[int, int]()
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
 
     def opening(self, index: int) -> dict[str, Any] | None:
@@ -136,34 +148,69 @@ class AnswerFormat:
         return self._object("chat.completion.chunk" if self.chat else "text_completion", choices, more)
 
     def piece_chunk(self, piece: ChoiceText, **more: object) -> dict[str, Any]:
-        return self.chunk([self._part(piece.index, piece.text, None)], **more)
+        return self.chunk([self._part(piece.index, piece.text, None, piece.logprobs)], **more)
 
     def end_chunk(self, end: ChoiceEnd, **more: object) -> dict[str, Any]:
         return self.chunk([self._part(end.index, "", end.reason)], onesweep={"accounting": [end.costs]}, **more)
 
-    def whole(self, texts: Sequence[str], ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
-        choices = [self._whole(end.index, text, end.reason) for text, end in zip(texts, ends, strict=True)]
+    def whole(self, texts: Sequence[ChoiceText], ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
+        choices = [self._whole(text, end.reason) for text, end in zip(texts, ends, strict=True)]
         more = {"usage": usage(ends), "onesweep": {"accounting": [end.costs for end in ends]}}
         return self._object("chat.completion" if self.chat else "text_completion", choices, more)
 
-    def _part(self, index: int, text: str, reason: str | None) -> dict[str, Any]:
+    def _part(
+        self, index: int, text: str, reason: str | None, told: Sequence[router_pb2.TokenLogprob] = ()
+    ) -> dict[str, Any]:
         """A choice with its next text."""
+        logprobs = self._logprobs(index, told)
         if self.chat:
-            return _choice(index, reason, delta={"content": text} if text else {})
-        return _choice(index, reason, text=text)
+            return _choice(index, reason, logprobs, delta={"content": text} if text else {})
+        return _choice(index, reason, logprobs, text=text)
 
-    def _whole(self, index: int, text: str, reason: str) -> dict[str, Any]:
+    def _whole(self, choice: ChoiceText, reason: str) -> dict[str, Any]:
+        logprobs = self._logprobs(choice.index, choice.logprobs)
         if self.chat:
-            return _choice(index, reason, message={"role": "assistant", "content": text, "refusal": None})
-        return _choice(index, reason, text=text)
+            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            return _choice(choice.index, reason, logprobs, message=message)
+        return _choice(choice.index, reason, logprobs, text=choice.text)
+
+    def _logprobs(self, index: int, told: Sequence[router_pb2.TokenLogprob]) -> dict[str, Any] | None:
+        if not told:
+            return None
+        if self.chat:
+            tokens = [{**_token(each), "top_logprobs": [_token(top) for top in each.top]} for each in told]
+            return {"content": tokens, "refusal": None}
+        lengths = [len(each.text.decode(errors="replace")) for each in told]
+        offsets = [*accumulate(lengths, initial=self._lengths.get(index, 0))]
+        self._lengths[index] = offsets.pop()
+        return {
+            "tokens": [_shown(each) for each in told],
+            "token_logprobs": [each.logprob for each in told],
+            "top_logprobs": [{_shown(top): top.logprob for top in (each, *each.top)} for each in told],
+            "text_offset": offsets,
+        }
 
     def _object(self, name: str, choices: Sequence[dict[str, Any]], more: Mapping[str, object]) -> dict[str, Any]:
         head = {"id": self.id, "object": name, "created": self.created, "model": self.model}
         return {**head, "choices": list(choices), **more}
 
 
-def _choice(index: int, reason: str | None, **content: object) -> dict[str, Any]:
-    return {"index": index, **content, "logprobs": None, "finish_reason": reason}
+def _choice(
+    index: int, reason: str | None, logprobs: dict[str, Any] | None = None, **content: object
+) -> dict[str, Any]:
+    return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _token(told: router_pb2.TokenLogprob) -> dict[str, Any]:
+    return {"token": _shown(told), "logprob": told.logprob, "bytes": list(told.text)}
+
+
+def _shown(told: router_pb2.TokenLogprob) -> str:
+    """A token's text; of one that cuts a character its bytes, as OpenAI's API shows them."""
+    try:
+        return told.text.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in told.text)
 
 
 def usage(ends: Sequence[ChoiceEnd]) -> dict[str, int]:

@@ -23,6 +23,7 @@ from onesweep.serving.router.request import (
     MAX_BIASES,
     MAX_COUNT,
     MAX_LINK_MS,
+    MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_PENALTY,
     MAX_SEED,
@@ -95,6 +96,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
+TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 TokenNumber = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 Stop = Annotated[str, AfterValidator(_check_stop)]
 Stops = Annotated[
@@ -177,7 +179,9 @@ class CompletionRequest(TextRequest):
     suffix: str | None = Field(default=None, description="what follows the text: mode infill")
     echo: bool | None = Field(default=None, description="the prompt before the text")
     best_of: Annotated[int | None, _neutral(1)] = None
-    logprobs: Annotated[int | None, _neutral()] = None
+    logprobs: TopCount | None = Field(
+        default=None, description="ln of each token's probability, and of so many of the most likely ones"
+    )
 
 
 class ChatMessage(Fields):
@@ -194,7 +198,8 @@ class ChatRequest(TextRequest):
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: Count | None = Field(default=None, description="as max_tokens")
-    logprobs: Annotated[bool | None, _neutral(False)] = None
+    logprobs: bool | None = Field(default=None, description="ln of each token's probability")
+    top_logprobs: TopCount | None = Field(default=None, description="and of so many of the most likely ones")
 
 
 class ImageExtension(Fields):

@@ -139,6 +139,10 @@ async def images(request: ImageRequest, router: Router) -> Response:
 async def _order(router: RouterAccess, request: TextRequest, prompt: str) -> CompletionOrder:
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
+    if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    if isinstance(request, CompletionRequest) and request.logprobs is not None and request.echo:
+        raise ApiError(400, "logprobs are of what is written, not of a prompt: leave echo out", param="echo")
     suffix = suffix_of(request)
     mode = mode_of(request.model, request.onesweep.mode, suffix)
     return order_of(request, prompt, suffix, mode)
@@ -153,12 +157,13 @@ async def _answer(
         with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
         chunks = _chunks(_choices(router, order, names, whole=False), shape, echo, with_usage)
         return EventStream(await anext(chunks), chunks, named(names))
-    texts = [echo] * len(order.seeds)
+    texts = [ChoiceText(index, echo) for index in range(len(order.seeds))]
     ends: dict[int, ChoiceEnd] = {}
     async with aclosing(_choices(router, order, names, whole=True)) as items:
         async for item in items:
             if isinstance(item, ChoiceText):
-                texts[item.index] += item.text
+                before = texts[item.index]
+                texts[item.index] = ChoiceText(item.index, before.text + item.text, [*before.logprobs, *item.logprobs])
             else:
                 ends[item.index] = item
     return json_response(shape.whole(texts, [ends[index] for index in sorted(ends)]), headers=named(names))

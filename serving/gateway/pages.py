@@ -105,7 +105,7 @@ async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) ->
                 elif isinstance(event, Result):
                     text = decoder.end()
                     yield {"lane": entrant.label, "text": text, "result": costs_of(event)}
-                elif text := decoder.feed(event):
+                elif isinstance(event, bytes) and (text := decoder.feed(event)):
                     yield {"lane": entrant.label, "text": text}
     except OnesweepError as error:
         yield {"lane": entrant.label, "error": str(error), "status": api_error_of(error).status_code}

@@ -32,6 +32,8 @@ MODES: Mapping[str, tuple[str, str]] = {
 }
 # Those that draw token by token, so that settings can shape what is drawn; `auto` then chooses among them.
 SHAPED = ("ar", "ar-speculative", "verified", "local", "auto")
+# Those that can tell how likely their tokens are.
+TELLING = ("ar", "ar-speculative", "auto")
 # Of `ar-speculative`, by the name that a request has for them.
 DRAFTERS = ("both", "model", "ngram", "lookup")
 # Models of the hosts that can score given symbols, by the name that a request has for them. The first that is served is

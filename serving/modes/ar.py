@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from functools import partial
 
+import numpy as np
+
 from onesweep.serving.modes.base import Generation, PipelineMode, count_symbols
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.session import Session
+from onesweep.stages.errors import CodecError
 from onesweep.stages.model.codec import HIDDEN
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
@@ -34,15 +37,25 @@ class ArMode(PipelineMode):
                 )
             )
             for _ in range(request.max_symbols):
-                event = await session.event(partial(check_symbols, alphabet=alphabet))
+                event = await session.event(partial(check_symbols, alphabet=alphabet, logprobs=request.logprobs))
                 account.add_sweep(event)
-                account.add_text(event.text)
+                account.add_text(event.text, event.logprobs)
                 yield event.text
                 if request.ends.intersection(alphabet.symbols(event.text)):
                     return
 
 
-def check_symbols(event: stage_pb2.Event, alphabet: Alphabet, most: int = 1) -> None:
-    """Raise Refusal unless `event` brings 1 to `most` symbols."""
+def check_symbols(event: stage_pb2.Event, alphabet: Alphabet, most: int = 1, logprobs: int | None = None) -> None:
+    """Raise Refusal unless `event` brings 1 to `most` symbols, and with them what `logprobs` asks for."""
     if not 1 <= (count := count_symbols(event, alphabet, "step")) <= most:
         raise internal(f"a step that may bring {most} symbols came back with {count}")
+    if logprobs is None:
+        return
+    told, each = event.logprobs, count * min(logprobs, alphabet.size)
+    nats = np.frombuffer(told.nats + told.top_nats, "<f4") if len(told.nats) == 4 * count else np.empty(0)
+    try:
+        named = len(alphabet.decode(told.top_symbols))
+    except CodecError as error:
+        raise internal(f"a step came back with nonsense: {error}") from None
+    if len(nats) != count + each or named != each or not (nats <= 0).all():  # false for NaN
+        raise internal(f"a step of {count} symbols came back without their log-probabilities")

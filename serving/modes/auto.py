@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from onesweep.serving.modes import SHAPED
+from onesweep.serving.modes import SHAPED, TELLING
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.frontier import WRITTEN_BY, Frontier, Option
 from onesweep.serving.modes.latency_model import Forecast, LatencyModel, Spent
@@ -401,8 +401,8 @@ class AutoMode(Mode):
 
 
 def _takes(mode: Mode, request: Generation) -> bool:
-    """True if `mode` takes the settings of `request` that shape what is drawn."""
-    return not request.shapes or mode.name in SHAPED
+    """True if `mode` takes the settings of `request` that shape or tell what is drawn."""
+    return (not request.shapes or mode.name in SHAPED) and (request.logprobs is None or mode.name in TELLING)
 
 
 def _expected(request: Generation, account: Account) -> int:

@@ -66,7 +66,7 @@ class Generation(Request):
     @property
     def sampling(self) -> stage_pb2.Sampling:
         shaping = stage_pb2.Shaping(**self.shapes, prompt=self.given_symbols) if self.shapes else None
-        return stage_pb2.Sampling(seed=self.seed, temperature=self.temperature, shaping=shaping)
+        return stage_pb2.Sampling(seed=self.seed, temperature=self.temperature, shaping=shaping, logprobs=self.logprobs)
 
     @property
     def shapes(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -143,6 +144,13 @@ class PretrainedTokenizer(Tokenizer):
         text = await asyncio.to_thread(self.template.render, messages)
         return await self._encoded(text, specials=False), len(text.encode())
 
+    def token_text(self, symbol: int) -> bytes:
+        # after another token: by itself some tokenizers take the space before a word away
+        before = self.encoding.encode("a", add_special_tokens=False).ids
+        whole = self.encoding.decode([*before, symbol], skip_special_tokens=False)
+        text: str = whole[len(self.encoding.decode(before, skip_special_tokens=False)) :]
+        return text.encode() if UNKNOWN not in text else _bytes_of(self.encoding.id_to_token(symbol) or "")
+
     def detokenizer(self, prompt: bytes) -> Detokenizer:
         known = self.alphabet.symbols(self.alphabet.cut(prompt, max(self.alphabet.count(prompt) - CONTEXT, 0)))
         return _Tokens(self.encoding, self.alphabet, known)
@@ -156,6 +164,19 @@ class PretrainedTokenizer(Tokenizer):
     def _encode(self, text: str, specials: bool) -> bytes:
         ids: list[int] = self.encoding.encode(text, add_special_tokens=specials).ids
         return self.alphabet.encode(ids)
+
+
+# The letters that byte-level tokens have for bytes: printable ones for themselves, those from U+0100 on for others.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
+
+
+def _bytes_of(token: str) -> bytes:
+    """Bytes of a token that cuts a character in two: one byte by its number, or a letter a byte."""
+    if re.fullmatch("<0x[0-9A-F]{2}>", token):
+        return bytes.fromhex(token[3:5])
+    return bytes(_BYTES[letter] for letter in token) if set(token) <= _BYTES.keys() else token.encode()
 
 
 class _Tokens(Detokenizer):

@@ -72,7 +72,9 @@ class SpeculativeMode(ArMode):
                     # guesses need the result before, so a sweep ends at the router: H + 1 trips, where a byte costs H
                     await session.push(step)
                     ahead.begin(text, draft, _plan(request, left))
-                    event = await session.event(partial(check_symbols, alphabet=alphabet, most=drafted + 1))
+                    event = await session.event(
+                        partial(check_symbols, alphabet=alphabet, most=drafted + 1, logprobs=request.logprobs)
+                    )
                     worth.sweeps.learn(drafted, (time.perf_counter() - begin) * 1000)
                     written = alphabet.symbols(event.text)
                     kept, right = draft.kept(written[:-1]), len(written) - 1
@@ -80,7 +82,7 @@ class SpeculativeMode(ArMode):
                     account.add_sweep(event)
                     account.add_draft(drafted, right, draft.compute_ms)
                     piece, ended = request.until_end(event.text, alphabet)
-                    account.add_text(piece)
+                    account.add_text(piece, event.logprobs)
                     yield piece
                     left -= right + 1
                     if ended or not left:

@@ -66,6 +66,10 @@ class Tokenizer(ABC):
         """
 
     @abstractmethod
+    def token_text(self, symbol: int) -> bytes:
+        """The bytes that a symbol stands for in the middle of a text, which may cut a character in two."""
+
+    @abstractmethod
     def detokenizer(self, prompt: bytes) -> Detokenizer:
         """For what is written after `prompt`, given in symbols."""
 
@@ -96,6 +100,9 @@ class ByteTokenizer(Tokenizer):
         # without labels, which the model never saw: one user message gives the text of the same completion
         text = "\n".join(message.content for message in messages).encode()
         return text, len(text)
+
+    def token_text(self, symbol: int) -> bytes:
+        return bytes([symbol])
 
     def detokenizer(self, prompt: bytes) -> Detokenizer:
         return _Bytes()

@@ -5,11 +5,29 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, fields
 
+import numpy as np
+
 from onesweep.serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
 from onesweep.serving.router.topology import HostEntry
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A symbol that a model drew, with ln of its probability, and of those that were the most likely."""
+
+    symbol: int
+    nats: float
+    top: list[tuple[int, float]]
+
+
+def _drawn(alphabet: Alphabet, symbols: bytes, told: stage_pb2.Logprobs) -> list[Drawn]:
+    written, nats = alphabet.symbols(symbols), np.frombuffer(told.nats, "<f4").tolist()
+    top = list(zip(alphabet.symbols(told.top_symbols), np.frombuffer(told.top_nats, "<f4").tolist(), strict=True))
+    each = len(top) // len(nats)
+    return [Drawn(symbol, nats[i], top[i * each : (i + 1) * each]) for i, symbol in enumerate(written)]
 
 
 @dataclass
@@ -55,6 +73,9 @@ class Account:
     distance_bound: float = 0.0
     # For a symbol, and how many symbols it was measured on.
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
+    # Of the symbols that were written, and how many of these are told already.
+    logprobs: list[Drawn] = field(default_factory=list)
+    told: int = 0
     # Of the sweeps since `take_trips`.
     trips: list[router_pb2.Trip] = field(default_factory=list)
     trip_begin_ms: float = 0.0
@@ -66,6 +87,7 @@ class Account:
     def begin_again(self) -> None:
         """The text is written anew; what it cost so far stays."""
         self.output_tokens = 0
+        self.logprobs.clear()
         self.replays += 1
         self.distance_bound = 0.0
         self.modes.clear()
@@ -86,6 +108,12 @@ class Account:
                 self.compute_ms[host] = self.compute_ms.get(host, 0.0) + timing.compute_ms
                 self.queue_ms[host] = self.queue_ms.get(host, 0.0) + timing.queue_ms
         self._add_trip(event, sum(payloads))
+
+    def take_logprobs(self, end: int) -> list[Drawn]:
+        """Log-probabilities of the symbols since the last call, to the one before number `end` of the text."""
+        # a text that is written anew is the same, as far as it was handed out
+        taken, self.told = self.logprobs[self.told : end], max(self.told, end)
+        return taken
 
     def take_trips(self) -> list[router_pb2.Trip]:
         """The trips that came back since the last call."""
@@ -112,10 +140,12 @@ class Account:
         self.effective_samples.append(effective(shares))
         self.local_compute_ms += compute_ms
 
-    def add_text(self, symbols: bytes) -> None:
-        """Book what was written."""
+    def add_text(self, symbols: bytes, told: stage_pb2.Logprobs | None = None) -> None:
+        """Book what was written, and with it the log-probabilities of its symbols, which may be of more than these."""
         if not self.output_tokens:
             self.first_byte_ms = self.elapsed_ms()
+        if told is not None and told.nats:
+            self.logprobs += _drawn(self.alphabet, symbols, told)
         self.output_tokens += self.alphabet.count(symbols)
 
     def summary(self, mode: str, seed: int) -> router_pb2.Summary:

@@ -24,6 +24,7 @@ MAX_STOP_BYTES = 256
 MAX_MESSAGES = 1024
 MAX_BIASES, MAX_BIAS = 300, 100
 MAX_PENALTY = 2
+MAX_LOGPROBS = 20
 # Of a whole request: without a deadline of its own, and at most.
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
 # Delay that a request may add to every hop.
@@ -185,6 +186,8 @@ class Request:
     )
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    # Have `AsyncClient.events` tell ln of the probability of each token, and of so many of the most likely ones.
+    logprobs: int | None = None
     # The text ends before the first of them.
     stops: Sequence[str | bytes] = ()
     # (role, content) of a conversation to go on with, in place of a prompt.
@@ -207,6 +210,7 @@ class Request:
         return router_pb2.GenerateRequest(
             **texts,
             **values,
+            logprobs=self.logprobs,
             logit_bias=_checked_biases(self.logit_bias),
             stops=[_raw("stop string", stop) for stop in self.stops],
             messages=[

@@ -14,8 +14,8 @@ import grpc.aio
 
 from onesweep.serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
 from onesweep.serving.drawing.modes import check_drawing, check_drawing_mode, retry_drawing
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
-from onesweep.serving.router.accounting import Account
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText, Tokenizer
+from onesweep.serving.router.accounting import Account, Drawn
 from onesweep.serving.router.active_release import ActiveRelease
 from onesweep.serving.router.admission import Admission
 from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
@@ -265,10 +265,17 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         # a byte model writes as many bytes as it is asked for
         most_bytes = request.max_bytes if request.max_bytes and mode.tokenizer is not BYTE_TOKENIZER else None
         reading = OutputText(mode.tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
-        held, ended = b"", False
+        held, ended, read = b"", False, 0
+        told = list[router_pb2.TokenLogprob]()
         async with aclosing(retry_after_audit(mode, generation, account)) as pieces:
             async for symbols in pieces:
-                text = reading.feed(symbols)
+                text = b""
+                # one by one where tokens are told: how many the text ends with does not depend on its pieces
+                for each in account.alphabet.split(symbols) if generation.logprobs is not None else (symbols,):
+                    text, read = text + reading.feed(each), read + 1
+                    if reading.over:
+                        break
+                told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
                 account.output_bytes += len(text)
                 for trip in account.take_trips():
                     if request.trips:
@@ -276,19 +283,25 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 if request.whole:
                     held += text
                 elif text:
-                    yield router_pb2.GenerateResponse(text=text)
+                    yield router_pb2.GenerateResponse(text=text, logprobs=told)
+                    told.clear()
                 ended = not generation.ends.isdisjoint(account.alphabet.symbols(symbols)) if generation.ends else False
                 if reading.over:
                     break
         rest = reading.end()
         account.output_bytes += len(rest)
-        if text := held + rest:
-            yield router_pb2.GenerateResponse(text=text)
+        if (text := held + rest) or told:
+            yield router_pb2.GenerateResponse(text=text, logprobs=told)
         account.stopped = reading.stopped or (ended and not reading.over)
         served.conditions.learn(mode.name, account, account.elapsed_ms() - waited_ms)
         summary = ticket.summary = account.summary(mode.name, request.seed)
         summary.request = ticket.name
         yield router_pb2.GenerateResponse(summary=summary)
+
+
+def _told(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:
+    top = [router_pb2.TokenLogprob(text=tokenizer.token_text(symbol), logprob=nats) for symbol, nats in drawn.top]
+    return router_pb2.TokenLogprob(text=tokenizer.token_text(drawn.symbol), logprob=drawn.nats, top=top)
 
 
 def _deadline(context: Context) -> int:

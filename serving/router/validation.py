@@ -11,13 +11,14 @@ from typing import Any
 
 import grpc
 
-from onesweep.serving.modes import DRAFTERS, MODES, SCORERS, SHAPED
+from onesweep.serving.modes import DRAFTERS, MODES, SCORERS, SHAPED, TELLING
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.drafters.tree import MAX_BRANCHES
 from onesweep.serving.modes.tokenizer import Message
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import (
     MAX_LINK_MS,
+    MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_PROMPT_BYTES,
     MAX_STOP_BYTES,
@@ -85,7 +86,11 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
     given = {name: value for name, value in given.items() if name not in SHAPES or value != SHAPES[name]}
     _check_shapes(given, mode)
     if request.logit_bias:
-        _check_shaped("logit_bias", mode)
+        _check_taken("logit_bias", mode, SHAPED)
+    if "logprobs" in given:
+        _check_taken("logprobs", mode, TELLING)
+        if given["logprobs"] > MAX_LOGPROBS:
+            raise invalid(f"logprobs must be 0 to {MAX_LOGPROBS}, not {given['logprobs']}")
     settings = {"codec": mode.default_codec} | given
     if not 0 <= settings.get("temperature", 0.0) <= MAX_TEMPERATURE:  # false for NaN, too
         raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {settings['temperature']}")
@@ -150,17 +155,17 @@ async def tokenized(generation: Generation, messages: Sequence[Message], mode: M
     return replace(generation, prompt=prompt, suffix=suffix, ends=tokenizer.ends, given_symbols=account.prompt_tokens)
 
 
-def _check_shaped(name: str, mode: Mode) -> None:
-    """Raise Refusal where a setting that shapes what is drawn means nothing to `mode`."""
-    if mode.name not in SHAPED:
-        raise invalid(f"mode {mode.name} does not take {name}: leave it out, or use mode {', '.join(SHAPED)}")
+def _check_taken(name: str, mode: Mode, takers: Sequence[str]) -> None:
+    """Raise Refusal for a setting that means nothing to `mode`. takers: the modes that take it."""
+    if mode.name not in takers:
+        raise invalid(f"mode {mode.name} does not take {name}: leave it out, or use mode {', '.join(takers)}")
 
 
 def _check_shapes(given: Mapping[str, Any], mode: Mode) -> None:
     for f in SETTINGS:
         if f.name not in SHAPES or f.name not in given:
             continue
-        _check_shaped(f.name, mode)
+        _check_taken(f.name, mode, SHAPED)
         if not f.metadata["bounds"].hold(given[f.name]):
             raise invalid(f"{f.name} must be {f.metadata['bounds'].words(given[f.name])}, not {given[f.name]:g}")
 

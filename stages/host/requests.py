@@ -80,6 +80,7 @@ class SamplingRequest(PipelineRequest):
     seed: int
     temperature: float
     shaping: Shaping
+    logprobs: int | None  # most likely symbols to tell of beside the one that is drawn; None tells nothing
     draft: int  # how many of the new symbols, the last ones, are draft tokens
     depths: tuple[int, ...]  # of each draft token of a tree; empty for a chain
 

@@ -31,7 +31,7 @@ from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, 
 from onesweep.stages.model.prefill import max_new_symbols
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.model.samplers import SAMPLERS, Ode
-from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
+from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, MAX_LOGPROBS, most_scored
 from onesweep.stages.model.shaping import MAX_PENALTY, MAX_REPETITION_PENALTY, Shaping, bias_problem
 from onesweep.stages.model.speculation import (
     MAX_DRAFT_TREE,
@@ -235,10 +235,13 @@ def _pipeline(hop: stage_pb2.Hop, work: StageWork, kind: ModelKind, source: Mode
     assert isinstance(work, stage_pb2.Decode | stage_pb2.Verify)
     seed, temperature = _sampling(work.sampling)
     shaping = _shaping(work.sampling.shaping, a.vocabulary, work.start + count - draft)
+    logprobs = _logprobs(work.sampling)
     if odds is not None:
+        if logprobs is not None:
+            raise invalid("a verification by rejection tells no log-probabilities")
         assert isinstance(work, stage_pb2.Verify)
-        return RejectionRequest(*begin, seed, temperature, shaping, draft, (), odds, work.rejection.draw_set)
-    return SamplingRequest(*begin, seed, temperature, shaping, draft, depths)
+        return RejectionRequest(*begin, seed, temperature, shaping, None, draft, (), odds, work.rejection.draw_set)
+    return SamplingRequest(*begin, seed, temperature, shaping, logprobs, draft, depths)
 
 
 def _drafts(verify: stage_pb2.Verify, clean: int) -> tuple[int, tuple[int, ...]]:
@@ -365,9 +368,15 @@ def _sampling(sampling: stage_pb2.Sampling) -> tuple[int, float]:
 
 def _plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float]:
     """Seed and temperature of work that nothing shapes."""
-    if sampling.HasField("shaping"):
+    if sampling.HasField("shaping") or sampling.HasField("logprobs"):
         raise invalid(f"{what} takes seed and temperature alone: top_p and its like are for work that draws symbols")
     return _sampling(sampling)
+
+
+def _logprobs(sampling: stage_pb2.Sampling) -> int | None:
+    if sampling.logprobs > MAX_LOGPROBS:
+        raise invalid(f"logprobs must be 0 to {MAX_LOGPROBS}, not {sampling.logprobs}")
+    return sampling.logprobs if sampling.HasField("logprobs") else None
 
 
 def _shaping(told: stage_pb2.Shaping, vocabulary: int, known: int) -> Shaping:

@@ -30,7 +30,7 @@ from onesweep.stages.host.requests import (
 from onesweep.stages.host.sessions import Session
 from onesweep.stages.model.codec import FEATURE_LIMIT
 from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces
+from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces, likeliest, log_probabilities
 from onesweep.stages.model.speculation import DraftTree, verify_drafts
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import StageWork, work_of
@@ -218,12 +218,23 @@ class PipelineWork(_StageWork):
             row = shaping.adjusted(logits[right + 1 : right + 2], known)
             symbol = sample_symbols(row, request.temperature, request.seed, position, shaping)
             text += symbol
+            if request.logprobs is not None:
+                self._tell(event.logprobs, logits[right + 1 : right + 2], symbol, request.logprobs)
             if shaping.adjusts:
                 known = np.append(known, alphabet.symbols(symbol))
             if not drafts or (right := tree.after(right, alphabet.symbols(symbol)[0])) < 0:
                 break
         event.text = text
         return event
+
+    def _tell(self, told: stage_pb2.Logprobs, row: Tensor, symbol: bytes, count: int) -> None:
+        """Add ln p of a drawn symbol, and of the `count` most likely ones. row: its logits, (1, vocabulary)."""
+        # by the model itself: temperature, penalties and filters are the request's own
+        nats, alphabet = log_probabilities(row, 1.0)[0], self.session.alphabet
+        top = likeliest(nats, count)
+        told.nats += nats[alphabet.symbols(symbol)].astype("<f4").tobytes()
+        told.top_symbols += alphabet.encode(top)
+        told.top_nats += nats[top].astype("<f4").tobytes()
 
 
 class ScoreWork(_StageWork):

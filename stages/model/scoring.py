@@ -54,6 +54,18 @@ def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]
     return np.maximum(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)), IMPOSSIBLE_NATS)
 
 
+MAX_LOGPROBS = 20  # most likely symbols that are told of, as in OpenAI's API
+
+
+def likeliest(nats: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """The `count` most likely symbols, the likeliest first; of equal ones the lower numbers. nats: (vocabulary,)."""
+    count = min(count, len(nats))
+    if not count:
+        return np.empty(0, dtype=np.int64)
+    among = np.flatnonzero(nats >= np.partition(nats, -count)[-count])
+    return among[np.argsort(-nats[among], kind="stable")][:count]
+
+
 def branch_pieces(source: Tensor) -> list[Tensor]:
     """`source` (branches, positions, ...) cut into pieces of whole branches; none for no positions.
 

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onesweep.stages.model.scoring import likeliest
+
 Floats = NDArray[np.float64]
 Symbols = NDArray[np.int64]
 
@@ -94,12 +96,8 @@ class Shaping:
             result[symbols] = row[symbols]
         return kept
 
-    def _kept(self, row: Floats) -> NDArray[np.intp]:
-        symbols = np.arange(len(row))
-        if 0 < self.top_k < len(row):  # a whole vocabulary takes 4 ms to sort, the few that may stay no time
-            symbols = np.flatnonzero(row >= np.partition(row, -self.top_k)[-self.top_k])
-        # stable: of equal ones the lower number comes first, on every machine
-        symbols = symbols[np.argsort(-row[symbols], kind="stable")][: self.top_k or len(row)]
+    def _kept(self, row: Floats) -> Symbols:
+        symbols = likeliest(row, self.top_k or len(row))
         odds = np.exp(row[symbols] - row[symbols[0]])
         count = len(symbols)
         if self.top_p < 1:

@@ -34,6 +34,11 @@ class Alphabet:
         """Symbols as they travel. They must be below `size`."""
         return np.fromiter(symbols, _TYPES[self.symbol_bytes], len(symbols)).tobytes()
 
+    def split(self, data: bytes) -> list[bytes]:
+        """The encoding of each of the symbols of `data`."""
+        width = self.symbol_bytes
+        return [data[at : at + width] for at in range(0, len(data), width)]
+
     def decode(self, data: bytes) -> Tensor:
         """Inverse of `encode`: (symbols,) int64. Raises CodecError for bytes that it cannot have made."""
         if len(data) % self.symbol_bytes:

@@ -542,8 +542,13 @@ class Sampling(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     SHAPING_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     temperature: _builtins.float
+    logprobs: _builtins.int
+    """With the symbols, ln of their probabilities and of so many of the most likely ones, 0 to 20. Of a Decode, or a
+    Verify without rejection.
+    """
     @_builtins.property
     def shaping(self) -> Global___Shaping:
         """of a Decode or Verify only; absent: none"""
@@ -554,12 +559,15 @@ class Sampling(_message.Message):
         seed: _builtins.int = ...,
         temperature: _builtins.float = ...,
         shaping: Global___Shaping | None = ...,
+        logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["shaping", b"shaping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "shaping", b"shaping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seed", b"seed", "shaping", b"shaping", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "seed", b"seed", "shaping", b"shaping", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
@@ -1208,6 +1216,7 @@ class Event(_message.Message):
     SCORES_FIELD_NUMBER: _builtins.int
     VERIFICATION_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     number: _builtins.int
     """of the sweep or step"""
@@ -1222,6 +1231,10 @@ class Event(_message.Message):
     def verification(self) -> Global___Verification: ...
     @_builtins.property
     def pictures(self) -> Global___Pictures: ...
+    @_builtins.property
+    def logprobs(self) -> Global___Logprobs:
+        """of `text`, where they were asked for"""
+
     def __init__(
         self,
         *,
@@ -1233,16 +1246,47 @@ class Event(_message.Message):
         scores: Global___Scores | None = ...,
         verification: Global___Verification | None = ...,
         pictures: Global___Pictures | None = ...,
+        logprobs: Global___Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text", "verification", b"verification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "logprobs", b"logprobs", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text", "verification", b"verification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "logprobs", b"logprobs", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "verification", "pictures"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class Logprobs(_message.Message):
+    """ln of the model's own probabilities, before temperature, penalties and filters: float32, little-endian."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NATS_FIELD_NUMBER: _builtins.int
+    TOP_SYMBOLS_FIELD_NUMBER: _builtins.int
+    TOP_NATS_FIELD_NUMBER: _builtins.int
+    nats: _builtins.bytes
+    """of each symbol of the text"""
+    top_symbols: _builtins.bytes
+    """for each of them, the most likely ones, the likeliest first"""
+    top_nats: _builtins.bytes
+    """of these"""
+    def __init__(
+        self,
+        *,
+        nats: _builtins.bytes = ...,
+        top_symbols: _builtins.bytes = ...,
+        top_nats: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nats", b"nats", "top_nats", b"top_nats", "top_symbols", b"top_symbols"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
 class Scores(_message.Message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +14,7 @@ from openai import OpenAI
 
 from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.client.client import Client
+from tests.e2e.one_process import Pipeline
 
 PROMPT = "It was late when "
 
@@ -138,6 +140,62 @@ def test_penalties_and_biases_reach_the_hosts(openai: OpenAI, client: Client) ->
             openai.completions.create(model=model, **asked, **wrong)
 
 
+def test_logprobs_are_those_of_the_model(openai: OpenAI, bundles: Path) -> None:
+    """Before penalties and filters, whoever guesses, to the token at which a stop string is complete."""
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "seed": 7, "logprobs": 3, "top_p": 0.9}
+    whole, guessed = (
+        openai.completions.create(model=model, **asked, presence_penalty=0.5).choices[0]
+        for model in ("onesweep-ar", "onesweep-ar-speculative")
+    )
+    assert (guessed.text, guessed.logprobs) == (whole.text, whole.logprobs)
+    told = whole.logprobs
+    assert told is not None
+    assert told.tokens is not None
+    assert told.token_logprobs is not None
+    assert told.top_logprobs is not None
+    text = b"".join(bytes([int(each[8:], 16)]) if each.startswith("bytes:") else each.encode() for each in told.tokens)
+    assert text.decode(errors="replace") == whole.text
+    assert told.text_offset == list(range(40))
+    logits = Pipeline(bundles / "own" / "ar", "fp32").logits(PROMPT.encode() + text)[len(PROMPT) - 1 : -1]
+    nats = logits.double().log_softmax(dim=1)
+    assert told.token_logprobs == pytest.approx(nats[range(40), list(text)].tolist(), abs=1e-5)
+    for row, top in zip(nats, told.top_logprobs, strict=True):
+        assert 3 <= len(top) <= 4, "the token itself is among them, wherever it stands"
+        assert sorted(top.values(), reverse=True)[:3] == pytest.approx(row.topk(3).values.tolist(), abs=1e-5)
+
+
+def test_chats_and_streams_tell_logprobs(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "seed": 7}
+    asked |= {"model": "onesweep", "logprobs": True, "top_logprobs": 2}
+    whole = openai.chat.completions.create(**asked).choices[0]
+    assert whole.logprobs is not None
+    assert whole.logprobs.content is not None
+    assert [len(each.top_logprobs) for each in whole.logprobs.content] == [2] * 24
+    assert b"".join(bytes(each.bytes or ()) for each in whole.logprobs.content).decode(errors="replace") == (
+        whole.message.content
+    )
+    streamed = list[Any]()
+    for chunk in openai.chat.completions.create(**asked, stream=True):
+        told = chunk.choices[0].logprobs
+        streamed += told.content or [] if told else []
+    assert streamed == whole.logprobs.content
+    stop = (whole.message.content or "")[10:12]
+    cut = [
+        openai.chat.completions.create(**asked | {"model": model}, stop=stop).choices[0].logprobs
+        for model in ("onesweep-ar", "onesweep-ar-speculative")
+    ]
+    assert cut[0] == cut[1]
+    plain = openai.chat.completions.create(**asked | {"top_logprobs": None}).choices[0]
+    assert plain.logprobs is not None
+    assert [each.top_logprobs for each in plain.logprobs.content or []] == [[]] * 24
+    for wrong, words in (
+        ({"model": "onesweep-local"}, "mode local does not take logprobs"),
+        ({"logprobs": False}, "top_logprobs needs logprobs"),
+    ):
+        with pytest.raises(api.BadRequestError, match=words):
+            openai.chat.completions.create(**asked | wrong)
+
+
 def test_stop_cuts_and_frees_the_hosts(
     openai: OpenAI, deployment: Deployment, sessions: Callable[[Deployment], int], until: Any
 ) -> None:
@@ -251,7 +309,8 @@ def test_models_are_the_modes_that_are_served(openai: OpenAI, client: Client) ->
         ({"max_tokens": 600}, api.BadRequestError, "invalid_argument", "context is 512"),
         ({"temperature": 1000.0}, api.BadRequestError, "invalid_argument", "temperature must be"),
         ({"prompt": ""}, api.BadRequestError, "invalid_argument", "prompt is empty"),
-        ({"logprobs": 3}, api.BadRequestError, None, "logprobs is not supported"),
+        ({"logprobs": 21}, api.BadRequestError, None, "less than or equal to 20"),
+        ({"logprobs": 3, "echo": True}, api.BadRequestError, None, "not of a prompt"),
         ({"suffix": "x"}, api.BadRequestError, "invalid_argument", "does not look at a suffix"),
         ({"extra_body": {"onesweep": {"mode": "sweep"}}}, api.BadRequestError, None, "in one of them"),
         ({"extra_headers": {"Authorization": "Basic x"}}, api.AuthenticationError, None, "Bearer TOKEN"),

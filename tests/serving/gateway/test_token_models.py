@@ -58,6 +58,18 @@ def test_a_chat_ends_where_the_model_ends_it(chat: OpenAI, answer: list[int]) ->
     assert shorter.choices[0].message.content == text_of(answer[:4])
 
 
+def test_logprobs_are_of_tokens_however_many_are_written_at_once(chat: OpenAI, answer: list[int]) -> None:
+    asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0.8, "seed": SEED, "max_tokens": MOST}
+    told = [
+        chat.chat.completions.create(model=model, **asked, logprobs=True, top_logprobs=1).choices[0].logprobs
+        for model in ("onesweep-ar", "onesweep-ar-speculative")
+    ]
+    assert told[0] is not None
+    assert told[0].content is not None
+    assert len(told[0].content) == len(answer)
+    assert told[0] == told[1]
+
+
 def test_a_stream_is_the_same_text(chat: OpenAI, answer: list[int]) -> None:
     asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0.8, "seed": SEED, "max_tokens": MOST}
     for model in ("onesweep", "onesweep-ar-speculative"):

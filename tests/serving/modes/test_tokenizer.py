@@ -72,6 +72,15 @@ def test_whatever_tokens_come_what_is_told_is_utf8(tokens: list[int]) -> None:
         reader.end().decode()
 
 
+@pytest.mark.parametrize("made", [LEVEL, FALLBACK], ids=["byte level", "SentencePiece"])
+@settings(deadline=None)
+@given(texts)
+def test_the_bytes_of_tokens_are_those_of_the_text(made: Tokenizer, text: str) -> None:
+    spelling = spelling_of(made)
+    pieces = [spelling.token_text(symbol) for symbol in spelling.alphabet.symbols(spelling.encode_piece(text))]
+    assert b"".join(pieces).decode() == (" " if made is FALLBACK and text else "") + text
+
+
 def test_bytes_that_stand_for_a_character_are_told_together() -> None:
     spelling, ids = spelling_of(FALLBACK), FALLBACK.token_to_id
     reader = spelling.detokenizer(spelling.alphabet.encode([ids("a")]))

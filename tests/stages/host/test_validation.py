@@ -223,6 +223,7 @@ STEP: list[tuple[Change, str]] = [
         "logit_bias names token 300",
     ),
     (lambda p: setattr(work_of(p).sampling.shaping, "prompt", 11), "a prompt of 11 symbols, where 10 are known"),
+    (lambda p: setattr(work_of(p).sampling, "logprobs", 21), "logprobs must be 0 to 20, not 21"),
     (lambda p: work_of(p).ClearField("codec"), "unknown codec of hidden states ''"),
     (lambda p: setattr(work_of(p), "codec", "int4"), "unknown codec of hidden states 'int4'; choose from fp32, int8"),
 ]
