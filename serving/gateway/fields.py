@@ -35,7 +35,7 @@ from onesweep.serving.router.request import (
 )
 
 MAX_FIELDS = 64
-MAX_CHOICES = 8
+MAX_CHOICES = 16
 MAX_IMAGES = 10  # as OpenAI has it
 MAX_ENTRANTS = 16
 DEFAULT_MAX_TOKENS = 128

@@ -102,6 +102,10 @@ def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
     for chunk in openai.completions.create(**asked, seed=11, n=3, stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == alone
+    many = openai.completions.create(model="onesweep-ar", prompt=PROMPT, max_tokens=2, seed=11, n=16)
+    assert len({costs["seed"] for costs in accounting(many)}) == 16
+    assert many.usage is not None
+    assert many.usage.completion_tokens == 32
     last = openai.completions.create(**asked, seed=(1 << 64) - 1, n=2)
     assert [costs["seed"] for costs in accounting(last)] == [(1 << 64) - 1, 0]
 
