@@ -19,7 +19,15 @@ from starlette.types import Receive, Scope, Send
 from onesweep.serving.client.client import Result, RouterError, TextDecoder
 from onesweep.serving.gateway.access import RouterAccess
 from onesweep.serving.gateway.errors import api_error_of
-from onesweep.serving.gateway.fields import DEFAULT_MAX_TOKENS, OF_REQUESTS, ChatRequest, CompletionRequest, TextRequest
+from onesweep.serving.gateway.fields import (
+    DEFAULT_MAX_TOKENS,
+    OF_REQUESTS,
+    ChatRequest,
+    CompletionRequest,
+    JsonSchemaFormat,
+    PlainFormat,
+    TextRequest,
+)
 from onesweep.serving.router.request import MAX_SEED
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import OnesweepError
@@ -62,6 +70,7 @@ def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> Compl
         "presence_penalty": request.presence_penalty,
         "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()},
         "logprobs": logprobs,
+        "json_schema": _json_schema(chat) if chat else "",
         "suffix": suffix,
         "stops": request.stop or (),
         "messages": [(each.role, each.content) for each in messages],
@@ -69,6 +78,16 @@ def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> Compl
         **{f.name: getattr(own, f.name) for f in OF_REQUESTS},
     }
     return CompletionOrder(settings, tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1)))
+
+
+def _json_schema(chat: ChatRequest) -> str:
+    """The schema that the text must follow, as JSON; empty where it is any text."""
+    match chat.response_format:
+        case JsonSchemaFormat(json_schema=named):
+            return json.dumps(named.schema_, ensure_ascii=False)
+        case PlainFormat(type="json_object"):
+            return '{"type": "object"}'
+    return ""
 
 
 def suffix_of(request: TextRequest) -> str:

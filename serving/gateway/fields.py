@@ -192,11 +192,32 @@ class ChatMessage(Fields):
     name: str | None = Field(default=None, description="ignored")
 
 
+class NamedSchema(Fields):
+    """A JSON schema with the name that the client has for it."""
+
+    name: str = Field(description="ignored")
+    description: str | None = Field(default=None, description="ignored")
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = Field(default=None, description="ignored: the text always follows the schema")
+
+
+class JsonSchemaFormat(Fields):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+class PlainFormat(Fields):
+    type: Literal["text", "json_object"]
+
+
 class ChatRequest(TextRequest):
     """POST /v1/chat/completions: the messages in the model's own chat template. A byte model, which has no roles,
     continues their texts, one line each."""
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    response_format: Annotated[JsonSchemaFormat | PlainFormat, Field(discriminator="type")] | None = Field(
+        default=None, description="the text is JSON, by a schema where one is given: ar, ar-speculative"
+    )
     max_completion_tokens: Count | None = Field(default=None, description="as max_tokens")
     logprobs: bool | None = Field(default=None, description="ln of each token's probability")
     top_logprobs: TopCount | None = Field(default=None, description="and of so many of the most likely ones")

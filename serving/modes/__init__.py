@@ -32,7 +32,7 @@ MODES: Mapping[str, tuple[str, str]] = {
 }
 # Those that draw token by token, so that settings can shape what is drawn; `auto` then chooses among them.
 SHAPED = ("ar", "ar-speculative", "verified", "local", "auto")
-# Those that can tell how likely their tokens are.
+# Those whose every token is one that the hosts drew: it can be told how likely it was, and be held to a schema.
 TELLING = ("ar", "ar-speculative", "auto")
 # Of `ar-speculative`, by the name that a request has for them.
 DRAFTERS = ("both", "model", "ngram", "lookup")

@@ -40,8 +40,9 @@ class ArMode(PipelineMode):
                 event = await session.event(partial(check_symbols, alphabet=alphabet, logprobs=request.logprobs))
                 account.add_sweep(event)
                 account.add_text(event.text, event.logprobs)
+                account.complete = event.complete
                 yield event.text
-                if request.ends.intersection(alphabet.symbols(event.text)):
+                if event.complete or request.ends.intersection(alphabet.symbols(event.text)):
                     return
 
 

@@ -402,7 +402,8 @@ class AutoMode(Mode):
 
 def _takes(mode: Mode, request: Generation) -> bool:
     """True if `mode` takes the settings of `request` that shape or tell what is drawn."""
-    return (not request.shapes or mode.name in SHAPED) and (request.logprobs is None or mode.name in TELLING)
+    tells = request.logprobs is not None or request.json_schema
+    return mode.name in TELLING or (not tells and (not request.shapes or mode.name in SHAPED))
 
 
 def _expected(request: Generation, account: Account) -> int:
@@ -416,5 +417,5 @@ def _expected(request: Generation, account: Account) -> int:
 def _after(request: Generation, piece: bytes, account: Account) -> Generation:
     """The rest of `request` once `piece` is written."""
     _, ended = request.until_end(piece, account.alphabet)
-    left = 0 if ended else request.max_symbols - account.alphabet.count(piece)
+    left = 0 if ended or account.complete else request.max_symbols - account.alphabet.count(piece)
     return replace(request, prompt=request.prompt + piece, max_symbols=left)

@@ -66,7 +66,11 @@ class Generation(Request):
     @property
     def sampling(self) -> stage_pb2.Sampling:
         shaping = stage_pb2.Shaping(**self.shapes, prompt=self.given_symbols) if self.shapes else None
-        return stage_pb2.Sampling(seed=self.seed, temperature=self.temperature, shaping=shaping, logprobs=self.logprobs)
+        schema, ends = self.json_schema, sorted(self.ends)
+        grammar = stage_pb2.Grammar(json_schema=schema, ends=ends, prompt=self.given_symbols) if schema else None
+        return stage_pb2.Sampling(
+            seed=self.seed, temperature=self.temperature, shaping=shaping, logprobs=self.logprobs, grammar=grammar
+        )
 
     @property
     def shapes(self) -> dict[str, Any]:

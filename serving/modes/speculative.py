@@ -83,9 +83,10 @@ class SpeculativeMode(ArMode):
                     account.add_draft(drafted, right, draft.compute_ms)
                     piece, ended = request.until_end(event.text, alphabet)
                     account.add_text(piece, event.logprobs)
+                    account.complete = event.complete
                     yield piece
                     left -= right + 1
-                    if ended or not left:
+                    if ended or event.complete or not left:
                         return
                     # guesses that stand are remembered on the first branch, and are read again from any other
                     text, read, number = text + piece, alphabet.count(text) + kept, number + 1

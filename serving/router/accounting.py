@@ -44,6 +44,8 @@ class Account:
     output_bytes: int = 0
     # Symbols that were written.
     output_tokens: int = 0
+    # Whether nothing can follow the text by its schema.
+    complete: bool = False
     # Whether the text ended before it had the length asked for.
     stopped: bool = False
     sweeps: int = 0

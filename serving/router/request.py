@@ -188,6 +188,8 @@ class Request:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # Have `AsyncClient.events` tell ln of the probability of each token, and of so many of the most likely ones.
     logprobs: int | None = None
+    # The text is JSON by this schema, which is JSON itself: modes `ar` and `ar-speculative`.
+    json_schema: str = ""
     # The text ends before the first of them.
     stops: Sequence[str | bytes] = ()
     # (role, content) of a conversation to go on with, in place of a prompt.
@@ -211,6 +213,7 @@ class Request:
             **texts,
             **values,
             logprobs=self.logprobs,
+            json_schema=self.json_schema,
             logit_bias=_checked_biases(self.logit_bias),
             stops=[_raw("stop string", stop) for stop in self.stops],
             messages=[

@@ -292,7 +292,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         account.output_bytes += len(rest)
         if (text := held + rest) or told:
             yield router_pb2.GenerateResponse(text=text, logprobs=told)
-        account.stopped = reading.stopped or (ended and not reading.over)
+        account.stopped = reading.stopped or ((ended or account.complete) and not reading.over)
         served.conditions.learn(mode.name, account, account.elapsed_ms() - waited_ms)
         summary = ticket.summary = account.summary(mode.name, request.seed)
         summary.request = ticket.name

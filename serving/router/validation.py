@@ -14,7 +14,7 @@ import grpc
 from onesweep.serving.modes import DRAFTERS, MODES, SCORERS, SHAPED, TELLING
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.drafters.tree import MAX_BRANCHES
-from onesweep.serving.modes.tokenizer import Message
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import (
     MAX_LINK_MS,
@@ -29,6 +29,7 @@ from onesweep.serving.router.request import (
 )
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import close_to, one_of
+from onesweep.stages.host.grammar import schema_problem
 from onesweep.stages.host.validation import MAX_STEPS, MAX_TEMPERATURE
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.model.scoring import MAX_CANDIDATES
@@ -87,6 +88,8 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
     _check_shapes(given, mode)
     if request.logit_bias:
         _check_taken("logit_bias", mode, SHAPED)
+    if request.json_schema:
+        _check_taken("json_schema (in HTTP response_format)", mode, TELLING)
     if "logprobs" in given:
         _check_taken("logprobs", mode, TELLING)
         if given["logprobs"] > MAX_LOGPROBS:
@@ -116,6 +119,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         suffix=bytes(request.suffix),
         seed=request.seed,
         logit_bias=dict(request.logit_bias),
+        json_schema=request.json_schema,
         max_bytes=request.max_bytes or None,
         max_symbols=min(limits),
         deadline_unix_ms=deadline_unix_ms,
@@ -133,6 +137,8 @@ def check_fit(generation: Generation, mode: Mode) -> None:
         )
     if (generation.top_k or 0) > (size := mode.tokenizer.alphabet.size):
         raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has no more {noun}")
+    if generation.json_schema and not generation.ends and mode.tokenizer is not BYTE_TOKENIZER:
+        raise failed_precondition("this model has no token that ends a text: it cannot be held to a JSON schema")
     if problem := bias_problem(generation.logit_bias, mode.tokenizer.alphabet.size):
         raise invalid(problem)
     mode.check(generation)
@@ -151,6 +157,8 @@ async def tokenized(generation: Generation, messages: Sequence[Message], mode: M
     if not prompt:
         raise invalid(f"the prompt has no {tokenizer.noun}: give some text")
     account.alphabet, account.prompt_tokens = tokenizer.alphabet, tokenizer.alphabet.count(prompt)
+    if generation.json_schema and (problem := await asyncio.to_thread(schema_problem, generation.json_schema)):
+        raise invalid(problem)
     suffix = await asyncio.to_thread(tokenizer.encode_piece, generation.suffix.decode()) if generation.suffix else b""
     return replace(generation, prompt=prompt, suffix=suffix, ends=tokenizer.ends, given_symbols=account.prompt_tokens)
 

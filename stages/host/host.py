@@ -311,7 +311,7 @@ class Host:
         if isinstance(job.request, PrefillRequest):
             return  # the last hop of the step brings the result
         # the next step starts before the router hears of it: its trip round the ring is what the user waits for
-        if hop.decode.remaining > 1:
+        if hop.decode.remaining > 1 and outcome.text and not outcome.complete:
             after = next_decode(hop, outcome.text, job.session.alphabet)
             hand_on(after)
             self._push(after)

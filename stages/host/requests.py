@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.backends.sweep import BlockInput, SweepPlan
+from onesweep.stages.host.grammar import GrammarSettings
 from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import StateCodec
 from onesweep.stages.model.prefill import read_lengths
@@ -80,6 +81,7 @@ class SamplingRequest(PipelineRequest):
     seed: int
     temperature: float
     shaping: Shaping
+    grammar: GrammarSettings | None
     logprobs: int | None  # most likely symbols to tell of beside the one that is drawn; None tells nothing
     draft: int  # how many of the new symbols, the last ones, are draft tokens
     depths: tuple[int, ...]  # of each draft token of a tree; empty for a chain

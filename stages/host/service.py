@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from onesweep.stages.checkpoint.release_store import BESIDE
 from onesweep.stages.checkpoint.release_transfer import drain_requests, receive_release
 from onesweep.stages.host.host import Host
 from onesweep.stages.host.loading import Loader
@@ -127,7 +128,9 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             await refusal.abort(context)
 
     def _needs(self, folder: str, part: int) -> bool:
-        return folder != "local" and part in self.host.blocks
+        # the last host needs the tokenizer where it holds texts to a schema
+        is_last = self.host.releases.newest.plan.is_last
+        return folder != "local" and (part in self.host.blocks or (part == BESIDE and folder == "ar" and is_last))
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
         try:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.host.grammar import Grammar
 from onesweep.stages.host.parts import ModelKind, Parts, session_bytes
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import new_caches
@@ -47,6 +48,8 @@ class Session:
     released: bool = False  # nobody waits for it any more. Read by the engine's thread.
     # Of each part that this host holds, in their order.
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
+    # What the text is held to, on the last host.
+    grammar: Grammar | None = None
     # The text so far: (capacity,), of which as many as the caches hold are known.
     symbols: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 

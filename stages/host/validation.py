@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.backends.sweep import Boundary, SweepPlan
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME
 from onesweep.stages.errors import CodecError
+from onesweep.stages.host.grammar import MAX_ENDS, MAX_SCHEMA_BYTES, GrammarSettings, grammar_absent
 from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
 from onesweep.stages.host.picture_validation import check_drawn, parse_denoise, parse_draw
 from onesweep.stages.host.requests import (
@@ -39,7 +41,7 @@ from onesweep.stages.model.speculation import (
     are_depths,
     tree_positions,
 )
-from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.telemetry.traces import parse_traceparent
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import MAX_NAME
@@ -79,7 +81,7 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> HopRequest:
     elif isinstance(work, stage_pb2.Sweep):
         request = _sweep(hop, work, source)
     else:
-        request = _pipeline(hop, work, kind, source)
+        request = _pipeline(hop, work, kind, source, plan)
     if hop.deadline_unix_ms <= time.time() * 1000:
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return request
@@ -202,7 +204,9 @@ def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, source: ModelSource) -> S
 # Pipelines
 
 
-def _pipeline(hop: stage_pb2.Hop, work: StageWork, kind: ModelKind, source: ModelSource) -> PipelineRequest:
+def _pipeline(
+    hop: stage_pb2.Hop, work: StageWork, kind: ModelKind, source: ModelSource, plan: HostPlan
+) -> PipelineRequest:
     a = source.manifest.text_architecture
     clean = _symbols(work.clean, source.alphabet)
     count = clean.shape[0]
@@ -235,13 +239,18 @@ def _pipeline(hop: stage_pb2.Hop, work: StageWork, kind: ModelKind, source: Mode
     assert isinstance(work, stage_pb2.Decode | stage_pb2.Verify)
     seed, temperature = _sampling(work.sampling)
     shaping = _shaping(work.sampling.shaping, a.vocabulary, work.start + count - draft)
-    logprobs = _logprobs(work.sampling)
+    logprobs, grammar = (
+        _logprobs(work.sampling),
+        _grammar(work.sampling, source, work.start + count - draft, plan.is_last),
+    )
     if odds is not None:
-        if logprobs is not None:
-            raise invalid("a verification by rejection tells no log-probabilities")
+        if logprobs is not None or grammar is not None:
+            raise invalid("a verification by rejection takes no grammar and tells no log-probabilities")
         assert isinstance(work, stage_pb2.Verify)
-        return RejectionRequest(*begin, seed, temperature, shaping, None, draft, (), odds, work.rejection.draw_set)
-    return SamplingRequest(*begin, seed, temperature, shaping, logprobs, draft, depths)
+        return RejectionRequest(
+            *begin, seed, temperature, shaping, None, None, draft, (), odds, work.rejection.draw_set
+        )
+    return SamplingRequest(*begin, seed, temperature, shaping, grammar, logprobs, draft, depths)
 
 
 def _drafts(verify: stage_pb2.Verify, clean: int) -> tuple[int, tuple[int, ...]]:
@@ -368,7 +377,7 @@ def _sampling(sampling: stage_pb2.Sampling) -> tuple[int, float]:
 
 def _plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float]:
     """Seed and temperature of work that nothing shapes."""
-    if sampling.HasField("shaping") or sampling.HasField("logprobs"):
+    if any(field.name not in ("seed", "temperature") for field, _ in sampling.ListFields()):
         raise invalid(f"{what} takes seed and temperature alone: top_p and its like are for work that draws symbols")
     return _sampling(sampling)
 
@@ -377,6 +386,27 @@ def _logprobs(sampling: stage_pb2.Sampling) -> int | None:
     if sampling.logprobs > MAX_LOGPROBS:
         raise invalid(f"logprobs must be 0 to {MAX_LOGPROBS}, not {sampling.logprobs}")
     return sampling.logprobs if sampling.HasField("logprobs") else None
+
+
+def _grammar(sampling: stage_pb2.Sampling, source: ModelSource, known: int, is_last: bool) -> GrammarSettings | None:
+    """:param is_last: this host draws the symbols."""
+    if not sampling.HasField("grammar"):
+        return None
+    told = sampling.grammar
+    if is_last and (problem := grammar_absent()):
+        raise failed_precondition(problem)
+    if not 0 < len(told.json_schema.encode()) <= MAX_SCHEMA_BYTES:
+        raise invalid(f"a JSON schema has 1 to {MAX_SCHEMA_BYTES} bytes")
+    ends = tuple(told.ends)
+    if len(ends) > MAX_ENDS or any(end >= source.alphabet.size for end in ends):
+        raise invalid(f"at most {MAX_ENDS} symbols of the model end its texts")
+    if told.prompt > known:
+        raise invalid(f"a prompt of {told.prompt} symbols, where {known} are known")
+    if source.alphabet != BYTES and not ends:
+        raise invalid("a grammar for tokens needs one that ends a text")
+    if is_last and source.alphabet != BYTES and not (source.directory / TOKENIZER_NAME).exists():
+        raise failed_precondition(f"this host has no {TOKENIZER_NAME}: the last host needs that of its checkpoint")
+    return GrammarSettings(told.json_schema, ends, told.prompt)
 
 
 def _shaping(told: stage_pb2.Shaping, vocabulary: int, known: int) -> Shaping:

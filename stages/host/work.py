@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onesweep.stages.backends.base import BranchPiece, CleanPiece, Denoised
 from onesweep.stages.backends.sweep import BlockInput, BlockWork, Boundary
+from onesweep.stages.host.grammar import Grammar
 from onesweep.stages.host.hop_work import HopWork, KernelCall
 from onesweep.stages.host.picture_work import DenoiseWork, DrawWork
 from onesweep.stages.host.requests import (
@@ -34,6 +35,7 @@ from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_p
 from onesweep.stages.model.speculation import DraftTree, verify_drafts
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import StageWork, work_of
+from onesweep.stages.wire.status import invalid
 
 
 def begin_work(request: HopRequest, hop: stage_pb2.Hop, session: Session, following: int) -> HopWork:
@@ -140,6 +142,17 @@ class PipelineWork(_StageWork):
             before = len(self._unread[-1]) - request.draft
             self._depths = (*range(before), *(before + depth for depth in request.depths))
         self._x = self._unread.popleft()
+        self._grammar = self._grammar_of(request) if isinstance(request, SamplingRequest) and self._ends_here else None
+
+    def _grammar_of(self, request: SamplingRequest) -> Grammar | None:
+        """The session's, made at its first step. Made here, and not when a symbol is drawn: a tokenizer that cannot be
+        read fails this hop alone."""
+        session, settings = self.session, request.grammar
+        if settings is not None and (session.grammar is None or session.grammar.settings != settings):
+            source = session.parts.plan.model(session.kind)
+            assert source is not None
+            session.grammar = Grammar(source, settings)
+        return session.grammar if settings is not None else None
 
     @property
     def between_reads(self) -> bool:
@@ -213,19 +226,36 @@ class PipelineWork(_StageWork):
             return event
         # Drafts are compared with what the model samples at their place from the same random numbers, so the text is
         # the very text that it writes without drafts. Only along the right ones anything is sampled.
+        grammar = self._grammar
         tree, text, right = DraftTree(drafts, request.depths or range(len(drafts))), b"", -1
         for position in range(first, first + len(drafts) + 1):
             row = shaping.adjusted(logits[right + 1 : right + 2], known)
+            if grammar is not None:
+                grammar.read(known[grammar.settings.prompt :].tolist())
+                if (masked := grammar.masked(row)) is None:
+                    return self._without_symbol(grammar.problem)
+                row = masked
             symbol = sample_symbols(row, request.temperature, request.seed, position, shaping)
             text += symbol
             if request.logprobs is not None:
                 self._tell(event.logprobs, logits[right + 1 : right + 2], symbol, request.logprobs)
-            if shaping.adjusts:
+            if shaping.adjusts or grammar is not None:
                 known = np.append(known, alphabet.symbols(symbol))
+            if grammar is not None:
+                grammar.read(known[grammar.settings.prompt :].tolist())
+                if grammar.complete:
+                    event.complete = True
+                    break
             if not drafts or (right := tree.after(right, alphabet.symbols(symbol)[0])) < 0:
                 break
         event.text = text
         return event
+
+    def _without_symbol(self, problem: str) -> stage_pb2.Event:
+        """The event where no symbol can follow: raised, it would fail the hops that were computed with this one."""
+        words = problem or "no token of the model can continue a text by it"
+        fault = stage_pb2.Fault(code=invalid("").number, message=f"the JSON schema cannot be followed: {words[:300]}")
+        return stage_pb2.Event(session=self.hop.session, number=self.request.number, fault=fault)
 
     def _tell(self, told: stage_pb2.Logprobs, row: Tensor, symbol: bytes, count: int) -> None:
         """Add ln p of a drawn symbol, and of the `count` most likely ones. row: its logits, (1, vocabulary)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -198,6 +199,59 @@ def test_chats_and_streams_tell_logprobs(openai: OpenAI) -> None:
     ):
         with pytest.raises(api.BadRequestError, match=words):
             openai.chat.completions.create(**asked | wrong)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "answer": {"enum": ["yes", "no", "never"]},
+        "sure": {"type": "boolean"},
+        "why": {"type": "string", "maxLength": 6},
+    },
+    "required": ["answer", "sure", "why"],
+    "additionalProperties": False,
+}
+
+
+def json_format(schema: Any) -> Any:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+
+
+def test_an_answer_follows_a_schema_whoever_guesses(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 100}
+    for seed, settings in ((1, {"temperature": 1.5}), (2, {"temperature": 0.8, "frequency_penalty": 1, "top_p": 0.9})):
+        texts = dict[str, str]()
+        for model in ("onesweep-ar", "onesweep-ar-speculative", "onesweep"):
+            answer = openai.chat.completions.create(
+                model=model, **asked, **settings, seed=seed, response_format=json_format(SCHEMA)
+            )
+            texts[model] = answer.choices[0].message.content or ""
+            assert answer.choices[0].finish_reason == "stop", "it ends where the text is complete"
+        assert len(set(texts.values())) == 1
+        record = json.loads(texts["onesweep"])
+        assert record["answer"] in ("yes", "no", "never")
+        assert isinstance(record["sure"], bool)
+        assert len(record["why"]) <= 6
+    free = openai.chat.completions.create(model="onesweep", **asked, seed=1, response_format={"type": "json_object"})
+    assert (free.choices[0].message.content or "").startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "banana"}, "Invalid type: banana"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable schema"),
+        ({"type": "array", "uniqueItems": True}, "Unimplemented keys"),
+        ({"$ref": "https://example.com/x.json"}, "cannot be used"),
+        ({"description": "x" * 20_000}, "bytes, at most 16384"),
+    ],
+)
+def test_a_schema_that_is_none_or_that_nothing_follows(openai: OpenAI, schema: Any, words: str) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "response_format": json_format(schema)}
+    with pytest.raises(api.BadRequestError, match=words):
+        openai.chat.completions.create(model="onesweep-ar", **asked)
+    with pytest.raises(api.BadRequestError, match="mode sweep does not take json_schema"):
+        openai.chat.completions.create(model="onesweep-sweep", **asked)
 
 
 def test_stop_cuts_and_frees_the_hosts(

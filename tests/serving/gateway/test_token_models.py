@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,20 @@ def test_logprobs_are_of_tokens_however_many_are_written_at_once(chat: OpenAI, a
     assert told[0].content is not None
     assert len(told[0].content) == len(answer)
     assert told[0] == told[1]
+
+
+def test_tokens_follow_a_schema_and_end_with_it(chat: OpenAI) -> None:
+    schema = {"type": "object", "properties": {"sea": {"type": "integer"}}, "required": ["sea"]}
+    schema |= {"additionalProperties": False}
+    asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0.8, "seed": SEED, "max_tokens": 60}
+    asked |= {"response_format": {"type": "json_schema", "json_schema": {"name": "sea", "schema": schema}}}
+    asked |= {"logit_bias": {str(ids("}")[0]): 5}}
+    texts = {
+        chat.chat.completions.create(model=model, **asked).choices[0].message.content
+        for model in ("onesweep-ar", "onesweep-ar-speculative")
+    }
+    assert isinstance(json.loads(texts.pop() or "")["sea"], int)
+    assert not texts
 
 
 def test_a_stream_is_the_same_text(chat: OpenAI, answer: list[int]) -> None:

@@ -224,6 +224,15 @@ STEP: list[tuple[Change, str]] = [
     ),
     (lambda p: setattr(work_of(p).sampling.shaping, "prompt", 11), "a prompt of 11 symbols, where 10 are known"),
     (lambda p: setattr(work_of(p).sampling, "logprobs", 21), "logprobs must be 0 to 20, not 21"),
+    (lambda p: work_of(p).sampling.grammar.SetInParent(), "a JSON schema has 1 to 16384 bytes"),
+    (
+        lambda p: work_of(p).sampling.grammar.MergeFrom(stage_pb2.Grammar(json_schema="{}", ends=[256])),
+        "at most 64 symbols of the model end its texts",
+    ),
+    (
+        lambda p: work_of(p).sampling.grammar.MergeFrom(stage_pb2.Grammar(json_schema="{}", prompt=11)),
+        "a prompt of 11 symbols, where 10 are known",
+    ),
     (lambda p: work_of(p).ClearField("codec"), "unknown codec of hidden states ''"),
     (lambda p: setattr(work_of(p), "codec", "int4"), "unknown codec of hidden states 'int4'; choose from fp32, int8"),
 ]

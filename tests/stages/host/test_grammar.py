@@ -1,0 +1,68 @@
+"""Which symbols may come next by a JSON schema: of the text so far alone, however it was come to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from onesweep.stages.host.grammar import MAX_SCHEMA_BYTES, Grammar, GrammarSettings, schema_problem
+from onesweep.stages.host.parts import ModelSource, plan_host
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+)
+TEXT = b'{"a": 12, "b": "yy"}'
+
+
+@pytest.fixture(scope="module")
+def source(bundles: Path) -> ModelSource:
+    found = plan_host(bundles / "own", (0,)).ar
+    assert found is not None
+    return found
+
+
+def grammar(source: ModelSource, schema: str = SCHEMA) -> Grammar:
+    return Grammar(source, GrammarSettings(schema, (), 0))
+
+
+def allowed(made: Grammar) -> bytes:
+    masked = made.masked(torch.zeros(1, 256))
+    return b"" if masked is None else bytes(torch.isfinite(masked[0]).nonzero()[:, 0].tolist())
+
+
+def test_masks_lead_to_a_complete_text(source: ModelSource) -> None:
+    made = grammar(source)
+    for at, byte in enumerate(TEXT):
+        made.read(TEXT[:at])
+        assert not made.complete
+        assert byte in allowed(made)
+    assert allowed(made) == b"}"
+    made.read(TEXT)
+    assert made.complete
+    assert allowed(made) == b""
+
+
+def test_a_branch_that_is_left_leaves_no_trace(source: ModelSource) -> None:
+    """As where guesses turn out wrong."""
+    made = grammar(source)
+    for text in (TEXT, TEXT[:6], b'{"a": 7, "b": "x"}', TEXT[:9], b"", TEXT[:18], TEXT[:3]):
+        made.read(text)
+        fresh = grammar(source)
+        fresh.read(text)
+        assert (allowed(made), made.complete) == (allowed(fresh), fresh.complete)
+
+
+def test_a_schema_too_complex_is_told_and_not_followed(source: ModelSource) -> None:
+    assert "at most 16384" in schema_problem(json.dumps({"description": "x" * MAX_SCHEMA_BYTES}))
+    assert "recursion limit" in schema_problem('{"items":' * 300 + "{}" + "}" * 300)
+    assert schema_problem("[1]")
+    assert schema_problem("nonsense")
+    assert not schema_problem(SCHEMA)
