@@ -84,7 +84,7 @@ def _json_schema(chat: ChatRequest) -> str:
     """The schema that the text must follow, as JSON; empty where it is any text."""
     match chat.response_format:
         case JsonSchemaFormat(json_schema=named):
-            return json.dumps(named.schema_, ensure_ascii=False)
+            return json.dumps(named.schema_)
         case PlainFormat(type="json_object"):
             return '{"type": "object"}'
     return ""

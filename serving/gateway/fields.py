@@ -97,7 +97,7 @@ Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
 TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
-TokenNumber = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+TokenNumber = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 Stop = Annotated[str, AfterValidator(_check_stop)]
 Stops = Annotated[
     Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length

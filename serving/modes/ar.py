@@ -37,7 +37,7 @@ class ArMode(PipelineMode):
                 )
             )
             for _ in range(request.max_symbols):
-                event = await session.event(partial(check_symbols, alphabet=alphabet, logprobs=request.logprobs))
+                event = await session.event(partial(check_symbols, request=request, alphabet=alphabet))
                 account.add_sweep(event)
                 account.add_text(event.text, event.logprobs)
                 account.complete = event.complete
@@ -46,17 +46,22 @@ class ArMode(PipelineMode):
                     return
 
 
-def check_symbols(event: stage_pb2.Event, alphabet: Alphabet, most: int = 1, logprobs: int | None = None) -> None:
-    """Raise Refusal unless `event` brings 1 to `most` symbols, and with them what `logprobs` asks for."""
+def check_symbols(event: stage_pb2.Event, request: Generation, alphabet: Alphabet, most: int = 1) -> None:
+    """Raise Refusal unless `event` brings 1 to `most` symbols, and with them what `request` asks to be told."""
     if not 1 <= (count := count_symbols(event, alphabet, "step")) <= most:
         raise internal(f"a step that may bring {most} symbols came back with {count}")
-    if logprobs is None:
+    if event.complete and not request.json_schema:
+        raise internal("a step came back as the end of a text that follows no schema")
+    if request.logprobs is None:
+        if event.HasField("logprobs"):
+            raise internal("a step came back with log-probabilities that nobody asked for")
         return
-    told, each = event.logprobs, count * min(logprobs, alphabet.size)
-    nats = np.frombuffer(told.nats + told.top_nats, "<f4") if len(told.nats) == 4 * count else np.empty(0)
+    told, each = event.logprobs, count * min(request.logprobs, alphabet.size)
     try:
         named = len(alphabet.decode(told.top_symbols))
     except CodecError as error:
         raise internal(f"a step came back with nonsense: {error}") from None
-    if len(nats) != count + each or named != each or not (nats <= 0).all():  # false for NaN
+    if (len(told.nats), len(told.top_nats), named) != (4 * count, 4 * each, each):
         raise internal(f"a step of {count} symbols came back without their log-probabilities")
+    if not (np.frombuffer(told.nats + told.top_nats, "<f4") <= 0).all():  # false for NaN
+        raise internal("a step came back with log-probabilities that are none")

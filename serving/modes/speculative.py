@@ -73,7 +73,7 @@ class SpeculativeMode(ArMode):
                     await session.push(step)
                     ahead.begin(text, draft, _plan(request, left))
                     event = await session.event(
-                        partial(check_symbols, alphabet=alphabet, most=drafted + 1, logprobs=request.logprobs)
+                        partial(check_symbols, request=request, alphabet=alphabet, most=drafted + 1)
                     )
                     worth.sweeps.learn(drafted, (time.perf_counter() - begin) * 1000)
                     written = alphabet.symbols(event.text)

@@ -95,7 +95,8 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event) -> bool:
         drawn, again = (np.frombuffer(event.pictures.pixels, np.uint8).astype(np.int16) for event in (one, other))
         # Honest numbers that differ by TOLERANCE may round to neighbouring shades.
         return drawn.shape == again.shape and np.allclose(drawn, again, rtol=0, atol=1)
-    return one.text == other.text
+    told, told_again = (_floats(event.logprobs.nats + event.logprobs.top_nats) for event in (one, other))
+    return (one.text, one.complete) == (other.text, other.complete) and _close(told, told_again)
 
 
 def _alphabet(model: stage_pb2.ModelInfo | None) -> Alphabet:

@@ -212,8 +212,8 @@ class Request:
         return router_pb2.GenerateRequest(
             **texts,
             **values,
-            logprobs=self.logprobs,
-            json_schema=self.json_schema,
+            logprobs=_checked_logprobs(self.logprobs),
+            json_schema=_raw("JSON schema", self.json_schema).decode(),
             logit_bias=_checked_biases(self.logit_bias),
             stops=[_raw("stop string", stop) for stop in self.stops],
             messages=[
@@ -265,6 +265,12 @@ def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
         if not isinstance(token, int) or not 0 <= token <= MAX_COUNT or not isinstance(bias, int | float):
             raise InputError(f"logit_bias must map whole numbers of tokens to numbers, not {token!r} to {bias!r}")
     return biases
+
+
+def _checked_logprobs(count: int | None) -> int | None:
+    if count is not None and (not isinstance(count, int) or not 0 <= count <= MAX_LOGPROBS):
+        raise InputError(f"logprobs must be a whole number from 0 to {MAX_LOGPROBS}, not {count!r}")
+    return count
 
 
 def is_decimal(f: Field[Any]) -> bool:

@@ -1,0 +1,58 @@
+"""What a host may send back for a step: its symbols, and beside them what the request asks for, and no more."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from onesweep.serving.modes.ar import check_symbols
+from onesweep.serving.modes.base import Generation
+from onesweep.stages.model.vocabulary import BYTES
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError
+
+
+def told(nats: Any = (-1.0, -2.0), top: bytes = b"xyxy", top_nats: Any = (-1.0, -2.0) * 2) -> stage_pb2.Logprobs:
+    packed = (struct.pack(f"<{len(each)}f", *each) for each in (nats, top_nats))
+    return stage_pb2.Logprobs(nats=next(packed), top_symbols=top, top_nats=next(packed))
+
+
+def check(event: stage_pb2.Event, **asked: Any) -> None:
+    request = Generation(prompt=b"x", max_symbols=9, deadline_unix_ms=0, **asked)
+    check_symbols(event, request, BYTES, most=3)
+
+
+def test_what_was_asked_for_is_taken() -> None:
+    check(stage_pb2.Event(text=b"ab"))
+    check(stage_pb2.Event(text=b"ab", logprobs=told()), logprobs=2)
+    check(stage_pb2.Event(text=b"ab", logprobs=told(top=b"", top_nats=())), logprobs=0)
+    check(stage_pb2.Event(text=b"}", complete=True), json_schema="{}")
+
+
+@pytest.mark.parametrize(
+    ("event", "asked", "says"),
+    [
+        (stage_pb2.Event(text=b"abcd"), {}, "may bring 3 symbols came back with 4"),
+        (stage_pb2.Event(text=b"ab", complete=True), {}, "follows no schema"),
+        (stage_pb2.Event(text=b"ab", logprobs=told()), {}, "nobody asked for"),
+        (stage_pb2.Event(text=b"ab"), {"logprobs": 2}, "without their log-probabilities"),
+        (stage_pb2.Event(text=b"ab", logprobs=told()), {"logprobs": 1}, "without their log-probabilities"),
+        (stage_pb2.Event(text=b"a", logprobs=told()), {"logprobs": 2}, "without their log-probabilities"),
+        (
+            stage_pb2.Event(text=b"ab", logprobs=stage_pb2.Logprobs(nats=b"123")),
+            {"logprobs": 0},
+            "without their log-probabilities",
+        ),
+        (
+            stage_pb2.Event(text=b"ab", logprobs=told(nats=(float("nan"), -1.0))),
+            {"logprobs": 2},
+            "log-probabilities that are none",
+        ),
+        (stage_pb2.Event(text=b"ab", logprobs=told(nats=(0.5, -1.0))), {"logprobs": 2}, "that are none"),
+    ],
+)
+def test_all_else_is_nonsense(event: stage_pb2.Event, asked: dict[str, Any], says: str) -> None:
+    with pytest.raises(StatusError, match=says):
+        check(event, **asked)
