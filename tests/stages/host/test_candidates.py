@@ -55,6 +55,8 @@ class Line:
     capacity: int = CONTEXT
     temperature: float = 0.8
     seed: int = 5
+    more: stage_pb2.Sampling = field(default_factory=stage_pb2.Sampling)
+    """What it asks for beside seed and temperature."""
     stores: list[SessionStore] = field(default_factory=list)
     number: int = 0
     payloads: list[int] = field(default_factory=list)
@@ -68,6 +70,7 @@ class Line:
         hop = stage_pb2.Hop(router="r", session="s", capacity=self.capacity, digest=source.digest)
         hop.deadline_unix_ms = int(time.time() * 1000) + 600_000
         sampling = stage_pb2.Sampling(seed=self.seed, temperature=self.temperature)
+        sampling.MergeFrom(self.more)
         fields = {"remaining": 1, "codec": "fp32", **fields}
         put_work(hop, step(number=self.number, start=start, clean=clean, sampling=sampling, **fields))
         self.number += 1

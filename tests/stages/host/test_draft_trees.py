@@ -21,6 +21,7 @@ from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.llama import LlamaStage
 from onesweep.stages.model.pipeline import ArStage, new_caches
 from onesweep.stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, first_branch
+from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
 from tests.stages.host.test_candidates import Line
 from tests.stages.model.tiny_llama import random_stages
@@ -136,16 +137,36 @@ def line_of(bundles: Path) -> Any:
     return lambda **settings: Line(hosts, "ar", **settings)
 
 
+PENALTIES = stage_pb2.Shaping(
+    frequency_penalty=1, presence_penalty=1, repetition_penalty=1.2, top_p=0.9, prompt=len(KNOWN)
+)
+NUMBERS = stage_pb2.Grammar(
+    json_schema='{"type": "array", "items": {"type": "integer"}, "minItems": 30}', prompt=len(KNOWN)
+)
+ASKED = {
+    "plain": stage_pb2.Sampling(),
+    "penalties": stage_pb2.Sampling(shaping=PENALTIES),
+    "a schema": stage_pb2.Sampling(grammar=NUMBERS, logprobs=1),
+}
+
+
+@pytest.mark.parametrize("more", ASKED.values(), ids=ASKED)
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), seed=st.integers(0, 99), temperature=st.sampled_from([0.0, 0.8]))
-def test_the_text_is_that_of_plain_steps(line_of: Any, data: st.DataObject, seed: int, temperature: float) -> None:
+def test_the_text_is_that_of_plain_steps(
+    line_of: Any, more: stage_pb2.Sampling, data: st.DataObject, seed: int, temperature: float
+) -> None:
     """Whatever the tree holds: right guesses on its first branch, on another, or none."""
-    plain, text = line_of(seed=seed, temperature=temperature), KNOWN
+    asked = {"seed": seed, "temperature": temperature, "more": more}
+    plain, text = line_of(**asked), KNOWN
     start = 0
     while len(text) < len(KNOWN) + 24:
         event = plain.step(text[start:], start)
         start, text = len(text), text + event.text
-    line, known, read = line_of(seed=seed, temperature=temperature), KNOWN, 0
+    # hosts that read all of it at once, as after a failure, go on with the same symbol
+    reads = [len(KNOWN), *[1] * (len(text) - len(KNOWN) - 2)]
+    assert line_of(**asked).step(text[:-1], reads=reads).text == text[-1:]
+    line, known, read = line_of(**asked), KNOWN, 0
     while len(known) < len(text):
         depths = data.draw(trees(6))
         right = text[len(known) :] + bytes(8)
