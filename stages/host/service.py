@@ -134,14 +134,13 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             await refusal.abort(context)
 
     def _needs(self, folder: str, part: int) -> bool:
-<<<<<<< ours
-        router_net = self.host.releases.newest.plan.parts  # comes after the experts, and every host asks it
-        return folder != "local" and (part in self.host.blocks or (folder == "experts" and part == router_net))
-=======
-        # the last host needs the tokenizer where it holds texts to a schema
-        is_last = self.host.releases.newest.plan.is_last
-        return folder != "local" and (part in self.host.blocks or (part == BESIDE and folder == "ar" and is_last))
->>>>>>> theirs
+        plan = self.host.releases.newest.plan
+        if folder == "local":
+            return False
+        # The router net comes after the experts, and every host asks it. The last host needs the tokenizer where it
+        # holds texts to a schema.
+        beside = (folder == "experts" and part == plan.parts) or (folder == "ar" and part == BESIDE and plan.is_last)
+        return part in self.host.blocks or beside
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
         try:

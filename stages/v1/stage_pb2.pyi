@@ -645,6 +645,7 @@ class Sampling(_message.Message):
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     SHAPING_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     temperature: _builtins.float
     logprobs: _builtins.int
@@ -655,6 +656,10 @@ class Sampling(_message.Message):
     def shaping(self) -> Global___Shaping:
         """of a Decode or Verify only; absent: none"""
 
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """likewise; absent: any text"""
+
     def __init__(
         self,
         *,
@@ -662,16 +667,49 @@ class Sampling(_message.Message):
         temperature: _builtins.float = ...,
         shaping: Global___Shaping | None = ...,
         logprobs: _builtins.int | None = ...,
+        grammar: Global___Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "shaping", b"shaping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "grammar", b"grammar", "logprobs", b"logprobs", "shaping", b"shaping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "seed", b"seed", "shaping", b"shaping", "temperature", b"temperature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "grammar", b"grammar", "logprobs", b"logprobs", "seed", b"seed", "shaping", b"shaping", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """What the text is held to: symbols that cannot continue it are never drawn. Where it is complete, it ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """at most 16 KB"""
+    prompt: _builtins.int
+    """symbols before the text"""
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """symbols that end a text"""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        ends: _abc.Iterable[_builtins.int] | None = ...,
+        prompt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends", b"ends", "json_schema", b"json_schema", "prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class Shaping(_message.Message):
@@ -1402,10 +1440,13 @@ class Event(_message.Message):
     VERIFICATION_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     number: _builtins.int
     """of the sweep or step"""
     text: _builtins.bytes
+    complete: _builtins.bool
+    """by its grammar nothing can follow `text`"""
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     @_builtins.property
@@ -1432,10 +1473,11 @@ class Event(_message.Message):
         verification: Global___Verification | None = ...,
         pictures: Global___Pictures | None = ...,
         logprobs: Global___Logprobs | None = ...,
+        complete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "logprobs", b"logprobs", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text", "verification", b"verification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "logprobs", b"logprobs", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "fault", b"fault", "logprobs", b"logprobs", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "verification", "pictures"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
