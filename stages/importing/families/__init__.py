@@ -30,9 +30,9 @@ def family_named(name: object) -> ModelFamily:
 def gguf_family(name: object, is_mixture: bool) -> ModelFamily:
     """By the name of its architecture in GGUF, and whether it has experts. Raises CheckpointError that lists the known
     ones."""
-    found = next((each for each in FAMILIES if (each.gguf, each.is_mixture) == (name, is_mixture)), None)
+    known = {each.gguf: each for each in FAMILIES if each.gguf and each.is_mixture == is_mixture}
+    found = known.get(name) if isinstance(name, str) else None
     if found is None:
-        known = dict.fromkeys(each.gguf for each in FAMILIES if each.gguf and each.is_mixture == is_mixture)
         kind = " as a mixture of experts" if is_mixture else ""
         raise CheckpointError(f"the architecture {name!r}{kind} is not supported; in GGUF, {', '.join(known)} are")
     return found

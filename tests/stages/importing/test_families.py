@@ -18,7 +18,7 @@ from onesweep.stages.backends.base import CleanPiece, StageRunner
 from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
-from onesweep.stages.importing.families import FAMILIES, family_named
+from onesweep.stages.importing.families import FAMILIES, family_named, gguf_family
 from onesweep.stages.importing.gguf_file import interleaved
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.importing import ImportSettings, import_model, open_source
@@ -228,6 +228,20 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, changes: dict
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "architectures": ["Qwen3ForCausalLM"], **changes}))
     with pytest.raises(CheckpointError, match=re.escape(sentence)):
         open_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_mixture", "sentence"),
+    [
+        ("falcon", False, "'falcon' is not supported; in GGUF, llama, qwen2, qwen3, phi3, olmo2, gemma2, gemma3 are"),
+        ("", False, "'' is not supported"),
+        (None, False, "None is not supported"),
+        ("qwen2", True, "'qwen2' as a mixture of experts is not supported; in GGUF, qwen3moe, llama are"),
+    ],
+)
+def test_a_gguf_file_of_no_known_family(name: object, is_mixture: bool, sentence: str) -> None:
+    with pytest.raises(CheckpointError, match=sentence):
+        gguf_family(name, is_mixture)
 
 
 # As the published models say it, in words that `transformers` has changed since.
