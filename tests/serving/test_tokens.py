@@ -76,6 +76,14 @@ def test_who_is_nobody(path: Path, metadata: tuple[tuple[str, str | bytes], ...]
     assert caught.value.code is grpc.StatusCode.UNAUTHENTICATED
 
 
+def test_each_token_has_a_space_of_its_own_in_prefix_memory() -> None:
+    spaces = [replace(ALICE, sha256=token_hash(new_token())).space("paris") for _ in range(2)]
+    spaces += [ANYBODY.space(router) for router in ("", "paris")]
+    assert len({*spaces, ALICE.space("")}) == 5
+    assert {len(space) for space in spaces} == {16}
+    assert ALICE.space("") == replace(ALICE, name="alice2").space("paris"), "at any router, after any restart"
+
+
 def test_without_a_file_anybody_may() -> None:
     assert Keyring().identify(None, "generate") is ANYBODY
 
