@@ -319,10 +319,10 @@ def counts(root: Path) -> list[Count]:
         Count("source files that are not empty", len(files), 370),
         Count("lines of a file, median", statistics.median(m.lines for m in files)),
         Count("lines of a file, largest", max(m.lines for m in files), 450),
-        Count("files that exactly one other imports", len(single), 42),
+        Count("files that exactly one other imports", len(single), 43),
         Count("class names that occur twice", sum(n > 1 for n in classes.values()), 5),
         Count("comments per 100 lines", 100 * sum(m.comments() for m in modules.values()) / lines, 4, at_least=True),
-        Count("test lines", sum(p.read_text().count("\n") for p in tests), 47_800),
+        Count("test lines", sum(p.read_text().count("\n") for p in tests), 48_500),
     ]
 
 

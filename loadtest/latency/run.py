@@ -41,7 +41,7 @@ from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.checkpoint.bundle import NGRAM_NAME, Bundle, bundle_draws, find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError
-from onesweep.stages.host.validation import MAX_TEMPERATURE
+from onesweep.stages.host.sampling_validation import MAX_TEMPERATURE
 from onesweep.stages.pictures.trajectory import MAX_LEVELS
 
 CONTROL = "lan"  # the profile that is compared with plain loopback: what the lab itself costs

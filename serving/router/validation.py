@@ -30,7 +30,8 @@ from onesweep.serving.router.request import (
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import close_to, one_of
 from onesweep.stages.host.grammar import schema_problem
-from onesweep.stages.host.validation import MAX_STEPS, MAX_TEMPERATURE
+from onesweep.stages.host.sampling_validation import MAX_TEMPERATURE
+from onesweep.stages.host.validation import MAX_STEPS
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.model.scoring import MAX_CANDIDATES
 from onesweep.stages.model.shaping import bias_problem

@@ -5,7 +5,6 @@ Every field is checked here and nowhere else, and every payload is decoded once:
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 
@@ -15,9 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.backends.sweep import Boundary, SweepPlan
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME
 from onesweep.stages.errors import CodecError
-from onesweep.stages.host.grammar import MAX_ENDS, MAX_SCHEMA_BYTES, GrammarSettings, grammar_absent
 from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
 from onesweep.stages.host.picture_validation import check_drawn, parse_consult, parse_denoise, parse_draw
 from onesweep.stages.host.requests import (
@@ -29,19 +26,24 @@ from onesweep.stages.host.requests import (
     ScoreRequest,
     SweepRequest,
 )
+from onesweep.stages.host.sampling_validation import (
+    parse_grammar,
+    parse_logprobs,
+    parse_sampling,
+    parse_shaping,
+    plain_sampling,
+)
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
 from onesweep.stages.model.prefill import READ_POSITIONS, max_new_symbols
-from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.model.samplers import SAMPLERS, Ode
-from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, MAX_LOGPROBS, most_scored
-from onesweep.stages.model.shaping import MAX_PENALTY, MAX_REPETITION_PENALTY, Shaping, bias_problem
+from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
 from onesweep.stages.model.speculation import (
     MAX_DRAFT_TREE,
     MAX_DRAW_SET,
     are_depths,
     tree_positions,
 )
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
+from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.traces import parse_traceparent
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import MAX_NAME
@@ -49,7 +51,6 @@ from onesweep.stages.wire.messages import AnyWork, StageWork, TextWork, has_more
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 MAX_STEPS = 64
-MAX_TEMPERATURE = 100.0
 MAX_TIMINGS = 64
 MAX_TIMING_MS = 1e11
 MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
@@ -197,7 +198,7 @@ def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, source: ModelSource) -> S
         raise invalid(f"{sweep.slots} slots in a sweep; with {a.vocabulary} symbols there are at most {most}")
     if not 1 <= sweep.steps <= MAX_STEPS:
         raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
-    seed, temperature = _plain_sampling(sweep.sampling, "a sweep")
+    seed, temperature = plain_sampling(sweep.sampling, "a sweep")
     sampler = sweep.sampler or Ode.name
     if sampler not in SAMPLERS:
         raise invalid(f"unknown sampler {sampler[:40]!r}; choose from {', '.join(SAMPLERS)}")
@@ -252,14 +253,14 @@ def _pipeline(
         return PrefillRequest(*begin, work.for_score)
     if candidates is not None:
         assert isinstance(work, stage_pb2.Score)
-        _, temperature = _plain_sampling(work.sampling, "a score")
+        _, temperature = plain_sampling(work.sampling, "a score")
         return ScoreRequest(*begin, temperature, candidates, work.batch, has_more(work))
     assert isinstance(work, stage_pb2.Decode | stage_pb2.Verify)
-    seed, temperature = _sampling(work.sampling)
-    shaping = _shaping(work.sampling.shaping, a.vocabulary, work.start + count - draft)
+    seed, temperature = parse_sampling(work.sampling)
+    shaping = parse_shaping(work.sampling.shaping, a.vocabulary, work.start + count - draft)
     logprobs, grammar = (
-        _logprobs(work.sampling),
-        _grammar(work.sampling, source, work.start + count - draft, plan.is_last),
+        parse_logprobs(work.sampling),
+        parse_grammar(work.sampling, source, work.start + count - draft, plan.is_last),
     )
     if odds is not None:
         if logprobs is not None or grammar is not None:
@@ -387,78 +388,3 @@ def _check_extent(capacity: int, start: int, new: int, positions: int) -> None:
         raise invalid(f"a session of {capacity} positions does not fit the context of {positions}")
     if start + new > capacity:
         raise invalid(f"{new} symbols at position {start} do not fit the session's {capacity} positions")
-
-
-def _sampling(sampling: stage_pb2.Sampling) -> tuple[int, float]:
-    """Seed and temperature."""
-    if not math.isfinite(sampling.temperature) or not 0 <= sampling.temperature <= MAX_TEMPERATURE:
-        raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {sampling.temperature}")
-    assert 0 <= sampling.seed <= MAX_SEED  # the field's type holds it
-    return sampling.seed, sampling.temperature
-
-
-def _plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float]:
-    """Seed and temperature of work that nothing shapes."""
-    if any(field.name not in ("seed", "temperature") for field, _ in sampling.ListFields()):
-        raise invalid(f"{what} takes seed and temperature alone: top_p and its like are for work that draws symbols")
-    return _sampling(sampling)
-
-
-def _logprobs(sampling: stage_pb2.Sampling) -> int | None:
-    if sampling.logprobs > MAX_LOGPROBS:
-        raise invalid(f"logprobs must be 0 to {MAX_LOGPROBS}, not {sampling.logprobs}")
-    return sampling.logprobs if sampling.HasField("logprobs") else None
-
-
-def _grammar(sampling: stage_pb2.Sampling, source: ModelSource, known: int, is_last: bool) -> GrammarSettings | None:
-    """:param is_last: this host draws the symbols."""
-    if not sampling.HasField("grammar"):
-        return None
-    told = sampling.grammar
-    if is_last and (problem := grammar_absent()):
-        raise failed_precondition(problem)
-    if not 0 < len(told.json_schema.encode()) <= MAX_SCHEMA_BYTES:
-        raise invalid(f"a JSON schema has 1 to {MAX_SCHEMA_BYTES} bytes")
-    ends = tuple(told.ends)
-    if len(ends) > MAX_ENDS or any(end >= source.alphabet.size for end in ends):
-        raise invalid(f"at most {MAX_ENDS} symbols of the model end its texts")
-    if told.prompt > known:
-        raise invalid(f"a prompt of {told.prompt} symbols, where {known} are known")
-    if source.alphabet != BYTES and not ends:
-        raise invalid("a grammar for tokens needs one that ends a text")
-    if is_last and source.alphabet != BYTES and not (source.directory / TOKENIZER_NAME).exists():
-        raise failed_precondition(f"this host has no {TOKENIZER_NAME}: the last host needs that of its checkpoint")
-    return GrammarSettings(told.json_schema, ends, told.prompt)
-
-
-def _shaping(told: stage_pb2.Shaping, vocabulary: int, known: int) -> Shaping:
-    """:param known: symbols before the first one that is drawn."""
-    shaping = Shaping(
-        told.top_k,
-        told.top_p if told.HasField("top_p") else 1.0,
-        told.min_p,
-        told.frequency_penalty,
-        told.presence_penalty,
-        told.repetition_penalty if told.HasField("repetition_penalty") else 1.0,
-        dict(told.logit_bias),
-        told.prompt,
-    )
-    if shaping.top_k > vocabulary:
-        raise invalid(f"top_k must be 0 to {vocabulary}, not {shaping.top_k}")
-    if not 0 < shaping.top_p <= 1:  # false for NaN, too
-        raise invalid(f"top_p must be above 0 and at most 1, not {shaping.top_p}")
-    if not 0 <= shaping.min_p <= 1:
-        raise invalid(f"min_p must be 0 to 1, not {shaping.min_p}")
-    for name in ("frequency_penalty", "presence_penalty"):
-        if not abs(getattr(shaping, name)) <= MAX_PENALTY:
-            raise invalid(f"{name} must be -{MAX_PENALTY:g} to {MAX_PENALTY:g}, not {getattr(shaping, name)}")
-    if not 0 < shaping.repetition_penalty <= MAX_REPETITION_PENALTY:
-        raise invalid(
-            f"repetition_penalty must be above 0 and at most {MAX_REPETITION_PENALTY:g}, not "
-            f"{shaping.repetition_penalty}"
-        )
-    if problem := bias_problem(shaping.logit_bias, vocabulary):
-        raise invalid(problem)
-    if shaping.prompt > known:
-        raise invalid(f"a prompt of {shaping.prompt} symbols, where {known} are known")
-    return shaping
