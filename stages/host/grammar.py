@@ -76,7 +76,7 @@ class Grammar:
     @property
     def problem(self) -> str:
         """Why it cannot go on: the schema turned out to be too complex; else empty."""
-        return self._matcher.get_error()
+        return self._matcher.get_error().partition("\n")[0]  # its state follows, which may be long
 
     @property
     def complete(self) -> bool:

@@ -267,6 +267,15 @@ def test_a_schema_that_is_none_or_that_nothing_follows(openai: OpenAI, schema: A
         openai.chat.completions.create(model="onesweep-sweep", **asked)
 
 
+def test_a_schema_that_turns_out_too_complex_is_a_400(openai: OpenAI) -> None:
+    schema = {"type": "string", "pattern": "(.{0,300}a.{0,300}b.{0,300}){1,50}"}
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 200}
+    with pytest.raises(api.BadRequestError, match="the JSON schema cannot be followed"):
+        openai.chat.completions.create(
+            model="onesweep-ar", **asked, response_format=json_format(schema), logit_bias={"97": 60, "98": 60}, seed=1
+        )
+
+
 def test_stop_cuts_and_frees_the_hosts(
     openai: OpenAI, deployment: Deployment, sessions: Callable[[Deployment], int], until: Any
 ) -> None:

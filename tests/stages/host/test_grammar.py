@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import grpc
 import pytest
 import torch
 
 from onesweep.stages.host.grammar import MAX_SCHEMA_BYTES, Grammar, GrammarSettings, schema_problem
-from onesweep.stages.host.parts import ModelSource, plan_host
+from onesweep.stages.host.parts import ModelSource, load_parts, plan_host
+from onesweep.stages.v1 import stage_pb2
+from tests.stages.host.test_candidates import Line
 
 SCHEMA = json.dumps(
     {
@@ -58,6 +61,17 @@ def test_a_branch_that_is_left_leaves_no_trace(source: ModelSource) -> None:
         fresh = grammar(source)
         fresh.read(text)
         assert (allowed(made), made.complete) == (allowed(fresh), fresh.complete)
+
+
+def test_a_schema_that_turns_out_too_complex_ends_its_own_request(bundles: Path) -> None:
+    """As a fault: other hops of the same pass go on."""
+    pattern = {"type": "string", "pattern": "(.{0,300}a.{0,300}b.{0,300}){1,50}"}
+    prompt, text = b"It was late when ", b'"' + b"acaddddbadaddadcbac" * 10
+    more = stage_pb2.Sampling(grammar=stage_pb2.Grammar(json_schema=json.dumps(pattern), prompt=len(prompt)))
+    line = Line([load_parts(plan_host(bundles / "own", (0, 1, 2)))], "ar", more=more)
+    fault = line.step(prompt + text).fault
+    assert fault.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert fault.message == "the JSON schema cannot be followed: lexer error: too many expressions constructed"
 
 
 def test_a_schema_too_complex_is_told_and_not_followed(source: ModelSource) -> None:
