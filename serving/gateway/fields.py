@@ -85,6 +85,14 @@ def _text_of_parts(value: object) -> object:
     return "".join(part["text"] for part in value)
 
 
+def _text_of_inputs(value: object) -> object:
+    """The text of an item of a response's input: its parts have names of their own."""
+    kinds = ("input_text", "output_text")
+    if isinstance(value, list) and all(isinstance(p, dict) and p.get("type") in kinds for p in value):
+        value = [{"type": "text", "text": part.get("text")} for part in value]
+    return _text_of_parts(value)
+
+
 def _one_text(value: object) -> object:
     match value:
         case str(text) | [str(text)]:
@@ -221,6 +229,74 @@ class ChatRequest(TextRequest):
     max_completion_tokens: Count | None = Field(default=None, description="as max_tokens")
     logprobs: bool | None = Field(default=None, description="ln of each token's probability")
     top_logprobs: TopCount | None = Field(default=None, description="and of so many of the most likely ones")
+
+
+class InputMessage(Fields):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        str, BeforeValidator(_text_of_inputs, json_schema_input_type=str | list[dict[Literal["type", "text"], str]])
+    ]
+    # an answer of before that is sent again has them
+    id: str | None = Field(default=None, description="ignored")
+    status: str | None = Field(default=None, description="ignored")
+
+
+class NamedSchemaFormat(NamedSchema):
+    type: Literal["json_schema"]
+
+
+class ResponseText(Fields):
+    format: Annotated[NamedSchemaFormat | PlainFormat, Field(discriminator="type")] | None = Field(
+        default=None, description="as response_format of a chat"
+    )
+
+
+class ResponseRequest(Fields):
+    """POST /v1/responses: a chat in OpenAI's newer form. Nothing of it is stored."""
+
+    model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
+    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    instructions: str | None = Field(default=None, description="a system message before the others")
+    max_output_tokens: Count | None = Field(default=None, description=f"to generate ({DEFAULT_MAX_TOKENS})")
+    temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
+        default=None, description="as in a chat"
+    )
+    seed: Seed | None = Field(default=None, description="as in a chat")
+    text: ResponseText | None = None
+    stream: bool | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(default=None, description="sent back")
+    user: str | None = Field(default=None, description="ignored")
+    store: Annotated[bool | None, _neutral(False)] = None
+    background: Annotated[bool | None, _neutral(False)] = None
+    truncation: Annotated[str | None, _neutral("disabled")] = None
+    service_tier: Annotated[str | None, _neutral("auto", "default")] = None
+    onesweep: Extension = Field(default=Extension(), description="settings of ours")
+
+    def chat(self) -> ChatRequest:
+        """The chat that it asks for."""
+        given = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        messages = [ChatMessage(role=each.role, content=each.content) for each in given]
+        if self.instructions:
+            messages.insert(0, ChatMessage(role="system", content=self.instructions))
+        told = self.text.format if self.text else None
+        kind: JsonSchemaFormat | PlainFormat | None
+        if isinstance(told, NamedSchemaFormat):
+            named = NamedSchema(name=told.name, schema=told.schema_)
+            kind = JsonSchemaFormat(type="json_schema", json_schema=named)
+        else:
+            kind = told
+        return ChatRequest(
+            model=self.model,
+            messages=messages,
+            response_format=kind,
+            max_completion_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            onesweep=self.onesweep,
+        )
 
 
 class ImageExtension(Fields):

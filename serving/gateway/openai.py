@@ -29,7 +29,14 @@ from onesweep.serving.gateway.completions import (
     usage,
 )
 from onesweep.serving.gateway.errors import ApiError, json_response, named
-from onesweep.serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest, TextRequest
+from onesweep.serving.gateway.fields import (
+    ChatRequest,
+    CompletionRequest,
+    ImageRequest,
+    ResponseRequest,
+    TextRequest,
+)
+from onesweep.serving.gateway.responses import ResponseFormat
 from onesweep.serving.modes import MODES
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.v1 import stage_pb2
@@ -97,6 +104,17 @@ async def chat_completions(request: ChatRequest, router: Router) -> Response:
     """Continue the messages in the model's chat template; a byte model continues their texts, one line each."""
     order = await _order(router, request, "")
     return await _answer(router, order, request, AnswerFormat(request.model, chat=True), "")
+
+
+@routes.post("/responses", response_class=Response, responses=_STREAM)
+async def responses(request: ResponseRequest, router: Router) -> Response:
+    """Answer a text or a conversation: a chat in OpenAI's newer form, of which nothing is stored."""
+    order, names = await _order(router, request.chat(), ""), list[str]()
+    shape, choice = ResponseFormat(request), run_choice(router, order, 0, names.append, whole=not request.stream)
+    if request.stream:
+        events = shape.events(choice)
+        return EventStream(await anext(events), events, named(names))
+    return json_response(await shape.whole(choice), headers=named(names))
 
 
 @routes.get("/models", response_class=Response)

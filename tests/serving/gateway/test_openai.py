@@ -93,6 +93,38 @@ def test_a_chat_goes_on_with_its_messages(openai: OpenAI, client: Client) -> Non
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
+def test_a_response_is_a_chat_in_another_form(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-ar", "extra_body": {"seed": 3}}
+    told: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "It was late when "}]
+    chat = openai.chat.completions.create(model="onesweep-ar", messages=told, max_tokens=16, seed=3)
+    text = chat.choices[0].message.content
+    parts: Any = [{"role": "user", "content": [{"type": "input_text", "text": "It was late when "}]}]
+    for given in ("It was late when ", parts):
+        answer = openai.responses.create(input=given, instructions="Be brief.", max_output_tokens=16, **asked)
+        assert (answer.output_text, answer.status) == (text, "incomplete")
+        assert answer.incomplete_details is not None
+        assert answer.incomplete_details.reason == "max_output_tokens"
+        assert answer.usage is not None
+        assert (answer.usage.output_tokens, answer.usage.input_tokens) == (16, chat.usage.prompt_tokens)  # type: ignore[union-attr]
+    events = [*openai.responses.create(input=told, max_output_tokens=16, stream=True, **asked)]
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    assert (events[0].type, events[-1].type) == ("response.created", "response.incomplete")
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == text
+    assert events[-1].response.output_text == text  # type: ignore[union-attr]
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    form: Any = {"format": {"type": "json_schema", "name": "one", "schema": schema}}
+    assert openai.responses.create(input="x", text=form, max_output_tokens=64, **asked).output_text == '{"a": 1}'
+    for refused, words in (
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"store": True}, "store is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"max_output_tokens": 600}, "context is 512"),
+    ):
+        for streamed in (False, True):
+            with pytest.raises(api.BadRequestError, match=words):
+                openai.responses.create(input="x", stream=streamed, **{**asked, **refused})  # type: ignore[call-overload]
+
+
 def test_a_seed_gives_the_same_text_and_none_another(openai: OpenAI) -> None:
     def text(**settings: Any) -> tuple[str, int]:
         answer = openai.completions.create(model="onesweep-local", prompt=PROMPT, max_tokens=32, **settings)
