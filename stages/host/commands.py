@@ -44,6 +44,12 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
     pretrained.add_argument("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
     pretrained.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new directory")
     pretrained.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
+    pretrained.add_argument(
+        "--weights",
+        choices=["float32", "q4"],
+        default="float32",
+        help="of layers: 4 bytes a number, or 4 bits (float32)",
+    )
     pretrained.add_argument("--untrained", action="store_true", help="the weights are random: ask for no loss")
     pretrained.set_defaults(run=run_import)
 
@@ -94,7 +100,9 @@ def run_import(options: argparse.Namespace) -> int:
     from onesweep.stages.importing.importing import ImportSettings, import_model, summary
 
     check_positive(options, "context")
-    settings = ImportSettings(options.source, options.out, options.blocks, options.context, options.untrained)
+    settings = ImportSettings(
+        options.source, options.out, options.blocks, options.context, options.untrained, options.weights
+    )
     try:
         imported = import_model(settings, progress)
     finally:

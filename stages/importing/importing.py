@@ -17,13 +17,15 @@ from onesweep.stages.checkpoint.checkpoint import new_directory, require_new, sa
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
+from onesweep.stages.importing.gate import MAX_THREADS, check_loss, four_bit_tensors, joined, layer_tensors
 from onesweep.stages.importing.gguf_file import GgufSource
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
 from onesweep.stages.memory import require_memory
+from onesweep.stages.model.decoder_options import Weights
 from onesweep.stages.model.families import without_memory
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
+from onesweep.stages.model.quantised import BYTES_EACH
 from onesweep.stages.progress import WorkProgress
 
 
@@ -41,7 +43,7 @@ class StageCost:
 
     layers: int
     step: int  # numbers that each token's step reads
-    held: int  # numbers in memory
+    held: int  # bytes in memory, and in the file
 
 
 def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: bool) -> StageCost:
@@ -50,7 +52,9 @@ def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: 
     attention, mlp, table = a.width * (a.qkv_width + a.query_width), 3 * a.width * a.mlp_width, a.vocabulary * a.width
     used, count, router = (a.experts.used, a.experts.count, a.experts.count * a.width) if a.experts else (1, 1, 0)
     step = layers * (attention + used * mlp + router) + last * table
-    return StageCost(layers, step, step + layers * (count - used) * mlp + first * table)
+    each = BYTES_EACH if a.weights == "q4" else 4
+    in_layer = each * (attention + count * mlp) + 4 * router
+    return StageCost(layers, step, int(layers * in_layer) + 4 * (first + last) * table)
 
 
 def cut(architecture: LlamaArchitecture, stages: int) -> tuple[int, ...]:
@@ -91,6 +95,7 @@ class ImportSettings:
     blocks: int
     context: int | None = None  # positions to keep; None for the model's own, up to DEFAULT_CONTEXT
     is_untrained: bool = False
+    weights: Weights = "float32"  # of the matrices in layers
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,8 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     progress.at(f"reading {settings.source}", 0.0)
     source = open_source(settings.source)
     source.check()
+    if settings.weights == "q4":
+        source.check_four_bits()
     architecture = _cut(source.architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
     memory, disk, layers = _needed(architecture), _written(architecture), sum(architecture.layers)
@@ -164,7 +171,8 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
         tensors["embedding.weight"] = source.tensor(EMBEDDING)
     begin = sum(architecture.layers[:index])
     for i in range(architecture.layers_in(index)):
-        layer = joined(layer_tensors(source, begin + i))
+        stored = four_bit_tensors if architecture.weights == "q4" else layer_tensors
+        layer = joined(stored(source, begin + i))
         tensors |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
     if stage.is_last:
         tensors["norm.weight"] = source.tensor(NORM)
@@ -182,22 +190,24 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
     window = whole.window
     if window is not None and window.size >= context and window.rope_theta is None:
         window = None  # all positions are within it
-    return replace(whole, layers=cut(whole, settings.blocks), positions=context, window=window)
+    whole = replace(whole, weights=settings.weights, positions=context, window=window)
+    return replace(whole, layers=cut(whole, settings.blocks))
 
 
 def _needed(a: LlamaArchitecture) -> int:
     """Bytes that an import takes: the largest stage, or the gate's copies of a layer, and a tensor's conversion."""
     last = a.parts - 1
     largest = max(stage_cost(a, a.layers_in(i), i == 0, i == last).held for i in range(a.parts))
-    largest = max(largest, a.vocabulary * a.width + (MAX_THREADS + 2) * stage_cost(a, 1, False, False).held)
+    layer = stage_cost(replace(a, weights="float32"), 1, False, False).held
+    largest = max(largest, 4 * a.vocabulary * a.width + (MAX_THREADS + 2) * layer)
     tensor = max(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in expected_shapes(a).values())
-    return 4 * (largest + TEMPORARIES * tensor)
+    return largest + 4 * TEMPORARIES * tensor
 
 
 def _written(a: LlamaArchitecture) -> int:
     """Bytes of all stages' files."""
     costs = (stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers))
-    return 4 * sum(cost.held for cost in costs)
+    return sum(cost.held for cost in costs)
 
 
 def _require_disk(needed: int, out: Path) -> None:
@@ -232,7 +242,12 @@ def summary(imported: Imported) -> str:
     limit = math.log(a.vocabulary)
     costs = [stage_cost(a, a.layers_in(i), i == 0, i == a.parts - 1) for i in range(a.parts)]
     whole = sum(cost.step for cost in costs)
-    lines = [f"{imported.nats:.3f} nats a token on the probe text (ln({a.vocabulary}) = {limit:.2f} is no model)"]
+    last = manifest.parts[-1]
+    assert last is not None
+    as_stored = f", {last.probe['next_token_nats']:.3f} with weights in 4 bits" if a.weights == "q4" else ""
+    lines = [
+        f"{imported.nats:.3f} nats a token on the probe text{as_stored} (ln({a.vocabulary}) = {limit:.2f} is no model)"
+    ]
     for i, (cost, part) in enumerate(zip(costs, manifest.parts, strict=True)):
         assert part is not None
         ends = " with the embedding" * (i == 0) + " with the head" * (i == a.parts - 1)
