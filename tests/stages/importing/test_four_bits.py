@@ -29,6 +29,7 @@ from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.quantised import GROUP, QuantLinear
 from onesweep.trainer.distill.distill import DistillSettings, distill
 from tests.stages.importing.published import SHAPE, learnt, write_folder, write_gguf
+from tests.stages.model.tiny_llama import random_stages
 
 pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
 WIDE = replace(SHAPE, layers=(2,), head_dim=16)  # rows of all matrices are whole groups
@@ -93,7 +94,6 @@ def test_a_file_of_4_bits_is_taken_over_as_it_is(made: dict[str, Path], kind: st
 @pytest.mark.parametrize("kind", KINDS)
 def test_hosts_lose_less_than_a_fiftieth_of_a_nat(made: dict[str, Path], kind: str) -> None:
     losses = served_loss(made[f"{kind} float32"]), served_loss(made[f"{kind} q4"])
-    print(kind, losses)
     assert abs(losses[0] - losses[1]) < 0.02
 
 
@@ -115,7 +115,7 @@ def test_a_host_holds_less_than_a_fifth_of_float32(made: dict[str, Path]) -> Non
     "architecture", [WIDE, replace(WIDE, attention_bias="qkv"), replace(WIDE, experts=Experts(3, 2, True))]
 )
 def test_no_row_depends_on_its_company(architecture: Any) -> None:
-    stage = random_stage(replace(architecture, weights="q4"))
+    stage = random_stages(replace(architecture, layers=(1,), weights="q4"))[0]
     runner = TorchBackend().stage(stage)
     assert not isinstance(runner, OneAtATime)
     assert check_rows(runner, stage)
@@ -141,10 +141,10 @@ def test_floating_point_weights_are_rounded_to_the_nearest_code() -> None:
 
 
 def test_pieces_of_a_matrix_give_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = random_stage(replace(WIDE, weights="q4", mlp_width=96))
-    linear = stage.layers[0].mlp_in
+    one, other = (random_stages(replace(WIDE, layers=(1,), weights="q4", mlp_width=96))[0].layers[0] for _ in range(2))
+    linear = one.mlp_in
     x = torch.randn(5, 32)
-    whole, packed = linear(x), QuantProduct(random_stage(stage.architecture).layers[0].mlp_in)
+    whole, packed = linear(x), QuantProduct(other.mlp_in)
     monkeypatch.setattr(quantised, "PIECE_NUMBERS", 1)
     assert len(list(linear.pieces())) == 3
     assert torch.allclose(linear(x), whole, atol=1e-5)
@@ -206,14 +206,3 @@ def test_other_users_of_weights_refuse(made: dict[str, Path], tmp_path: Path) ->
 def test_another_kind_of_weights_is_answered_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", "model.gguf", "--out", "out", "--weights", "q2"]) == 2
     assert "--weights: 'q2' is none of float32, q4" in capsys.readouterr().err
-
-
-def random_stage(architecture: Any) -> LlamaStage:
-    """One stage whose codes and scales are random, from one seed."""
-    torch.manual_seed(0)
-    stage = LlamaStage(replace(architecture, layers=(1,)), 0).eval().requires_grad_(False)
-    for module in stage.modules():
-        if isinstance(module, QuantLinear):
-            weight = torch.randn(module.out_features, module.in_features) / module.in_features**0.5
-            module.load_state_dict(quantised.quantised(weight), strict=False)
-    return stage
