@@ -252,11 +252,13 @@ class LlamaReader(PackedReader):
     """The tokens' way through a stage."""
 
     def __init__(self, stage: LlamaStage) -> None:
-        self.architecture = stage.architecture
+        self.architecture = a = stage.architecture
+        # A row of 4-bit products is the same in any company, but the head and a mixture's router are of the other kind.
+        self.is_padded = a.weights == "float32" or stage.is_last or a.experts is not None
         super().__init__(stage, [PackedLlamaLayer(layer) for layer in stage.layers], stage.architecture.mlp_width)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
-        return Product.rows(counts, self.hidden)
+        return Product.rows(counts, self.hidden) if self.is_padded else Rows.of(counts, self.hidden, least=1)
 
     def spread(self, factors: Tensor) -> Angles:
         cos, sin = (_by_rotated_head(each, self.architecture) for each in factors.unbind(1))
