@@ -177,10 +177,16 @@ def _losses(record: Record) -> dict[str, float]:
     return found
 
 
+def _weights(record: Record) -> dict[str, float]:
+    (row,) = record["rows"]
+    return {"nats": row["nats"], "mb": row["weights_mb"]}
+
+
 def _training(record: Record) -> dict[str, float]:
     return {f"{name.replace(' ', '_')}_mib": use["total"] / 2**20 for name, use in record["bytes"].items()}
 
 
+LOSSES = "onesweep bench losses --text $TEXT/valid.txt --symbols 1024"
 MEASUREMENTS: dict[str, Measurement] = {
     "overhead": Measurement(
         "onesweep bench overhead --hosts 3",
@@ -244,7 +250,9 @@ MEASUREMENTS: dict[str, Measurement] = {
         " --text novel,copying --max-tokens 64 --temperature 0 --requests 1 --no-control",
         _pretrained,
     ),
-    "losses": Measurement("onesweep bench losses --checkpoint $MODEL --text $TEXT/valid.txt --symbols 1024", _losses),
+    "losses": Measurement(f"{LOSSES} --checkpoint $MODEL", _losses),
+    "weights_float32": Measurement(f"{LOSSES} --checkpoint $MODEL --backends torch --codecs fp32", _weights),
+    "weights_q4": Measurement(f"{LOSSES} --checkpoint $MODEL_Q4 --backends torch --codecs fp32", _weights),
     "training": Measurement("onesweep train memory", _training, prints=True),
     "training6": Measurement("onesweep train memory --parts 6 --layers 1", _training, prints=True),
 }

@@ -315,8 +315,8 @@ def counts(root: Path) -> list[Count]:
     files = [m for m in modules.values() if m.lines]
     tests = list((root / "tests").rglob("*.py"))
     return [
-        Count("source lines", lines, 67_500),
-        Count("source files that are not empty", len(files), 370),
+        Count("source lines", lines, 67_600),
+        Count("source files that are not empty", len(files), 371),
         Count("lines of a file, median", statistics.median(m.lines for m in files)),
         Count("lines of a file, largest", max(m.lines for m in files), 450),
         Count("files that exactly one other imports", len(single), 43),

@@ -221,6 +221,8 @@ class OnnxBackend(Backend):
     def stage(self, stage: PipelineStage) -> StageRunner:
         if isinstance(stage, LlamaStage) and stage.architecture.experts is not None:
             raise InputError(f"the backend {self.name} does not run mixtures of experts: choose --backend torch")
+        if isinstance(stage, LlamaStage) and stage.architecture.weights != "float32":
+            raise InputError(f"the backend {self.name} does not run weights of 4 bits: choose --backend torch")
         probe = StageProbe(stage)
         runner = OnnxStage(stage, self.int8)
         probe.check(runner, self.int8)

@@ -326,7 +326,9 @@ def _save_part(
 ) -> None:
     """The file's name holds its digest: the old file stays until the manifest points to the new one."""
     weights = module.state_dict()
-    tensors = ({name: tensor.half() for name, tensor in weights.items()} if half else weights) | extra
+    if half:
+        weights = {name: x.half() if x.dtype is torch.float32 else x for name, x in weights.items()}
+    tensors = weights | extra
     stem = f"{noun}-{module.index}"
     with _staged(directory / f"{stem}.safetensors", lambda path: write_weights(path, tensors)) as staged:
         digest = file_digest(staged)
@@ -350,10 +352,12 @@ def _drop_orphans(directory: Path, index: int, stem: str) -> None:
 def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart) -> dict[str, Tensor]:
     """Fill `module` (of `new_part`) from the part's file; return the probe's tensors."""
     part = _part(directory, manifest, index)
-    shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    require_memory(4 * sum(map(math.prod, shapes.values())), f"part {index} of {directory}")
+    wanted = module.state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
+    types = {name: tensor.dtype for name, tensor in wanted.items() if tensor.dtype is not torch.float32}
+    require_memory(sum(tensor.nbytes for tensor in wanted.values()), f"part {index} of {directory}")
     probe_only = probe_shapes(module, 0 if manifest.draws else probe_symbols(manifest).shape[1])
-    tensors = read_weights(directory / part.file, part.bytes, part.sha256, shapes | probe_only)
+    tensors = read_weights(directory / part.file, part.bytes, part.sha256, shapes | probe_only, types)
     probe = {name: tensors.pop(name) for name in probe_only}
     module.load_state_dict(tensors, assign=True)
     module.restore_tables()

@@ -21,6 +21,7 @@ from onesweep.stages.checkpoint.checkpoint import (
 )
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError
+from onesweep.stages.model.quantised import QuantLinear
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
 INDENT = 14
@@ -99,7 +100,12 @@ def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 def _parameter_counts(manifest: Manifest) -> list[int]:
     modules = [new_part(manifest, i) for i in range(len(manifest.parts))]
-    return [sum(parameter.numel() for parameter in module.parameters()) for module in modules]
+    quantised = [[each for each in module.modules() if isinstance(each, QuantLinear)] for module in modules]
+    return [
+        sum(parameter.numel() for parameter in module.parameters())
+        + sum(each.in_features * each.out_features for each in found)
+        for module, found in zip(modules, quantised, strict=True)
+    ]
 
 
 def _describe(name: str, model: dict[str, Any]) -> str:

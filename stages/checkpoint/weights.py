@@ -18,21 +18,24 @@ from onesweep.stages.errors import CheckpointError
 
 MAX_HEADER_BYTES = 1 << 20
 
-# Names of the format's types that are read. Weights of 16 bits take half the room on a disk, and the same in memory.
-TYPES = {"F32": torch.float32, "F16": torch.float16}
+# Names of the format's types that are read. Where float32 is wanted, weights of 16 bits take half the room on a disk,
+# and the same in memory.
+TYPES = {"F32": torch.float32, "F16": torch.float16, "U8": torch.uint8}
 
 Shapes = dict[str, tuple[int, ...]]
+Types = Mapping[str, torch.dtype]  # of tensors that are not float32
 
 
 # The safetensors library maps its file: weights would change under a running host, or kill it, when somebody writes
 # over the file after its digest was checked, and a copy of the mapped tensors needs the part's memory twice. Here the
 # digest and the tensors come from one open file, and nothing is allocated before shapes are checked (peak 1.02 of the
 # part).
-def read_weights(path: Path, size: int, sha256: str, expected: Shapes) -> dict[str, Tensor]:
-    """The tensors of `path`, as float32.
+def read_weights(path: Path, size: int, sha256: str, expected: Shapes, types: Types | None = None) -> dict[str, Tensor]:
+    """The tensors of `path`, as float32 or as `types` says.
 
     Raises CheckpointError unless the file has `size` bytes, the digest `sha256`, and exactly the tensors of
-    `expected` (name -> shape), each float32 or float16, and finite. Nothing is allocated before the shapes are checked.
+    `expected` (name -> shape), each float32 or float16 or as `types` says, and finite. Nothing is allocated before the
+    shapes are checked.
     """
     try:
         with path.open("rb") as file:
@@ -42,14 +45,14 @@ def read_weights(path: Path, size: int, sha256: str, expected: Shapes) -> dict[s
             if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
                 raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged; fetch it again")
             file.seek(0)
-            return _read(file, path, size, expected)
+            return _read(file, path, size, expected, types or {})
     except (FileNotFoundError, IsADirectoryError):
         raise CheckpointError(f"{path} is missing; fetch it again") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _read(file: BufferedReader, path: Path, size: int, expected: Shapes) -> dict[str, Tensor]:
+def _read(file: BufferedReader, path: Path, size: int, expected: Shapes, types: Types) -> dict[str, Tensor]:
     """The format: header length (8 bytes, little-endian), header (JSON), then the tensors without gaps."""
     length = int.from_bytes(file.read(8), "little")
     if length > min(size - 8, MAX_HEADER_BYTES):
@@ -59,10 +62,13 @@ def _read(file: BufferedReader, path: Path, size: int, expected: Shapes) -> dict
         header.pop("__metadata__", None)
         entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
         _check_shapes(path, expected, {name: tuple(entry["shape"]) for name, entry in entries})
-        _check_layout(path, entries, size - 8 - length)
+        _check_layout(path, entries, size - 8 - length, types)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no safetensors file: its header is damaged ({error})") from None
-    return {name: _read_tensor(file, path, name, expected[name], entry["dtype"]) for name, entry in entries}
+    return {
+        name: _read_tensor(file, path, name, expected[name], entry["dtype"], types.get(name, torch.float32))
+        for name, entry in entries
+    }
 
 
 def _check_shapes(path: Path, expected: Shapes, found: Shapes) -> None:
@@ -74,11 +80,13 @@ def _check_shapes(path: Path, expected: Shapes, found: Shapes) -> None:
             )
 
 
-def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int) -> None:
+def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int, types: Types) -> None:
     end = 0
     for name, entry in entries:
-        if entry["dtype"] not in TYPES:
-            raise CheckpointError(f"{path}: tensor {name} is {entry['dtype']}; only {' and '.join(TYPES)} are read")
+        wanted = {types[name]} if name in types else {torch.float32, torch.float16}
+        if TYPES.get(entry["dtype"]) not in wanted:
+            names = " and ".join(stored for stored, kind in TYPES.items() if kind in wanted)
+            raise CheckpointError(f"{path}: tensor {name} is {entry['dtype']}; only {names} are read")
         begin, end = end, end + TYPES[entry["dtype"]].itemsize * math.prod(entry["shape"])
         if entry["data_offsets"] != [begin, end]:
             raise CheckpointError(f"{path}: tensor {name} is not at bytes {begin} to {end} of the data")
@@ -86,12 +94,14 @@ def _check_layout(path: Path, entries: list[tuple[str, Any]], data_bytes: int) -
         raise CheckpointError(f"{path} holds {data_bytes} bytes of data, its tensors take {end}")
 
 
-def _read_tensor(file: BufferedReader, path: Path, name: str, shape: tuple[int, ...], stored: str) -> Tensor:
+def _read_tensor(
+    file: BufferedReader, path: Path, name: str, shape: tuple[int, ...], stored: str, wanted: torch.dtype
+) -> Tensor:
     # torch's own alignment, as for fresh weights: kernels depend on it
     tensor = torch.empty(math.prod(shape), dtype=TYPES[stored])
     if file.readinto(tensor.numpy().data.cast("B")) != tensor.nbytes:
         raise CheckpointError(f"{path} ends within tensor {name}; fetch it again")
-    tensor = tensor.float()
+    tensor = tensor.to(wanted)
     low, high = tensor.aminmax()  # both NaN if any number is; needs no copy
     if not -math.inf < low <= high < math.inf:
         raise CheckpointError(f"{path}: tensor {name} holds numbers that are not finite")
@@ -103,7 +113,7 @@ ALIGNMENT = 8
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """A file that `read_weights` reads. tensors: float32 or float16, on any device. Raises OSError."""
+    """A file that `read_weights` reads. tensors: of TYPES, on any device. Raises OSError."""
     names = {kind: name for name, kind in TYPES.items()}
     header, end = {}, 0
     for name, tensor in tensors.items():

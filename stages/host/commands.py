@@ -50,6 +50,12 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
     pretrained.add_argument(
         "--memory-mb", type=positive_numbers, metavar="MB,MB", help="room for weights on each host (any)"
     )
+    pretrained.add_argument(
+        "--weights",
+        choices=["float32", "q4"],
+        default="float32",
+        help="of layers: 4 bytes a number, or 4 bits (float32)",
+    )
     pretrained.add_argument("--untrained", action="store_true", help="the weights are random: ask for no loss")
     pretrained.set_defaults(run=run_import)
 
@@ -111,8 +117,15 @@ def run_import(options: argparse.Namespace) -> int:
     from onesweep.stages.importing.importing import ImportSettings, host_shares, import_model, summary
 
     check_positive(options, "context")
-    hosts = host_shares(options.blocks, options.speeds, options.memory_mb)
-    settings = ImportSettings(options.source, options.out, options.blocks, options.context, options.untrained, hosts)
+    settings = ImportSettings(
+        options.source,
+        options.out,
+        options.blocks,
+        options.context,
+        is_untrained=options.untrained,
+        hosts=host_shares(options.blocks, options.speeds, options.memory_mb),
+        weights=options.weights,
+    )
     try:
         imported = import_model(settings, progress)
     finally:

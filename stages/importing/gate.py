@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.importing.gguf_file import half_split, interleaved
-from onesweep.stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes
+from onesweep.stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
 from onesweep.stages.model.decoder_options import RopeScaling
 from onesweep.stages.model.layers import soft_capped
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaLayer, llama_rotary
@@ -205,6 +205,18 @@ def layer_tensors(source: Source, index: int) -> Tensors:
     """The tensors of one layer, by their names within it."""
     prefix = f"layers.{index}."
     return {name.removeprefix(prefix): source.tensor(name) for name in source.shapes() if name.startswith(prefix)}
+
+
+def four_bit_tensors(source: Source, index: int) -> Tensors:
+    """The same with each matrix as codes, scales and offsets."""
+    prefix, found = f"layers.{index}.", Tensors()
+    for name, shape in source.shapes().items():
+        if name.startswith(prefix) and is_matrix(name, shape):
+            stem = name.removeprefix(prefix).removesuffix("weight")
+            found |= {f"{stem}{part}": tensor for part, tensor in source.four_bits(name).items()}
+        elif name.startswith(prefix):
+            found[name.removeprefix(prefix)] = source.tensor(name)
+    return found
 
 
 def _nats(source: Source, known: Tensor, variants: Sequence[Variant], hidden: Sequence[Tensor]) -> list[float]:

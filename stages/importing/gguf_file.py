@@ -17,9 +17,10 @@ from onesweep.stages.errors import CheckpointError, InputError, ShapeError
 from onesweep.stages.importing.families import gguf_family
 from onesweep.stages.importing.families.base import FULL, SLIDING, ModelFamily
 from onesweep.stages.importing.gguf_tokenizer import gguf_speech
-from onesweep.stages.importing.source import Shape, Source, expected_shapes, places_of
+from onesweep.stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
 from onesweep.stages.model.decoder_options import RopeScaling
 from onesweep.stages.model.llama import LlamaArchitecture, stretch
+from onesweep.stages.model.quantised import GROUP
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
 MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary
@@ -84,6 +85,7 @@ LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3_FACTORS = (8.0, 32.0)
 PIECE_ROWS = 4096  # rows that are dequantised at once: what that takes in between is several times the result
 JOINED_ROWS = 32  # of these, as one: the package works on 16 rows at a time, which alone are too few
+FLOATS, FOUR_BITS = ("F32", "F16", "BF16"), ("Q4_0", "Q4_1")
 _TOP = {"token_embd.weight": "embedding.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
 # Metadata by their names in config.json; the first group must be there.
 _NEEDED = {
@@ -148,10 +150,47 @@ class GgufSource(Source):
             numbers = np.array(self._gguf.dequantize(joined, tensor.tensor_type), dtype=np.float32)
             rows = result[begin : begin + PIECE_ROWS]
             rows.copy_(torch.from_numpy(numbers).view(rows.shape))
+        return self._in_order(name, result)
+
+    def _in_order(self, name: str, rows: Tensor) -> Tensor:
         kind = name.split(".")[-2]
         if self.family.interleaved and kind in ("q", "k"):
-            return half_split(result, self.architecture.heads if kind == "q" else self.architecture.kv_heads)
-        return result
+            return half_split(rows, self.architecture.heads if kind == "q" else self.architecture.kv_heads)
+        return rows
+
+    def read_four_bits(self, name: str) -> dict[str, Tensor]:
+        place = self._places[name]
+        tensor = self._tensors[place.stored]
+        if tensor.tensor_type.name in FLOATS:
+            return super().read_four_bits(name)
+        data = tensor.data if place.part is None else tensor.data[place.part]
+        blocks = np.asarray(data).reshape(len(data), -1, tensor.data.shape[-1] * GROUP // place.shape[1])
+        codes = blocks[..., -GROUP // 2 :].reshape(len(data), -1)
+        numbers = torch.from_numpy(np.array(blocks[..., : -GROUP // 2]).view(np.float16).copy())
+        # Q4_0 has a scale d and means d * (code - 8); Q4_1 has an offset beside it. Float16 holds -8 d exactly.
+        scales = numbers[..., 0]
+        offsets = numbers[..., 1] if numbers.shape[2] == 2 else -8 * scales
+        found = {
+            "codes": torch.from_numpy(np.array(codes)),
+            "scales": scales.contiguous(),
+            "offsets": offsets.contiguous(),
+        }
+        return {part: self._in_order(name, each) for part, each in found.items()}
+
+    def check_four_bits(self) -> None:
+        kinds = {
+            place.stored: self._tensors[place.stored].tensor_type.name
+            for name, place in self._places.items()
+            if is_matrix(name, place.shape)
+        }
+        others = {name: kind for name, kind in kinds.items() if kind not in (*FLOATS, *FOUR_BITS)}
+        if others:
+            name, kind = next(iter(others.items()))
+            raise InputError(
+                f"{len(others)} of {len(kinds)} matrices of layers in {self.path.name} would be rounded a second time "
+                f"({', '.join(sorted(set(others.values())))}; {name} is the first, {kind}): take a file in "
+                f"{' or '.join(FOUR_BITS)}, or --weights float32"
+            )
 
     def _check_quantisations(self) -> None:
         """On a row of each kind: before anything is written."""

@@ -18,13 +18,15 @@ from onesweep.stages.checkpoint.checkpoint import new_directory, require_new, sa
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
+from onesweep.stages.importing.gate import MAX_THREADS, check_loss, four_bit_tensors, joined, layer_tensors
 from onesweep.stages.importing.gguf_file import GgufSource
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
 from onesweep.stages.memory import require_memory
+from onesweep.stages.model.decoder_options import Weights
 from onesweep.stages.model.families import without_memory
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
+from onesweep.stages.model.quantised import BYTES_EACH
 from onesweep.stages.progress import WorkProgress
 
 
@@ -42,7 +44,7 @@ class StageCost:
 
     layers: int
     step: int  # numbers that each token's step reads
-    held: int  # numbers in memory
+    held: int  # bytes in memory, and in the file
 
 
 def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: bool) -> StageCost:
@@ -51,7 +53,9 @@ def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: 
     attention, mlp, table = a.width * (a.qkv_width + a.query_width), 3 * a.width * a.mlp_width, a.vocabulary * a.width
     used, count, router = (a.experts.used, a.experts.count, a.experts.count * a.width) if a.experts else (1, 1, 0)
     step = layers * (attention + used * mlp + router) + last * table
-    return StageCost(layers, step, step + layers * (count - used) * mlp + first * table)
+    each = BYTES_EACH if a.weights == "q4" else NUMBER_BYTES
+    in_layer = each * (attention + count * mlp) + NUMBER_BYTES * router
+    return StageCost(layers, step, int(layers * in_layer) + NUMBER_BYTES * (first + last) * table)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def cut(architecture: LlamaArchitecture, hosts: Sequence[StageHost]) -> tuple[in
         for count in range(1, total - begin - left + 2) if left > 1 else [total - begin]:
             cost = stage_cost(architecture, count, begin == 0, left == 1)
             after = best(begin + count, left - 1) if left > 1 else (0.0, 0, 0, ())
-            if after is None or NUMBER_BYTES * cost.held > host.memory_bytes:
+            if after is None or cost.held > host.memory_bytes:
                 continue
             step, held, spread, rest = after
             ways.append((max(step, cost.step / host.speed), max(held, cost.held), spread + count**2, (count, *rest)))
@@ -100,7 +104,7 @@ def cut(architecture: LlamaArchitecture, hosts: Sequence[StageHost]) -> tuple[in
 
 
 def _too_large(a: LlamaArchitecture, hosts: Sequence[StageHost]) -> str:
-    needed = NUMBER_BYTES * stage_cost(a, sum(a.layers), first=True, last=True).held / MEGABYTE
+    needed = stage_cost(a, sum(a.layers), first=True, last=True).held / MEGABYTE
     room = sum(host.memory_bytes for host in hosts) / MEGABYTE
     if needed > room:
         return (
@@ -108,8 +112,7 @@ def _too_large(a: LlamaArchitecture, hosts: Sequence[StageHost]) -> str:
             f"{needed - room:,.0f} MB are missing; add memory or hosts"
         )
     layer, first, last = (
-        NUMBER_BYTES * stage_cost(a, 1, *ends).held / MEGABYTE
-        for ends in ((False, False), (True, False), (False, True))
+        stage_cost(a, 1, *ends).held / MEGABYTE for ends in ((False, False), (True, False), (False, True))
     )
     return (
         f"the weights fit these hosts together, but no cut between layers fits each: a layer takes {layer:,.1f} MB, "
@@ -134,6 +137,7 @@ class ImportSettings:
     context: int | None = None  # positions to keep; None for the model's own, up to DEFAULT_CONTEXT
     is_untrained: bool = False
     hosts: Sequence[StageHost] = ()  # of each stage; none: equal ones, with room for any
+    weights: Weights = "float32"  # of the matrices in layers
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,8 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     progress.at(f"reading {settings.source}", 0.0)
     source = open_source(settings.source)
     source.check()
+    if settings.weights == "q4":
+        source.check_four_bits()
     architecture = _cut(source.architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
     memory, disk, layers = _needed(architecture), _written(architecture), sum(architecture.layers)
@@ -209,7 +215,8 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
         tensors["embedding.weight"] = source.tensor(EMBEDDING)
     begin = sum(architecture.layers[:index])
     for i in range(architecture.layers_in(index)):
-        layer = joined(layer_tensors(source, begin + i))
+        stored = four_bit_tensors if architecture.weights == "q4" else layer_tensors
+        layer = joined(stored(source, begin + i))
         tensors |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
     if stage.is_last:
         tensors["norm.weight"] = source.tensor(NORM)
@@ -233,22 +240,24 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
             f"--blocks {settings.blocks}: the model has {total} layers, and every stage needs one at least"
         )
     hosts = settings.hosts or (StageHost(),) * settings.blocks
-    return replace(whole, layers=cut(whole, hosts), positions=context, window=window)
+    whole = replace(whole, weights=settings.weights, positions=context, window=window)
+    return replace(whole, layers=cut(whole, hosts))
 
 
 def _needed(a: LlamaArchitecture) -> int:
     """Bytes that an import takes: the largest stage, or the gate's copies of a layer, and a tensor's conversion."""
     last = a.parts - 1
     largest = max(stage_cost(a, a.layers_in(i), i == 0, i == last).held for i in range(a.parts))
-    largest = max(largest, a.vocabulary * a.width + (MAX_THREADS + 2) * stage_cost(a, 1, False, False).held)
+    layer = stage_cost(replace(a, weights="float32"), 1, False, False).held
+    largest = max(largest, NUMBER_BYTES * a.vocabulary * a.width + (MAX_THREADS + 2) * layer)
     tensor = max(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in expected_shapes(a).values())
-    return NUMBER_BYTES * (largest + TEMPORARIES * tensor)
+    return largest + NUMBER_BYTES * TEMPORARIES * tensor
 
 
 def _written(a: LlamaArchitecture) -> int:
     """Bytes of all stages' files."""
     costs = (stage_cost(a, count, i == 0, i == a.parts - 1) for i, count in enumerate(a.layers))
-    return NUMBER_BYTES * sum(cost.held for cost in costs)
+    return sum(cost.held for cost in costs)
 
 
 def _require_disk(needed: int, out: Path) -> None:
@@ -283,7 +292,7 @@ def _stages(a: LlamaArchitecture) -> list[str]:
     ends = [" with the embedding" * (i == 0) + " with the head" * (i == a.parts - 1) for i in range(a.parts)]
     return [
         f"stage {i}: {cost.layers} layers{ends[i]}, {cost.step / whole:.0%} of a step's work, "
-        f"{NUMBER_BYTES * cost.held / MEGABYTE:.0f} MB"
+        f"{cost.held / MEGABYTE:.0f} MB"
         for i, cost in enumerate(costs)
     ]
 
@@ -293,7 +302,12 @@ def summary(imported: Imported) -> str:
     manifest, a = imported.manifest, imported.manifest.architecture
     assert isinstance(a, LlamaArchitecture)
     limit = math.log(a.vocabulary)
-    lines = [f"{imported.nats:.3f} nats a token on the probe text (ln({a.vocabulary}) = {limit:.2f} is no model)"]
+    last = manifest.parts[-1]
+    assert last is not None
+    as_stored = f", {last.probe['next_token_nats']:.3f} with weights in 4 bits" if a.weights == "q4" else ""
+    lines = [
+        f"{imported.nats:.3f} nats a token on the probe text{as_stored} (ln({a.vocabulary}) = {limit:.2f} is no model)"
+    ]
     for line, part in zip(_stages(a), manifest.parts, strict=True):
         assert part is not None
         lines.append(f"{line}, {part.file}")

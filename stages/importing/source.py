@@ -18,6 +18,7 @@ from onesweep.stages.checkpoint.manifest import MAX_PROBE_TOKENS
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.importing.families.base import ModelFamily
 from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.stages.model.quantised import quantised
 
 MAX_ENDS = 64
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"
@@ -61,6 +62,23 @@ class Source(ABC):
         if not all(math.isfinite(end) for end in found.aminmax()):
             raise CheckpointError(f"tensor {name} holds NaN or infinite numbers: the weights are damaged")
         return found
+
+    def four_bits(self, name: str) -> dict[str, Tensor]:
+        """A matrix as `QuantLinear` has it, its rows as the layers here take them. Raises CheckpointError where float16
+        does not hold a scale."""
+        found = {
+            part: self.family.adapted(name, each, self.architecture) for part, each in self.read_four_bits(name).items()
+        }
+        if not all(found[part].isfinite().all() for part in ("scales", "offsets")):
+            raise CheckpointError(f"tensor {name} holds numbers that 4 bits and their scales do not: use float32")
+        return found
+
+    def read_four_bits(self, name: str) -> dict[str, Tensor]:
+        """A matrix of codes, scales and offsets, its rows as those of `read`."""
+        return quantised(self.read(name))
+
+    def check_four_bits(self) -> None:  # noqa: B027 - numbers that are not rounded yet always may be
+        """Raises InputError where `four_bits` would round what is rounded already."""
 
     def check(self) -> None:
         """Raises CheckpointError where the tensors are not those that the configuration promises."""
@@ -145,6 +163,12 @@ def expected_shapes(architecture: LlamaArchitecture) -> dict[str, Shape]:
     if not a.tied_head:
         shapes[HEAD] = (a.vocabulary, a.width)
     return shapes
+
+
+def is_matrix(name: str, shape: Shape) -> bool:
+    """True for a tensor that has fewer bits than float32 where weights have 4: norms, biases, the embedding, the head
+    and the router of a mixture have not."""
+    return name.startswith("layers.") and len(shape) == 2 and not name.endswith("router.weight")
 
 
 def end_tokens(numbers: Iterable[object], vocabulary: int) -> list[int]:

@@ -17,6 +17,8 @@ QkNorm = Literal["none", "head", "projection"]
 Norms = Literal["before", "after", "both"]
 # Of the MLP's gate; gelu in the form with a tanh.
 Activation = Literal["silu", "gelu_tanh"]
+# Of the matrices in layers: numbers of 4 bytes, or of 4 bits with a scale and an offset for 32 of them.
+Weights = Literal["float32", "q4"]
 
 MAX_LAYERS = 1024
 MAX_POSITIONS = 1 << 22

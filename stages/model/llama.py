@@ -26,6 +26,7 @@ from onesweep.stages.model.decoder_options import (
     QkNorm,
     RopeScaling,
     SlidingWindow,
+    Weights,
     check_number,
 )
 from onesweep.stages.model.layers import (
@@ -37,6 +38,7 @@ from onesweep.stages.model.layers import (
     seen_keys,
     soft_capped,
 )
+from onesweep.stages.model.quantised import GROUP, QuantLinear
 
 _BOUNDS = {
     "width": (2, 1 << 16),
@@ -47,7 +49,8 @@ _BOUNDS = {
     "positions": (2, MAX_POSITIONS),
     "vocabulary": (2, 1 << 22),
 }
-_CHOICES = {"attention_bias": Bias, "qk_norm": QkNorm, "norms": Norms, "activation": Activation}
+OUT_MULTIPLE = 16  # of the numbers out of a matrix in 4 bits: its kernel's
+_CHOICES = {"attention_bias": Bias, "qk_norm": QkNorm, "norms": Norms, "activation": Activation, "weights": Weights}
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class LlamaArchitecture:
     logit_softcap: float | None = None
     window: SlidingWindow | None = None
     experts: Experts | None = None
+    weights: Weights = "float32"
 
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
@@ -122,6 +126,14 @@ class LlamaArchitecture:
         if self.experts is not None and self.experts.count * self.total_layers > MAX_EXPERTS:
             count = self.experts.count * self.total_layers
             raise ShapeError(f"architecture: {count} experts in all layers; at most {MAX_EXPERTS} are read")
+        if self.weights == "q4" and any(n % GROUP for n in (self.width, self.query_width, self.mlp_width)):
+            sizes = f"{self.width}, {self.query_width} and {self.mlp_width}"
+            raise ShapeError(f"architecture: rows of {sizes} numbers; weights of 4 bits need multiples of {GROUP}")
+        if self.weights == "q4" and self.qkv_width % OUT_MULTIPLE:
+            raise ShapeError(
+                f"architecture: {self.qkv_width} numbers in queries, keys and values; weights of 4 bits need a "
+                f"multiple of {OUT_MULTIPLE}"
+            )
 
     @staticmethod
     def from_record(record: Mapping[str, Any]) -> LlamaArchitecture:
@@ -160,6 +172,11 @@ class LlamaArchitecture:
     def query_scale(self) -> float:
         """Attention's scores are multiplied by it."""
         return float((self.query_scalar or self.head_dim) ** -0.5)
+
+    def linear(self, numbers_in: int, numbers_out: int, bias: bool = False) -> nn.Linear:
+        """A matrix of a layer, in the model's kind of weights."""
+        kind = QuantLinear if self.weights == "q4" else nn.Linear
+        return kind(numbers_in, numbers_out, bias=bias)
 
     @property
     def is_plain(self) -> bool:
@@ -252,17 +269,17 @@ class LlamaLayer(CausalLayer):
         self.window = a.window.size if a.window is not None and a.slides(number) else None
         before, after = a.norms != "after", a.norms != "before"
         self.attention_norm = self._norm(before)
-        self.qkv = nn.Linear(a.width, a.qkv_width, bias=a.attention_bias != "none")
+        self.qkv = a.linear(a.width, a.qkv_width, bias=a.attention_bias != "none")
         sizes = (a.head_dim, a.head_dim) if a.qk_norm == "head" else (a.query_width, a.kv_heads * a.head_dim)
         norms = (None if a.qk_norm == "none" else nn.RMSNorm(size, eps=a.norm_epsilon) for size in sizes)
         self.q_norm, self.k_norm = norms
-        self.attention_out = nn.Linear(a.query_width, a.width, bias=a.attention_bias == "all")
+        self.attention_out = a.linear(a.query_width, a.width, bias=a.attention_bias == "all")
         self.attention_after = self._norm(after)
         self.mlp_norm = self._norm(before)
         self.mixture = None if a.experts is None else Mixture(a, a.experts)
         if a.experts is None:
-            self.mlp_in = nn.Linear(a.width, 2 * a.mlp_width, bias=False)  # the gate's rows, then those it multiplies
-            self.mlp_out = nn.Linear(a.mlp_width, a.width, bias=False)
+            self.mlp_in = a.linear(a.width, 2 * a.mlp_width)  # the gate's rows, then those it multiplies
+            self.mlp_out = a.linear(a.mlp_width, a.width)
         self.mlp_after = self._norm(after)
 
     def _norm(self, is_there: bool) -> nn.RMSNorm | nn.Identity:
@@ -329,7 +346,7 @@ class Mixture(nn.Module):
         a, self.used, self.normalised = architecture, experts.used, experts.normalised
         self.activation = a.activation
         self.router = nn.Linear(a.width, experts.count, bias=False)
-        made = (Expert(a.width, a.mlp_width) for _ in range(experts.count))
+        made = (Expert(a) for _ in range(experts.count))
         self.experts = cast(Sequence[Expert], nn.ModuleList(made))
 
     def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -353,10 +370,11 @@ class Mixture(nn.Module):
 class Expert(nn.Module):
     """The two matrices of a gated MLP."""
 
-    def __init__(self, width: int, mlp_width: int) -> None:
+    def __init__(self, architecture: LlamaArchitecture) -> None:
         super().__init__()
-        self.mlp_in = nn.Linear(width, 2 * mlp_width, bias=False)  # as in LlamaLayer
-        self.mlp_out = nn.Linear(mlp_width, width, bias=False)
+        a = architecture
+        self.mlp_in = a.linear(a.width, 2 * a.mlp_width)  # as in LlamaLayer
+        self.mlp_out = a.linear(a.mlp_width, a.width)
 
 
 class LlamaStage(CausalStage):

@@ -92,6 +92,11 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
         raise InputError(
             f"{settings.checkpoint} caps its logits or is a mixture of experts: a drafter is not distilled from such"
         )
+    if isinstance(a, LlamaArchitecture) and a.weights != "float32":
+        raise InputError(
+            f"{settings.checkpoint} has weights of 4 bits, which cannot be trained: distil from an import of the same "
+            "model with --weights float32, the drafter serves both"
+        )
     total = sum(a.layers_in(index) for index in range(a.parts))
     if settings.layers is not None and not (settings.layers and all(0 <= i < total for i in settings.layers)):
         raise InputError(f"--layers {','.join(map(str, settings.layers))}: the model has layers 0 to {total - 1}")
@@ -113,6 +118,8 @@ class _Beginning:
         drafter = read_manifest(s.start)
         if drafter.kind != "ar" or not drafter.complete or drafter.architecture.parts != 1:
             raise InputError(f"--start {s.start} is no drafter: that is a finished AR pipeline of one stage")
+        if isinstance(drafter.architecture, LlamaArchitecture) and drafter.architecture.weights != "float32":
+            raise InputError(f"--start {s.start} has weights of 4 bits, which cannot be trained")
         vocabularies = [(each.tokenizer, each.files, each.text_architecture.vocabulary) for each in (drafter, teacher)]
         if vocabularies[0] != vocabularies[1]:
             raise InputError(f"--start {s.start} has other symbols than {s.checkpoint}: both need one tokenizer")

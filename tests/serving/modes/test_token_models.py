@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +240,16 @@ def test_a_text_ends_where_the_model_ends_it(scene: Scene, tmp_path: Path, local
             assert (result.output_tokens, result.stopped) == (at + 1, True)
     assert result.accepted > 0
     assert result.sweeps < at + 1, "guesses saved trips"
+
+
+# Weights of 4 bits
+
+
+def test_weights_of_4_bits_write_one_text_on_any_hosts(tmp_path: Path, local_ring: Any) -> None:
+    write_model(tmp_path, architecture=replace(ARCHITECTURE, head_dim=16, mlp_width=64, weights="q4"))
+    texts = set()
+    for hosts in (1, 3):
+        with local_ring(tmp_path, hosts) as client:
+            for mode in ("ar", "ar-speculative"):
+                texts.add(client.generate(PROMPT, mode=mode, max_tokens=COUNT, temperature=0.8, seed=5).text)
+    assert len(texts) == 1

@@ -119,8 +119,11 @@ def write_gguf(
     a: LlamaArchitecture = SHAPE,
     permuted: bool = True,
     describe: Callable[[Any], None] = describe_letters,
+    matrices: str = "F32",
 ) -> Path:
     """:param permuted: queries and keys interleaved, as the format wants them.
+
+    :param matrices: quantisation of those in layers.
 
     :param describe: writes what the file says of its tokenizer.
     """
@@ -145,7 +148,9 @@ def write_gguf(
         _, layer, kind, end = name.split(".")
         if permuted and kind in ("q", "k"):
             tensor = interleaved(tensor, a.heads if kind == "q" else a.kv_heads)
-        writer.add_tensor(f"blk.{layer}.{GGUF_NAMES[kind]}.{end}", tensor.numpy())
+        stored = gguf.GGMLQuantizationType[matrices if tensor.dim() == 2 else "F32"]
+        numbers = gguf.quantize(tensor.numpy(), stored)
+        writer.add_tensor(f"blk.{layer}.{GGUF_NAMES[kind]}.{end}", numbers, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

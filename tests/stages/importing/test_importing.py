@@ -281,7 +281,7 @@ def test_the_cut_follows_speed_and_memory_of_the_hosts() -> None:
     whole = LlamaArchitecture((30,), 576, 9, 3, 64, 1536, 8192, 49152)
     fast = importing.cut(whole, [StageHost(4.0), StageHost(), StageHost()])
     assert fast[0] > 2 * max(fast[1:])
-    layer = 4 * importing.stage_cost(whole, 1, first=False, last=False).held
+    layer = importing.stage_cost(whole, 1, first=False, last=False).held
     head = 4 * 49152 * 576
     tight = importing.cut(whole, [StageHost(), StageHost(1.0, 5 * layer), StageHost()])
     assert tight[1] == 5

@@ -15,6 +15,7 @@ from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from onesweep.stages.model.decoder_options import Experts, LinearScaling
 from onesweep.stages.model.decoder_options import SlidingWindow as Window
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
+from onesweep.stages.model.quantised import QuantLinear, quantised
 
 TINY = LlamaArchitecture(
     layers=(2, 1, 1), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=48, positions=128, vocabulary=300
@@ -59,6 +60,9 @@ def random_stages(architecture: LlamaArchitecture = TINY, seed: int = 0) -> list
     for stage in stages:
         for parameter in stage.parameters():
             parameter.add_(0.15 * torch.randn(parameter.shape))
+        for each in stage.modules():
+            if isinstance(each, QuantLinear):
+                each.load_state_dict(quantised(0.15 * torch.randn(each.out_features, each.in_features)), strict=False)
     if architecture.tied_head:
         first, last = stages[0].embedding, stages[-1].head
         last.weight.copy_(first.weight)

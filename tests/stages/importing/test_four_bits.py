@@ -1,0 +1,208 @@
+"""Weights of 4 bits: taken over as a GGUF file has them, served in company as alone, and small."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from onesweep.serving.cli.__main__ import main
+from onesweep.stages.backends import TorchBackend, backend_named
+from onesweep.stages.backends.base import CleanPiece, StageRunner
+from onesweep.stages.backends.packed_llama import PackedLlamaStage, QuantProduct
+from onesweep.stages.backends.runner_checks import OneAtATime, check_rows
+from onesweep.stages.checkpoint.checkpoint import halve, load_stage
+from onesweep.stages.checkpoint.gate import probe_symbols
+from onesweep.stages.checkpoint.inspect import record, verify
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.errors import CheckpointError, InputError, ShapeError
+from onesweep.stages.importing.importing import ImportSettings, import_model, summary
+from onesweep.stages.model import quantised
+from onesweep.stages.model.decoder_options import Experts
+from onesweep.stages.model.llama import LlamaStage
+from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.quantised import GROUP, QuantLinear
+from onesweep.trainer.distill.distill import DistillSettings, distill
+from tests.stages.importing.published import SHAPE, learnt, write_folder, write_gguf
+from tests.stages.model.tiny_llama import random_stages
+
+pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
+WIDE = replace(SHAPE, layers=(2,), head_dim=16)  # rows of all matrices are whole groups
+KINDS = ("Q4_0", "Q4_1")
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, Tensor]:
+    return learnt(WIDE)
+
+
+@pytest.fixture(scope="module")
+def made(weights: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of each kind of file, in float32 and as they are: `Q4_0 float32`, `Q4_0 q4` and so on."""
+    found = {}
+    for kind in KINDS:
+        source = write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", weights, WIDE, matrices=kind)
+        for stored in ("float32", "q4"):
+            out = found[f"{kind} {stored}"] = source.parent / stored
+            import_model(ImportSettings(source, out, 2, weights=stored))
+    return found
+
+
+def stages(directory: Path) -> list[LlamaStage]:
+    found = [load_stage(directory, i) for i in range(read_manifest(directory).architecture.parts)]
+    assert all(isinstance(stage, LlamaStage) for stage in found)
+    return found  # type: ignore[return-value]
+
+
+def runners(directory: Path) -> list[StageRunner]:
+    return [TorchBackend().stage(stage) for stage in stages(directory)]
+
+
+@torch.inference_mode()
+def probe_logits(directory: Path) -> Tensor:
+    """What hosts compute on the probe text."""
+    manifest = read_manifest(directory)
+    x = probe_symbols(manifest)[0]
+    served = runners(directory)
+    for stage, runner in zip(stages(directory), served, strict=True):
+        caches = new_caches(len(stage.layers), stage.architecture, len(x))
+        x = runner.read([CleanPiece(x, caches)])[0]
+    return served[-1].next_byte([x])[0]
+
+
+def served_loss(directory: Path) -> float:
+    known = probe_symbols(read_manifest(directory))[0]
+    return float(F.cross_entropy(probe_logits(directory)[:-1], known[1:]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_4_bits_is_taken_over_as_it_is(made: dict[str, Path], kind: str) -> None:
+    whole, small = stages(made[f"{kind} float32"]), stages(made[f"{kind} q4"])
+    for expected, found in zip(whole, small, strict=True):
+        modules = {name: module for name, module in found.named_modules() if isinstance(module, QuantLinear)}
+        assert len(modules) == 4 * len(found.layers)
+        for name, module in modules.items():
+            assert torch.equal(module.dense(slice(None)), expected.get_submodule(name).weight), name
+    assert all(check.ok for check in verify(made[f"{kind} q4"]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hosts_lose_less_than_a_fiftieth_of_a_nat(made: dict[str, Path], kind: str) -> None:
+    losses = served_loss(made[f"{kind} float32"]), served_loss(made[f"{kind} q4"])
+    assert abs(losses[0] - losses[1]) < 0.02
+
+
+def test_a_host_holds_less_than_a_fifth_of_float32(made: dict[str, Path]) -> None:
+    stage = stages(made["Q4_1 q4"])[0]
+    numbers = sum(m.in_features * m.out_features for m in stage.modules() if isinstance(m, QuantLinear))
+    runner = PackedLlamaStage(stage)
+    products = [
+        each
+        for layer in runner.reader.layers
+        for each in (layer.qkv, layer.attention_out, layer.mlp.mlp_in, layer.mlp.mlp_out)
+    ]
+    assert all(isinstance(each, QuantProduct) for each in products)
+    assert sum(each.codes.nbytes + each.numbers.nbytes for each in products) == 0.625 * numbers
+    assert not any(module.codes.numel() for module in stage.modules() if isinstance(module, QuantLinear))
+
+
+@pytest.mark.parametrize(
+    "architecture", [WIDE, replace(WIDE, attention_bias="qkv"), replace(WIDE, experts=Experts(3, 2, True))]
+)
+def test_no_row_depends_on_its_company(architecture: Any) -> None:
+    for stage in random_stages(replace(architecture, layers=(1, 1), weights="q4")):
+        runner = TorchBackend().stage(stage)
+        assert not isinstance(runner, OneAtATime)
+        assert check_rows(runner, stage)
+
+
+def test_the_cut_changes_no_bit(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    source = write_folder(tmp_path / "model", weights, WIDE)
+    found = []
+    for blocks in (1, 2):
+        import_model(ImportSettings(source, tmp_path / str(blocks), blocks, weights="q4"))
+        found.append(probe_logits(tmp_path / str(blocks)))
+    assert torch.equal(*found)
+
+
+def test_floating_point_weights_are_rounded_to_the_nearest_code() -> None:
+    weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
+    weight[5] = 0.25
+    linear = QuantLinear(96, 48, bias=False)
+    linear.load_state_dict(quantised.quantised(weight))
+    groups = (linear.dense(slice(None)) - weight).abs().unflatten(1, (-1, GROUP))
+    assert (groups <= linear.scales.float().unsqueeze(2) * 0.51 + 2e-3).all()
+    assert torch.equal(linear.dense(slice(None))[5], weight[5])
+
+
+def test_pieces_of_a_matrix_give_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (random_stages(replace(WIDE, layers=(1,), weights="q4", mlp_width=96))[0].layers[0] for _ in range(2))
+    linear = one.mlp_in
+    x = torch.randn(5, 32)
+    whole, packed = linear(x), QuantProduct(other.mlp_in)
+    monkeypatch.setattr(quantised, "PIECE_NUMBERS", 1)
+    assert len(list(linear.pieces())) == 3
+    assert torch.allclose(linear(x), whole, atol=1e-5)
+    pieces = QuantProduct(linear)
+    assert torch.equal(pieces.codes, packed.codes)
+    assert torch.equal(pieces(x), packed(x))
+
+
+def test_a_folder_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = write_folder(tmp_path / "model", weights, WIDE), tmp_path / "out"
+    assert main(["import", str(source), "--blocks", "2", "--out", str(out), "--weights", "q4"]) == 0
+    assert "with weights in 4 bits" in capsys.readouterr().out
+    whole = import_model(ImportSettings(source, tmp_path / "whole", 2))
+    assert "4 bits" not in summary(whole)
+    assert "weights" not in record(tmp_path / "whole")["ar"]["architecture"], "as in manifests of before"
+    described = record(out)["ar"]
+    assert described["architecture"]["weights"] == "q4"
+    assert described["parameters"] == record(tmp_path / "whole")["ar"]["parameters"]
+    halved = halve(out, tmp_path / "half")
+    assert isinstance(halved, Manifest)
+    assert all(check.ok for check in verify(tmp_path / "half"))
+
+
+def test_what_4_bits_do_not_hold_is_refused(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    source = write_gguf(tmp_path / "model.gguf", weights, WIDE, matrices="Q8_0")
+    sentence = r"14 of 14 matrices .* a second time \(Q8_0; blk.0.\w+.weight is the first, Q8_0\): take .* Q4_0 or Q4_1"
+    with pytest.raises(InputError, match=sentence):
+        import_model(ImportSettings(source, tmp_path / "out", 2, weights="q4"))
+    huge = {**weights, "layers.1.up.weight": weights["layers.1.up.weight"] * 1e8}
+    source = write_folder(tmp_path / "huge", huge, WIDE)
+    with pytest.raises(CheckpointError, match=r"layers.1.up.weight holds numbers that 4 bits and their scales do not"):
+        import_model(ImportSettings(source, tmp_path / "out", 2, weights="q4", is_untrained=True))
+    assert not (tmp_path / "out").exists()
+
+
+def test_shapes_that_4_bits_do_not_have() -> None:
+    with pytest.raises(ShapeError, match="rows of 32, 48 and 32 numbers; weights of 4 bits need multiples of 32"):
+        replace(SHAPE, weights="q4")
+    with pytest.raises(ShapeError, match="40 numbers in queries, keys and values"):
+        replace(SHAPE, weights="q4", heads=8, head_dim=4, kv_heads=1)
+    with pytest.raises(ShapeError, match="weights must be one of float32, q4, not 'q2'"):
+        replace(WIDE, weights="q2")
+
+
+def test_other_users_of_weights_refuse(made: dict[str, Path], tmp_path: Path) -> None:
+    small = made["Q4_0 q4"]
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'onesweep[onnx]'")
+    with pytest.raises(InputError, match="onnxruntime-int8 does not run weights of 4 bits: choose --backend torch"):
+        backend_named("onnxruntime-int8").stage(load_stage(small, 0))
+    with pytest.raises(InputError, match="distil from an import of the same model with --weights float32"):
+        distill(DistillSettings(small, (tmp_path / "text.txt",), steps=1))
+    start, text = tmp_path / "whole", tmp_path / "text.txt"
+    text.write_text("The letter left the coast before dawn. " * 200)
+    import_model(ImportSettings(small.parent / "model.gguf", start, 1, weights="q4"))
+    with pytest.raises(InputError, match=r"--start .* has weights of 4 bits, which cannot be trained"):
+        distill(DistillSettings(made["Q4_0 float32"], (text,), start=start, steps=1, window=16))
+
+
+def test_another_kind_of_weights_is_answered_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", "model.gguf", "--out", "out", "--weights", "q2"]) == 2
+    assert "--weights: 'q2' is none of float32, q4" in capsys.readouterr().err
