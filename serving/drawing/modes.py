@@ -27,7 +27,7 @@ from onesweep.stages.errors import close_to, one_of
 from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import CODECS, HIDDEN, codec_named
 from onesweep.stages.model.randomness import MAX_SEED
-from onesweep.stages.pictures.experts import Consultation, Turn
+from onesweep.stages.pictures.experts import MAX_MOVES, Consultation, Turn
 from onesweep.stages.pictures.trajectory import (
     MAX_GUIDANCE,
     MAX_LEVELS,
@@ -166,6 +166,8 @@ class _RingDrawing(DrawingMode):
         first_part: int = 0,
     ) -> stage_pb2.Event:
         def check(event: stage_pb2.Event) -> None:
+            if event.pictures.moves > MAX_MOVES + 1:
+                raise internal(f"a picture is said to have moved {event.pictures.moves} times")
             if len(event.pictures.pixels) != order.size:
                 raise internal(f"pictures of {len(event.pictures.pixels)} bytes came, where {order.size} are due")
 

@@ -256,7 +256,8 @@ class ResponseRequest(Fields):
     """POST /v1/responses: a chat in OpenAI's newer form. Nothing of it is stored."""
 
     model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
-    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    # one message fewer than a chat: instructions are one
+    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)]
     instructions: str | None = Field(default=None, description="a system message before the others")
     max_output_tokens: Count | None = Field(default=None, description=f"to generate ({DEFAULT_MAX_TOKENS})")
     temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
@@ -302,7 +303,7 @@ class ResponseRequest(Fields):
 class ImageExtension(Fields):
     """Settings of a drawing that OpenAI's API does not have. The router chooses those that are left out."""
 
-    mode: str | None = Field(default=None, description="chain, steps, local (chain)")
+    mode: str | None = Field(default=None, description=f"{', '.join(DRAWING_MODES)} (chain)")
     levels: Count | None = Field(default=None, description="steps from noise to picture")
     solver: str | None = Field(default=None, description="euler, 2m")
     guidance: float | None = Field(default=None, allow_inf_nan=False, description="pull towards the class; 1 is none")
@@ -358,7 +359,7 @@ class PictureRaceRequest(Fields):
     """POST /api/race/pictures: one picture in several modes of drawing."""
 
     prompt: str = Field(description="a class of the model, by name or number")
-    entrants: list[Annotated[str, Field(pattern=r"^[a-z]{1,32}$")]] = Field(
+    entrants: list[Annotated[str, Field(pattern=r"^[a-z]{1,32}(:[a-z0-9]{1,16})?$")]] = Field(
         min_length=1, max_length=len(DRAWING_MODES), description=", ".join(DRAWING_MODES)
     )
     seed: Seed = 1

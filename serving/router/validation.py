@@ -29,8 +29,8 @@ from onesweep.serving.router.request import (
 )
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import close_to, one_of
-from onesweep.stages.host.grammar import schema_problem
 from onesweep.stages.host.sampling_validation import MAX_TEMPERATURE
+from onesweep.stages.host.schema_check import schema_problem
 from onesweep.stages.host.validation import MAX_STEPS
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.model.scoring import MAX_CANDIDATES
@@ -158,7 +158,7 @@ async def tokenized(generation: Generation, messages: Sequence[Message], mode: M
     if not prompt:
         raise invalid(f"the prompt has no {tokenizer.noun}: give some text")
     account.alphabet, account.prompt_tokens = tokenizer.alphabet, tokenizer.alphabet.count(prompt)
-    if generation.json_schema and (problem := await asyncio.to_thread(schema_problem, generation.json_schema)):
+    if generation.json_schema and (problem := await schema_problem(generation.json_schema)):
         raise invalid(problem)
     suffix = await asyncio.to_thread(tokenizer.encode_piece, generation.suffix.decode()) if generation.suffix else b""
     return replace(generation, prompt=prompt, suffix=suffix, ends=tokenizer.ends, given_symbols=account.prompt_tokens)

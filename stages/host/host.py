@@ -124,7 +124,7 @@ class Host:
         """:param first: what it begins with; all that comes later holds the same blocks.
         :param next_hosts: to the hosts that may come next; none where this host holds a whole model."""
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
-        self.blocks = first.plan.blocks
+        self.blocks, self.any_may_follow = first.plan.blocks, first.plan.any_may_follow
         self.meter, self.tracer = meter or HostObserver(), tracer
         self.stopping = False
         """No new session is opened any more."""
@@ -196,9 +196,11 @@ class Host:
         count = 0
         for name in names:
             session = self.sessions.sessions.get(name)
-            if session is not None and session.beginning is not None and self.prefixes.budget_bytes:
+            kept = session.beginning if session is not None and self.prefixes.budget_bytes else None
+            # Caches that still lack what memory had would be kept as they are.
+            if session is not None and kept is not None and not kept.recalled:
                 session.released = True  # nobody waits for it, but its memory is in use until all is copied
-                beginning = Beginning(session.beginning.root, list(session.beginning.digests))
+                beginning = Beginning(kept.root, list(kept.digests))
                 for at in range(len(beginning.digests)):
                     self.prefixes.keep(beginning, at, session.layers, session.symbols)
                     await asyncio.sleep(0)  # copying a piece takes up to a millisecond: hops go between

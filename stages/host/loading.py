@@ -173,6 +173,11 @@ class Loader:
                 f"its models are cut into {plan.parts} parts, these hosts share out {parts}: cut it alike, "
                 "or start the hosts anew with another topology"
             )
+        if plan.any_may_follow and not self.host.any_may_follow:
+            raise CheckpointError(
+                "its experts need a link from each host to every other, and these hosts were started without: start "
+                "them anew with this checkpoint"
+            )
         if plan.message_bytes() > self.message_bytes:
             raise CheckpointError(
                 f"its hops may take {plan.message_bytes()} bytes, {self.host.settings.name} was started for "

@@ -11,7 +11,7 @@ from onesweep.stages.host.parts import HostPlan, ModelSource
 from onesweep.stages.host.requests import ConsultRequest, DenoiseRequest, DrawRequest
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
 from onesweep.stages.pictures.architecture import PictureArchitecture
-from onesweep.stages.pictures.experts import RULES, Turn
+from onesweep.stages.pictures.experts import MAX_MOVES, RULES, Turn
 from onesweep.stages.pictures.trajectory import MAX_GUIDANCE, MAX_LEVELS, SOLVERS, DrawPlan, evaluations, most_pictures
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import AnyWork, PictureWork
@@ -87,6 +87,8 @@ def parse_consult(work: stage_pb2.Consult, source: ModelSource, hop: stage_pb2.H
         raise invalid(f"{plan.pictures} pictures for experts: each goes its own way, so send one in a hop")
     if work.noise_range >= ranges or work.level > plan.levels or (rule == "once" and work.level):
         raise invalid(f"range {work.noise_range}, level {work.level}: the picture is done by then")
+    if work.moves > MAX_MOVES:
+        raise invalid(f"a picture that moved {work.moves} times; none moves more than {MAX_MOVES} times")
     _check_turn(work, hop, a.parts, experts)
     started = bool(work.noise_range or work.level)
     needs_before = work.level > 0 and plan.solver == "2m"

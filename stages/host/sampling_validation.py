@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME
-from onesweep.stages.host.grammar import MAX_ENDS, MAX_SCHEMA_BYTES, GrammarSettings, grammar_absent
+from onesweep.stages.host.grammar import MAX_ENDS, GrammarSettings
 from onesweep.stages.host.parts import ModelSource
+from onesweep.stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.model.scoring import MAX_LOGPROBS
 from onesweep.stages.model.shaping import MAX_PENALTY, MAX_REPETITION_PENALTY, Shaping, bias_problem

@@ -130,6 +130,8 @@ class Scheduler:
             and not isinstance(job.request, ScoreRequest)
             and job.session.pending <= 1  # what is computed here must not overtake a piece that the thread had
             and not (job.session.beginning and job.session.beginning.recalled)  # megabytes to copy
+            # a schema to compile
+            and (getattr(job.request, "grammar", None) is None or job.session.grammar is not None)
             for job in list(self._arrived)  # at once: the engine's thread may be taking from it
         )
 

@@ -153,6 +153,8 @@ def _check_names(hop: stage_pb2.Hop) -> None:
 def _check_memory(memory: stage_pb2.Memory, work: AnyWork) -> None:
     if not isinstance(work, StageWork):
         raise invalid("memory is of the texts that a pipeline reads: this hop carries other work")
+    if isinstance(work, stage_pb2.Score) and work.batch:
+        raise invalid("a later batch of candidates opens no session: its message has no place in memory")
     if len(memory.space) != SPACE_BYTES:
         raise invalid(f"a space in memory has {SPACE_BYTES} bytes, not {len(memory.space)}")
     if not memory.prefix and work.start:

@@ -18,6 +18,7 @@ from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.stages.pictures.architecture import PictureArchitecture
 from onesweep.stages.pictures.part import PicturePart, normed
 from onesweep.stages.pictures.trajectory import (
+    MAX_LEVELS,
     DrawPlan,
     PicturePiece,
     Trajectory,
@@ -29,6 +30,7 @@ from onesweep.stages.pictures.trajectory import (
 # likeliest. `top2`: the two likeliest, weighted.
 Rule = Literal["once", "top1", "top2"]
 RULES: tuple[Rule, ...] = get_args(Rule)
+MAX_MOVES = 2 * (MAX_LEVELS + 1)  # of a picture, from host to host: two evaluations a level at most
 
 
 class RouterNet(nn.Module):

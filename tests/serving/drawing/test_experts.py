@@ -211,6 +211,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"rule": "top2", "codec": "fp32", "expert": 0, "other": 0}, "names two different experts"),
     ({"rule": "top2"}, "only fp32 loses nothing"),
     ({"codec": "jpeg"}, "unknown state codec 'jpeg'"),
+    ({"moves": 2**32 - 1}, "none moves more than 514 times"),
     ({"estimate": STATE}, "carries no estimate"),
     ({"expert": 0, "before": STATE}, "carries no before"),
     ({**STARTED, "partial": STATE}, "carries no partial"),

@@ -119,10 +119,11 @@ def test_a_response_is_a_chat_in_another_form(openai: OpenAI) -> None:
         ({"store": True}, "store is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"max_output_tokens": 600}, "context is 512"),
+        ({"input": [{"role": "user", "content": "x"}] * 1024}, "at most 1023"),
     ):
         for streamed in (False, True):
             with pytest.raises(api.BadRequestError, match=words):
-                openai.responses.create(input="x", stream=streamed, **{**asked, **refused})  # type: ignore[call-overload]
+                openai.responses.create(stream=streamed, **{"input": "x", **asked, **refused})  # type: ignore[call-overload]
 
 
 def test_a_seed_gives_the_same_text_and_none_another(openai: OpenAI) -> None:

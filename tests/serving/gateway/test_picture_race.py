@@ -70,6 +70,10 @@ def test_what_cannot_be_drawn_ends_its_lane_or_is_refused(site: str) -> None:
     assert (failed["lane"], failed["status"]) == ("chain", 400)
     assert "levels must be 3 to 256" in failed["error"]
     assert [event["lane"] for event in events if "result" in event] == ["local"]
+    other = told(
+        httpx.post(f"{site}/api/race/pictures", json={**asked, "entrants": ["local", "experts:1"]}, timeout=60)
+    )
+    assert [event["lane"] for event in other if "error" in event] == ["experts:1"]
     for changed in ({"entrants": []}, {"entrants": ["local"] * 8}, {"seed": 1 << 64}, {"levels": 0}, {"link_ms": 501}):
         assert httpx.post(f"{site}/api/race/pictures", json={**asked, **changed}).status_code == 400, changed
 

@@ -198,6 +198,18 @@ def test_later_hops_of_a_session_do_not_open_it_again(whole: Parts) -> None:
     assert not any(hop.HasField("memory") for hop in prefill_hops(opening(clean=b"a"), BYTES))
 
 
+async def test_caches_that_still_lack_what_memory_had_are_not_kept(whole: Parts) -> None:
+    """A session that ends before its first pass, while other texts took the place of its beginning."""
+    async with open_host(whole) as host:
+        await written(host, hops_of(whole, "1", FIRST))
+        await host.end(["1"])
+        (hop,) = hops_of(whole, "2", FIRST, kept=2)
+        host.accept(hop, 1)
+        host.prefixes = PrefixStore(host.prefixes.budget_bytes)
+        await host.end(["2"])
+        assert host.prefixes.bytes == 0
+
+
 # The store
 
 

@@ -1,0 +1,104 @@
+"""JSON schemas for texts: how they are compiled, and a check in a process whose time and memory are bounded.
+
+Nothing in the library bounds what a schema of 40 bytes may take. Nothing heavy is imported here: a check starts this
+module as a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import resource
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+MAX_SCHEMA_BYTES = 16 << 10  # it travels with every hop
+# Memory that one schema may come to take: up to 2 KB a state.
+MAX_LEXER_STATES = 10_000
+ABSENT = "llguidance is not installed: pip install 'onesweep[schema]'"
+# Of a check's process. Hosts compile the schema once more, between the work of others, so this bounds that, too.
+CHECK_CPU_S = 1
+CHECK_BYTES = 2 << 30
+CHECK_S = 60.0  # where the machine is so busy that the process gets no second in that time
+CHECKS_AT_ONCE = 2
+KEPT_VERDICTS = 256
+
+
+def grammar_absent() -> str:
+    """Why no text can be held to a schema here; empty where one can."""
+    return "" if importlib.util.find_spec("llguidance") else ABSENT
+
+
+_CHECKS = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="schema-check")
+
+
+async def schema_problem(schema: str) -> str:
+    """Why no text can be held to a JSON schema; empty where one can."""
+    if (size := len(schema.encode())) > MAX_SCHEMA_BYTES:
+        return f"the JSON schema has {size} bytes, at most {MAX_SCHEMA_BYTES}: simplify it"
+    if absent := grammar_absent():
+        return absent
+    return await asyncio.get_running_loop().run_in_executor(_CHECKS, _checked_apart, schema)
+
+
+@lru_cache(maxsize=KEPT_VERDICTS)
+def _checked_apart(schema: str) -> str:
+    command = (sys.executable, "-P", "-m", "onesweep.stages.host.schema_check")
+    try:
+        done = subprocess.run(command, input=schema.encode(), capture_output=True, timeout=CHECK_S, check=True)
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+        return f"the JSON schema takes more than {CHECK_CPU_S} s or too much memory to prepare: simplify it"
+    return done.stdout.decode(errors="replace")
+
+
+def problem_of(schema: str) -> str:
+    """Why no text can be held to a JSON schema; empty where one can. May take any time and memory."""
+    matcher = compiled(byte_tokenizer(), schema)
+    if isinstance(matcher, str) or matcher.is_error():
+        words = matcher if isinstance(matcher, str) else matcher.get_error()
+        return f"the JSON schema cannot be used: {' '.join(words.split())[:300]}"
+    return ""
+
+
+class _ByteVocabulary:
+    """A byte model's symbols, and one more that ends a text, which the model cannot write."""
+
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    bos_token_id, eos_token_id, special_token_ids = None, 256, (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@lru_cache(maxsize=1)
+def byte_tokenizer() -> LLTokenizer:
+    """That of a byte model."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_ByteVocabulary()))
+
+
+def compiled(tokenizer: LLTokenizer, schema: str) -> LLMatcher | str:
+    """The schema's texts; a sentence where it is no JSON object."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    # one way of spacing: with any white space allowed, a weak model writes nothing else
+    spacing: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(schema, overrides=spacing)
+    except ValueError as error:
+        return str(error)
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=MAX_LEXER_STATES))
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (CHECK_BYTES, CHECK_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (CHECK_CPU_S, CHECK_CPU_S))
+    sys.stdout.write(problem_of(sys.stdin.read()))
