@@ -93,6 +93,10 @@ def _text_of_inputs(value: object) -> object:
     return _text_of_parts(value)
 
 
+def _as_messages(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
 def _one_text(value: object) -> object:
     match value:
         case str(text) | [str(text)]:
@@ -257,7 +261,11 @@ class ResponseRequest(Fields):
 
     model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
     # one message fewer than a chat: instructions are one
-    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)]
+    input: Annotated[
+        list[InputMessage],
+        Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True),
+        BeforeValidator(_as_messages, json_schema_input_type=str | list[InputMessage]),
+    ]
     instructions: str | None = Field(default=None, description="a system message before the others")
     max_output_tokens: Count | None = Field(default=None, description=f"to generate ({DEFAULT_MAX_TOKENS})")
     temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
@@ -277,8 +285,7 @@ class ResponseRequest(Fields):
 
     def chat(self) -> ChatRequest:
         """The chat that it asks for."""
-        given = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        messages = [ChatMessage(role=each.role, content=each.content) for each in given]
+        messages = [ChatMessage(role=each.role, content=each.content) for each in self.input]
         if self.instructions:
             messages.insert(0, ChatMessage(role="system", content=self.instructions))
         told = self.text.format if self.text else None
