@@ -64,6 +64,12 @@ def test_every_panel_asks_for_what_is_exported() -> None:
         "onesweep_router_drafted_tokens_total",
         "onesweep_router_output_tokens_total",
         "onesweep_router_sent_bytes_total",
+        "onesweep_router_prompt_tokens_total",
+        "onesweep_router_cached_tokens_total",
+        "onesweep_stage_prefix_bytes",
+        "onesweep_stage_prefix_hits_total",
+        "onesweep_stage_prefix_limit_bytes",
+        "onesweep_stage_prefix_positions_total",
     }
 
 

@@ -54,6 +54,8 @@ SENSIBLE = {  # by its name: what gets past the first check now and then
 
 
 def values_of(field: FieldDescriptor) -> Any:
+    if field.message_type and field.message_type.GetOptions().map_entry:
+        return st.dictionaries(*(values_of(part) for part in field.message_type.fields), max_size=4)
     one = fields_of(field.message_type) if field.message_type else VALUES[field.type]
     one = SENSIBLE[field.name] | one if field.name in SENSIBLE else one
     return st.lists(one, max_size=4) if field.is_repeated else one
