@@ -22,6 +22,7 @@ from typing import Any
 
 from onesweep.loadtest.workload.prompts import SENTENCES
 from onesweep.serving.client.client import AsyncClient, DrawnPictures, RequestRefused, Result, RouterError
+from onesweep.serving.drawing import DRAWING_MODES
 from onesweep.stages.errors import ServiceError
 
 OK = "OK"
@@ -50,11 +51,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 PROMPT_BYTES = 48
 ROOM_BYTES = PROMPT_BYTES + 96 + 16
 # Of a request for pictures. Guidance and solver are the router's defaults.
-DRAWINGS: dict[str, dict[str, Any]] = {
-    "chain": {"pictures": 2, "levels": 12},
-    "steps": {"pictures": 2, "levels": 12},
-    "local": {"pictures": 2, "levels": 12},
-}
+DRAWINGS: dict[str, dict[str, Any]] = {mode: {"pictures": 2, "levels": 12} for mode in DRAWING_MODES}
 
 Beside = Callable[[list[str]], list[str]]  # turns a command into one that runs where the router does
 

@@ -18,7 +18,7 @@ from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.client.client import Client
 from onesweep.stages.v1 import stage_pb2
 from tests.serving.router.test_replicas import doubled
-from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
+from tests.stages.pictures.tiny import TINY, tiny_experts, tiny_picture_bundle
 
 SEED = 7
 Run = Callable[..., tuple[int, str, str]]
@@ -95,10 +95,15 @@ def test_the_command_starts_hosts_of_its_own_and_an_answer_may_be_large(tmp_path
     assert said == f"{out}: {count} pictures\n"
     with Image.open(out) as sheet:
         assert sheet.size == (129 * count - 1, 129 * 3 - 1)
+    experts = tiny_experts(tmp_path / "bundle" / "experts").parent
+    code, said, err = onesweep(
+        "draw", "two", "--checkpoint", experts, "--mode", "experts:1", "--out", tmp_path / "e.png"
+    )
+    assert (code, said) == (0, f"{tmp_path / 'e.png'}: 1 picture\n"), err
     code, _, err = onesweep("run", bundle)
     assert code != 0
     assert "draws pictures: `onesweep draw CLASS --checkpoint" in err
     shutil.rmtree(bundle / "chain")
     code, _, err = onesweep("draw", "two", "--checkpoint", bundle, "--out", tmp_path / "none.png")
     assert code != 0
-    assert "is no bundle of pictures: give a directory with chain/ or steps/" in err
+    assert "is no bundle of pictures: give a directory with chain/, steps/ or experts/" in err
