@@ -13,9 +13,8 @@ from time import process_time_ns
 
 import torch
 
-from onesweep.serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES, MAX_PICTURES
+from onesweep.serving.drawing import EXPERT_RULES
 from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.request import MAX_LINK_MS
 from onesweep.serving.router.ring import RingView
 from onesweep.serving.router.session import MOST_TRIES, RETRY_PAUSE_S, AuditFailed, Session
 from onesweep.serving.v1 import router_pb2
@@ -23,15 +22,11 @@ from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import load_picture_part, load_router_net
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import close_to, one_of
 from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import CODECS, HIDDEN, codec_named
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.pictures.experts import MAX_MOVES, Consultation, Turn
 from onesweep.stages.pictures.trajectory import (
-    MAX_GUIDANCE,
-    MAX_LEVELS,
-    SOLVERS,
     DrawPlan,
     Trajectory,
     most_pictures,
@@ -39,7 +34,7 @@ from onesweep.stages.pictures.trajectory import (
 )
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import PictureWork
-from onesweep.stages.wire.status import failed_precondition, internal, invalid, unavailable
+from onesweep.stages.wire.status import internal, invalid, unavailable
 
 PICTURES_UNDER_WAY = 16  # of a request to experts: each is a session of its own, and hosts have room for some
 
@@ -113,7 +108,7 @@ class DrawingMode(ABC):
     @property
     @abstractmethod
     def problem(self) -> str:
-        """The weights that are missing where there is no `info`, and what to do."""
+        """The weights that are missing where there is no `info`."""
 
     @property
     def least_levels(self) -> int:
@@ -139,7 +134,7 @@ class _RingDrawing(DrawingMode):
 
     @property
     def problem(self) -> str:
-        return f"the hosts have no {self.kind}/ that draws; serve a bundle of pictures"
+        return f"the hosts have no {self.kind}/ that draws"
 
     # A drawing is one message and one result, however many steps hosts make. So it needs no journal: a replay is the
     # same message on another path, and a second try beside a slow first one costs its arithmetic only.
@@ -166,7 +161,7 @@ class _RingDrawing(DrawingMode):
         first_part: int = 0,
     ) -> stage_pb2.Event:
         def check(event: stage_pb2.Event) -> None:
-            if event.pictures.moves > MAX_MOVES + 1:
+            if event.pictures.moves > MAX_MOVES:
                 raise internal(f"a picture is said to have moved {event.pictures.moves} times")
             if len(event.pictures.pixels) != order.size:
                 raise internal(f"pictures of {len(event.pictures.pixels)} bytes came, where {order.size} are due")
@@ -271,8 +266,7 @@ class ExpertDrawing(_RingDrawing):
         model = self.ring.model("experts")
         if model is None:
             return super().problem
-        others = "grid" if model.ranges > 1 else "experts:once, experts:1 or experts:2"
-        return f"the experts here have {model.ranges} range{'s' * (model.ranges > 1)} of noise; use {others}"
+        return f"the experts here have {model.ranges} range{'s' * (model.ranges > 1)} of noise"
 
     @property
     def least_levels(self) -> int:
@@ -338,7 +332,7 @@ class LocalDrawing(DrawingMode):
 
     @property
     def problem(self) -> str:
-        return "the router has no local/ that draws; serve a bundle of pictures"
+        return "the router has no local/ that draws"
 
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         if order.plan.pictures > (most := most_pictures(self._architecture, order.plan.guidance)):
@@ -366,52 +360,6 @@ def drawing_modes(ring: RingView, local: LocalDrawing | None, first: FirstHost |
     return {mode.name: mode for mode in modes}
 
 
-def check_drawing_mode(name: str, modes: dict[str, DrawingMode]) -> DrawingMode:
-    """The mode of a request. Raises StatusError."""
-    name = name or "chain"
-    if name in DRAWING_MODES and name not in modes:
-        raise failed_precondition(
-            f"mode {name} cannot be served: the router has no local/ that draws; {_served(modes)}"
-        )
-    if name not in modes:
-        raise invalid(f"unknown mode {name[:40]!r} of drawing{close_to(name, DRAWING_MODES)}; {_served(modes)}")
-    return modes[name]
-
-
-def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, deadline_unix_ms: int) -> CheckedDrawing:
-    """A request that `mode` can serve. Meaningful once the hosts are ready. Raises StatusError.
-
-    Nothing of the pictures' size is made before their number is checked.
-    """
-    if mode.info is None:
-        raise failed_precondition(f"mode {mode.name} cannot be served: {mode.problem}")
-    # The product is checked before anything is made of it: ten bytes of a message can ask for a billion pictures.
-    each = request.pictures or 1
-    count = each * len(request.classes)
-    if not 1 <= count <= MAX_PICTURES:
-        raise invalid(f"{count} pictures; a request draws 1 to {MAX_PICTURES}")
-    levels = request.levels if request.HasField("levels") else max(DEFAULT_LEVELS, mode.least_levels)
-    if not mode.least_levels <= levels <= MAX_LEVELS:
-        raise invalid(f"levels must be {mode.least_levels} to {MAX_LEVELS} in mode {mode.name}, not {levels}")
-    guidance = request.guidance if request.HasField("guidance") else DEFAULT_GUIDANCE
-    if not 0 <= guidance <= MAX_GUIDANCE:  # false for NaN, too
-        raise invalid(f"guidance must be 0 to {MAX_GUIDANCE:g}, not {guidance}; 1 is none")
-    named = request.solver if request.HasField("solver") else SOLVERS[-1]
-    solver = next((solver for solver in SOLVERS if solver == named), None)
-    if solver is None:
-        raise invalid(f"unknown solver {named[:40]!r}{one_of(named, SOLVERS)}")
-    codec = request.codec if request.HasField("codec") else mode.default_codec
-    if codec not in mode.codecs:
-        raise invalid(f"mode {mode.name} has no codec {codec[:40]!r}; choose from {', '.join(mode.codecs)}")
-    if request.link_ms > MAX_LINK_MS:
-        raise invalid(f"link_ms must be 0 to {MAX_LINK_MS}, not {request.link_ms}")
-    if request.previews and mode.name != "chain":
-        raise invalid(f"mode {mode.name} has no previews: leave them out, or use mode chain")
-    classes = [_class_index(name, mode.info) for name in request.classes for _ in range(each)]
-    plan = DrawPlan(request.seed, tuple(classes), levels, solver, guidance)
-    return CheckedDrawing(mode, plan, codec, request.previews, deadline_unix_ms, request.link_ms)
-
-
 async def retry_drawing(order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
     """Pixels, none of them from hosts that were found faulty meanwhile. Raises StatusError."""
     for _ in range(MOST_TRIES):
@@ -421,18 +369,3 @@ async def retry_drawing(order: CheckedDrawing, account: Account, preview: Previe
             account.begin_again()
             await asyncio.sleep(RETRY_PAUSE_S)
     raise unavailable(f"{MOST_TRIES} times a host of this request was faulty: look at the hosts")
-
-
-def _class_index(name: str, info: stage_pb2.PictureInfo) -> int:
-    if not name:
-        return len(info.classes)
-    if name in info.classes:
-        return list(info.classes).index(name)
-    if name.isascii() and name.isdigit() and len(name) <= 6 and int(name) < len(info.classes):
-        return int(name)
-    raise invalid(f"unknown class {name[:40]!r}{one_of(name, list(info.classes))}")
-
-
-def _served(modes: dict[str, DrawingMode]) -> str:
-    served = [name for name, mode in modes.items() if mode.info is not None]
-    return f"served here: {', '.join(served)}" if served else "no weights here draw: serve a bundle of pictures"

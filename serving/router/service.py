@@ -13,7 +13,8 @@ from typing import Any
 import grpc.aio
 
 from onesweep.serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
-from onesweep.serving.drawing.modes import check_drawing, check_drawing_mode, retry_drawing
+from onesweep.serving.drawing.modes import retry_drawing
+from onesweep.serving.drawing.validation import check_drawing, check_drawing_mode
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText, Tokenizer
 from onesweep.serving.router.accounting import Account, Drawn
 from onesweep.serving.router.active_release import ActiveRelease
@@ -223,7 +224,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         mode = check_drawing_mode(request.mode, served.drawing)
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
-        order = check_drawing(request, mode, ticket.deadline_unix_ms)
+        order = check_drawing(request, mode, served.drawing, ticket.deadline_unix_ms)
         ticket.link_ms = self._checked_link_ms(order.link_ms)
         account = ticket.account = Account()
         served.requests += 1

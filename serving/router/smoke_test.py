@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import grpc
 
-from onesweep.serving.drawing.modes import DrawingMode, check_drawing, retry_drawing
+from onesweep.serving.drawing.modes import DrawingMode, retry_drawing
+from onesweep.serving.drawing.validation import check_drawing
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.scored import score
 from onesweep.serving.router.accounting import Account
@@ -118,7 +119,7 @@ async def _write(mode: Mode) -> None:
 
 async def _draw(mode: DrawingMode) -> None:
     try:
-        order = check_drawing(router_pb2.DrawRequest(classes=["0"]), mode, _deadline())
+        order = check_drawing(router_pb2.DrawRequest(classes=["0"]), mode, {mode.name: mode}, _deadline())
         await retry_drawing(order, Account(), lambda preview: None)
     except StatusError as refusal:
         raise StatusError(refusal.code, f"mode {mode.name} fails with it: {refusal.message}") from None

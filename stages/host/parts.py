@@ -216,11 +216,8 @@ def full_state_bytes(plan: HostPlan) -> int:
     """Size of the largest usual sweep message: what a link is warmed with."""
     if plan.draws:
         p = next(iter(plan.models.values())).manifest.picture_architecture
-        return (
-            USUAL_PICTURES
-            * p.tokens
-            * (4 + (p.patch_dim if plan.chain or not plan.steps else p.features + 8 * p.patch_dim))
-        )
+        of_a_patch = p.patch_dim if plan.chain or not plan.steps else p.features + 8 * p.patch_dim
+        return USUAL_PICTURES * p.tokens * (4 + of_a_patch)
     if plan.chain is None:
         return 0
     a = plan.chain.manifest.chain_architecture

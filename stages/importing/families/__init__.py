@@ -6,8 +6,7 @@ from onesweep.stages.errors import CheckpointError
 from onesweep.stages.importing.families.base import ModelFamily
 from onesweep.stages.importing.families.gemma2 import GEMMA2
 from onesweep.stages.importing.families.gemma3 import GEMMA3
-from onesweep.stages.importing.families.llama import LLAMA
-from onesweep.stages.importing.families.mistral import MISTRAL
+from onesweep.stages.importing.families.llama import LLAMA, MISTRAL
 from onesweep.stages.importing.families.mixtral import MIXTRAL
 from onesweep.stages.importing.families.olmo2 import OLMO2
 from onesweep.stages.importing.families.phi3 import PHI3

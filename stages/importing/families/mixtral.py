@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from onesweep.stages.importing.families.base import Config, every_layer, window
-from onesweep.stages.importing.families.mistral import MISTRAL
+from onesweep.stages.importing.families.llama import MISTRAL
 from onesweep.stages.importing.families.qwen3_moe import GGUF_EXPERTS
 from onesweep.stages.model.decoder_options import Experts
 

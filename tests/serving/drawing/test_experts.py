@@ -25,7 +25,7 @@ from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Servers, until
 from tests.serving.router.test_replicas import doubled
 from tests.stages.pictures.test_hosts import FAR, NAN
-from tests.stages.pictures.tiny import TINY, tiny_experts
+from tests.stages.pictures.tiny import TINY, tiny_experts, tiny_picture_bundle
 from tests.stages.raw_client import ROUTER, Peer, peer
 
 SEED, COUNT, LEVELS = 3, 6, 7
@@ -122,13 +122,13 @@ def test_a_grid_takes_one_trip(grid: Path, servers: Servers, wait_ready: Any) ->
             assert client.status().drawing_modes == ["grid"]
             assert digests(client, "grid") == wanted
             assert client.draw("one", mode="grid", levels=LEVELS).hops == 4, "one host for each of three ranges"
-            with pytest.raises(RequestRefused, match="the experts here have 3 ranges of noise; use grid"):
+            with pytest.raises(RequestRefused, match="the experts here have 3 ranges of noise; served here: grid"):
                 client.draw("one", mode="experts:1")
             with pytest.raises(RequestRefused, match="levels must be 3 to 256 in mode grid"):
                 client.draw("one", mode="grid", levels=2)
 
 
-def test_a_host_that_dies_costs_no_picture(bundle: Path, servers: Servers, wait_ready: Any) -> None:
+def test_a_host_that_is_gone_costs_no_picture(bundle: Path, servers: Servers, wait_ready: Any) -> None:
     topology = doubled(bundle)
     hosts = servers.hosts(topology, bundle)
     servers.router(topology, bundle)
@@ -149,6 +149,21 @@ def test_new_experts_are_deployed_with_their_router_net(bundle: Path, tmp_path: 
         assert code == 0, err
         assert "modes that work: experts:once, experts:1, experts:2" in said
         assert not np.array_equal(client.draw("one", mode="experts:1", seed=SEED).pixels, before)
+
+
+def test_experts_are_not_deployed_to_hosts_that_lack_links(
+    bundle: Path, tmp_path_factory: pytest.TempPathFactory, onesweep: Any
+) -> None:
+    chain = tiny_picture_bundle(tmp_path_factory.mktemp("chain"), ("chain",))
+    topology = local_topology(3, 3, chain, free_port_block(4) + 1)
+    with temporary_deployment(topology, chain) as running:
+        code, _, err = onesweep("deploy", bundle, "--router", running.topology.router)
+        assert code != 0
+        assert "its experts need a link from each host to every other" in err
+        with Client(running.topology.router) as client:
+            assert client.status().drawing_modes == ["chain"]
+            with pytest.raises(RequestRefused, match="the hosts have no experts/ that draws; served here: chain"):
+                client.draw("one", mode="experts:1")
 
 
 def is_ready(client: Client) -> bool:

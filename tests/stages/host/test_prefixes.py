@@ -198,6 +198,17 @@ def test_later_hops_of_a_session_do_not_open_it_again(whole: Parts) -> None:
     assert not any(hop.HasField("memory") for hop in prefill_hops(opening(clean=b"a"), BYTES))
 
 
+async def test_a_later_batch_of_candidates_opens_no_session(whole: Parts) -> None:
+    async with open_host(whole) as host:
+        await written(host, hops_of(whole, "1", FIRST))
+        await host.end(["1"])
+        first, *_ = hops_of(whole, "2", FIRST, kept=2, candidates=[b"abcd", b"efgh"])
+        first.score.batch, first.score.batches, first.score.start, first.score.clean = 1, 2, 256, b""
+        with refused(grpc.StatusCode.INVALID_ARGUMENT, "a later batch of candidates opens no session"):
+            host.accept(first, 1)
+        assert not host.sessions.sessions
+
+
 async def test_caches_that_still_lack_what_memory_had_are_not_kept(whole: Parts) -> None:
     """A session that ends before its first pass, while other texts took the place of its beginning."""
     async with open_host(whole) as host:
