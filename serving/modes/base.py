@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-from onesweep.serving.modes.drafters.tree import MAX_DRAFT
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import SHAPES, Request
@@ -16,6 +15,7 @@ from onesweep.serving.router.ring import RingView
 from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import CODECS
+from onesweep.stages.model.draft_tree import MAX_DRAFT
 from onesweep.stages.model.samplers import DEFAULT_SAMPLER
 from onesweep.stages.model.shaping import Shaping
 from onesweep.stages.model.vocabulary import BYTES, Alphabet

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import closing
+from contextlib import aclosing, closing
 from functools import partial
 
 from onesweep.serving.modes import DRAFTERS
@@ -18,22 +18,20 @@ from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.serving.modes.drafters.drafting import (
     AsyncDrafting,
     BothDrafter,
-    Draft,
     Drafter,
     LookupDrafter,
     ModelDrafter,
 )
-from onesweep.serving.modes.drafters.tree import MAX_DRAFT, DraftLength, DraftPlan, SweepTime
 from onesweep.serving.modes.tokenizer import Tokenizers
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.ring import RingView
 from onesweep.serving.router.session import Session
+from onesweep.stages.model.draft_tree import DEFAULT_BRANCHES, MAX_DRAFT, Draft, DraftLength, DraftPlan, SweepTime
+from onesweep.stages.model.speculation import MAX_DRAFT_TREE
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import invalid
 
-BOTH, LOOKUP = "both", "lookup"
-# Of the trees that are grown where a request asks for no certain one: what does not pay of them is not sent.
-DEFAULT_BRANCHES = 4
+HOSTS, BOTH, LOOKUP = "hosts", "both", "lookup"
 
 
 # The hosts draw at every guess with the numbers that `ar` would use there, and keep guesses that agree. Rejection would
@@ -50,7 +48,12 @@ class SpeculativeMode(ArMode):
         self._worth = {name: DraftLength(sweeps) for name in DRAFTERS}
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        name = request.drafter or (BOTH if self._roomy(request) else LOOKUP)
+        name = request.drafter or (HOSTS if self._hosts_draft else BOTH if self._roomy(request) else LOOKUP)
+        if name == HOSTS:
+            async with aclosing(self._by_hosts(request, account)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
         drafter, worth, alphabet = self._drafter(name, request), self._worth[name], self.tokenizer.alphabet
         capacity = self._reach(request) - 1  # the last symbol is never read back
         with Session(self.ring, "ar", capacity, request.deadline_unix_ms, account) as session:
@@ -59,7 +62,6 @@ class SpeculativeMode(ArMode):
                 draft = await drafter.draft(text, _plan(request, left)) if left > 1 else Draft()
                 while True:
                     begin, drafted = time.perf_counter(), len(draft.symbols)
-                    is_tree = draft.first < drafted
                     step = stage_pb2.Verify(
                         number=number,
                         start=read,
@@ -67,7 +69,7 @@ class SpeculativeMode(ArMode):
                         sampling=request.sampling,
                         codec=request.codec,
                         draft=drafted,
-                        tree=stage_pb2.DraftTree(depths=draft.depths) if is_tree else None,
+                        tree=stage_pb2.DraftTree(depths=draft.depths) if draft.is_tree else None,
                     )
                     # guesses need the result before, so a sweep ends at the router: H + 1 trips, where a byte costs H
                     await session.push(step)
@@ -93,6 +95,36 @@ class SpeculativeMode(ArMode):
                     draft = Draft()
                     if left > 1:
                         draft = await ahead.take(written) or await drafter.draft(text, _plan(request, left))
+
+    @property
+    def _hosts_draft(self) -> bool:
+        return self._model is not None and self._model.has_draft_head
+
+    async def _by_hosts(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
+        """The last host drafts, and begins each sweep itself: H trips, and only text comes here."""
+        if not self._hosts_draft:
+            raise invalid("drafter 'hosts' needs a model with a draft head, and the hosts' has none: choose another")
+        alphabet, left = self.tokenizer.alphabet, request.max_symbols
+        with Session(self.ring, "ar", self._reach(request) - 1, request.deadline_unix_ms, account) as session:
+            drafting = stage_pb2.Drafting(remaining=left, most=request.draft or 0, branches=request.branches or 0)
+            await session.push(
+                stage_pb2.Verify(
+                    clean=request.prompt, sampling=request.sampling, codec=request.codec, drafting=drafting
+                )
+            )
+            while left:
+                most = min(left, MAX_DRAFT_TREE + 1)
+                event = await session.event(partial(check_symbols, request=request, alphabet=alphabet, most=most))
+                right = alphabet.count(event.text) - 1
+                account.add_sweep(event)
+                account.add_draft(max(event.drafted, right), right, 0.0)
+                piece, ended = request.until_end(event.text, alphabet)
+                account.add_text(piece, event.logprobs)
+                account.complete = event.complete
+                yield piece
+                left -= right + 1
+                if ended or event.complete:
+                    return
 
     def _drafter(self, name: str, request: Generation) -> Drafter:
         worth = self._worth[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Work, copy_of, draft_of
+from onesweep.stages.wire.messages import RingStep, Work, copy_of, draft_of
 
 # An AR step's symbols are read as if they came one by one up to so many at once (FEW_POSITIONS in stages/backends).
 READ_BYTES = 64
@@ -39,14 +39,17 @@ class Journal:
         self.text += clean
         self.reads += [piece for piece in (first, count(clean) - first) if piece]
 
-    def advance(self, step: stage_pb2.Decode, written: bytes) -> stage_pb2.Decode:
-        """The step that the hosts are at who went on from `step` alone, a symbol a step, and wrote `written`."""
+    def advance(self, step: RingStep, steps: int, written: bytes) -> RingStep:
+        """The step that the hosts are at who went on from `step` alone, made so many steps, and wrote `written`."""
         read, count = self.alphabet.count(step.clean), self.alphabet.count(written)
         after = copy_of(step)
-        after.number += count
+        after.number += steps
         after.start += read + count - 1
         after.clean = self.alphabet.cut(written, count - 1)
-        after.remaining -= count
+        if isinstance(after, stage_pb2.Decode):
+            after.remaining -= count
+        else:
+            after.drafting.remaining -= count
         self.add(step, step.start + read)
         self.text += self.alphabet.cut(written, 0, count - 1)
         return after

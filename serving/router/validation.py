@@ -13,7 +13,6 @@ import grpc
 
 from onesweep.serving.modes import DRAFTERS, MODES, SCORERS, SHAPED, TELLING
 from onesweep.serving.modes.base import Generation, Mode
-from onesweep.serving.modes.drafters.tree import MAX_BRANCHES
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import (
@@ -32,6 +31,7 @@ from onesweep.stages.errors import close_to, one_of
 from onesweep.stages.host.sampling_validation import MAX_TEMPERATURE
 from onesweep.stages.host.schema_check import schema_problem
 from onesweep.stages.host.validation import MAX_STEPS
+from onesweep.stages.model.draft_tree import MAX_BRANCHES
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.model.scoring import MAX_CANDIDATES
 from onesweep.stages.model.shaping import bias_problem

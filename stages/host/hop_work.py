@@ -32,6 +32,9 @@ class HopWork(ABC):
     # An event for the router beside an outcome for the next host; made when that is on its way.
     preview: Callable[[], stage_pb2.Event] | None = None
 
+    # The event for the router where the outcome begins the next step.
+    result: stage_pb2.Event | None = None
+
     @property
     @abstractmethod
     def rows(self) -> int:

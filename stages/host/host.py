@@ -333,9 +333,11 @@ class Host:
             job.reply.set_exception(refusal)
 
     def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
-        if isinstance(outcome, stage_pb2.Event):
-            outcome.timings.extend(job.hop.timings)
-        outcome.timings.add(
+        result = job.work.result if job.work is not None else None
+        brought = outcome if result is None else result
+        if isinstance(brought, stage_pb2.Event):
+            brought.timings.extend(job.hop.timings)
+        brought.timings.add(
             host=self.settings.name,
             queue_ms=job.queue_ms,
             compute_ms=job.compute_ms,
@@ -349,6 +351,8 @@ class Host:
             if outcome.HasField("pictures"):
                 _add_up(outcome)
             job.session.add_up(outcome, isinstance(job.request, PrefillRequest))
+        if result is not None:
+            job.session.add_up(result, is_prefill=False)
         self.sessions.renew(job.session)
         if job.reply is not None:
             if not job.reply.done():
@@ -362,6 +366,8 @@ class Host:
             self._push(outcome)
             if job.work is not None and job.work.preview is not None:
                 self._show(hop, job.work.preview)
+            if job.work is not None and job.work.result is not None:
+                self._publish(hop, job.work.result)
             return
         if isinstance(job.request, PrefillRequest):
             return  # the last hop of the step brings the result

@@ -13,8 +13,11 @@ from onesweep.stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from onesweep.stages.backends.base import BlockRunner, PictureRunner, StageRunner
 from onesweep.stages.checkpoint.bundle import check_split, find_bundle
 from onesweep.stages.checkpoint.checkpoint import load_chain_part, load_picture_part, load_router_net, load_stage
+from onesweep.stages.checkpoint.draft_head import has_draft_head, load_draft_head
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import InputError
+from onesweep.stages.host.drafter import HeadDrafter
+from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.pipeline import cache_bytes
 from onesweep.stages.model.prefill import max_new_symbols
 from onesweep.stages.model.scoring import MAX_LOGITS, most_scored
@@ -129,6 +132,7 @@ class Parts:
     scorer: dict[int, StageRunner] = field(default_factory=dict)
     pictures: Mapping[str, dict[int, PictureRunner]] = field(default_factory=dict)  # by kind: chain, steps, experts
     router_net: RouterNet | None = None  # of experts; its trunk's runner is in `pictures`, after theirs
+    drafters: Mapping[str, HeadDrafter] = field(default_factory=dict)  # by the digest of their model
 
     @property
     def parts(self) -> int:
@@ -142,6 +146,11 @@ class Parts:
     def pipeline(self, kind: str) -> dict[int, StageRunner]:
         """The stages of kind `ar` or `scorer`."""
         return self.ar if kind == "ar" else self.scorer
+
+    def drafter(self, kind: str) -> HeadDrafter | None:
+        """Drafter of the model of a kind, on the host of its last stage; None where the model has no draft head."""
+        source = self.plan.model(kind)
+        return None if source is None else self.drafters.get(source.digest)
 
     def held(self, kind: str) -> list[int]:
         """Which parts of a model are here."""
@@ -185,11 +194,23 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
         path = plan.chain.directory
         chain = chains.get(plan.chain.digest) or {i: backend.block(load_chain_part(path, i)) for i in plan.blocks}
     pipelines = {source.digest: parts.pipeline(kind) for parts in held for kind, source in parts.plan.pipelines.items()}
+    drafters = {digest: drafter for parts in held for digest, drafter in parts.drafters.items()}
     for source in plan.pipelines.values():
         if source.digest not in pipelines:  # the scorer may be a copy of the AR model
-            pipelines[source.digest] = {i: backend.stage(load_stage(source.directory, i)) for i in plan.blocks}
+            runners = pipelines[source.digest] = dict[int, StageRunner]()
+            for i in plan.blocks:
+                stage = load_stage(source.directory, i)
+                if stage.is_last and has_draft_head(source.manifest):
+                    drafters[source.digest] = _drafter(source, stage)
+                runners[i] = backend.stage(stage)
     ar, scorer = (pipelines[source.digest] if source else {} for source in (plan.ar, plan.scorer))
-    return Parts(plan, chain, ar, scorer)
+    return Parts(plan, chain, ar, scorer, drafters={d: each for d, each in drafters.items() if d in plan.weights})
+
+
+def _drafter(source: ModelSource, last: PipelineStage) -> HeadDrafter:
+    """The drafter of a model with a draft head, made before a backend takes the last stage's matrices over."""
+    assert last.head is not None
+    return HeadDrafter(load_draft_head(source.directory, source.manifest), last.head.weight.detach())
 
 
 def _load_pictures(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> Parts:
@@ -225,16 +246,16 @@ def full_state_bytes(plan: HostPlan) -> int:
     return slots * (a.code_dim + 4 + a.hands_on_slots * (a.width + 4))
 
 
-def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int) -> int:
+def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int, drafts: bool = False) -> int:
     """Memory of one session on a host that holds the parts `held`: KV caches of `capacity` positions, or what it takes
-    to evaluate `capacity` pictures at once."""
+    to evaluate `capacity` pictures at once. drafts: with a draft head, which has a layer."""
     if manifest.draws:
         a = manifest.picture_architecture
         # Four matrices of hidden states (as they came, before and after a pass, and encoded), and eight of patches:
         # noise, state, E and denoised pictures, each with its successor.
         return 4 * capacity * a.tokens * (4 * a.features + 8 * a.patch_dim)
     architecture = manifest.text_architecture
-    return cache_bytes(sum(map(architecture.layers_in, held)), architecture, capacity)
+    return cache_bytes(sum(map(architecture.layers_in, held)) + drafts, architecture, capacity)
 
 
 # The releases that a host holds at once: new requests may use another one than those that run.
@@ -328,4 +349,5 @@ def _model_info(source: ModelSource) -> stage_pb2.ModelInfo:
         width=a.width,
         vocabulary=a.vocabulary,
         tokenizer=source.manifest.tokenizer,
+        has_draft_head=has_draft_head(source.manifest),
     )

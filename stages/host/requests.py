@@ -73,6 +73,16 @@ class PrefillRequest(PipelineRequest):
     """The beginning of a long prompt; more of it follows."""
 
     for_score: bool
+    for_drafting: bool  # this host's draft head reads it, too
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Limits of the drafts that the host of the last stage makes: as in the message."""
+
+    remaining: int
+    most: int
+    branches: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +96,7 @@ class SamplingRequest(PipelineRequest):
     logprobs: int | None  # most likely symbols to tell of beside the one that is drawn; None tells nothing
     draft: int  # how many of the new symbols, the last ones, are draft tokens
     depths: tuple[int, ...]  # of each draft token of a tree; empty for a chain
+    drafting: Drafting | None  # limits of the last host's drafts; None where the router drafts
 
     @property
     def positions(self) -> int:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.host.drafter import DraftState
 from onesweep.stages.host.grammar import Grammar
 from onesweep.stages.host.parts import ModelKind, Parts, session_bytes
 from onesweep.stages.host.prefixes import Beginning
@@ -54,6 +55,7 @@ class Session:
     # The text so far: (capacity,), of which as many as the caches hold are known.
     symbols: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     beginning: Beginning | None = None  # where the beginning of its text may be kept
+    draft: DraftState | None = None  # of a host that drafts for it
 
     def accepted(self, length: int, work: AnyWork) -> None:
         """Book a hop up to position `length`."""
@@ -105,7 +107,7 @@ class SessionStore:
         if name in self._released:
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
         held = parts.held(kind)
-        need = session_bytes(manifest, held, capacity)
+        need = session_bytes(manifest, held, capacity, drafts=parts.drafter(kind) is not None)
         self.expire()
         if self.bytes + need > self.budget_bytes:
             raise exhausted(

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.backends.sweep import Boundary, SweepPlan
+from onesweep.stages.checkpoint.draft_head import has_draft_head
 from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
 from onesweep.stages.host.picture_validation import check_drawn, parse_consult, parse_denoise, parse_draw
 from onesweep.stages.host.requests import (
+    Drafting,
     HopRequest,
     PipelineRequest,
     PrefillRequest,
@@ -34,6 +36,7 @@ from onesweep.stages.host.sampling_validation import (
     plain_sampling,
 )
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from onesweep.stages.model.draft_tree import MAX_BRANCHES
 from onesweep.stages.model.prefill import READ_POSITIONS, max_new_symbols
 from onesweep.stages.model.samplers import SAMPLERS, Ode
 from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
@@ -47,7 +50,7 @@ from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.traces import parse_traceparent
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import MAX_NAME
-from onesweep.stages.wire.messages import AnyWork, StageWork, TextWork, has_more, work_of
+from onesweep.stages.wire.messages import AnyWork, StageWork, TextWork, drafts_itself, has_more, work_of
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 MAX_STEPS = 64
@@ -252,7 +255,7 @@ def _pipeline(
     codec, hidden = _hidden(work, count + branch_rows, a.width)
     begin = kind, work.number, work.start, clean, tuple(work.reads), codec, hidden
     if isinstance(work, stage_pb2.Prefill):
-        return PrefillRequest(*begin, work.for_score)
+        return PrefillRequest(*begin, work.for_score, work.for_drafting)
     if candidates is not None:
         assert isinstance(work, stage_pb2.Score)
         _, temperature = plain_sampling(work.sampling, "a score")
@@ -269,9 +272,19 @@ def _pipeline(
             raise invalid("a verification by rejection takes no grammar and tells no log-probabilities")
         assert isinstance(work, stage_pb2.Verify)
         return RejectionRequest(
-            *begin, seed, temperature, shaping, None, None, draft, (), odds, work.rejection.draw_set
+            *begin, seed, temperature, shaping, None, None, draft, (), None, odds, work.rejection.draw_set
         )
-    return SamplingRequest(*begin, seed, temperature, shaping, grammar, logprobs, draft, depths)
+    drafting = _drafting(work, source) if isinstance(work, stage_pb2.Verify) and drafts_itself(work) else None
+    return SamplingRequest(*begin, seed, temperature, shaping, grammar, logprobs, draft, depths, drafting)
+
+
+def _drafting(verify: stage_pb2.Verify, source: ModelSource) -> Drafting:
+    if not has_draft_head(source.manifest):
+        raise failed_precondition("the model has no draft head, with which its last host could draft")
+    told = verify.drafting
+    if told.most > MAX_DRAFT_TREE or told.branches > MAX_BRANCHES:
+        raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
+    return Drafting(told.remaining, told.most, told.branches)
 
 
 def _drafts(verify: stage_pb2.Verify, clean: int) -> tuple[int, tuple[int, ...]]:
@@ -295,6 +308,13 @@ def _check_remaining(work: StageWork, end: int, positions: int) -> None:
     # nothing is asked about what follows the last draft token of a rejection
     judged = isinstance(work, stage_pb2.Verify) and work.HasField("rejection") and work.draft > 0
     remaining = work.remaining if isinstance(work, stage_pb2.Decode) else 1
+    if drafts_itself(work):
+        assert isinstance(work, stage_pb2.Verify)
+        if work.HasField("rejection"):
+            raise invalid("draft tokens are verified by rejection where the router drafts them")
+        # those that are drafted already are among the symbols still to write
+        deepest = max(work.tree.depths, default=work.draft - 1) + 1
+        remaining = work.drafting.remaining - deepest
     if not 1 <= remaining <= positions - end + judged:
         raise invalid(f"{remaining} symbols to generate do not fit the context of {positions}")
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from onesweep.stages.backends.base import BranchPiece, CleanPiece, Denoised
 from onesweep.stages.backends.sweep import BlockInput, BlockWork, Boundary
+from onesweep.stages.host.drafter import HeadDrafter, Law
 from onesweep.stages.host.grammar import Grammar
 from onesweep.stages.host.hop_work import HopWork, KernelCall
 from onesweep.stages.host.picture_work import ConsultWork, DenoiseWork, DrawWork
@@ -35,7 +36,7 @@ from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces, likeliest, log_probabilities
 from onesweep.stages.model.speculation import DraftTree, verify_drafts
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import StageWork, work_of
+from onesweep.stages.wire.messages import StageWork, next_verify, work_of
 from onesweep.stages.wire.status import invalid
 
 
@@ -180,7 +181,7 @@ class PipelineWork(_StageWork):
     def complete(self, result: Tensor | Denoised) -> None:
         assert isinstance(result, Tensor)
         if self._at == len(self._stages):
-            self.outcome = self._sampled(result)
+            self._go_on(self._sampled(result))
             return
         self._x, self._at = result, self._at + 1
         if self._at < len(self._stages):
@@ -194,8 +195,11 @@ class PipelineWork(_StageWork):
         if not self._ends_here:
             self._hand_on(hidden)
         elif isinstance(self.request, PrefillRequest):
+            if self.request.for_drafting:
+                self._read_for_drafts(hidden, self.request.clean[1:].tolist())
             self.outcome = stage_pb2.Event(session=self.hop.session, number=self.request.number)
         else:
+            self._states = hidden
             # one product for all draft tokens reads a large head from memory once, not once a level of the tree
             # the last known symbol and the drafts; after the last draft of a rejection nothing is asked
             rows = hidden[-1 - self.request.draft :]
@@ -254,6 +258,42 @@ class PipelineWork(_StageWork):
                 break
         event.text = text
         return event
+
+    def _go_on(self, event: stage_pb2.Event) -> None:
+        """Draft what follows and begin the next step, where the last host does; else `event` is all."""
+        request, drafter, self.outcome = self.request, self._drafter, event
+        assert isinstance(request, SamplingRequest)
+        if request.drafting is None or drafter is None or event.WhichOneof("outcome") != "text":
+            return
+        alphabet, known = self.session.alphabet, request.clean.shape[0] - request.draft
+        written = alphabet.symbols(event.text)
+        event.drafted, left = request.draft, request.drafting.remaining - len(written)
+        if event.complete or left < 1:
+            return
+        before = request.clean.tolist()
+        right = DraftTree(before[known:], request.depths or range(request.draft)).path(written[:-1])
+        rows = [*range(known), *(known + at for at in right)]
+        self._read_for_drafts(self._states[rows], before[1:known] + written)
+        state = self.session.draft
+        assert state is not None
+        drafter.learn(state, written)
+        text = np.append(self.session.symbols[: request.start], before[:known] + written)
+        law = Law(request.temperature, request.seed, request.shaping)
+        draft = drafter.draft(state, text, left, request.drafting.most, request.drafting.branches, law)
+        kept = sum(at == place for place, at in enumerate(right))  # the first branch stands first
+        self.result, self.outcome = event, next_verify(self.hop, event.text, kept, draft, alphabet)
+
+    def _read_for_drafts(self, hidden: Tensor, following: list[int]) -> None:
+        session, drafter, start = self.session, self._drafter, self.request.start
+        if drafter is None:
+            return
+        if session.draft is None:
+            session.draft = drafter.begin(session.capacity, start)
+        drafter.read(session.draft, start, hidden, following)
+
+    @property
+    def _drafter(self) -> HeadDrafter | None:
+        return self.session.parts.drafter(self.session.kind)
 
     def _without_symbol(self, problem: str) -> stage_pb2.Event:
         """The event where no symbol can follow: raised, it would fail the hops that were computed with this one."""

@@ -40,6 +40,15 @@ class DraftTree:
         """The guess that `symbol` follows guess `at`, which is -1 for what was known; -1 where nobody guessed it."""
         return self._children.get((at, symbol), -1)
 
+    def path(self, symbols: Sequence[int]) -> list[int]:
+        """The guesses that `symbols` are, one after the other."""
+        at, found = -1, list[int]()
+        for symbol in symbols:
+            if (at := self.after(at, symbol)) < 0:
+                break
+            found.append(at)
+        return found
+
 
 def are_depths(depths: Sequence[int]) -> bool:
     """True if these can be depths of a tree, each draft token but the first ones after another one."""

@@ -235,6 +235,7 @@ class ModelInfo(_message.Message):
     TOKENIZER_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
     RANGES_FIELD_NUMBER: _builtins.int
+    HAS_DRAFT_HEAD_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """hex SHA-256 that names the weights"""
     parts: _builtins.int
@@ -247,6 +248,8 @@ class ModelInfo(_message.Message):
     """what they are: bytes, or tokens of the checkpoint's tokenizer"""
     ranges: _builtins.int
     """of noise, that experts share out; 0 where the model has none"""
+    has_draft_head: _builtins.bool
+    """its last host can draft"""
     @_builtins.property
     def pictures(self) -> Global___PictureInfo:
         """of a model that draws, which has no positions, vocabulary or tokenizer"""
@@ -262,10 +265,11 @@ class ModelInfo(_message.Message):
         tokenizer: _builtins.str = ...,
         pictures: Global___PictureInfo | None = ...,
         ranges: _builtins.int = ...,
+        has_draft_head: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "ranges", b"ranges", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "has_draft_head", b"has_draft_head", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "ranges", b"ranges", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -883,6 +887,7 @@ class Prefill(_message.Message):
     CODEC_FIELD_NUMBER: _builtins.int
     HIDDEN_FIELD_NUMBER: _builtins.int
     FOR_SCORE_FIELD_NUMBER: _builtins.int
+    FOR_DRAFTING_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     stage: _builtins.int
@@ -897,6 +902,8 @@ class Prefill(_message.Message):
     """hidden states of the stage before; empty before stage 0"""
     for_score: _builtins.bool
     """a Score follows, so few symbols need not be read as if one by one"""
+    for_drafting: _builtins.bool
+    """a Verify with `drafting` follows"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """as in a Sweep, wherever it starts: rounding depends on what is read together"""
@@ -912,10 +919,11 @@ class Prefill(_message.Message):
         codec: _builtins.str = ...,
         hidden: _builtins.bytes = ...,
         for_score: _builtins.bool = ...,
+        for_drafting: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "for_score", b"for_score", "hidden", b"hidden", "number", b"number", "reads", b"reads", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "for_drafting", b"for_drafting", "for_score", b"for_score", "hidden", b"hidden", "number", b"number", "reads", b"reads", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -988,6 +996,7 @@ class Verify(_message.Message):
     DRAFT_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
     REJECTION_FIELD_NUMBER: _builtins.int
+    DRAFTING_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     stage: _builtins.int
     start: _builtins.int
@@ -1005,6 +1014,10 @@ class Verify(_message.Message):
 
     @_builtins.property
     def rejection(self) -> Global___RejectionSampling: ...
+    @_builtins.property
+    def drafting(self) -> Global___Drafting:
+        """The last host drafts what follows and begins the next step itself, as after a Decode. Not with `rejection`."""
+
     def __init__(
         self,
         *,
@@ -1019,16 +1032,47 @@ class Verify(_message.Message):
         draft: _builtins.int = ...,
         tree: Global___DraftTree | None = ...,
         rejection: Global___RejectionSampling | None = ...,
+        drafting: Global___Drafting | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "draft", b"draft", "hidden", b"hidden", "number", b"number", "reads", b"reads", "rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "stage", b"stage", "start", b"start", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "draft", b"draft", "drafting", b"drafting", "hidden", b"hidden", "number", b"number", "reads", b"reads", "rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "stage", b"stage", "start", b"start", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_rule: _TypeAlias = _typing.Literal["tree", "rejection"]  # noqa: Y015
     _WhichOneofArgType_rule: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_rule) -> _WhichOneofReturnType_rule | None: ...
 
 Global___Verify: _TypeAlias = Verify  # noqa: Y015
+
+@_typing.final
+class Drafting(_message.Message):
+    """What the host of the last stage may draft, whose weights include a draft head."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMAINING_FIELD_NUMBER: _builtins.int
+    MOST_FIELD_NUMBER: _builtins.int
+    BRANCHES_FIELD_NUMBER: _builtins.int
+    remaining: _builtins.int
+    """symbols still to write, those of this step included"""
+    most: _builtins.int
+    """draft tokens of a step; 0: as many as pay"""
+    branches: _builtins.int
+    """alternatives of one place; 0: the host's default"""
+    def __init__(
+        self,
+        *,
+        remaining: _builtins.int = ...,
+        most: _builtins.int = ...,
+        branches: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "most", b"most", "remaining", b"remaining"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drafting: _TypeAlias = Drafting  # noqa: Y015
 
 @_typing.final
 class DraftTree(_message.Message):
@@ -1441,12 +1485,15 @@ class Event(_message.Message):
     PICTURES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    DRAFTED_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     number: _builtins.int
     """of the sweep or step"""
     text: _builtins.bytes
     complete: _builtins.bool
     """by its grammar nothing can follow `text`"""
+    drafted: _builtins.int
+    """draft tokens that a host had this step verify"""
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     @_builtins.property
@@ -1474,10 +1521,11 @@ class Event(_message.Message):
         pictures: Global___Pictures | None = ...,
         logprobs: Global___Logprobs | None = ...,
         complete: _builtins.bool = ...,
+        drafted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "logprobs", b"logprobs", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text", "verification", b"verification"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "fault", b"fault", "logprobs", b"logprobs", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "drafted", b"drafted", "fault", b"fault", "logprobs", b"logprobs", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "verification", "pictures"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015

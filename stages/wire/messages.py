@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from onesweep.stages.model.draft_tree import Draft
 from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, minimal_reads, prefill_chunks, read_lengths
 from onesweep.stages.model.scoring import candidates_together
 from onesweep.stages.model.vocabulary import Alphabet
@@ -14,12 +15,13 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError, failed_precondition, internal
 
 # Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
-# no batches; 3 had no pictures; 4 drew symbols from the whole distribution only.
-PROTOCOL = 5
+# no batches; 3 had no pictures; 4 drew symbols from the whole distribution only; 5 had drafts of the router only.
+PROTOCOL = 6
 
 # One step of a pipeline, which travels in one hop or, with `Prefill`s before it or in batches, in several.
 Step = stage_pb2.Decode | stage_pb2.Verify | stage_pb2.Score
 Work = stage_pb2.Sweep | Step
+RingStep = stage_pb2.Decode | stage_pb2.Verify  # after which the last host may begin the next one
 StageWork = stage_pb2.Prefill | Step
 TextWork = stage_pb2.Sweep | StageWork
 PictureWork = stage_pb2.Draw | stage_pb2.Denoise | stage_pb2.Consult
@@ -53,6 +55,16 @@ def copy_of(message: M) -> M:
 def draft_of(work: AnyWork) -> int:
     """Number of the new symbols that are draft tokens."""
     return work.draft if isinstance(work, stage_pb2.Verify) else 0
+
+
+def drafts_itself(work: AnyWork) -> bool:
+    """True for a Verify after which the last host drafts."""
+    return isinstance(work, stage_pb2.Verify) and work.HasField("drafting")
+
+
+def goes_on(work: AnyWork) -> bool:
+    """True for a step after which the hosts go on by themselves."""
+    return drafts_itself(work) or (isinstance(work, stage_pb2.Decode) and work.remaining > 1)
 
 
 def hidden_rows(work: StageWork, alphabet: Alphabet) -> int:
@@ -168,6 +180,7 @@ def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL
                 reads=minimal_reads(chunk),
                 codec=work.codec,
                 for_score=isinstance(work, stage_pb2.Score),
+                for_drafting=drafts_itself(work),
             )
         )
         hops.append(before)
@@ -203,6 +216,41 @@ def next_decode(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet) -> stage_pb
     hop.ClearField("memory")
     del hop.timings[:]
     return hop
+
+
+def next_verify(hop: stage_pb2.Hop, text: bytes, kept: int, draft: Draft, alphabet: Alphabet) -> stage_pb2.Hop:
+    """The hop of the Verify after that of `hop`, which gave `text`: it reads what of it the hosts do not remember, and
+    `draft`.
+
+    :param kept: draft tokens of `hop` that they remember.
+    """
+    after = copy_of(hop)
+    verify = after.verify
+    verify.number += 1
+    verify.start += alphabet.count(verify.clean) - verify.draft + kept
+    verify.clean = alphabet.cut(text, kept) + alphabet.encode(draft.symbols)
+    verify.drafting.remaining -= alphabet.count(text)
+    verify.draft, verify.stage = len(draft.symbols), 0
+    for name in ("hidden", "reads", "tree"):
+        verify.ClearField(name)
+    if draft.is_tree:
+        verify.tree.depths.extend(draft.depths)
+    after.ClearField("memory")
+    del after.timings[:]
+    return after
+
+
+def ask_once(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet) -> None:
+    """Have the hosts repeat one step only, of which an audit waits for the result. text: that of the step."""
+    if hop.WhichOneof("work") == "decode":
+        hop.decode.remaining = 1
+    elif hop.WhichOneof("work") == "draw":
+        hop.draw.previews = False
+    elif drafts_itself(work_of(hop)):  # the text stands in for the drafts that the host made
+        verify = hop.verify
+        verify.ClearField("drafting")
+        verify.draft = max(alphabet.count(text) - 1, 0)
+        verify.clean += alphabet.cut(text, 0, verify.draft)
 
 
 def next_denoise(hop: stage_pb2.Hop, estimate: bytes, before: bytes) -> stage_pb2.Hop:

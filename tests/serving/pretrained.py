@@ -13,7 +13,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from onesweep.stages.checkpoint.checkpoint import update_manifest
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME
+from onesweep.stages.checkpoint.draft_head import add_draft_head, write_draft_head
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
+from onesweep.stages.model.draft_head import DraftHead
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.vocabulary import Alphabet
@@ -93,3 +95,16 @@ def written(stages: Sequence[LlamaStage], prompt: list[int], count: int, **sampl
             sample_symbols(logits, sampling.get("temperature", 0.0), sampling.get("seed", 0), len(tokens))
         )
     return tokens[len(prompt) :]
+
+
+def add_random_draft_head(directory: Path, count: int = 250, seed: int = 1) -> None:
+    """For a model of `write_model`. What it guesses is right by chance only, which is often where branches are many."""
+    torch.manual_seed(seed)
+    manifest = read_manifest(directory)
+    assert isinstance(manifest.architecture, LlamaArchitecture)
+    head = DraftHead(manifest.architecture, count)
+    head.symbols.copy_(torch.randperm(manifest.architecture.vocabulary)[:count])
+    path = directory / "made.safetensors"
+    write_draft_head(path, head)
+    add_draft_head(directory, path)
+    path.unlink()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.serving.modes.drafters.passes import SharedPasses
+from onesweep.stages.model.draft_tree import Forks, LocalText
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS
 from onesweep.stages.model.shaping import PLAIN, Shaping
@@ -24,36 +25,6 @@ from onesweep.stages.wire.status import StatusError
 
 # Written before other requests get a turn.
 SYMBOLS_PER_TURN = 8
-
-
-class Forks(ABC):
-    """Continuations of one text that grow together, a symbol of each at a time. On the compute thread only."""
-
-    @abstractmethod
-    def read(self, symbols: NDArray[np.int64]) -> Tensor:
-        """The next symbol of each (count,); logits (count, vocabulary) of what follows it."""
-
-    @abstractmethod
-    def select(self, branches: NDArray[np.int64]) -> None:
-        """Go on with these: any of them, any number of times. branches: indices."""
-
-
-class LocalText(ABC):
-    """One text that a model reads. On the compute thread only."""
-
-    @abstractmethod
-    def logits_after(self, text: bytes) -> Tensor:
-        """Logits (1, vocabulary) float32 of what follows `text`: symbols in their encoding, one at least.
-
-        It may differ from what was read before, which costs no more than reading on from where they part.
-        """
-
-    @abstractmethod
-    def fork(self, count: int, room: int) -> Forks:
-        """Begin `count` continuations, of at most `room` symbols, of the text that `logits_after` was asked for last.
-
-        They are good until it is asked again.
-        """
 
 
 class LocalModel(ABC):

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.tree import FORGET, DraftLength, DraftPlan, TreeGrower, chosen
 from onesweep.serving.router.accounting import Account
-from onesweep.stages.model.speculation import DraftTree, first_branch
+from onesweep.stages.model.draft_tree import FORGET, Draft, DraftLength, DraftPlan, TreeGrower, chosen
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 
 # Most that is guessed at once where a refused guess is all that ends a run.
@@ -28,45 +26,6 @@ SURE_MATCH = 8
 SURE_TOKENS = 3
 
 
-@dataclass(frozen=True)
-class Draft:
-    """Guesses of what follows a text, a chain or a tree of them, depth first (stages/model/speculation.py)."""
-
-    symbols: tuple[int, ...] = ()
-    depths: tuple[int, ...] = ()
-    # That each stands if those before it on its branch do, as who drafted has it.
-    odds: tuple[float, ...] = ()
-    # Symbols that were drafted one after the other.
-    levels: int = 0
-    # Of the router's arithmetic for it.
-    compute_ms: float = 0.0
-
-    @property
-    def first(self) -> int:
-        """Guesses of the first branch: those that hosts remember where they stand."""
-        return first_branch(self.depths)
-
-    @property
-    def chance(self) -> float:
-        """That the whole first branch stands."""
-        return math.prod(self.odds[: self.first])
-
-    def kept(self, written: list[int]) -> int:
-        """Number of guesses of the first branch that stand, if that is written."""
-        pairs = zip(self.symbols[: self.first], written, strict=False)
-        return next((i for i, (guess, symbol) in enumerate(pairs) if guess != symbol), min(self.first, len(written)))
-
-    def after(self, symbol: int) -> Draft | None:
-        """The rest of it once its first symbol is known; None where nothing is."""
-        at = DraftTree(self.symbols, self.depths).after(-1, symbol)
-        end = next((i for i in range(at + 1, len(self.depths)) if not self.depths[i]), len(self.depths))
-        if at < 0 or end == at + 1:
-            return None
-        part = slice(at + 1, end)
-        depths = tuple(depth - 1 for depth in self.depths[part])
-        return Draft(self.symbols[part], depths, self.odds[part], self.levels, self.compute_ms)
-
-
 class Drafter(ABC):
     """Guesses symbols for one request. Texts are in their encoding."""
 
@@ -81,15 +40,12 @@ class ModelDrafter(Drafter):
     def __init__(self, sequence: LocalSequence, worth: DraftLength) -> None:
         self.model, self.worth = sequence.model, worth
         alphabet = sequence.model.alphabet
-        self._grower = TreeGrower(sequence, alphabet, worth)
+        self._grower = TreeGrower(sequence.text, alphabet, worth, sequence.temperature, sequence.seed, sequence.shaping)
 
     async def draft(self, text: bytes, plan: DraftPlan) -> Draft:
         loop = asyncio.get_running_loop()
         growth = await loop.run_in_executor(self.model.compute, self._grower.grow, text, plan)
-        sent = chosen(growth, plan, self.worth)
-        symbols, odds = tuple(growth.symbols[at] for at in sent), tuple(growth.odds[at] for at in sent)
-        depths = tuple(growth.depth(at) for at in sent)
-        return Draft(symbols, depths, odds, growth.levels, growth.compute_ms)
+        return growth.draft(chosen(growth, plan, self.worth))
 
 
 class LookupDrafter(Drafter):

@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.serving.modes.drafters.base import Forks, LocalModel, LocalText
+from onesweep.serving.modes.drafters.base import LocalModel
 from onesweep.serving.modes.tokenizer import tokenizer_id
 from onesweep.stages.backends import drafting_runner
 from onesweep.stages.backends.base import CleanPiece, Continuations, GrowingPiece
 from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.model.draft_tree import Forks, LocalText
 from onesweep.stages.model.pipeline import cache_bytes, new_caches
 from onesweep.stages.model.prefill import split_reads
 from onesweep.stages.model.vocabulary import Alphabet

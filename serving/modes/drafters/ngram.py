@@ -15,10 +15,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from onesweep.serving.modes.drafters.base import Forks, LocalModel, LocalText
+from onesweep.serving.modes.drafters.base import LocalModel
 from onesweep.serving.modes.tokenizer import BYTES_NAME, Tokenizer
 from onesweep.stages.checkpoint.checkpoint import file_digest
 from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.model.draft_tree import Forks, LocalText
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.secret_files import PUBLIC, write_file
 

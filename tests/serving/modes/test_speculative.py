@@ -14,9 +14,8 @@ import pytest
 
 from onesweep.serving.client.client import Client, RequestRefused, Result
 from onesweep.serving.modes import speculative
-from onesweep.serving.modes.drafters.drafting import Draft
 from onesweep.serving.modes.drafters.ngram import fit, write_ngrams
-from onesweep.serving.modes.drafters.tree import DraftPlan, SweepTime
+from onesweep.stages.model.draft_tree import Draft, DraftPlan, SweepTime
 
 PROMPTS = (b"x", b"The sea was calm. The sea was ", bytes((7 * i) % 128 for i in range(200)))
 DRAFTERS = ("model", "ngram", "lookup", "both")

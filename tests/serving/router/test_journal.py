@@ -38,7 +38,8 @@ def test_sweeps_keep_their_pieces(chunks: list[bytes]) -> None:
 def test_steps_that_hosts_make_by_themselves(prompt: bytes, written: bytes) -> None:
     journal = Journal()
     begun = stage_pb2.Decode(number=2, clean=prompt, remaining=400)
-    after = journal.advance(begun, written)
+    after = journal.advance(begun, len(written), written)
+    assert isinstance(after, stage_pb2.Decode)
     assert (after.number, after.start, after.clean) == (2 + len(written), len(prompt) + len(written) - 1, written[-1:])
     assert after.remaining == 400 - len(written)
     again = journal.replay(after)
@@ -47,6 +48,20 @@ def test_steps_that_hosts_make_by_themselves(prompt: bytes, written: bytes) -> N
     assert again.reads[0] == len(prompt), "the prompt was read as a whole"
     assert sum(again.reads) == len(prompt) + len(written) - 1
     assert max(again.reads[1:], default=1) <= READ_BYTES
+
+
+@given(
+    prompt=st.binary(min_size=1, max_size=200), written=st.binary(min_size=1, max_size=300), steps=st.integers(1, 99)
+)
+def test_steps_that_hosts_draft_by_themselves(prompt: bytes, written: bytes, steps: int) -> None:
+    """They bring several symbols each."""
+    journal = Journal()
+    begun = stage_pb2.Verify(number=2, clean=prompt, drafting=stage_pb2.Drafting(remaining=400))
+    after = journal.advance(begun, steps, written)
+    assert isinstance(after, stage_pb2.Verify)
+    assert (after.number, after.start, after.clean) == (2 + steps, len(prompt) + len(written) - 1, written[-1:])
+    assert after.drafting.remaining == 400 - len(written)
+    assert journal.replay(after).clean == prompt + written
 
 
 def test_guesses_that_were_wrong_are_forgotten() -> None:
@@ -86,7 +101,8 @@ tokens = st.lists(st.integers(0, 299), min_size=1, max_size=90)
 @given(prompt=tokens, written=tokens, wrong=st.lists(st.integers(0, 299), max_size=5))
 def test_a_journal_of_tokens_counts_tokens(prompt: list[int], written: list[int], wrong: list[int]) -> None:
     journal = Journal(TOKENS)
-    after = journal.advance(stage_pb2.Decode(clean=TOKENS.encode(prompt), remaining=400), TOKENS.encode(written))
+    begun = stage_pb2.Decode(clean=TOKENS.encode(prompt), remaining=400)
+    after = journal.advance(begun, len(written), TOKENS.encode(written))
     due = len(prompt) + len(written) - 1
     assert (after.number, after.start, after.remaining) == (len(written), due, 400 - len(written))
     assert TOKENS.symbols(after.clean) == written[-1:]

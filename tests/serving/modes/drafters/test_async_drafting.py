@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from onesweep.serving.modes.drafters.drafting import AsyncDrafting, Draft, Drafter
-from onesweep.serving.modes.drafters.tree import DraftLength, DraftPlan, SweepTime
+from onesweep.serving.modes.drafters.drafting import AsyncDrafting, Drafter
 from onesweep.serving.router.accounting import Account
+from onesweep.stages.model.draft_tree import Draft, DraftLength, DraftPlan, SweepTime
 from onesweep.stages.model.vocabulary import BYTES
 
 SENT = Draft(tuple(b"abc"), (0, 1, 2), (0.99, 0.99, 0.99), 3, 5.0)

@@ -16,13 +16,12 @@ from onesweep.serving.modes.drafters.drafting import (
     MIN_MATCH,
     SURE_MATCH,
     BothDrafter,
-    Draft,
     Drafter,
     LookupDrafter,
     ModelDrafter,
 )
 from onesweep.serving.modes.drafters.neural import NeuralModel
-from onesweep.serving.modes.drafters.tree import DraftLength, DraftPlan, SweepTime
+from onesweep.stages.model.draft_tree import Draft, DraftLength, DraftPlan, SweepTime
 from onesweep.stages.model.vocabulary import Alphabet
 
 texts = st.text("ab", min_size=1, max_size=60).map(str.encode)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -13,15 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.stages.model.randomness import gumbels
-from onesweep.stages.model.speculation import MAX_DRAFT_TREE
+from onesweep.stages.model.shaping import PLAIN, Shaping
+from onesweep.stages.model.speculation import MAX_DRAFT_TREE, DraftTree, first_branch
 from onesweep.stages.model.vocabulary import Alphabet
 
 # What guesses are worth: how likely they stand, against what a sweep, a guess in it and its drafting take.
 
 
+Indices = NDArray[np.int64]
 MAX_DRAFT = 32
+MAX_BRANCHES = 8
+DEFAULT_BRANCHES = 4  # grown where a request asks for no certain number: what does not pay of them is not sent
 # Weight of what was measured, at each further round.
 FORGET = 0.98
 # Weight of the last sweep among those whose times are known.
@@ -122,9 +127,47 @@ class DraftLength:
         return ends * min(self.acceptance, MOST_SURE) / symbols > self.level_ms / (draft_ms + self.sweeps.ms(count))
 
 
-MAX_BRANCHES = 8
+@dataclass(frozen=True)
+class Draft:
+    """Guesses of what follows a text, a chain or a tree of them, depth first (stages/model/speculation.py)."""
 
-Indices = NDArray[np.int64]
+    symbols: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    # That each stands if those before it on its branch do, as who drafted has it.
+    odds: tuple[float, ...] = ()
+    # Symbols that were drafted one after the other.
+    levels: int = 0
+    # Of the router's arithmetic for it.
+    compute_ms: float = 0.0
+
+    @property
+    def first(self) -> int:
+        """Guesses of the first branch: those that hosts remember where they stand."""
+        return first_branch(self.depths)
+
+    @property
+    def is_tree(self) -> bool:
+        return self.first < len(self.symbols)
+
+    @property
+    def chance(self) -> float:
+        """That the whole first branch stands."""
+        return math.prod(self.odds[: self.first])
+
+    def kept(self, written: list[int]) -> int:
+        """Number of guesses of the first branch that stand, if that is written."""
+        pairs = zip(self.symbols[: self.first], written, strict=False)
+        return next((i for i, (guess, symbol) in enumerate(pairs) if guess != symbol), min(self.first, len(written)))
+
+    def after(self, symbol: int) -> Draft | None:
+        """The rest of it once its first symbol is known; None where nothing is."""
+        at = DraftTree(self.symbols, self.depths).after(-1, symbol)
+        end = next((i for i in range(at + 1, len(self.depths)) if not self.depths[i]), len(self.depths))
+        if at < 0 or end == at + 1:
+            return None
+        part = slice(at + 1, end)
+        depths = tuple(depth - 1 for depth in self.depths[part])
+        return Draft(self.symbols[part], depths, self.odds[part], self.levels, self.compute_ms)
 
 
 @dataclass(frozen=True)
@@ -164,6 +207,11 @@ class Growth:
             waiting += [i for i in reversed(kept) if self.above[i] == at]
         return ordered
 
+    def draft(self, sent: Sequence[int]) -> Draft:
+        """Guesses of `likeliest` in the form in which they travel."""
+        symbols, odds = tuple(self.symbols[at] for at in sent), tuple(self.odds[at] for at in sent)
+        return Draft(symbols, tuple(map(self.depth, sent)), odds, self.levels, self.compute_ms)
+
     def depth(self, at: int) -> int:
         """Number of guesses before it on its branch."""
         return len(self.branch(self.above[at]))
@@ -177,6 +225,36 @@ class Growth:
         return symbols
 
 
+class Forks(ABC):
+    """Continuations of one text that grow together, a symbol of each at a time. On the compute thread only."""
+
+    @abstractmethod
+    def read(self, symbols: NDArray[np.int64]) -> Tensor:
+        """The next symbol of each (count,); logits (count, vocabulary) of what follows it."""
+
+    @abstractmethod
+    def select(self, branches: NDArray[np.int64]) -> None:
+        """Go on with these: any of them, any number of times. branches: indices."""
+
+
+class LocalText(ABC):
+    """One text that a model reads. On the compute thread only."""
+
+    @abstractmethod
+    def logits_after(self, text: bytes) -> Tensor:
+        """Logits (1, vocabulary) float32 of what follows `text`: symbols in their encoding, one at least.
+
+        It may differ from what was read before, which costs no more than reading on from where they part.
+        """
+
+    @abstractmethod
+    def fork(self, count: int, room: int) -> Forks:
+        """Begin `count` continuations, of at most `room` symbols, of the text that `logits_after` was asked for last.
+
+        They are good until it is asked again.
+        """
+
+
 class TreeGrower:
     """Grows guesses for one request, with its own random numbers.
 
@@ -187,9 +265,20 @@ class TreeGrower:
     arXiv 2406.16858).
     """
 
-    def __init__(self, sequence: LocalSequence, alphabet: Alphabet, worth: DraftLength) -> None:
-        self.text, self.alphabet, self.worth = sequence.text, alphabet, worth
-        self.temperature, self.seed, self.shaping = sequence.temperature, sequence.seed, sequence.shaping
+    def __init__(
+        self,
+        text: LocalText,
+        alphabet: Alphabet,
+        worth: DraftLength,
+        temperature: float,
+        seed: int,
+        shaping: Shaping = PLAIN,
+        symbols: Indices | None = None,
+    ) -> None:
+        """:param symbols: what the columns of the text's logits stand for; None: each for its own number. Penalties
+        and biases are left out then: they change what is guessed, never what is written."""
+        self.text, self.alphabet, self.worth, self.symbols = text, alphabet, worth, symbols
+        self.temperature, self.seed, self.shaping = temperature, seed, shaping
 
     @torch.inference_mode()
     def grow(self, known: bytes, plan: DraftPlan) -> Growth:
@@ -198,7 +287,7 @@ class TreeGrower:
         nodes, forks = np.array([-1]), None
         logits = self.text.logits_after(known)
         while True:
-            if self.shaping.adjusts:
+            if self.shaping.adjusts and self.symbols is None:
                 before = [np.array(self.alphabet.symbols(known) + growth.branch(node)) for node in nodes]
                 pairs = zip(logits.split(1), before, strict=True)
                 logits = torch.cat([self.shaping.adjusted(row, symbols) for row, symbols in pairs])
@@ -221,7 +310,7 @@ class TreeGrower:
         sums = sums - sums.max(axis=1, keepdims=True)
         if self.temperature > 0:
             with np.errstate(over="ignore"):
-                sums = self.shaping.filtered(sums / self.temperature) + gumbels(self.seed, position, 1, sums.shape[1])
+                sums = self.shaping.filtered(sums / self.temperature) + self._noise(position, sums.shape[1])
             sums -= sums.max(axis=1, keepdims=True)
         width = min(width, sums.shape[1])
         symbols = np.argpartition(-sums, width - 1, axis=1)[:, :width]
@@ -229,12 +318,19 @@ class TreeGrower:
         before = np.array([growth.chances[node] if node >= 0 else 1.0 for node in nodes])
         chances = (np.minimum(odds * self.worth.trust, MOST_SURE) * before[:, None]).flatten()
         first = len(growth.symbols)
-        growth.symbols += symbols.flatten().tolist()
+        numbers = symbols if self.symbols is None else self.symbols[symbols]
+        growth.symbols += numbers.flatten().tolist()
         growth.above += nodes.repeat(width).tolist()
         growth.odds += odds.flatten().tolist()
         growth.chances += chances.tolist()
         best = np.argsort(-chances, kind="stable")[:width]
         return best // width, first + best
+
+    def _noise(self, position: int, width: int) -> NDArray[np.float64]:
+        """Gumbel numbers that the hosts add to the logits of a position: (1, width)."""
+        if self.symbols is None:
+            return gumbels(self.seed, position, 1, width)
+        return gumbels(self.seed, position, 1, self.alphabet.size)[:, self.symbols]
 
     def _goes_on(self, growth: Growth, nodes: Indices, plan: DraftPlan) -> bool:
         if growth.levels >= plan.most:

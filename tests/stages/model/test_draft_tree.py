@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence
 from onesweep.serving.modes.drafters.neural import NeuralModel
 from onesweep.serving.modes.drafters.ngram import NgramDrafter, fit, write_ngrams
-from onesweep.serving.modes.drafters.tree import DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
+from onesweep.stages.model.draft_tree import DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
 from onesweep.stages.model.randomness import gumbels
 from onesweep.stages.model.speculation import are_depths
 
@@ -30,7 +30,8 @@ def drafters(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 def grown(model: LocalModel, plan: DraftPlan, temperature: float = 0.8) -> tuple[Growth, DraftLength]:
     worth = DraftLength(SweepTime())
-    return TreeGrower(LocalSequence(model, 100, temperature, 7), model.alphabet, worth).grow(KNOWN, plan), worth
+    sequence = LocalSequence(model, 100, temperature, 7)
+    return TreeGrower(sequence.text, model.alphabet, worth, temperature, 7).grow(KNOWN, plan), worth
 
 
 def branch(growth: Growth, at: int) -> list[int]:
@@ -105,7 +106,8 @@ def test_as_many_as_pay(drafters: dict[str, LocalModel]) -> None:
             worth.sweeps.learn(count, trip_ms + count)
         model = drafters["ngram"]
         plan = DraftPlan(20, branches=3)
-        growth = TreeGrower(LocalSequence(model, 100, 0.8, 7), model.alphabet, worth).grow(KNOWN, plan)
+        text = LocalSequence(model, 100, 0.8, 7).text
+        growth = TreeGrower(text, model.alphabet, worth, 0.8, 7).grow(KNOWN, plan)
         counts.append(len(chosen(growth, plan, worth)))
     assert 1 <= counts[0] <= counts[1] <= counts[2]
     assert counts[0] < counts[2] <= 64

@@ -1,0 +1,81 @@
+"""The file of a draft head, beside the weights of its model."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file, update_manifest
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.checkpoint.weights import read_weights, write_weights
+from onesweep.stages.errors import CheckpointError, ShapeError
+from onesweep.stages.model.draft_head import DraftHead
+from onesweep.stages.model.families import without_memory
+from onesweep.stages.model.llama import LlamaArchitecture
+
+DRAFT_HEAD_NAME = "draft-head.safetensors"
+
+
+def has_draft_head(manifest: Manifest) -> bool:
+    """True where the host of the last stage can draft."""
+    return DRAFT_HEAD_NAME in manifest.files
+
+
+def takes_draft_head(manifest: Manifest) -> bool:
+    """True for a model whose layers a draft head can be made of: Llama's, without an option."""
+    a = manifest.architecture
+    return manifest.kind == "ar" and isinstance(a, LlamaArchitecture) and a.is_plain
+
+
+def read_draft_head(path: Path, manifest: Manifest) -> DraftHead:
+    """The head in `path`, without the rows of its model's head. Raises CheckpointError for one of another model."""
+    architecture = manifest.architecture
+    if not takes_draft_head(manifest):
+        raise CheckpointError(f"{path}: a draft head needs an AR model of Llama's layers without an option")
+    assert isinstance(architecture, LlamaArchitecture)
+    try:
+        with safe_open(path, framework="pt") as file:
+            (count,) = file.get_slice("symbols").get_shape()
+        size = path.stat().st_size
+        with without_memory():
+            head = DraftHead(architecture, count)
+    except (SafetensorError, OSError, ValueError, ShapeError) as error:
+        raise CheckpointError(f"{path} is no draft head of this model: {error}") from None
+    wanted = {name: tuple(tensor.shape) for name, tensor in head.stored().items()}
+    tensors = read_weights(path, size, file_digest(path), wanted, {"symbols": torch.int32})
+    symbols = tensors["symbols"]
+    if not bool(((symbols >= 0) & (symbols < architecture.vocabulary)).all()):
+        raise CheckpointError(f"{path} is a draft head of another vocabulary: the model has {architecture.vocabulary}")
+    head.load_state_dict(tensors, strict=False, assign=True)
+    head.stage.restore_tables()
+    return head.eval().requires_grad_(False)
+
+
+def load_draft_head(directory: Path, manifest: Manifest) -> DraftHead:
+    """That of a checkpoint. Raises CheckpointError where it is not the one that the manifest names."""
+    path = directory / DRAFT_HEAD_NAME
+    try:
+        if file_digest(path) != manifest.files[DRAFT_HEAD_NAME]:
+            raise CheckpointError(f"{path} does not have its manifest's SHA-256: it is damaged")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    return read_draft_head(path, manifest)
+
+
+def add_draft_head(directory: Path, source: Path) -> None:
+    """Put the head in `source` into a checkpoint, which has another digest then. Raises CheckpointError for one of
+    another model, and where it cannot be written."""
+    read_draft_head(source, read_manifest(directory))
+    target = directory / DRAFT_HEAD_NAME
+    replace_file(target, lambda path: shutil.copyfile(source, path))
+    digest = file_digest(target)
+    update_manifest(directory, lambda manifest: replace(manifest, files={**manifest.files, DRAFT_HEAD_NAME: digest}))
+
+
+def write_draft_head(path: Path, head: DraftHead) -> None:
+    """In 16 bits: what is drafted need not be exact. Raises OSError."""
+    write_weights(path, {n: t if n == "symbols" else t.half() for n, t in head.stored().items()})

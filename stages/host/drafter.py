@@ -1,0 +1,168 @@
+"""A draft head at work on the host of the last stage: it has the verdict and the hidden states first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onesweep.stages.backends import drafting_runner
+from onesweep.stages.backends.base import CleanPiece, Continuations, GrowingPiece
+from onesweep.stages.backends.packed import PackedNorm
+from onesweep.stages.model.draft_head import DraftHead
+from onesweep.stages.model.draft_tree import (
+    DEFAULT_BRANCHES,
+    MAX_DRAFT,
+    Draft,
+    DraftLength,
+    DraftPlan,
+    Forks,
+    LocalText,
+    SweepTime,
+    TreeGrower,
+    chosen,
+)
+from onesweep.stages.model.layers import LayerCache
+from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.prefill import split_reads
+from onesweep.stages.model.shaping import Shaping
+from onesweep.stages.model.vocabulary import Alphabet
+
+Symbols = NDArray[np.int64]
+
+
+@dataclass
+class DraftState:
+    """State of a draft head in one session: how far it has read the text."""
+
+    caches: list[LayerCache]
+    # Position of the first place that was read: the head does not read what a host had in memory of a text.
+    origin: int
+    # The model's state at the last place, as long as the symbol after it is not known: (1, width).
+    unread: Tensor | None = None
+    # Output of the head at the last place that it read, (1, width).
+    last: Tensor | None = None
+    # The last draft, and when it left.
+    draft: Draft = field(default_factory=Draft)
+    left_at: float = 0.0
+
+
+class HeadDrafter:
+    """Drafts for the sessions of one model. On the compute thread only.
+
+    What it drafts decides how long a text takes, never the text: nothing here need be the same in any company.
+    """
+
+    def __init__(self, head: DraftHead, model_head: Tensor) -> None:
+        """:param model_head: the model's own, (vocabulary, width); a copy in 16 bits is kept, for it embeds symbols."""
+        self.symbols: Symbols = head.symbols.numpy().astype(np.int64)
+        self.embedding = model_head.half()
+        self.norms = tuple(map(PackedNorm, (head.model_norm, head.state_norm, head.symbol_norm)))
+        self.join, self.alphabet = head.join.weight, Alphabet(len(model_head))
+        self.architecture = head.stage.architecture
+        assert isinstance(head.stage.head, nn.Linear)
+        head.stage.head.weight = nn.Parameter(model_head[head.symbols.long()], requires_grad=False)
+        self.runner = drafting_runner(head.stage)
+        self.worth = DraftLength(SweepTime())
+
+    def begin(self, capacity: int, origin: int) -> DraftState:
+        """For a session whose first hop brings symbols from `origin` on."""
+        return DraftState(new_caches(1, self.architecture, capacity), origin)
+
+    @torch.inference_mode()
+    def read(self, state: DraftState, start: int, hidden: Tensor, following: Sequence[int]) -> None:
+        """Read places from position `start` on; what was read from there on before is forgotten.
+
+        :param hidden: the model's states at the places, (places, width), as they come out of its last layer.
+        :param following: the symbol after each; after the last place it may not be known yet.
+        """
+        states, (cache,) = self.norms[0](hidden), state.caches
+        if state.unread is not None and state.origin + cache.length < start:
+            states, start = torch.cat([state.unread, states]), start - 1
+        cache.length = start - state.origin
+        known = len(following)
+        state.unread = states[known:].clone() if known < len(states) else None
+        for piece in split_reads(self.joined(states[:known], torch.tensor(following))):
+            (read,) = self.runner.read([CleanPiece(piece, state.caches, at_once=True)])
+            state.last = read[-1:]
+
+    @torch.inference_mode()
+    def draft(self, state: DraftState, known: Symbols, left: int, most: int, branches: int, law: Law) -> Draft:
+        """Draft tokens after a text that was read, all but its last symbol.
+
+        :param known: all symbols of the text.
+        :param left: symbols still to write.
+        :param most, branches: as in the message.
+        """
+        begin = time.perf_counter()
+        if state.left_at and state.draft.symbols:
+            self.worth.sweeps.learn(len(state.draft.symbols), (begin - state.left_at) * 1000)
+        state.draft = Draft()
+        if left > 1 and state.last is not None:
+            plan = DraftPlan(min(left - 1, MAX_DRAFT), min(most, left - 1) or None, branches or DEFAULT_BRANCHES)
+            text = _HeadText(self, state)
+            grower = TreeGrower(
+                text, self.alphabet, self.worth, law.temperature, law.seed, law.shaping, symbols=self.symbols
+            )
+            growth = grower.grow(self.alphabet.encode(known), plan)
+            state.draft = growth.draft(chosen(growth, plan, self.worth))
+        state.left_at = time.perf_counter()
+        return state.draft
+
+    def learn(self, state: DraftState, written: list[int]) -> None:
+        """Book what the hosts made of the last draft. written: the symbols that came of it."""
+        draft = state.draft
+        kept = draft.kept(written[:-1])
+        self.worth.learn(draft.first, kept, sum(draft.odds[: kept + 1]), draft.levels, draft.compute_ms)
+
+    def joined(self, states: Tensor, symbols: Tensor) -> Tensor:
+        """Input of the layer: (places, width)."""
+        embedded = self.norms[2](self.embedding[symbols].float())
+        return F.linear(torch.cat([embedded, self.norms[1](states)], dim=1), self.join)
+
+
+@dataclass(frozen=True)
+class Law:
+    """Numbers that a session's symbols are drawn with."""
+
+    temperature: float
+    seed: int
+    shaping: Shaping
+
+
+class _HeadText(LocalText):
+    """A text of which everything known was read."""
+
+    def __init__(self, drafter: HeadDrafter, state: DraftState) -> None:
+        assert state.last is not None
+        self.drafter, self.state, self.last = drafter, state, state.last
+
+    def logits_after(self, text: bytes) -> Tensor:
+        return self.drafter.runner.next_byte([self.last])[0]
+
+    def fork(self, count: int, room: int) -> Forks:
+        grown = self.drafter.runner.fork(self.state.caches, room, count)
+        return _HeadForks(self.drafter, grown, self.last.expand(count, -1))
+
+
+class _HeadForks(Forks):
+    """states: what the layer gave at the place before, (continuations, width)."""
+
+    def __init__(self, drafter: HeadDrafter, grown: Continuations, states: Tensor) -> None:
+        self.drafter, self.grown, self.states = drafter, grown, states
+
+    def read(self, symbols: NDArray[np.int64]) -> Tensor:
+        joined = self.drafter.joined(self.states, torch.from_numpy(symbols))
+        (self.states,) = self.drafter.runner.grow([GrowingPiece(joined, self.grown)])
+        return self.drafter.runner.next_byte([self.states])[0]
+
+    def select(self, branches: NDArray[np.int64]) -> None:
+        rows = torch.from_numpy(branches)
+        self.grown.select(rows)
+        self.states = self.states.index_select(0, rows)

@@ -1,0 +1,131 @@
+"""Hosts that draft: the text is that of `ar`, whatever their draft head guesses and whatever happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result
+from tests.serving.pretrained import add_random_draft_head, write_model
+from tests.serving.router.test_replicas import TRIES, Streaming, busy, doubled
+
+PROMPT = "the old man said that the sea"
+BY_HOSTS = {"mode": "ar-speculative", "drafter": "hosts"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "greedy": {"temperature": 0.0},
+    "hot": {"temperature": 1.5},
+    "int8": {"codec": "int8"},
+    "chain": {"branches": 1, "draft": 3},
+    "wide tree": {"branches": 8, "draft": 30},
+    "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "logit_bias": {101: 4.0, 7: -50.0}},
+    "filters": {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    "logprobs": {"logprobs": 3},
+    "one token": {"max_tokens": 1},
+    "two tokens": {"max_tokens": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("drafting") / "model"
+    write_model(directory)
+    add_random_draft_head(directory)
+    return directory
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def client(request: pytest.FixtureRequest, model: Path, local_ring: Any) -> Iterator[Client]:
+    with local_ring(model, request.param) as opened:
+        yield opened
+
+
+def of_ar(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name not in ("branches", "draft")}
+
+
+def streamed(client: Client, **settings: Any) -> tuple[Result, list[Any]]:
+    """Result and log-probabilities."""
+
+    async def events() -> list[Any]:
+        async with AsyncClient(client.address) as opened:
+            return [event async for event in opened.events(PROMPT, **settings)]
+
+    items = asyncio.run(events())
+    told = [each for item in items if isinstance(item, list) for each in item]
+    (result,) = [item for item in items if isinstance(item, Result)]
+    return result, told
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_the_text_is_that_of_ar(client: Client, name: str) -> None:
+    settings = {"max_tokens": 40, "seed": 5} | SETTINGS[name]
+    expected, told = streamed(client, mode="ar", **of_ar(settings))
+    result, told_too = streamed(client, **settings, **BY_HOSTS)
+    assert result.output == expected.output
+    assert told_too == told
+    assert bool(told) == (name == "logprobs")
+    assert result.sweeps <= expected.sweeps
+    if name == "wide tree":
+        assert result.accepted > 0, "some guesses stand, or nothing is tried here"
+        assert result.sweeps < expected.sweeps
+
+
+def test_it_is_the_default_where_there_is_a_draft_head(client: Client) -> None:
+    result = client.generate(PROMPT, mode="ar-speculative", max_tokens=20, seed=2)
+    assert result.drafted > 0
+    assert result.output == client.generate(PROMPT, mode="ar", max_tokens=20, seed=2).output
+
+
+def test_a_long_prompt_and_the_turn_after_it(client: Client) -> None:
+    """The prompt travels in pieces, and the hosts have its beginning in memory the second time."""
+    prompt = "The sea was calm, and the ship lay still. " * 7
+    expected = client.generate(prompt, mode="ar", max_tokens=30, seed=4).output
+    for _ in range(3):
+        assert client.generate(prompt, max_tokens=30, seed=4, draft=30, branches=8, **BY_HOSTS).output == expected
+
+
+def test_a_model_without_a_draft_head(tmp_path: Path, local_ring: Any) -> None:
+    write_model(tmp_path / "model")
+    with (
+        local_ring(tmp_path / "model", 3) as client,
+        pytest.raises(RequestRefused, match="needs a model with a draft head"),
+    ):
+        client.generate(PROMPT, max_tokens=5, **BY_HOSTS)
+
+
+@pytest.fixture(scope="module")
+def doubles(model: Path) -> Iterator[Deployment]:
+    topology = doubled(model)
+    with temporary_deployment(topology, model, router_options=("--audit", "0.5")) as running:
+        yield running
+
+
+def test_hosts_that_are_audited_and_killed(
+    doubles: Deployment, describe: Callable[[str], Any], until: Any, model: Path, local_ring: Any
+) -> None:
+    request = {"max_tokens": 250, "branches": 4, "draft": 8, **BY_HOSTS}
+    with local_ring(model, 3) as sound:
+        expected = sound.generate(PROMPT, mode="ar", max_tokens=250, seed=3).output
+    with Client(doubles.topology.router) as caller:
+        replays = 0
+        for _ in range(TRIES):
+            until(lambda: all(host.ready for host in caller.status().hosts), 30)
+            streaming = Streaming(caller, request, PROMPT)
+            victim = busy(doubles, describe, "b")
+            doubles.kill(victim)
+            result = streaming.end()
+            assert result.output == expected
+            doubles.revive(victim)
+            if replays := result.replays:
+                break
+        assert replays >= 1
+        until(lambda: all(host.ready for host in caller.status().hosts), 30)
+        audits = caller.status().audits
+        assert audits.audited > 0
+        assert audits.faulty_hosts == 0
