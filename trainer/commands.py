@@ -206,10 +206,15 @@ def run_init(options: argparse.Namespace) -> int:
 def run_distill(options: argparse.Namespace) -> int:
     """Distil a drafter, or continue a distillation."""
     from onesweep.trainer.distill.distill import distill
+    from onesweep.trainer.distill.draft_head import distill_head
     from onesweep.trainer.distill.settings import DistillSettings
 
     set_threads(options.threads)
     settings = from_flags(DistillSettings, options)
+    if settings.head:
+        file = distill_head(settings, lambda line: print(line, flush=True))
+        print(f"{file}: the hosts of a checkpoint that has it draft by themselves")
+        return 0
     manifest = distill(settings, lambda line: print(line, flush=True))
     found = manifest.metrics["distilled"]
     print(

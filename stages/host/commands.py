@@ -56,6 +56,9 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
         default="float32",
         help="of layers: 4 bytes a number, or 4 bits (float32)",
     )
+    pretrained.add_argument(
+        "--draft-head", type=Path, metavar="FILE", help="of `distill --head`: the last host drafts by it"
+    )
     pretrained.add_argument("--untrained", action="store_true", help="the weights are random: ask for no loss")
     pretrained.set_defaults(run=run_import)
 
@@ -114,6 +117,7 @@ def run_stage(options: argparse.Namespace) -> int:
 def run_import(options: argparse.Namespace) -> int:
     progress = ProgressLine()
     progress.at(f"reading {options.source}", 0.0)  # torch takes seconds to import
+    from onesweep.stages.checkpoint.draft_head import add_draft_head
     from onesweep.stages.importing.importing import ImportSettings, host_shares, import_model, summary
 
     check_positive(options, "context")
@@ -128,6 +132,8 @@ def run_import(options: argparse.Namespace) -> int:
     )
     try:
         imported = import_model(settings, progress)
+        if options.draft_head is not None:
+            add_draft_head(options.out, options.draft_head)
     finally:
         progress.close()
     print(summary(imported))

@@ -76,15 +76,16 @@ class HeadDrafter:
         return DraftState(new_caches(1, self.architecture, capacity), origin)
 
     @torch.inference_mode()
-    def read(self, state: DraftState, start: int, hidden: Tensor, following: Sequence[int]) -> None:
+    def read(self, state: DraftState, start: int, hidden: Tensor, symbols: Sequence[int]) -> None:
         """Read places from position `start` on; what was read from there on before is forgotten.
 
         :param hidden: the model's states at the places, (places, width), as they come out of its last layer.
-        :param following: the symbol after each; after the last place it may not be known yet.
+        :param symbols: at the places, and the one after them where it is known.
         """
-        states, (cache,) = self.norms[0](hidden), state.caches
+        states, (cache,), following = self.norms[0](hidden), state.caches, symbols[1:]
         if state.unread is not None and state.origin + cache.length < start:
             states, start = torch.cat([state.unread, states]), start - 1
+            following = symbols
         cache.length = start - state.origin
         known = len(following)
         state.unread = states[known:].clone() if known < len(states) else None

@@ -196,7 +196,7 @@ class PipelineWork(_StageWork):
             self._hand_on(hidden)
         elif isinstance(self.request, PrefillRequest):
             if self.request.for_drafting:
-                self._read_for_drafts(hidden, self.request.clean[1:].tolist())
+                self._read_for_drafts(hidden, self.request.clean.tolist())
             self.outcome = stage_pb2.Event(session=self.hop.session, number=self.request.number)
         else:
             self._states = hidden
@@ -273,7 +273,7 @@ class PipelineWork(_StageWork):
         before = request.clean.tolist()
         right = DraftTree(before[known:], request.depths or range(request.draft)).path(written[:-1])
         rows = [*range(known), *(known + at for at in right)]
-        self._read_for_drafts(self._states[rows], before[1:known] + written)
+        self._read_for_drafts(self._states[rows], before[:known] + written)
         state = self.session.draft
         assert state is not None
         drafter.learn(state, written)
@@ -283,13 +283,13 @@ class PipelineWork(_StageWork):
         kept = sum(at == place for place, at in enumerate(right))  # the first branch stands first
         self.result, self.outcome = event, next_verify(self.hop, event.text, kept, draft, alphabet)
 
-    def _read_for_drafts(self, hidden: Tensor, following: list[int]) -> None:
+    def _read_for_drafts(self, hidden: Tensor, symbols: list[int]) -> None:
         session, drafter, start = self.session, self._drafter, self.request.start
         if drafter is None:
             return
         if session.draft is None:
             session.draft = drafter.begin(session.capacity, start)
-        drafter.read(session.draft, start, hidden, following)
+        drafter.read(session.draft, start, hidden, symbols)
 
     @property
     def _drafter(self) -> HeadDrafter | None:

@@ -31,6 +31,13 @@ class DistillSettings:
         metadata=flag("UTF-8 text, or folders", name="--text", nargs="+", action="extend", metavar="FILE")
     )
     out: Path | None = field(default=None, metadata=flag("default: local/ in the checkpoint", metavar="DIR"))
+    head: bool = field(
+        default=False, metadata=flag("a draft head, which the host of the last stage drafts by, in place of a drafter")
+    )
+    guesses: int = field(
+        default=16384,
+        metadata=flag("most frequent symbols, which a draft head guesses", least=2, most=1 << 20),
+    )
     start: Path | None = field(
         default=None, metadata=flag("a drafter to continue, in place of --layers", metavar="DIR")
     )
@@ -70,6 +77,8 @@ class DistillSettings:
             raise ConfigError(f"--minutes must be above 0, and at most a year, not {self.minutes:g}")
         if self.start is not None and self.layers is not None:
             raise ConfigError("give either --layers or --start: a drafter to continue has its layers")
+        if self.head and (self.start is not None or self.layers is not None):
+            raise ConfigError("--head makes a layer of its own: leave out --layers and --start")
         if not 0 <= self.written <= 1:
             raise ConfigError(f"--written is a share of the samples, from 0 to 1, not {self.written:g}")
 
@@ -101,4 +110,6 @@ class DistillSettings:
         """For the manifest: what decides the weights."""
         left_out = ("checkpoint", "texts", "out", "device", "start")
         record = {name: value for name, value in asdict(self).items() if name not in left_out}
+        if not self.head:  # so that a drafter's record stays what it was
+            del record["head"], record["guesses"]
         return {**record, "layers": None if self.layers is None else list(self.layers)}

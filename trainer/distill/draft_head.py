@@ -1,0 +1,191 @@
+"""Distillation of a draft head: it learns to write on from the model's own hidden states."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onesweep.stages.checkpoint.checkpoint import replace_file
+from onesweep.stages.checkpoint.draft_head import DRAFT_HEAD_NAME, add_draft_head, takes_draft_head, write_draft_head
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.stages.model.draft_head import DraftHead
+from onesweep.stages.model.layers import rotate
+from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.trainer.blocks.data import check_device, quick_bfloat16
+from onesweep.trainer.blocks.run import Clock, Run, StepLoss
+from onesweep.trainer.blocks.state import json_digest
+from onesweep.trainer.distill.samples import Samples, held_out, symbols_corpus
+from onesweep.trainer.distill.settings import DistillSettings
+from onesweep.trainer.distill.teacher import OutputHead, Teacher
+
+# In turn, how many symbols in a row a step has the head guess, as it will where it drafts (training-time test, EAGLE-3,
+# arXiv 2503.01840).
+DEPTHS = (1, 2, 3)
+DEPTH_WEIGHT = 0.8  # of a depth's loss, as a share of that of the depth before
+# Weight of the cross-entropy beside -ln(acceptance): exp of this, times the acceptance. The gradient of the acceptance
+# alone is small where a head still guesses wrongly (LK losses, arXiv 2602.23881).
+SHARPNESS = -3.0
+CHUNK_ROWS = 48  # whose logits stay in a processor's cache
+PUBLISH_EVERY_S = 600.0
+
+Tell = Callable[[str], object]
+Cache = list[tuple[Tensor, Tensor]]
+
+
+class _Acceptance(torch.autograd.Function):
+    """Mean loss of guesses; the gradient by the head's states comes with the same pass, a chunk of rows at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, task: HeadTask, seen: Tensor) -> Tensor:  # noqa: ANN401
+        """states: (rows, width), normed; seen: the teacher's, likewise."""
+        gradient, accepted = torch.empty_like(states), 0.0
+        cross = torch.exp(torch.tensor(SHARPNESS * task.acceptance)).item()
+        for begin in range(0, len(states), CHUNK_ROWS):
+            chunk = slice(begin, begin + CHUNK_ROWS)
+            p, q = task.odds(seen[chunk]), (states[chunk] @ task.rows.T).softmax(-1)
+            shared = torch.minimum(p, q).sum(-1, keepdim=True).clamp(min=1e-4)
+            accepted += float(shared.sum())
+            # d CE / d logits = q sum(p) - p; d -ln(shared) / d logits = (q sum(q below p) - q below p) / shared
+            below = torch.where(q < p, q, 0.0)
+            by_logits = (q * p.sum(-1, keepdim=True) - p) * cross
+            by_logits += (q * below.sum(-1, keepdim=True) - below) * ((1 - cross) / shared)
+            gradient[chunk] = by_logits @ task.rows
+        ctx.save_for_backward(gradient / len(states))
+        return states.new_tensor(1 - accepted / len(states))
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        (gradient,) = ctx.saved_tensors
+        return gradient * outputs[0], None, None
+
+
+class HeadTask:
+    """A draft head that learns to guess what its model writes next."""
+
+    name = "draft-head"
+
+    def __init__(self, teacher: Teacher, samples: Samples, held: dict[str, tuple[Tensor, Tensor]], count: int) -> None:
+        """count: the most frequent symbols of the text, which the head guesses."""
+        architecture, last = teacher.stages[-1].architecture, teacher.stages[-1]
+        assert isinstance(architecture, LlamaArchitecture)
+        assert last.norm is not None
+        frequency = torch.bincount(samples.corpus.train.long(), minlength=architecture.vocabulary)
+        symbols = frequency.argsort(descending=True, stable=True)[:count].sort()[0]
+        self.head = DraftHead(architecture, len(symbols)).to(teacher.device)
+        self.samples, self.held_out, self.full = samples, held, OutputHead.of(last)
+        self.rows = self.full.weight[symbols].float()
+        self.acceptance = 0.0  # of late
+        with torch.no_grad():
+            self.head.symbols.copy_(symbols)
+            for norm in (self.head.model_norm, self.head.stage.norm):
+                assert norm is not None
+                norm.weight.copy_(last.norm.weight)
+            self.head.stage.layers[0].load_state_dict(last.layers[-1].state_dict())
+            eye = torch.eye(architecture.width)
+            self.head.join.weight.copy_(torch.cat([0.3 * eye, 0.7 * eye], dim=1))
+        self.head.model_norm.requires_grad_(False)
+        assert self.head.stage.head is not None
+        self.head.stage.head.requires_grad_(False)
+        self.module: nn.Module = self.head
+        self.trained = [self.module]
+
+    def odds(self, seen: Tensor) -> Tensor:
+        """The teacher's odds of the symbols that can be guessed: (rows, symbols). seen: (rows, width), normed."""
+        logits = self.full.logits(seen)
+        return (logits[:, self.head.symbols.long()] - logits.logsumexp(-1, keepdim=True)).exp()
+
+    def loss(self, step: int) -> StepLoss:
+        symbols, features = self.samples.batch(step)
+        seen = features.to(self.samples.teacher.device).float()
+        total, refused = torch.zeros(()), list[float]()
+        for depth, (states, guessed) in enumerate(self._unrolled(symbols, seen, DEPTHS[step % len(DEPTHS)])):
+            missed = _Acceptance.apply(states.flatten(0, 1), self, guessed.flatten(0, 1))
+            total = total + missed * DEPTH_WEIGHT**depth
+            refused.append(float(missed.detach()))
+        self.acceptance += 0.1 * (1 - refused[0] - self.acceptance)
+        return StepLoss(total, {"total_variation": refused[0]})
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """Total variation at each depth on held-out text, by names such as `written_total_variation_1`."""
+        found = {}
+        for name, (symbols, features) in self.held_out.items():
+            unrolled = self._unrolled(symbols, features.float(), max(DEPTHS))
+            for depth, (states, guessed) in enumerate(unrolled):
+                missed = _Acceptance.apply(states.flatten(0, 1), self, guessed.flatten(0, 1))
+                found[f"{name}_total_variation_{depth + 1}"] = float(missed)
+        return found
+
+    def _unrolled(self, symbols: Tensor, seen: Tensor, depths: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each depth, normed states of the head after as many guesses of its own as come before, and the teacher's
+        at the places that it guesses after: (rows, places, width) each.
+
+        symbols: (rows, positions); seen: the teacher's normed states at all of them.
+        """
+        stage, states, cache = self.head.stage, seen, Cache()
+        assert stage.norm is not None
+        for depth in range(depths):
+            places = symbols.shape[1] - 1 - depth
+            embedded = self.full.weight[symbols[:, 1 + depth : 1 + depth + places].long()].float()
+            states = self._layer(self.head.joined(states[:, :places], embedded), depth, cache)
+            yield stage.norm(states), seen[:, 1 + depth : 1 + depth + places]
+
+    def _layer(self, x: Tensor, depth: int, cache: Cache) -> Tensor:
+        """The layer at places that see the first depth's before them, and the later depths' on their own branch."""
+        layer, a, places = self.head.stage.layers[0], self.head.stage.architecture, x.shape[1]
+        rotary = self.head.stage.rotary[:, depth : depth + places]
+        keys = a.kv_heads * a.head_dim
+        parts = layer.qkv(layer.attention_norm(x)).split([a.query_width, keys, keys], dim=2)
+        q, k, v = (each.unflatten(2, (-1, a.head_dim)).transpose(1, 2) for each in parts)
+        q, k = rotate(q, rotary), rotate(k, rotary)
+        cache.append((k.repeat_interleave(a.heads // a.kv_heads, 1), v.repeat_interleave(a.heads // a.kv_heads, 1)))
+        (first_k, first_v), later = cache[0], cache[1:]
+        scores = q @ first_k[:, :, :places].transpose(2, 3) * a.query_scale
+        scores = scores.masked_fill(~torch.ones(places, places, dtype=torch.bool).tril(), float("-inf"))
+        own = [(q * k[:, :, :places]).sum(-1, keepdim=True) * a.query_scale for k, _ in later]
+        weights = torch.cat([scores, *own], dim=-1).softmax(-1)
+        mixed = weights[..., :places] @ first_v[:, :, :places]
+        for at, (_, values) in enumerate(later, places):
+            mixed = mixed + weights[..., at : at + 1] * values[:, :, :places]
+        x = x + layer.attention_out(mixed.transpose(1, 2).flatten(2))
+        return x + layer.mlp(x)
+
+
+def distill_head(settings: DistillSettings, tell: Tell = print) -> Path:
+    """Make a draft head, or continue one; `tell` gets a line of progress now and then. Returns its file.
+
+    Without `--out` the checkpoint gets it. Raises OnesweepError.
+    """
+    s, manifest = settings, read_manifest(settings.checkpoint)
+    check_device(s.device)
+    if not takes_draft_head(manifest):
+        raise InputError(f"{s.checkpoint}: a draft head needs an AR model of Llama's layers without an option")
+    corpus = symbols_corpus(s.texts, s.checkpoint, manifest, s.window)
+    folder = s.out or s.checkpoint / "draft-head"
+    identity = json_digest({"teacher": manifest.digest(), "data": corpus.digest(), **s.record()})
+    dtype = torch.bfloat16 if s.bfloat16 and quick_bfloat16(s.device) else torch.float32
+    teacher = Teacher(s.checkpoint, manifest, s.device, dtype)
+    samples = Samples(teacher, corpus, s, folder / "samples", identity)
+    task = HeadTask(teacher, samples, held_out(teacher, corpus, s.window, s.seed), s.guesses)
+    file = folder / DRAFT_HEAD_NAME
+
+    def report(run: Run, losses: dict[str, float]) -> None:
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in losses.items())
+        tell(f"step {run.step}: {shown}")
+        replace_file(file, lambda path: write_draft_head(path, task.head))
+
+    run = Run(task, s.training(), folder, identity, clock=Clock(60 * (s.minutes or 1e9), PUBLISH_EVERY_S, report))
+    report(run, run.train())
+    run.finish()
+    samples.drop()
+    if s.out is None:
+        add_draft_head(s.checkpoint, file)
+        shutil.rmtree(folder)
+        file = s.checkpoint / DRAFT_HEAD_NAME
+    return file
