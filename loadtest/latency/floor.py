@@ -35,7 +35,13 @@ class BookedCost:
     host_ms: float  # arithmetic on the hosts
     local_ms: float = 0.0  # arithmetic on the router that was waited for: a drafter's, or the local model's
     slowest_ms: float = 0.0  # arithmetic on the host that had the most
+    drafter: str = ""  # that guessed
     batches: int = 1  # in which a sweep's candidates travelled: hosts worked on different ones at the same time
+
+    @property
+    def goes_round(self) -> bool:
+        """True where the last host begins the next trip."""
+        return self.mode in ("ar", "steps") or self.drafter == "hosts"
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> BookedCost:
@@ -50,6 +56,7 @@ class BookedCost:
             host_ms,
             max(record["compute_ms"] - host_ms - record.get("ahead_ms", 0.0), 0.0),
             max(times_ms, default=0.0),
+            record.get("drafter", ""),
             max(record.get("batches", 1), 1),
         )
 
@@ -78,7 +85,7 @@ class Course:
         """The floor of one request, from its own account."""
         if not account.sweeps:
             return Floor(0.0, 0.0, account.host_ms + account.local_ms)
-        if account.mode in ("ar", "steps"):
+        if account.goes_round:
             delay_ms, serialisation_ms = self._round_the_ring(account)
         else:
             delay_ms, serialisation_ms = self._sweeps(account)
@@ -106,8 +113,8 @@ class Course:
         return delay_ms, least_serialisation_ms(account, [_rate_mbps(wire) for wire in wires])
 
     def _round_the_ring(self, account: BookedCost) -> tuple[float, float]:
-        """`ar` and `steps`: the last host begins the next trip at the first host, so only the last trip's way to the
-        router is waited for. Of `ar` the router hears of every byte beside that."""
+        """The last host begins the next trip at the first host, so only the last trip's way to the router is waited for.
+        But in `steps` the router hears of every trip beside that."""
         out, *inner, home = (self.link(*pair) for pair in self.sweep_path())
         # a ring of one host hands the byte to itself
         back = self.link(self.hosts[-1], self.hosts[0]) if len(self.hosts) > 1 else Link()
@@ -118,7 +125,7 @@ class Course:
         # at most the largest event came back beside each further step; what was left went round, at best on the
         # fastest link, but for one message of the largest size that each inner link carried for certain, or of `steps`
         # one of the mean size for each trip
-        beside = (steps - 1) * account.wire_bytes[-1] if account.wire_bytes and account.mode == "ar" else 0
+        beside = (steps - 1) * account.wire_bytes[-1] if account.wire_bytes and account.mode != "steps" else 0
         certain = account.wire_bytes[1:-1] if len(account.wire_bytes) == len(inner) + 2 else ()
         if account.mode == "steps":
             certain = tuple(steps * size for size in certain)

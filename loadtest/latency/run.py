@@ -39,6 +39,7 @@ from onesweep.serving.modes import MODES
 from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.checkpoint.bundle import NGRAM_NAME, Bundle, bundle_draws, find_bundle
+from onesweep.stages.checkpoint.draft_head import has_draft_head
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError
 from onesweep.stages.host.sampling_validation import MAX_TEMPERATURE
@@ -175,6 +176,13 @@ def _models(choice: ModeChoice, checkpoint: Path, bundle: Bundle) -> list[str]:
 def _drafter(choice: ModeChoice, checkpoint: Path, bundle: Bundle) -> list[str]:
     """`local`, where the router drafts with it."""
     ngrams = (checkpoint / NGRAM_NAME).exists()
+    if (
+        choice.mode == SPECULATIVE
+        and choice.drafter in (None, "hosts")
+        and bundle.ar
+        and has_draft_head(read_manifest(bundle.ar))
+    ):
+        return []
     name = choice.drafter or ("lookup" if choice.mode == SPECULATIVE and not bundle.local else "model")
     # without a drafter of its own, a router takes what the bundle has: n-grams where there is no local model
     if choice.drafter in (None, "both") and name != "lookup" and not bundle.local and ngrams:

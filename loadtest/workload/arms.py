@@ -18,7 +18,7 @@ from onesweep.stages.errors import InputError, one_of
 SPECULATIVE, INFILL = "ar-speculative", "infill"
 SCORED = ("resample", "verified", INFILL)
 # Of the modes that can name one.
-DRAFTERS = {SPECULATIVE: ("model", "lookup", "ngram", "both")} | dict.fromkeys(SCORED, ("model", "ngram"))
+DRAFTERS = {SPECULATIVE: ("hosts", "model", "lookup", "ngram", "both")} | dict.fromkeys(SCORED, ("model", "ngram"))
 CHUNKED = ("chunked", "resample", INFILL)  # modes that can say how much a sweep writes
 CANDIDATES = ("resample", INFILL)  # modes that can say how many candidates a sweep has
 MAX_COUNT = 1 << 16  # of a chunk, or of candidates

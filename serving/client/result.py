@@ -95,6 +95,8 @@ class Result:
     ahead_used: int = 0
     # What scored or verified; empty where nothing did.
     scorer: str = ""
+    # Who guessed, in `ar-speculative`.
+    drafter: str = ""
     # Tokens a sweep, the most; 0 where the mode has none.
     chunk: int = 0
     # Continuations scored in a sweep, the most.

@@ -49,6 +49,7 @@ class SpeculativeMode(ArMode):
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         name = request.drafter or (HOSTS if self._hosts_draft else BOTH if self._roomy(request) else LOOKUP)
+        account.drafter = name
         if name == HOSTS:
             async with aclosing(self._by_hosts(request, account)) as pieces:
                 async for piece in pieces:

@@ -63,6 +63,7 @@ class Account:
     ahead_ms: float = 0.0
     ahead_used: int = 0
     scorer: str = ""
+    drafter: str = ""  # of `ar-speculative`
     reason: str = ""
     # Times that work moved to other hosts.
     replays: int = 0

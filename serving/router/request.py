@@ -134,8 +134,8 @@ class Request:
     drafter: str | None = field(
         default=None,
         metadata=_name(
-            "who guesses, ar-speculative: both, model, ngram, lookup (both)",
-            "both, model, ngram, lookup: ar-speculative",
+            "who guesses, ar-speculative: hosts, both, model, ngram, lookup (hosts or both)",
+            "hosts, both, model, ngram, lookup: ar-speculative",
             "D",
         ),
     )

@@ -89,7 +89,7 @@ class GenerateRequest(_message.Message):
     codec: _builtins.str
     """of what travels between hosts: fp32, int8, int4; AR modes: fp32, int8"""
     drafter: _builtins.str
-    """`ar-speculative` only: both, model, ngram, lookup"""
+    """`ar-speculative` only: hosts, both, model, ngram, lookup"""
     draft: _builtins.int
     """tokens guessed for a sweep, `ar-speculative` only; not given: chosen as it goes"""
     whole: _builtins.bool
@@ -451,6 +451,7 @@ class Summary(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     AHEAD_MS_FIELD_NUMBER: _builtins.int
     AHEAD_USED_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     seed: _builtins.int
@@ -504,6 +505,8 @@ class Summary(_message.Message):
     """of the router's arithmetic, what it drafted while a sweep was under way"""
     ahead_used: _builtins.int
     """sweeps whose guesses were drafted then"""
+    drafter: _builtins.str
+    """that guessed, `ar-speculative`: the name that a request has for it"""
     stopped: _builtins.bool
     """by a stop string or by the model itself; else the text has the length asked for"""
     @_builtins.property
@@ -545,11 +548,12 @@ class Summary(_message.Message):
         output_tokens: _builtins.int = ...,
         ahead_ms: _builtins.float = ...,
         ahead_used: _builtins.int = ...,
+        drafter: _builtins.str = ...,
         stopped: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ahead_ms", b"ahead_ms", "ahead_used", b"ahead_used", "batches", b"batches", "cached_tokens", b"cached_tokens", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "distance_bound", b"distance_bound", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "output_tokens", b"output_tokens", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "reached", b"reached", "reason", b"reason", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "stopped", b"stopped", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ahead_ms", b"ahead_ms", "ahead_used", b"ahead_used", "batches", b"batches", "cached_tokens", b"cached_tokens", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "distance_bound", b"distance_bound", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "drafter", b"drafter", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "output_tokens", b"output_tokens", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "reached", b"reached", "reason", b"reason", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "stopped", b"stopped", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
