@@ -113,8 +113,8 @@ class Course:
         return delay_ms, least_serialisation_ms(account, [_rate_mbps(wire) for wire in wires])
 
     def _round_the_ring(self, account: BookedCost) -> tuple[float, float]:
-        """The last host begins the next trip at the first host, so only the last trip's way to the router is waited for.
-        But in `steps` the router hears of every trip beside that."""
+        """The last host begins the next trip at the first host, so only the last trip's way to the router is waited
+        for. But in `steps` the router hears of every trip beside that."""
         out, *inner, home = (self.link(*pair) for pair in self.sweep_path())
         # a ring of one host hands the byte to itself
         back = self.link(self.hosts[-1], self.hosts[0]) if len(self.hosts) > 1 else Link()

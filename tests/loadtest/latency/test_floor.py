@@ -54,6 +54,11 @@ def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int 
             Floor(10 + 4 * 20 + 3 * 25 + 40, 8000 / 16000 + 3900 * 8 / 80000, 0.0),
         ),
         (booked("ar", 1), Floor(70.0, 0.0, 0.0)),
+        # a drafter of the hosts goes round the ring, too
+        (
+            BookedCost("ar-speculative", 4, (200, 1000, 100), 5200, 9.0, drafter="hosts"),
+            Floor(10 + 4 * 20 + 3 * 25 + 40, 8000 / 16000 + 3900 * 8 / 80000, 9.0),
+        ),
         # three trips of a drawing: out, three times along, twice back, home; on the inner link three times the mean of
         # 1,000 bytes, the other 4,000 at best at 80 Mbit/s
         (
@@ -81,6 +86,7 @@ def booked(mode: str, sweeps: int, wire_bytes: tuple[int, ...] = (), total: int 
         "unequal sweeps",
         "ar",
         "one byte of ar",
+        "hosts that draft",
         "steps",
         "chain",
         "speculation",

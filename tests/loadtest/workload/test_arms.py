@@ -68,7 +68,7 @@ def test_a_mode_and_its_settings(text: str, choice: ModeChoice) -> None:
         (
             "ar-speculative:lookup+model",
             "'model' is not a setting; after the colon comes one codec (fp32, int8), joined by +, "
-            "one drafter (model, lookup, ngram, both)",
+            "one drafter (hosts, model, lookup, ngram, both)",
         ),
         (
             "resample:lookup",
