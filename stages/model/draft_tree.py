@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.model.randomness import gumbels
+from onesweep.stages.model.randomness import Purpose, gumbels, gumbels_of, uniforms
 from onesweep.stages.model.shaping import PLAIN, Shaping
 from onesweep.stages.model.speculation import MAX_DRAFT_TREE, DraftTree, first_branch
 from onesweep.stages.model.vocabulary import Alphabet
@@ -330,7 +330,8 @@ class TreeGrower:
         """Gumbel numbers that the hosts add to the logits of a position: (1, width)."""
         if self.symbols is None:
             return gumbels(self.seed, position, 1, width)
-        return gumbels(self.seed, position, 1, self.alphabet.size)[:, self.symbols]
+        drawn = uniforms(self.seed, Purpose.SAMPLE, position, 1, self.alphabet.size)
+        return gumbels_of(drawn[:, self.symbols])
 
     def _goes_on(self, growth: Growth, nodes: Indices, plan: DraftPlan) -> bool:
         if growth.levels >= plan.most:
