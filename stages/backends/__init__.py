@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
+
 from onesweep.stages.backends.base import Backend, BlockRunner, DraftingRunner, PictureRunner, StageRunner
+from onesweep.stages.backends.on_device import DeviceRunner
 from onesweep.stages.backends.packed import PackedBlock
 from onesweep.stages.backends.packed_llama import packed_stage
 from onesweep.stages.backends.pictures import PackedPictures
 from onesweep.stages.backends.runner_checks import checked, checked_pictures
+from onesweep.stages.checkpoint.checkpoint import CPU
 from onesweep.stages.errors import InputError, one_of
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyPart, PipelineStage
@@ -21,26 +25,35 @@ DEFAULT_BACKEND = "torch"
 
 
 class TorchBackend(Backend):
-    """PyTorch, eager."""
+    """PyTorch, eager.
+
+    :param device: where the parts are that it is given, and their sessions' caches.
+    """
 
     name = "torch"
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
 
     def block(self, block: Block | FamilyPart) -> BlockRunner:
         if isinstance(block, FamilyPart):
             return cast(BlockRunner, block.runner())
-        return checked(PackedBlock(block), block)
+        runner = PackedBlock(block)
+        return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), block)
 
     def stage(self, stage: PipelineStage) -> StageRunner:
-        return checked(packed_stage(stage), stage)
+        runner = packed_stage(stage)
+        return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), stage)
 
     def picture(self, part: PicturePart) -> PictureRunner:
         return checked_pictures(PackedPictures(part), part)
 
 
-def backend_named(name: str) -> Backend:
-    """The backend called `name`. Raises InputError that lists the names, or says which extra to install."""
+def backend_named(name: str, device: torch.device = CPU) -> Backend:
+    """The backend called `name`, on a device that it computes on. Raises InputError that lists the names, or says which
+    extra to install."""
     if name == TorchBackend.name:
-        return TorchBackend()
+        return TorchBackend(device)
     if name not in BACKENDS:
         raise InputError(f"unknown backend {name!r}{one_of(name, BACKENDS)}")
     try:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from onesweep.stages.backends.base import CleanPiece
 from onesweep.stages.backends.rows import Rows
-from onesweep.stages.model.layers import Layer, LayerCache, seen_keys, soft_capped
+from onesweep.stages.model.layers import Layer, LayerCache, Numbers, seen_keys, soft_capped
 from onesweep.stages.model.llama import LlamaLayer
 from onesweep.stages.model.speculation import first_branch
 
@@ -99,7 +97,7 @@ def sights(pieces: Sequence[CleanPiece], few: int, window: int | None = None) ->
         past, count = piece.caches[0].length, piece.source.shape[0]
         together = past and count > (1 if piece.at_once else few)
         is_cut = window is not None and not past and count > window
-        found.append(seen_keys(count, past, window) if together or is_cut else None)
+        found.append(seen_keys(count, past, window, piece.source.device) if together or is_cut else None)
     return found
 
 
@@ -112,8 +110,8 @@ def attend_clean(
     """
     heads, kv_heads = shape.heads, caches[0].keys.shape[1]
     q, k, v = by_head(qkv, heads, kv_heads)
-    numbers = qkv.numpy().reshape(rows.total, heads + 2 * kv_heads, -1)[:, heads:]
-    mixed = torch.zeros(q.shape)
+    numbers = (qkv.numpy() if qkv.is_cpu else qkv).reshape(rows.total, heads + 2 * kv_heads, -1)[:, heads:]
+    mixed = q.new_zeros(q.shape)
     attend = _attend_one if q.shape[2] == 1 or not (qkv.shape[1] % ROUND or mixed.stride(0) % ROUND) else _attend_apart
     if rows.single:  # one call instead of one for each piece
         queries, results = q.unbind(0), mixed.unbind(0)
@@ -178,7 +176,7 @@ def _attend_some(shape: AttentionShape, q: Tensor, start: int, k: Tensor, v: Ten
     back; k, v: (kv_heads, branches, all positions, head_dim)."""
     keys, values = (each[0] for each in cache.stored())
     past, rows = cache.length, q.flatten(1, 3)
-    hidden = ~seen_keys(k.shape[2], past, shape.window)[start : start + q.shape[3]]
+    hidden = ~seen_keys(k.shape[2], past, shape.window, q.device)[start : start + q.shape[3]]
     old, own = rows @ keys.transpose(1, 2), q @ k.unsqueeze(1).transpose(3, 4)
     if shape.softcap is not None:
         old, own = soft_capped(old, shape.softcap), soft_capped(own, shape.softcap)
@@ -250,13 +248,12 @@ def _attend_grown(qkv: Tensor, shape: AttentionShape, begin: int, cache: Growing
     return mixed.view(kv_heads, count, -1).transpose(0, 1).reshape(count, -1)
 
 
-def _attend_one(
-    shape: AttentionShape, query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor
-) -> None:
+def _attend_one(shape: AttentionShape, query: Tensor, row: Numbers, cache: LayerCache, result: Tensor) -> None:
     """One new position: an AR step, where every microsecond counts. query, result: (kv_heads, group, head_dim);
     row: its keys, then its values, (2 kv_heads, head_dim).
 
-    numpy copies a row of numbers in half the time that torch takes, and two small products beat fused attention.
+    numpy copies a row of numbers in half the time that torch takes, where it sees their memory, and two small products
+    beat fused attention.
     """
     position, keys, values = cache.length, cache.keys, cache.values
     _, heads, _, dim = keys.shape
@@ -270,11 +267,9 @@ def _attend_one(
     torch.bmm(weights, values.as_strided((heads, end, dim), (apart, stride, 1)), out=result)
 
 
-def _attend_apart(
-    shape: AttentionShape, query: Tensor, row: NDArray[np.float32], cache: LayerCache, result: Tensor
-) -> None:
+def _attend_apart(shape: AttentionShape, query: Tensor, row: Numbers, cache: LayerCache, result: Tensor) -> None:
     """`_attend_one` for rows that do not all begin at a round address, on which the order of additions may depend."""
-    aligned = torch.empty(result.shape)
+    aligned = result.new_empty(result.shape)
     _attend_one(shape, query.clone(), row, cache, aligned)
     result.copy_(aligned)
 
@@ -282,11 +277,11 @@ def _attend_apart(
 def _attend_tree(
     shape: AttentionShape,
     q: Tensor,
-    numbers: NDArray[np.float32],
+    numbers: Numbers,
     cache: LayerCache,
     depths: Sequence[int],
     mixed: Tensor,
-    attend: Callable[[AttentionShape, Tensor, NDArray[np.float32], LayerCache, Tensor], None],
+    attend: Callable[[AttentionShape, Tensor, Numbers, LayerCache, Tensor], None],
 ) -> None:
     """Positions of a tree, depth first: when one is computed, those above it are in the cache as if nothing else had
     ever been there. q, mixed: (positions, kv_heads, group, head_dim); numbers: as in `_attend_one`."""
@@ -311,7 +306,8 @@ def _attend_many(
         q = q.contiguous()  # grouped, it matters where a row begins: see `_attend_apart`
     keys, values = cache.append(k, v)
     if shape.softcap is not None:
-        mask = seen_keys(sizes[0], keys.shape[2] - sizes[0], shape.window) if mask is None else mask
+        past = keys.shape[2] - sizes[0]
+        mask = seen_keys(sizes[0], past, shape.window, q.device) if mask is None else mask
         return _attend_capped(shape.softcap, q[0].unflatten(0, sizes[1:3]), keys[0], values[0], mask)
     mixed = F.scaled_dot_product_attention(
         q, keys, values, mask, is_causal=mask is None, scale=1.0, enable_gqa=sizes[2] > 1

@@ -10,8 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from onesweep.stages.checkpoint.checkpoint import CPU
+from onesweep.stages.device import device_kind
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyPart, PipelineStage
 from onesweep.stages.model.layers import LayerCache
@@ -152,6 +155,12 @@ class Backend(ABC):
     """Makes runners of loaded parts."""
 
     name: str
+    device: torch.device = CPU
+
+    @property
+    def kind(self) -> str:
+        """Backend and device as other machines are told of them: hosts of one kind give the same bits."""
+        return self.name if self.device == CPU else f"{self.name} on {device_kind(self.device)}"
 
     @abstractmethod
     def block(self, block: Block | FamilyPart) -> BlockRunner:

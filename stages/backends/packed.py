@@ -33,7 +33,7 @@ from onesweep.stages.backends.base import (
     GrowingPiece,
     NoisyPiece,
 )
-from onesweep.stages.backends.rows import Rows, groups
+from onesweep.stages.backends.rows import Rows, add_product, groups, multiplied
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.layers import Layer, LayerCache, soft_capped
@@ -88,7 +88,8 @@ class PackedNorm:
         (width,) = norm.normalized_shape
         eps = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
         self.weight = norm.weight.detach() * width**0.5
-        self.least = torch.full((1, 1), eps * width)  # a tensor: a Python number costs a conversion in each call
+        # a tensor: a Python number costs a conversion in each call
+        self.least = torch.full((1, 1), eps * width, device=norm.weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, width)."""
@@ -117,34 +118,33 @@ class PackedLayer:
         caches, seen: of each piece.
         """
         qkv = self._project(self.attention_norm(x), angles)
-        x.addmm_(attend_clean(qkv, rows, self.shape, caches, seen), self.attention_out)
-        hidden = self.mlp_norm(x).mm(self.mlp_in)
-        # gelu of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
-        x.addmm_(F.gelu(hidden.t()).t(), self.mlp_out)
+        add_product(x, attend_clean(qkv, rows, self.shape, caches, seen), self.attention_out)
+        hidden = multiplied(self.mlp_norm(x), self.mlp_in)
+        add_product(x, _gelu(hidden), self.mlp_out)
 
     def branch(
         self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
     ) -> None:
         """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
         qkv = self._project(self.attention_norm(x), angles)
-        x.addmm_(attend_branches(qkv, rows, self.shape, caches, branches), self.attention_out)
-        x.addmm_(F.gelu(self.mlp_norm(x).mm(self.mlp_in)), self.mlp_out)
+        add_product(x, attend_branches(qkv, rows, self.shape, caches, branches), self.attention_out)
+        add_product(x, F.gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
 
     def grow(
         self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
     ) -> None:
         """One more position of each continuation, in place. caches, lengths: of `attend_growing`."""
         qkv = self._project(self.attention_norm(x), angles)
-        x.addmm_(attend_growing(qkv, rows, self.shape, caches, lengths), self.attention_out)
-        x.addmm_(F.gelu(self.mlp_norm(x).mm(self.mlp_in).t()).t(), self.mlp_out)
+        add_product(x, attend_growing(qkv, rows, self.shape, caches, lengths), self.attention_out)
+        add_product(x, _gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:
         """Noisy slots, in place. modulation: (6, rows or 1, width) of `modulate`."""
         weight_a, shift_a, gate_a, weight_m, shift_m, gate_m = modulation
         qkv = self._project(torch.addcmul(shift_a, self.attention_norm.directions(x), weight_a), angles)
-        x.addcmul_(attend_noisy(qkv, rows, self.heads, caches).mm(self.attention_out), gate_a)
-        hidden = torch.addcmul(shift_m, self.mlp_norm.directions(x), weight_m).mm(self.mlp_in)
-        x.addcmul_(F.gelu(hidden).mm(self.mlp_out), gate_m)
+        x.addcmul_(multiplied(attend_noisy(qkv, rows, self.heads, caches), self.attention_out), gate_a)
+        hidden = multiplied(torch.addcmul(shift_m, self.mlp_norm.directions(x), weight_m), self.mlp_in)
+        x.addcmul_(multiplied(F.gelu(hidden), self.mlp_out), gate_m)
 
     def modulate(self, condition: Tensor) -> Tensor:
         """AdaLN's numbers for one noise level, ready to use: condition (1, condition_dim) -> (6, width)."""
@@ -155,9 +155,14 @@ class PackedLayer:
 
     def _project(self, x: Tensor, angles: Angles) -> Tensor:
         """Queries, keys and values, queries and keys rotated: (rows, 3 width)."""
-        qkv = x.mm(self.qkv)
+        qkv = multiplied(x, self.qkv)
         rotate_rows(qkv, self.heads, *angles)
         return qkv
+
+
+def _gelu(x: Tensor) -> Tensor:
+    # of a transposed view: torch hands contiguous tensors to oneDNN, whose call costs 5 us more
+    return F.gelu(x.t()).t() if x.is_cpu else F.gelu(x)
 
 
 NOISE_LEVELS = 64  # how many noise levels' AdaLN numbers are kept: a sweep comes back to the same few
@@ -187,6 +192,7 @@ class PackedReader:
         self.embedding = None if part.embedding is None else part.embedding.weight.detach()
         self.layers, self.hidden, self.few = layers, hidden, few
         self.kinds, self.kind_of = kinds_of(part)
+        self.device = part.rotary.device
 
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
         """See `BlockRunner.read`."""
@@ -207,7 +213,7 @@ class PackedReader:
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         """Places of pieces of so many rows in one tensor."""
-        return Rows.of(counts, self.hidden)
+        return Rows.of(counts, self.hidden) if self.device.type == "cpu" else Rows.in_slabs(counts)
 
     def spread(self, factors: Tensor) -> Angles:
         """Rotary factors (rows, ...) of `rotary_rows` as the layers take them."""
@@ -260,13 +266,13 @@ class PackedReader:
         """
         rotary = kind.rotary
         if rows.single:
-            positions = torch.tensor([*starts, *[0] * rows.padding])
+            positions = torch.tensor([*starts, *[0] * rows.padding], device=self.device)
             factors = rotary.index_select(0, positions)
         else:
             parts = [rotary[at : at + count] for at, count in zip(starts, rows.counts, strict=True)]
             for i, depths in enumerate(trees):
                 if depths:
-                    parts[i] = rotary[starts[i] + torch.tensor(depths)]
+                    parts[i] = rotary[starts[i] + torch.tensor(depths, device=self.device)]
             factors = torch.cat([*parts, rotary[:1].expand(rows.padding, *rotary.shape[1:])])
         return self.spread(factors)
 
@@ -306,22 +312,26 @@ class PackedBlock(BlockRunner):
         ]
 
     def _denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
-        rows = Rows.of([piece.z.shape[0] for piece in pieces], self.reader.hidden)
+        rows = self.reader.rows_of([piece.z.shape[0] for piece in pieces])
         angles = self.reader.angles_of(rows, [piece.start for piece in pieces], (), self.reader.kinds[0])
-        x = torch.addmm(self.block.slot, self._inputs(pieces, rows), self.inputs)
+        x = self._added(self.block.slot, self._inputs(pieces, rows), self.inputs)
         modulations = self._modulation_rows([self.modulations(piece.sigma) for piece in pieces], rows)
         caches = zip(*(piece.caches for piece in pieces), strict=True)
         for layer, layer_caches, modulation in zip(self.layers, caches, modulations, strict=True):
             layer.noisy(x, rows, angles, layer_caches, modulation)
         likelihood = rows.pack([piece.z / piece.sigma**2 for piece in pieces])
-        logits = torch.addmm(self.bias, self.norm(x), self.head).addmm_(likelihood, self.block.codes.t())
-        points = self._scaled(logits, pieces, rows).softmax(-1).mm(self.block.codes)
+        logits = add_product(self._added(self.bias, self.norm(x), self.head), likelihood, self.block.codes.t())
+        points = multiplied(self._scaled(logits, pieces, rows).softmax(-1), self.block.codes)
         return [Denoised(*both) for both in zip(rows.unpack(logits), rows.unpack(points), strict=True)]
+
+    @staticmethod
+    def _added(bias: Tensor, x: Tensor, matrix: Tensor) -> Tensor:
+        return torch.addmm(bias, x, matrix) if x.is_cpu else multiplied(x, matrix).add_(bias)
 
     def _inputs(self, pieces: Sequence[NoisyPiece], rows: Rows) -> Tensor:
         """States and estimates, scaled, side by side: (rows, 2 code_dim)."""
         std, dim = self.block.data_std, self.block.codes.shape[1]
-        inputs = torch.zeros(rows.total, 2 * dim)
+        inputs = torch.zeros(rows.total, 2 * dim, device=self.reader.device)
         for piece, (begin, end) in zip(pieces, rows, strict=True):
             torch.mul(piece.z, (piece.sigma**2 + std**2) ** -0.5, out=inputs[begin:end, :dim])
             torch.mul(piece.estimate, 1 / std, out=inputs[begin:end, dim:])
@@ -331,7 +341,7 @@ class PackedBlock(BlockRunner):
         """Logits at each piece's temperature."""
         if all(piece.temperature == 1 for piece in pieces):
             return logits
-        divisors = torch.ones(rows.total, 1)
+        divisors = torch.ones(rows.total, 1, device=logits.device)
         for piece, (begin, end) in zip(pieces, rows, strict=True):
             divisors[begin:end] = piece.divisor
         return logits / divisors
@@ -341,12 +351,14 @@ class PackedBlock(BlockRunner):
         if all(each is of_pieces[0] for each in of_pieces):
             return of_pieces[0].unsqueeze(2)
         counts = [*rows.counts[:-1], rows.counts[-1] + rows.padding]
-        return torch.stack(list(of_pieces), dim=2).repeat_interleave(torch.tensor(counts), dim=2)
+        return torch.stack(list(of_pieces), dim=2).repeat_interleave(
+            torch.tensor(counts, device=self.reader.device), dim=2
+        )
 
 
 def _modulations(block: Block, layers: Sequence[PackedLayer], sigma: float) -> Tensor:
     """AdaLN's numbers at one noise level: (layers, 6, width)."""
-    condition = block.condition(torch.full((1,), sigma))
+    condition = block.condition(torch.full((1,), sigma, device=block.codes.device))
     return torch.stack([layer.modulate(condition) for layer in layers])
 
 

@@ -18,7 +18,7 @@ from onesweep.stages.backends.attention import (
     attention_shape,
 )
 from onesweep.stages.backends.packed import Angles, PackedNorm, PackedReader, PackedStage, PipelineRunner, normed_head
-from onesweep.stages.backends.rows import Rows
+from onesweep.stages.backends.rows import Rows, in_slabs
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.memory import give_back, is_owned
 from onesweep.stages.model.families import PipelineStage
@@ -51,7 +51,7 @@ class Product:
 
     Takes the linear layer's weight over, which is empty afterwards; that of a tied head stays, for the embedding reads
     it. The operators are those that torch's compiler uses, and have no public name: the exact version of torch that
-    this package asks for has them.
+    this package asks for has them. On a device other than the processor the weight stays as it is.
     """
 
     is_packed = torch.backends.mkldnn.is_available()
@@ -60,10 +60,11 @@ class Product:
         weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
         if isinstance(linear, nn.Linear):
             linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        self.is_packed = self.is_packed and weight.is_cpu
         count = max(1, BLOCK_BYTES // (4 * weight.shape[1])) if self.is_packed else len(weight)
         starts = range(0, len(weight), count)
         self.biases = [None if bias is None else bias[start : start + count] for start in starts]
-        owned = is_owned(weight)
+        owned = self.is_packed and is_owned(weight)
         self.blocks = list[Tensor]()
         for start in starts:
             block = weight[start : start + count]
@@ -85,7 +86,7 @@ class Product:
         if self.is_packed:
             result: Tensor = _ONEDNN._linear_pointwise(x, weight, bias, "none", [], "")
             return result
-        return F.linear(x, weight, bias)
+        return F.linear(x, weight, bias) if x.is_cpu else in_slabs(lambda slab: F.linear(slab, weight, bias), x)
 
 
 _INT4: Any = torch.ops.aten
@@ -236,10 +237,10 @@ class PackedMixture:
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, width), normed."""
         weights, chosen = self.mixture.choose(self.router(x))
-        written = torch.empty(*chosen.shape, x.shape[1])
+        written = x.new_empty(*chosen.shape, x.shape[1])
         for number in chosen.unique().tolist():
             at, place = (chosen == number).nonzero(as_tuple=True)
-            rows = Product.rows([len(at)], self.hidden)
+            rows = Product.rows([len(at)], self.hidden) if x.is_cpu else Rows.in_slabs([len(at)])
             written[at, place] = rows.unpack(self.experts[number](rows.pack([x[at]])))[0]
         # one after the other, best first: a sum in another order would round otherwise
         result = written[:, 0] * weights[:, :1]
@@ -258,6 +259,8 @@ class LlamaReader(PackedReader):
         super().__init__(stage, [PackedLlamaLayer(layer) for layer in stage.layers], stage.architecture.mlp_width)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
+        if self.device.type != "cpu":
+            return Rows.in_slabs(counts)
         return Product.rows(counts, self.hidden) if self.is_padded else Rows.of(counts, self.hidden, least=1)
 
     def spread(self, factors: Tensor) -> Angles:

@@ -40,6 +40,7 @@ from onesweep.stages.pictures.architecture import PictureArchitecture
 from onesweep.stages.pictures.experts import RouterNet
 from onesweep.stages.pictures.part import PicturePart
 
+CPU = torch.device("cpu")
 ChainPart = Block | FamilyPart
 DrawingPart = PicturePart | RouterNet
 AnyPart = ChainPart | PipelineStage | DrawingPart
@@ -56,27 +57,30 @@ def load_block(directory: Path, index: int) -> Block:
     return block
 
 
-def load_chain_part(directory: Path, index: int) -> ChainPart:
-    """One block of a chain of any family, checked likewise."""
+# On a device, a part is there once, and for the time of its loading once in the machine's memory: a host's parts are
+# loaded one after the other. The gate measures it where it will compute.
+def load_chain_part(directory: Path, index: int, device: torch.device = CPU) -> ChainPart:
+    """One block of a chain of any family, checked likewise, on `device`."""
     manifest = read_manifest(directory)
     if manifest.kind != "chain":
         raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
     part = new_part(manifest, index)
     assert isinstance(part, Block | FamilyPart)
-    probe = _load(directory, manifest, index, part)
-    _gate(directory, manifest, index, _probe_chain_part(manifest, part, probe.get(PROBE_INPUT))[0])
+    probe = _load(directory, manifest, index, part, device)
+    _gate(directory, manifest, index, _probe_chain_part(manifest, part, probe.get(PROBE_INPUT), device)[0])
     return part.eval().requires_grad_(False)
 
 
-def load_stage(directory: Path, index: int) -> PipelineStage:
-    """One stage of an AR pipeline, checked like a block. Reads that stage's file only."""
+def load_stage(directory: Path, index: int, device: torch.device = CPU) -> PipelineStage:
+    """One stage of an AR pipeline on `device`, checked like a block. Reads that stage's file only."""
     manifest = read_manifest(directory)
     if manifest.kind != "ar":
         raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
     stage = new_part(manifest, index)
     assert not isinstance(stage, Block | FamilyPart | PicturePart | RouterNet)
-    probe = _load(directory, manifest, index, stage)
-    measured, _ = probe_stage(stage, probe_symbols(manifest), probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
+    probe = _load(directory, manifest, index, stage, device)
+    known = probe_symbols(manifest).to(device)
+    measured, _ = probe_stage(stage, known, probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
     _gate(directory, manifest, index, measured)
     return stage.eval().requires_grad_(False)
 
@@ -314,11 +318,14 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _probe_chain_part(manifest: Manifest, part: ChainPart, features: Tensor | None) -> tuple[Measures, Tensor]:
+def _probe_chain_part(
+    manifest: Manifest, part: ChainPart, features: Tensor | None, device: torch.device = CPU
+) -> tuple[Measures, Tensor]:
     assert manifest.partition is not None
+    known = probe_symbols(manifest).to(device)
     if isinstance(part, FamilyPart):
-        return part.probe(manifest.partition, probe_symbols(manifest), features)
-    return probe_block(part, manifest.partition, probe_symbols(manifest), features)
+        return part.probe(manifest.partition, known, features)
+    return probe_block(part, manifest.partition, known, features)
 
 
 def _save_part(
@@ -349,8 +356,10 @@ def _drop_orphans(directory: Path, index: int, stem: str) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart) -> dict[str, Tensor]:
-    """Fill `module` (of `new_part`) from the part's file; return the probe's tensors."""
+def _load(
+    directory: Path, manifest: Manifest, index: int, module: AnyPart, device: torch.device = CPU
+) -> dict[str, Tensor]:
+    """Fill `module` (of `new_part`) from the part's file and move it to `device`; return the probe's tensors there."""
     part = _part(directory, manifest, index)
     wanted = module.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
@@ -361,7 +370,16 @@ def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart) -> d
     probe = {name: tensors.pop(name) for name in probe_only}
     module.load_state_dict(tensors, assign=True)
     module.restore_tables()
-    return probe
+    if device == CPU:
+        return probe
+    try:
+        module.to(device)
+        return {name: x.to(device) for name, x in probe.items()}
+    except torch.OutOfMemoryError:
+        raise CheckpointError(
+            f"not enough memory on {device} for part {index} of {directory}: "
+            "cut the model into more parts, or give --device cpu"
+        ) from None
 
 
 def _part(directory: Path, manifest: Manifest, index: int) -> Part:

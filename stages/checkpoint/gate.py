@@ -76,10 +76,10 @@ def probe_block(
     """
     clean, memory = block.read(known if features is None else features[None])
     high, low = partition.range(block.index)
-    sigma = torch.full((1, 1), (high * low) ** 0.5)
+    sigma = torch.full((1, 1), (high * low) ** 0.5, device=known.device)
     half = known.shape[1] // 2
     target = known[:, half:]
-    noise = normals(0, Purpose.INITIAL_NOISE, half, target.shape[1], block.architecture.code_dim)[None]
+    noise = normals(0, Purpose.INITIAL_NOISE, half, target.shape[1], block.architecture.code_dim)[None].to(known.device)
     prefix = [(keys[:, :, :half], values[:, :, :half]) for keys, values in memory]
     z = block.codes[target] + sigma[..., None] * noise
     denoised = block.denoise(z, torch.zeros_like(z), sigma, prefix, half)

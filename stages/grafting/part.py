@@ -80,10 +80,10 @@ class GraftPart(FamilyPart):
         high, low = partition.range(self.index)
         half = known.shape[1] // 2
         target, place = known[:, half:], half - 1
-        sigma, slots = torch.full((1, 1), (high * low) ** 0.5), target.shape[1]
-        noise = normals(0, Purpose.INITIAL_NOISE, half, slots, self.codes.shape[1])[None]
+        sigma, slots = torch.full((1, 1), (high * low) ** 0.5, device=known.device), target.shape[1]
+        noise = normals(0, Purpose.INITIAL_NOISE, half, slots, self.codes.shape[1])[None].to(known.device)
         z = self.codes[target] + sigma[..., None] * noise
-        first = torch.arange(slots) == 0
+        first = torch.arange(slots, device=known.device) == 0
         before = block.enter(known[:, place:-1], first) if features is None else features[None, place:-1]
         prefix = [(keys[:, :, :place], values[:, :, :place]) for keys, values in memory]
         noisy = Noisy(z, torch.zeros_like(z), sigma, first, start=place)

@@ -10,6 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from onesweep.stages.device import AUTO
 from onesweep.stages.errors import InputError
 from onesweep.stages.progress import ProgressLine
 from onesweep.stages.telemetry.observability import add_observability, observability_of, start_log
@@ -162,6 +163,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue", type=int, default=64, metavar="N", help="hops under way (64)")
     parser.add_argument("--batch", type=int, default=64, metavar="N", help="hops that share a pass; 1 = none (64)")
     parser.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
+    add_device(parser)
     parser.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     parser.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
     add_shelf(parser)
@@ -182,6 +184,7 @@ def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
     return HostSettings(
         name,
         options.backend or DEFAULT_BACKEND,
+        options.device or AUTO,
         queue_limit=options.queue,
         batch=options.batch,
         session_mb=options.session_mb,
@@ -189,6 +192,16 @@ def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
         lease_s=options.lease_s,
         hop_timeout_s=options.hop_timeout_s,
         keep_warm_s=keep_warm_s(options.keep_warm_ms),
+    )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """The option of every command that starts hosts."""
+    # None where it is not given: a topology may say where its hosts compute
+    parser.add_argument(
+        "--device",
+        metavar="cpu|cuda[:N]",
+        help="where hosts compute, caches included (auto: a GPU that computes the model, else the CPU)",
     )
 
 

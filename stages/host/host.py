@@ -13,6 +13,7 @@ from functools import partial
 import grpc
 
 from onesweep.stages.backends import DEFAULT_BACKEND
+from onesweep.stages.device import AUTO
 from onesweep.stages.host.metrics import record_hop
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import Parts, Release, Releases
@@ -95,6 +96,7 @@ class HostSettings:
 
     name: str
     backend: str = DEFAULT_BACKEND  # what computes this host's parts
+    device: str = AUTO  # where, of `device_for`; caches are there, too
     queue_limit: int = 64  # hops under way; one more is refused
     # Messages of hops under way; one more is refused. Decoded, what they carry takes up to four times as much beside.
     queue_mb: int = 256

@@ -235,7 +235,7 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
         a = plan.chain.manifest.chain_architecture
         for index, runner in parts.chain.items():
             room = min(a.positions, WARM_POSITIONS)
-            caches, half = new_caches(a.layers_in(index), a, room), room // 2
+            caches, half = new_caches(a.layers_in(index), a, room, device=parts.device), room // 2
             slots = min(room - half, MAX_LOGITS // a.vocabulary)
             reads_symbols = a.context == "own" or index == 0
             clean = torch.zeros(half, dtype=torch.int64) if reads_symbols else torch.zeros(half, a.width)
@@ -251,7 +251,7 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
         pipeline = source.manifest.pipeline_architecture
         for index, stage in parts.pipeline(kind).items():
             room = min(pipeline.positions, WARM_POSITIONS)
-            caches, half = new_caches(pipeline.layers_in(index), pipeline, room), room // 2
+            caches, half = new_caches(pipeline.layers_in(index), pipeline, room, device=parts.device), room // 2
             full, one, branches = (
                 torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, pipeline.width)
                 for shape in ((room - 1,), (1,), (2, half // 2))

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import grpc
+import torch
 
 from onesweep.stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from onesweep.stages.backends.base import BlockRunner, PictureRunner, StageRunner
 from onesweep.stages.checkpoint.bundle import check_split, find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_chain_part, load_picture_part, load_router_net, load_stage
+from onesweep.stages.checkpoint.checkpoint import CPU, load_chain_part, load_picture_part, load_router_net, load_stage
 from onesweep.stages.checkpoint.draft_head import has_draft_head, load_draft_head
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.device import AUTO, check_device
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.drafter import HeadDrafter
 from onesweep.stages.model.families import PipelineStage
+from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import cache_bytes
 from onesweep.stages.model.prefill import max_new_symbols
 from onesweep.stages.model.scoring import MAX_LOGITS, most_scored
@@ -95,6 +98,17 @@ class HostPlan:
         """The AR pipelines among them, by kind."""
         return {kind: source for kind, source in self.models.items() if kind in ("ar", "scorer")}
 
+    @property
+    def cpu_only(self) -> str:
+        """Why no GPU computes these models, and what to do; empty where one does."""
+        if self.draws:
+            return "models that draw compute on CPUs"
+        for kind, source in self.pipelines.items():
+            a = source.manifest.pipeline_architecture
+            if isinstance(a, LlamaArchitecture) and a.weights != "float32":
+                return f"weights of 4 bits ({kind}) compute on CPUs: import the model with --weights float32"
+        return ""
+
     def model(self, kind: str) -> ModelSource | None:
         """The model of a kind of MODEL_KINDS."""
         source: ModelSource | None = getattr(self, kind)
@@ -133,6 +147,7 @@ class Parts:
     pictures: Mapping[str, dict[int, PictureRunner]] = field(default_factory=dict)  # by kind: chain, steps, experts
     router_net: RouterNet | None = None  # of experts; its trunk's runner is in `pictures`, after theirs
     drafters: Mapping[str, HeadDrafter] = field(default_factory=dict)  # by the digest of their model
+    device: torch.device = CPU  # where the weights are, and the caches of sessions with them
 
     @property
     def parts(self) -> int:
@@ -183,34 +198,62 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     return HostPlan(blocks, parts, **models)
 
 
+def device_for(name: str, backend: str, plan: HostPlan) -> torch.device:
+    """The device of a host's plan. Raises InputError for one that is not here, or that does not compute these models.
+
+    :param name: of a device, or `auto`: a GPU where there is one that computes them.
+    """
+    problem = plan.cpu_only
+    if backend != DEFAULT_BACKEND:
+        problem = f"the backend {backend} computes on CPUs: choose --backend {DEFAULT_BACKEND}"
+    if name == AUTO:
+        return torch.device("cuda" if not problem and torch.cuda.is_available() else "cpu")
+    device = torch.device(check_device(name))
+    if device != CPU and problem:
+        raise InputError(f"--device {name} cannot be used here: {problem}, or give --device cpu")
+    return device
+
+
 def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Parts] = ()) -> Parts:
-    """Read this host's files, and no others; of models that are among `held`, not even these."""
+    """Read this host's files, and no others; of models that are among `held`, not even these.
+
+    One part after the other goes to the backend's device: in the machine's memory there is never more than one of
+    them beside it. Raises CheckpointError, and InputError for models that the device does not compute.
+    """
     backend = backend or backend_named(DEFAULT_BACKEND)
+    device = backend.device
+    if device != CPU and plan.cpu_only:  # a release that comes later may be of another kind than the first
+        raise InputError(f"this host computes on {device.type}: {plan.cpu_only}, or start it with --device cpu")
     if plan.draws:
         return _load_pictures(plan, backend, held)
     chains = {parts.plan.chain.digest: parts.chain for parts in held if parts.plan.chain}
     chain: dict[int, BlockRunner] = {}
     if plan.chain is not None:
         path = plan.chain.directory
-        chain = chains.get(plan.chain.digest) or {i: backend.block(load_chain_part(path, i)) for i in plan.blocks}
+        chain = chains.get(plan.chain.digest) or {
+            i: backend.block(load_chain_part(path, i, device)) for i in plan.blocks
+        }
     pipelines = {source.digest: parts.pipeline(kind) for parts in held for kind, source in parts.plan.pipelines.items()}
     drafters = {digest: drafter for parts in held for digest, drafter in parts.drafters.items()}
     for source in plan.pipelines.values():
         if source.digest not in pipelines:  # the scorer may be a copy of the AR model
             runners = pipelines[source.digest] = dict[int, StageRunner]()
             for i in plan.blocks:
-                stage = load_stage(source.directory, i)
+                stage = load_stage(source.directory, i, device)
                 if stage.is_last and has_draft_head(source.manifest):
                     drafters[source.digest] = _drafter(source, stage)
                 runners[i] = backend.stage(stage)
     ar, scorer = (pipelines[source.digest] if source else {} for source in (plan.ar, plan.scorer))
-    return Parts(plan, chain, ar, scorer, drafters={d: each for d, each in drafters.items() if d in plan.weights})
+    used = {digest: drafter for digest, drafter in drafters.items() if digest in plan.weights}
+    return Parts(plan, chain, ar, scorer, drafters=used, device=device)
 
 
 def _drafter(source: ModelSource, last: PipelineStage) -> HeadDrafter:
-    """The drafter of a model with a draft head, made before a backend takes the last stage's matrices over."""
+    """The drafter of a model with a draft head, made before a backend takes the last stage's matrices over.
+
+    It computes on the processor, wherever the stage does."""
     assert last.head is not None
-    return HeadDrafter(load_draft_head(source.directory, source.manifest), last.head.weight.detach())
+    return HeadDrafter(load_draft_head(source.directory, source.manifest), last.head.weight.detach().cpu())
 
 
 def _load_pictures(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> Parts:

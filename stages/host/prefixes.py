@@ -109,7 +109,7 @@ class PrefixStore:
         self._touch(chain)
         if digest in self._pieces or (at and before not in self._pieces):
             return
-        source = _numbers(caches, at)
+        source = _numbers(caches, at)  # kept where it is: recalled, it need not cross to a device again
         text = symbols[at * READ_POSITIONS : (at + 1) * READ_POSITIONS].copy()
         need = text.nbytes + sum(numbers.numel() * numbers.element_size() for numbers in source)
         while self.bytes + need > self.budget_bytes:
@@ -119,7 +119,11 @@ class PrefixStore:
             gone = self._pieces.pop(oldest)
             self.bytes -= gone.numbers.nbytes + gone.symbols.nbytes
             self.version += 1
-        self._pieces[digest] = KeptPiece(beginning.root, before, torch.stack(source), text)
+        try:
+            numbers = torch.stack(source)
+        except torch.OutOfMemoryError:  # of a device: sessions need it more
+            return
+        self._pieces[digest] = KeptPiece(beginning.root, before, numbers, text)
         self.bytes += need
         self.version += 1
         self._touch(chain)

@@ -9,6 +9,7 @@ nothing on a processor, while the oldest hop can go on to the next host as soon 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import torch
 
 from onesweep.stages.host.hop_work import HopWork, KernelCall
 from onesweep.stages.host.requests import HopRequest, PipelineRequest, ScoreRequest
@@ -26,7 +28,7 @@ from onesweep.stages.host.work import PipelineWork, begin_work
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import LinkObserver
 from onesweep.stages.wire.messages import Outcome
-from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.status import StatusError, exhausted
 
 log = logging.getLogger(__name__)
 
@@ -224,8 +226,13 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
     for compute, members in groups.items():
         begin = time.perf_counter()
         try:
-            results = compute([call.piece for _, _, call in members])
+            results = _computed(compute, [call.piece for _, _, call in members])
             for (job, work, _), result in zip(members, results, strict=True):
+                if result is None:
+                    job.result = exhausted(
+                        "no memory left on this host's device for the hop: come back later", retry_after_ms=1000
+                    )
+                    continue
                 work.complete(result)
                 job.result = work.outcome
         except Exception:  # which of them broke it cannot be told
@@ -233,6 +240,24 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
         per_row_ms = (time.perf_counter() - begin) * 1000 / sum(call.rows for _, _, call in members)
         for job, _, call in members:
             job.compute_ms += per_row_ms * call.rows
+
+
+def _computed(compute: Callable[..., Any], pieces: Sequence[Any]) -> Sequence[Any]:
+    """Results of a call; where its device's memory does not suffice for all, one by one, None for those for which it
+    does not either."""
+    lengths = [[cache.length for cache in getattr(piece, "caches", ())] for piece in pieces]
+    with contextlib.suppress(torch.OutOfMemoryError):
+        return compute(pieces)
+    results = list[Any]()
+    for piece, before in zip(pieces, lengths, strict=True):
+        for cache, length in zip(getattr(piece, "caches", ()), before, strict=True):
+            cache.length = length  # the call may have appended to some of them
+        result = None
+        # not in a handler: an error that is being handled holds the memory of the call that it ended
+        with contextlib.suppress(torch.OutOfMemoryError):
+            (result,) = compute([piece])
+        results.append(result)
+    return results
 
 
 def _within(jobs: Sequence[ScheduledHop]) -> list[ScheduledHop]:

@@ -23,7 +23,7 @@ from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.loading import Loader, Sources
 from onesweep.stages.host.metrics import STAGE_METRICS, HostCounters
 from onesweep.stages.host.next_hosts import NextHosts
-from onesweep.stages.host.parts import full_state_bytes, wiring_problem
+from onesweep.stages.host.parts import device_for, full_state_bytes, wiring_problem
 from onesweep.stages.host.scheduler import HostObserver
 from onesweep.stages.host.service import StageService
 from onesweep.stages.memory import keep_trimmed, return_large_buffers
@@ -78,7 +78,8 @@ class StageServer:
         self.sources = Sources(settings.checkpoint, settings.blocks, self.shelf)
         self.first, *self.others = reversed(self.sources.start())
         self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.shelf else 0)
-        self.backend = backend_named(settings.host.backend)
+        device = device_for(settings.host.device, settings.host.backend, self.first.plan)
+        self.backend = backend_named(settings.host.backend, device)
         for address in settings.next:
             check_target(address, settings.security, "next address")
         if settings.security.tls is not None:

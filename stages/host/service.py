@@ -55,7 +55,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             not_ready_reason=reason,
             links=[_link_info(relay) for relay in self.host.next_hosts.relays],
             counters=self.host.counters_now(),
-            backend=self.host.settings.backend,
+            backend=self.loader.backend.kind,
             releases=[release.info() for release in self.host.releases.all],
             protocol=PROTOCOL,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -118,7 +119,16 @@ class SessionStore:
         session = Session(router, kind, capacity, need, self.clock() + self.lease_s, parts)
         if not manifest.draws:
             a = manifest.text_architecture
-            session.caches = {part: new_caches(a.layers_in(part), a, capacity) for part in held}
+            try:
+                session.caches = {
+                    part: new_caches(a.layers_in(part), a, capacity, device=parts.device) for part in held
+                }
+            except torch.OutOfMemoryError:
+                raise exhausted(
+                    f"no memory on {parts.device} for a session of {capacity} positions ({need} bytes): come back "
+                    "later or lower --session-mb",
+                    retry_after_ms=1000,
+                ) from None
             session.symbols = np.zeros(capacity, dtype=np.int64)
         self.sessions[name] = session
         self.bytes += need

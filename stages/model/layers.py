@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 FOURIER_FEATURES = 16
+
+Numbers = Any  # NDArray[np.float32] in the processor's memory, a Tensor on another device: both are assigned to alike
 
 
 def rotary_table(positions: int, head_dim: int) -> Tensor:
@@ -54,9 +55,10 @@ class LayerCache:
     length: int = 0
 
     @property
-    def arrays(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Keys and values of the first sequence as numpy sees the same memory: (heads, capacity, head_dim) each."""
-        return self.keys.numpy()[0], self.values.numpy()[0]
+    def arrays(self) -> tuple[Numbers, Numbers]:
+        """Keys and values of the first sequence as numpy sees the same memory: (heads, capacity, head_dim) each. As
+        torch does on a device whose memory numpy does not see: what is assigned to a part of them is written alike."""
+        return (self.keys.numpy()[0], self.values.numpy()[0]) if self.keys.is_cpu else (self.keys[0], self.values[0])
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store new positions; return all keys and values so far."""

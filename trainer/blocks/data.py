@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError, ConfigError, DataError
+from onesweep.stages.errors import CheckpointError, DataError
 from onesweep.stages.model.architecture import VOCABULARY
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.trainer.blocks.tokens import TextTokenizer, token_bytes
 
 VALID_SHARE = 0.05
 MIN_BYTES = 4096
-DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 
 
 @dataclass(frozen=True)
@@ -168,17 +166,6 @@ def _checked(name: str, train: bytes, valid: bytes) -> Corpus:
 
 # Updates and checkpoints are float32 on the CPU. Text and noise are drawn on the CPU too, so that a step's batch is the
 # same on every device.
-
-
-def check_device(name: str) -> str:
-    """`name`, if it is a device of this machine. Raises ConfigError."""
-    if not DEVICE.fullmatch(name):
-        raise ConfigError(f"--device must be cpu, cuda or cuda:N, not {name[:40]!r}")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name != "cpu" and (torch.device(name).index or 0) >= count:
-        there = f"GPUs 0 to {count - 1}" if count > 1 else "one GPU, 0" if count else "no GPU that it can use"
-        raise ConfigError(f"there is no device {name} here: PyTorch {torch.__version__} sees {there}")
-    return name
 
 
 def precision(bfloat16: bool, device: str) -> torch.autocast:

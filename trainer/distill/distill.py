@@ -19,13 +19,14 @@ from onesweep.stages.backends.base import CleanPiece
 from onesweep.stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_stage, write_manifest
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from onesweep.stages.device import check_device
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER
-from onesweep.trainer.blocks.data import Corpus, check_device, quick_bfloat16, within_memory
+from onesweep.trainer.blocks.data import Corpus, quick_bfloat16, within_memory
 from onesweep.trainer.blocks.run import Clock, Run, state_path
 from onesweep.trainer.blocks.state import json_digest
 from onesweep.trainer.distill.samples import FIRST, Samples, held_out, symbols_corpus

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from onesweep.stages.checkpoint.checkpoint import replace_file
 from onesweep.stages.checkpoint.draft_head import DRAFT_HEAD_NAME, add_draft_head, takes_draft_head, write_draft_head
 from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.device import check_device
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.draft_head import DraftHead
 from onesweep.stages.model.layers import rotate
 from onesweep.stages.model.llama import LlamaArchitecture
-from onesweep.trainer.blocks.data import check_device, quick_bfloat16
+from onesweep.trainer.blocks.data import quick_bfloat16
 from onesweep.trainer.blocks.run import Clock, Run, StepLoss
 from onesweep.trainer.blocks.state import json_digest
 from onesweep.trainer.distill.samples import Samples, held_out, symbols_corpus

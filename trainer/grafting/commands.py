@@ -59,7 +59,8 @@ def add_graft(parser: argparse.ArgumentParser) -> None:
 
 def run_graft(options: argparse.Namespace) -> int:
     """Train a block, or measure the chain."""
-    from onesweep.trainer.blocks.data import check_device, within_memory
+    from onesweep.stages.device import check_device
+    from onesweep.trainer.blocks.data import within_memory
 
     with within_memory(check_device(options.device), "give fewer sequences in --config, or fewer --windows"):
         return _run(options)

@@ -93,10 +93,10 @@ def run_coordinate(options: argparse.Namespace) -> int:
 
 def run_work(options: argparse.Namespace) -> int:
     """Work to the end of a run."""
+    from onesweep.stages.device import check_device
     from onesweep.stages.errors import InputError
     from onesweep.stages.wire.channel import check_name
     from onesweep.trainer.blocks.config import load_config
-    from onesweep.trainer.blocks.data import check_device
     from onesweep.trainer.rounds.spec import architecture_digest
     from onesweep.trainer.rounds.worker import work
 

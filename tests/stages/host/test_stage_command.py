@@ -25,6 +25,8 @@ from tests.stages.raw_client import Peer
         (["--blocks", "0", "--queue", "0"], 2, "--queue must be above 0"),
         (["--blocks", "0", "--batch", "0"], 2, "--batch must be above 0"),
         (["--blocks", "0", "--backend", "magic"], 2, "unknown backend 'magic'; choose from torch"),
+        (["--blocks", "0", "--device", "tpu"], 2, "--device must be cpu, cuda or cuda:N, not 'tpu'"),
+        (["--blocks", "0", "--device", "cuda:99"], 2, "there is no device cuda:99 here"),
         (["--blocks", "0", "--keep-warm-ms", "3"], 2, "--keep-warm-ms must be 0 (off) or 10 to 60000, not 3"),
         (["--blocks", "0", "--lease-s", "nan"], 2, "--lease-s must be above 0"),
         (["--blocks", "0", "--threads", "99999"], 2, "--threads must be at most"),

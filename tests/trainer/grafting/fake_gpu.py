@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-import onesweep.trainer.blocks.data
+import onesweep.stages.device
 import onesweep.trainer.blocks.run
 from tests.trainer.processes import run_command
 
@@ -87,15 +87,20 @@ class _Module(_DummyBackendModule):
         return []
 
 
+def introduced() -> Device:
+    """The device, which this process knows from now on; it is there while it is entered."""
+    onesweep.stages.device.check_device = lambda name: name
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    torch._C._set_only_lift_cpu_tensors(True)  # or torch.tensor(..., device=...) goes past the mode
+    return Device()
+
+
 def main(commands: Sequence[tuple[int, Sequence[str]]]) -> int:
     """Run commands of `onesweep` that say `--device pretend`, and tell what each step of training read from it.
 
     :param commands: each after the step in which the process asks itself to stop; -1 for none.
     """
-    device, train_step = Device(), onesweep.trainer.blocks.run.train_step
-    onesweep.trainer.blocks.data.check_device = lambda name: name
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-    torch._C._set_only_lift_cpu_tensors(True)  # or torch.tensor(..., device=...) goes past the mode
+    device, train_step = introduced(), onesweep.trainer.blocks.run.train_step
     code = 0
     with device:
         for stop_at, words in commands:

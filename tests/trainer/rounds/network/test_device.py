@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from onesweep.stages.device import check_device
 from onesweep.stages.errors import CheckpointError, ConfigError
-from onesweep.trainer.blocks.data import PlacedCorpus, check_device, within_memory
+from onesweep.trainer.blocks.data import PlacedCorpus, within_memory
 from onesweep.trainer.rounds.codecs import norm, subtract
 from onesweep.trainer.rounds.parts import place_on, see
 from onesweep.trainer.rounds.settings import SimulatedWorkers

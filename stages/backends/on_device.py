@@ -1,0 +1,71 @@
+"""Runners on a device other than the processor, for a host whose messages, codecs and sampling stay on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onesweep.stages.backends.base import (
+    BlockRunner,
+    BranchPiece,
+    CleanPiece,
+    Denoised,
+    NoisyPiece,
+    StageRunner,
+)
+
+
+class DeviceRunner(BlockRunner, StageRunner):
+    """A runner of a block or a stage whose part, like the caches of its pieces, is on a device.
+
+    All that a call needs of its pieces goes there in one piece of memory, and all results come back in one: a transfer
+    waits for the device, whatever its size.
+    """
+
+    def __init__(self, runner: Any, device: torch.device) -> None:  # noqa: ANN401 - a BlockRunner or a StageRunner
+        self.runner, self.device = runner, device
+
+    @torch.inference_mode()
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        sources = self._sent([piece.source for piece in pieces])
+        there = [replace(piece, source=source) for piece, source in zip(pieces, sources, strict=True)]
+        return _fetched(self.runner.read(there))
+
+    @torch.inference_mode()
+    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
+        sources = self._sent([piece.source for piece in pieces])
+        there = [replace(piece, source=source) for piece, source in zip(pieces, sources, strict=True)]
+        return _fetched(self.runner.branch(there))
+
+    @torch.inference_mode()
+    def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
+        sent = self._sent([x for piece in pieces for x in (piece.z, piece.estimate)])
+        there = [replace(piece, z=sent[2 * i], estimate=sent[2 * i + 1]) for i, piece in enumerate(pieces)]
+        found = _fetched([x for each in self.runner.denoise(there) for x in (each.logits, each.point)])
+        return [Denoised(*both) for both in zip(found[::2], found[1::2], strict=True)]
+
+    @torch.inference_mode()
+    def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        return _fetched(self.runner.next_byte(self._sent(hidden)))
+
+    def _sent(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors of one type from the processor's memory, on the device."""
+        numbers = torch.cat([x.flatten() for x in tensors])
+        if self.device.type == "cuda":  # pinned memory is copied without the processor
+            numbers = numbers.pin_memory()
+        return _as(tensors, numbers.to(self.device, non_blocking=self.device.type == "cuda"))
+
+
+def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of one type from the device, in the processor's memory."""
+    return _as(tensors, torch.cat([x.flatten() for x in tensors]).cpu())
+
+
+def _as(shaped: Sequence[Tensor], numbers: Tensor) -> list[Tensor]:
+    """`numbers`, one after the other, in the shapes of these tensors."""
+    parts = numbers.split([x.numel() for x in shaped])
+    return [part.view(x.shape) for part, x in zip(parts, shaped, strict=True)]

@@ -1,0 +1,44 @@
+"""Devices that compute, by name: the processor, and this machine's GPUs."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from onesweep.stages.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+# torch is imported where a device is looked for: help and topologies only know names.
+
+AUTO = "auto"  # a GPU where there is one that can compute the model, else the processor
+_NAME = re.compile(r"cpu|cuda(:\d{1,3})?")
+
+
+def is_device_name(name: str) -> bool:
+    """True for `cpu`, `cuda` and `cuda:N`, whether such a device is here or not."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_device(name: str) -> str:
+    """`name`, if it is a device of this machine. Raises ConfigError."""
+    import torch
+
+    if not is_device_name(name):
+        raise ConfigError(f"--device must be cpu, cuda or cuda:N, not {name[:40]!r}")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name != "cpu" and (torch.device(name).index or 0) >= count:
+        there = f"GPUs 0 to {count - 1}" if count > 1 else "one GPU, 0" if count else "no GPU that it can use"
+        raise ConfigError(f"there is no device {name} here: PyTorch {torch.__version__} sees {there}")
+    return name
+
+
+def device_kind(device: torch.device) -> str:
+    """A device as other machines are told of it, such as "cuda (NVIDIA H100 80GB HBM3)".
+
+    Without its number: what the first and the second GPU of one kind compute is the same.
+    """
+    import torch
+
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
