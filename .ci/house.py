@@ -319,7 +319,7 @@ def counts(root: Path) -> list[Count]:
         Count("source files that are not empty", len(files), 380),
         Count("lines of a file, median", statistics.median(m.lines for m in files)),
         Count("lines of a file, largest", max(m.lines for m in files), 450),
-        Count("files that exactly one other imports", len(single), 43),
+        Count("files that exactly one other imports", len(single), 44),
         Count("class names that occur twice", sum(n > 1 for n in classes.values()), 5),
         Count("comments per 100 lines", 100 * sum(m.comments() for m in modules.values()) / lines, 4, at_least=True),
         Count("test lines", sum(p.read_text().count("\n") for p in tests), 49_500),

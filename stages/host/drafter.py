@@ -89,6 +89,8 @@ class HeadDrafter:
         cache.length = start - state.origin
         known = len(following)
         state.unread = states[known:].clone() if known < len(states) else None
+        if not known:
+            return
         for piece in split_reads(self.joined(states[:known], torch.tensor(following))):
             (read,) = self.runner.read([CleanPiece(piece, state.caches, at_once=True)])
             state.last = read[-1:]

@@ -87,7 +87,8 @@ def test_a_host_computes_what_was_trained(task: HeadTask, teacher: Teacher, pipe
     head_matrix = load_stage(pipeline, 2).head.weight.detach()  # type: ignore[union-attr]
     drafter = HeadDrafter(task.head.requires_grad_(False), head_matrix)
     state = drafter.begin(40, 0)
-    drafter.read(state, 0, hidden[0, :7], symbols[:7].tolist())  # the symbol after the last is not known yet
+    drafter.read(state, 0, hidden[0, :1], symbols[:1].tolist())  # the symbol after the last is not known yet
+    drafter.read(state, 1, hidden[0, 1:7], symbols[1:7].tolist())
     drafter.read(state, 7, hidden[0, 7:12], symbols[7:13].tolist())
     drafter.read(state, 10, hidden[0, 10:12], symbols[10:13].tolist())  # a branch that is read once more
     assert state.caches[0].length == 12
