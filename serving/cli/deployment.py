@@ -325,6 +325,7 @@ def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, thre
         *("stage", "--checkpoint", str(checkpoint), "--blocks", host.span),
         *("--listen", host.listen, "--name", host.name, "--threads", str(threads)),
         *(("--next", ",".join(successors)) if successors else ()),
+        *(("--device", host.device) if host.device else ()),
         *tls_arguments(topology.tls_of(host.name)),
     ]
 

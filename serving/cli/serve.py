@@ -25,8 +25,9 @@ from onesweep.serving.gateway.commands import DEFAULT_LISTEN
 from onesweep.serving.router.request import DEFAULT_ROUTER
 from onesweep.serving.router.settings import RouterSettings
 from onesweep.serving.router.topology import Topology, local_topology, read_topology
+from onesweep.stages.device import AUTO
 from onesweep.stages.errors import InputError
-from onesweep.stages.host.commands import add_host_options, check_positive, host_settings
+from onesweep.stages.host.commands import add_device, add_host_options, check_positive, host_settings
 from onesweep.stages.settings import add_flags, from_flags
 from onesweep.stages.signals import ends_cleanly
 from onesweep.stages.telemetry.observability import observability_of, start_log
@@ -86,6 +87,7 @@ def add_up(up: argparse.ArgumentParser) -> None:
     # on two cores, three hosts of two threads each would only wait for each other
     up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     up.add_argument("--backend", metavar="B", help="what computes on the hosts: torch, onnxruntime (torch)")
+    add_device(up)
     up.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
     up.add_argument(
         "--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem, host-1.pem ... of `onesweep certs`"
@@ -160,6 +162,7 @@ def run_host(options: argparse.Namespace) -> int:
     checkpoint = options.checkpoint or topology.checkpoint
     if checkpoint is None:
         raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
+    options.device = options.device or host.device
     settings = host_settings(options, host.name)
     seeing = observability_of(options)
     start_log(seeing.log_format, host.name)
@@ -196,15 +199,16 @@ def run_doctor_command(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
-    from onesweep.stages.backends import backend_named
-    from onesweep.stages.host.parts import plan_host
+    from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
+    from onesweep.stages.host.parts import device_for, plan_host
 
     if options.http:
         check_framework("--http")
     check_positive(options, "hosts", "threads")
     topology = read_topology(options.topology) if options.topology else None
     checkpoint = options.checkpoint or (topology.checkpoint if topology else None) or SHIPPED
-    parts = plan_host(checkpoint, (0,)).parts
+    plan = plan_host(checkpoint, (0,))
+    parts = plan.parts
     if topology is None:
         topology = local_topology(
             options.hosts or min(3, parts), parts, checkpoint.resolve(), options.port + 1, options.replicas
@@ -222,13 +226,16 @@ def run_up(options: argparse.Namespace) -> int:
         read_tokens(options.tokens)
     if options.backend is not None:
         backend_named(options.backend)
+    for device in {options.device or host.device or AUTO for host in topology.hosts}:
+        device_for(device, options.backend or DEFAULT_BACKEND, plan)
+    given = {"--backend": options.backend, "--device": options.device}
     with ends_cleanly():
         deployment = Deployment.start(
             topology,
             checkpoint.resolve(),
             state_directory(),
             options.threads,
-            host_options=["--backend", options.backend] if options.backend else (),
+            host_options=[word for flag, value in given.items() if value for word in (flag, value)],
             router_options=["--tokens", str(options.tokens.resolve())] if options.tokens else (),
             metrics=options.metrics,
             http=options.http,

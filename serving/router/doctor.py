@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -64,6 +64,7 @@ class Endpoint:
     chain_digest: str = ""
     ar_digest: str = ""
     scorer_digest: str = ""
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
             newest.chain.digest,
             newest.ar.digest,
             newest.scorer.digest,
+            tuple(info.blocks),
         )
     )
     names = {host.address: host.name for host in topology.hosts}
@@ -195,9 +197,7 @@ def judge(report: Report) -> None:
                 "so requests would be dropped early or late; run NTP (timedatectl set-ntp true)",
             )
     hosts = report.machines[1:]
-    if len({machine.backend for machine in hosts}) > 1:
-        shown = ", ".join(f"{m.name} {m.backend}" for m in hosts)
-        report.bad("backend", f"the hosts compute differently ({shown}): rare ties fall differently; use one")
+    _judge_backends(report, hosts)
     for kind in ("chain", "ar", "scorer"):
         digests = {getattr(machine, f"{kind}_digest") for machine in hosts}
         if len(digests) > 1:
@@ -225,6 +225,21 @@ def _judge_hop(report: Report, hop: MeasuredLink) -> None:
             f"a full state takes {hop.state_ms:.1f} ms where {hop.rtt_ms + serial_ms:.1f} are due: its first bytes "
             "wait for acknowledgements; see that keep-warm is on, or set net.ipv4.tcp_slow_start_after_idle=0",
         )
+
+
+def _judge_backends(report: Report, hosts: Sequence[Endpoint]) -> None:
+    if len({machine.backend for machine in hosts}) > 1:
+        shown = ", ".join(f"{m.name} {m.backend}" for m in hosts)
+        report.bad("backend", f"the hosts compute differently ({shown}): rare ties fall differently; use one")
+    for blocks in sorted({machine.blocks for machine in hosts} - {()}):
+        replicas = [machine for machine in hosts if machine.blocks == blocks]
+        if len({machine.backend for machine in replicas}) > 1:
+            report.bad(
+                ", ".join(machine.name for machine in replicas),
+                f"they hold the same blocks ({','.join(map(str, blocks))}) and compute differently: a text that one "
+                "continues for another may change at a rare tie, and no audit compares them; give all the same "
+                "--backend and --device, on GPUs of one kind",
+            )
 
 
 def _judge_kernels(report: Report) -> None:

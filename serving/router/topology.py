@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from onesweep.serving.router.request import DEFAULT_ROUTER
+from onesweep.stages.device import AUTO, is_device_name
 from onesweep.stages.errors import InputError, TopologyError, one_of
 from onesweep.stages.settings import read_toml
 from onesweep.stages.wire.channel import check_name, parse_address
@@ -25,6 +26,7 @@ class HostEntry:
     address: str
     blocks: tuple[int, ...]
     listen: str
+    device: str | None = None  # what it computes on, unless its command says so; None = `auto`
 
     @property
     def span(self) -> str:
@@ -130,6 +132,7 @@ class Topology:
             lines += ["", "[[hosts]]", f"name = {_quoted(host.name)}", f"address = {_quoted(host.address)}"]
             lines += [f"listen = {_quoted(host.listen)}"] if host.listen != host.address else []
             lines += [f"blocks = [{', '.join(map(str, host.blocks))}]"]
+            lines += [f"device = {_quoted(host.device)}"] if host.device else []
         return "\n".join(lines) + "\n"
 
 
@@ -188,7 +191,7 @@ def _parse(table: dict[str, Any], base: Path) -> Topology:
 
 def _host(entry: dict[str, Any], index: int) -> HostEntry:
     where = f"host {index + 1}"
-    _only(entry, {"name", "address", "listen", "blocks"}, where)
+    _only(entry, {"name", "address", "listen", "blocks", "device"}, where)
     name, address = _text(entry, "name", where.replace(" ", "-"), where), _text(entry, "address", "", where)
     if not address:
         raise TopologyError(f'{where} ({name}) has no address = "HOST:PORT"')
@@ -198,7 +201,10 @@ def _host(entry: dict[str, Any], index: int) -> HostEntry:
     blocks = entry.get("blocks")
     if not isinstance(blocks, list) or any(not isinstance(b, int) or isinstance(b, bool) or b < 0 for b in blocks):
         raise TopologyError(f"{where} ({name}): blocks must be a list of numbers such as [0]")
-    return HostEntry(name, address, tuple(blocks), listen)
+    device = _text(entry, "device", "", where) if "device" in entry else None
+    if device not in (None, AUTO) and not is_device_name(device):
+        raise TopologyError(f"{where} ({name}): device must be auto, cpu, cuda or cuda:N, not {device[:40]!r}")
+    return HostEntry(name, address, tuple(blocks), listen, device)
 
 
 def _text(table: dict[str, Any], key: str, default: str, where: str) -> str:

@@ -289,6 +289,21 @@ class Answering(Relay):
         return self.outcome
 
 
+def test_hosts_of_unlike_devices_do_not_judge_each_other() -> None:
+    async def replicas() -> list[str]:
+        ring, weights = Ring(()), ("c",)
+        for name, backend in (("a", "torch"), ("b", "torch on cuda (NVIDIA H100)"), ("c", "torch")):
+            link = HostLink(HostEntry(name, f"127.0.0.1:{ord(name)}", (0,), "x"), "router", 1.0)
+            link.info, link.held, link.problem = stage_pb2.DescribeResponse(backend=backend), {weights: None}, ""
+            ring.links.append(link)
+        found = [other.entry.name for other in ring.auditor._replicas(ring.links[0], weights)]
+        found += [other.entry.name for other in ring.auditor._replicas(ring.links[1], weights)]
+        await ring.close()
+        return found
+
+    assert asyncio.run(replicas()) == ["c"]
+
+
 @pytest.mark.parametrize("compute_ms", [float("nan"), -1.0, float("inf")])
 def test_an_impossible_measurement_of_a_replica_is_not_added_up(compute_ms: float) -> None:
     async def ask() -> Auditor:

@@ -89,6 +89,7 @@ def machine(name: str = "host-1", **changes: Any) -> Endpoint:
         "chain_digest": "c",
         "ar_digest": "a",
         "scorer_digest": "s",
+        "blocks": (0, 1),
         **changes,
     }
     return Endpoint(name=name, **fields)
@@ -115,6 +116,16 @@ GOOD = {"rtt_ms": 60.0, "rtt_min_ms": 60.0, "state_ms": 62.0, "rate_mbps": 100.0
         ({}, {"clock_offset_ms": -2000.0}, "its clock is -2.0 s from here"),
         ({}, {"version": "0"}, "runs onesweep 0, the router's machine 1"),
         ({}, {"backend": "onnxruntime"}, "the hosts compute differently (host-1 torch, host-2 onnxruntime)"),
+        (
+            {},
+            {"backend": "torch on cuda (NVIDIA H100)"},
+            "the hosts compute differently (host-1 torch, host-2 torch on cuda (NVIDIA H100))",
+        ),
+        (
+            {},
+            {"backend": "torch on cuda (NVIDIA H100)"},
+            "they hold the same blocks (0,1) and compute differently: a text that one continues for another may change",
+        ),
         ({}, {"chain_digest": "d"}, "different chain checkpoints (host-1 c, host-2 d)"),
         ({}, {"ar_digest": ""}, "different ar checkpoints (host-1 a, host-2 (none))"),
         ({}, {"scorer_digest": "t"}, "different scorer checkpoints (host-1 s, host-2 t)"),
@@ -123,6 +134,11 @@ GOOD = {"rtt_ms": 60.0, "rtt_min_ms": 60.0, "state_ms": 62.0, "rate_mbps": 100.0
 def test_what_is_bad_is_said_with_what_to_do(hop: dict[str, float], machine_changes: dict[str, Any], says: str) -> None:
     findings = judged(MeasuredLink("host-1", "host-2", **{**GOOD, **hop}), **machine_changes)
     assert any(finding.is_bad and says in finding.message for finding in findings), findings
+
+
+def test_unlike_hosts_of_other_blocks_are_no_replicas() -> None:
+    findings = [finding for finding in judged(backend="torch on cuda (A)", blocks=(2,)) if finding.is_bad]
+    assert [finding.where for finding in findings] == ["backend"]
 
 
 def test_good_links_and_busy_ones_are_not_bad() -> None:

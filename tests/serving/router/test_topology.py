@@ -64,7 +64,9 @@ def test_a_relative_file_gives_an_absolute_checkpoint(tmp_path: Path, monkeypatc
         (HOSTS.replace("[2]", "[true]"), "blocks must be a list of numbers"),
         (HOSTS.replace("[2]", "[-2]"), "blocks must be a list of numbers"),
         (HOSTS.replace("blocks = [2]", ""), "blocks must be a list of numbers"),
-        (HOSTS.replace("listen", "lisen"), "unknown key 'lisen'; there are address, blocks, listen, name"),
+        (HOSTS.replace("listen", "lisen"), "unknown key 'lisen'; there are address, blocks, device, listen, name"),
+        (HOSTS + 'device = "gpu"', r"host 2 \(tokyo\): device must be auto, cpu, cuda or cuda:N, not 'gpu'"),
+        (HOSTS + "device = 1", "device must be text in quotes, not 1"),
         ("rooter = 1\n" + HOSTS, "unknown key 'rooter'"),
         ("[router]\nport = 1\n" + HOSTS, "unknown key 'port'"),
         ("router = 5\n" + HOSTS, r"\[router\] must be a section"),
@@ -105,6 +107,12 @@ def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory,
     topology = local_topology(2, 3, Path("/weights") / name)
     path = tmp_path_factory.mktemp("topology") / "t.toml"
     assert read_topology(write(path, topology.to_toml())) == topology
+
+
+def test_a_device_of_a_host_survives(tmp_path: Path) -> None:
+    topology = read_topology(write(tmp_path / "t.toml", HOSTS + 'device = "cuda:1"\n'))
+    assert [host.device for host in topology.hosts] == [None, "cuda:1"]
+    assert read_topology(write(tmp_path / "t.toml", topology.to_toml())) == topology
 
 
 def test_a_listen_address_of_its_own_survives(tmp_path: Path) -> None:
@@ -179,6 +187,12 @@ def test_a_host_of_a_topology_has_the_limits_of_a_stage(tmp_path: Path, bundles:
     for flag in flags:
         code, _, err = onesweep("host", "host-1", "--topology", path, flag, "0")
         assert (code, f"{flag} must be above 0, not 0" in err) == (2, True), err
+    code, _, err = onesweep("host", "host-1", "--topology", path, "--device", "cuda:99")
+    assert (code, "there is no device cuda:99 here" in err) == (2, True), err
+    path.write_text(path.read_text() + 'device = "cuda:98"\n')
+    for command in (("host", "host-3"), ("up",)):
+        code, _, err = onesweep(*command, "--topology", path)
+        assert (code, "there is no device cuda:98 here" in err) == (2, True), err
     code, _, err = onesweep("host", "host-1", "--topology", path, "--keep-warm-ms", "3")
     assert (code, "--keep-warm-ms must be 0 (off) or 10 to 60000" in err) == (2, True), err
     code, _, err = onesweep("host", "host-1", "--topology", path, "--prefix-mb", "-1")
