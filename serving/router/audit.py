@@ -409,11 +409,7 @@ class Auditor:
             self.ring.quarantine(link, reason)
 
     def _replicas(self, link: HostLink, weights: Weights) -> list[HostLink]:
-        """Other hosts with the same blocks and weights that compute alike.
-
-        Numbers of unlike hosts agree within TOLERANCE; the symbols sampled from them may not, where two are as likely:
-        of an honest CPU and an honest GPU, a third opinion from either kind would convict the other.
-        """
+        """Other hosts with the same blocks and weights."""
         return [
             other
             for other in self.ring.links
@@ -421,5 +417,4 @@ class Auditor:
             and other.entry.blocks == link.entry.blocks
             and not other.problem
             and weights in other.held
-            and other.backend == link.backend
         ]

@@ -237,7 +237,7 @@ def _judge_backends(report: Report, hosts: Sequence[Endpoint]) -> None:
             report.bad(
                 ", ".join(machine.name for machine in replicas),
                 f"they hold the same blocks ({','.join(map(str, blocks))}) and compute differently: a text that one "
-                "continues for another may change at a rare tie, and no audit compares them; give all the same "
+                "continues for another may change at a rare tie, and audits may take one for faulty; give all the same "
                 "--backend and --device, on GPUs of one kind",
             )
 

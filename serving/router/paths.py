@@ -69,11 +69,6 @@ class HostLink:
         releases = self.info.releases if self.info else ()
         return max((getattr(release, kind).parts for release in releases for kind in MODEL_KINDS), default=0)
 
-    @property
-    def backend(self) -> str:
-        """Backend and device that the host computes with, as it says; empty while that is not known."""
-        return self.info.backend if self.info else ""
-
     def silent_s(self) -> float | None:
         """Seconds without an answer to a keep-warm message, if those are too many."""
         if self.relay.asked_at is None:
