@@ -289,7 +289,7 @@ class Answering(Relay):
         return self.outcome
 
 
-def test_hosts_of_unlike_devices_do_not_judge_each_other() -> None:
+def test_no_host_escapes_by_what_it_says_of_its_device() -> None:
     async def replicas() -> list[str]:
         ring, weights = Ring(()), ("c",)
         for name, backend in (("a", "torch"), ("b", "torch on cuda (NVIDIA H100)"), ("c", "torch")):
@@ -301,7 +301,7 @@ def test_hosts_of_unlike_devices_do_not_judge_each_other() -> None:
         await ring.close()
         return found
 
-    assert asyncio.run(replicas()) == ["c"]
+    assert asyncio.run(replicas()) == ["b", "c", "a", "c"]
 
 
 @pytest.mark.parametrize("compute_ms", [float("nan"), -1.0, float("inf")])
