@@ -67,6 +67,11 @@ def run_interruptible(work: Coroutine[Any, Any, T]) -> T:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         cancel = partial(loop.call_soon_threadsafe, task.cancel)  # which wakes the loop
+        if threading.current_thread() is threading.main_thread():
+            # By the loop: a handler of Python's own waits for the next bytecode, and a signal that comes between the
+            # last one and the loop's wait in the kernel would be heard at the deadline of the request.
+            for number in ENDING_SIGNALS:
+                loop.add_signal_handler(number, interrupt, number)
         if interrupted:  # before there was a loop: the work ends where it first waits
             task.cancel()
         return await work

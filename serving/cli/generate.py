@@ -19,6 +19,7 @@ from onesweep.serving.modes import MODES
 from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, SETTINGS, Request
 from onesweep.stages.errors import ServiceError
 from onesweep.stages.settings import add_flags, check_destination, write_destination
+from onesweep.stages.signals import run_interruptible
 from onesweep.stages.wire.flags import add_client_options, add_token_options
 
 if TYPE_CHECKING:
@@ -94,20 +95,26 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def run_generate(options: argparse.Namespace) -> int:
+    # not by the blocking client: left by an exception while it starts a call, it waits at its end for that call's
+    # deadline
+    return run_interruptible(_generate(options))
+
+
+async def _generate(options: argparse.Namespace) -> int:
     from onesweep.serving.client.client import TextDecoder
 
     settings = _request_settings(options)
-    with client_of(options) as client:
+    async with async_client_of(options) as client:
         if options.stream and not options.json:
             decoder = TextDecoder()
-            for item in client.stream(options.prompt, mode=options.mode, **settings):
+            async for item in client.stream(options.prompt, mode=options.mode, **settings):
                 if isinstance(item, Result):
                     print(printable(decoder.end(), newline="\n"), flush=True)
                     _print_cost(item)
                 else:
                     print(printable(decoder.feed(item), newline="\n"), end="", flush=True)
             return 0
-        result = client.generate(options.prompt, mode=options.mode, **settings)
+        result = await client.generate(options.prompt, mode=options.mode, **settings)
     if options.json:
         print(json.dumps(result.as_json()))
     else:
