@@ -104,6 +104,7 @@ def test_ctrl_c_ends_the_answer_and_a_second_one_the_program(router: str, talk: 
     chat.expect("> ")
     chat.type("\x03")
     chat.expect("(Ctrl-C again")
+    chat.expect("> ")  # it listens again
     chat.type("\x03")
     assert chat.end() == 0
     assert "Traceback" not in chat.seen
