@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from onesweep.stages.device import AUTO
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.progress import ProgressLine
 from onesweep.stages.telemetry.observability import add_observability, observability_of, start_log
 from onesweep.stages.wire.channel import DRAIN_S
@@ -134,7 +134,10 @@ def run_import(options: argparse.Namespace) -> int:
     try:
         imported = import_model(settings, progress)
         if options.draft_head is not None:
-            add_draft_head(options.out, options.draft_head)
+            try:
+                add_draft_head(options.out, options.draft_head)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}; {options.out} is imported without a draft head") from None
     finally:
         progress.close()
     print(summary(imported))

@@ -19,7 +19,7 @@ from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.device import AUTO, check_device
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.drafter import HeadDrafter
-from onesweep.stages.model.families import PipelineStage
+from onesweep.stages.model.families import FamilyArchitecture, PipelineStage
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import cache_bytes
 from onesweep.stages.model.prefill import max_new_symbols
@@ -103,6 +103,8 @@ class HostPlan:
         """Why no GPU computes these models, and what to do; empty where one does."""
         if self.draws:
             return "models that draw compute on CPUs"
+        if self.chain is not None and isinstance(self.chain.manifest.architecture, FamilyArchitecture):
+            return "grafted chains compute on CPUs"
         for kind, source in self.pipelines.items():
             a = source.manifest.pipeline_architecture
             if isinstance(a, LlamaArchitecture) and a.weights != "float32":

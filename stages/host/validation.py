@@ -274,7 +274,7 @@ def _pipeline(
         return RejectionRequest(
             *begin, seed, temperature, shaping, None, None, draft, (), None, odds, work.rejection.draw_set
         )
-    drafting = _drafting(work, source) if isinstance(work, stage_pb2.Verify) and drafts_itself(work) else None
+    drafting = _drafting(work, source) if drafts_itself(work) else None
     return SamplingRequest(*begin, seed, temperature, shaping, grammar, logprobs, draft, depths, drafting)
 
 
@@ -309,7 +309,6 @@ def _check_remaining(work: StageWork, end: int, positions: int) -> None:
     judged = isinstance(work, stage_pb2.Verify) and work.HasField("rejection") and work.draft > 0
     remaining = work.remaining if isinstance(work, stage_pb2.Decode) else 1
     if drafts_itself(work):
-        assert isinstance(work, stage_pb2.Verify)
         if work.HasField("rejection"):
             raise invalid("draft tokens are verified by rejection where the router drafts them")
         # those that are drafted already are among the symbols still to write

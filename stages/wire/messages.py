@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from google.protobuf.message import Message
 
@@ -57,7 +57,7 @@ def draft_of(work: AnyWork) -> int:
     return work.draft if isinstance(work, stage_pb2.Verify) else 0
 
 
-def drafts_itself(work: AnyWork) -> bool:
+def drafts_itself(work: AnyWork) -> TypeGuard[stage_pb2.Verify]:
     """True for a Verify after which the last host drafts."""
     return isinstance(work, stage_pb2.Verify) and work.HasField("drafting")
 

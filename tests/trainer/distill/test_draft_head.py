@@ -13,11 +13,11 @@ from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.draft_head import DRAFT_HEAD_NAME, add_draft_head, load_draft_head, write_draft_head
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError, ConfigError, InputError
-from onesweep.stages.host.drafter import HeadDrafter
+from onesweep.stages.host.drafter import HeadDrafter, _HeadText
 from onesweep.stages.model.draft_head import DraftHead
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.distill.draft_head import HeadTask, distill_head
+from onesweep.trainer.distill.draft_head import HeadTask, _Acceptance, distill_head
 from onesweep.trainer.distill.samples import Samples
 from onesweep.trainer.distill.settings import DistillSettings
 from onesweep.trainer.distill.teacher import Teacher
@@ -65,8 +65,6 @@ def test_the_gradient_is_that_of_the_loss_as_written(task: HeadTask) -> None:
     for acceptance, is_cross in ((0.0, True), (30.0, False)):
         task.acceptance = acceptance
         ours, theirs = (states.clone().requires_grad_(True) for _ in range(2))
-        from onesweep.trainer.distill.draft_head import _Acceptance
-
         _Acceptance.apply(ours, task, seen).backward()
         p, q = task.odds(seen), (theirs @ task.rows.T).softmax(-1)
         shared = torch.minimum(p, q).sum(-1)
@@ -92,8 +90,6 @@ def test_a_host_computes_what_was_trained(task: HeadTask, teacher: Teacher, pipe
     drafter.read(state, 7, hidden[0, 7:12], symbols[7:13].tolist())
     drafter.read(state, 10, hidden[0, 10:12], symbols[10:13].tolist())  # a branch that is read once more
     assert state.caches[0].length == 12
-    from onesweep.stages.host.drafter import _HeadText
-
     text = _HeadText(drafter, state)
     close = {"rtol": 0.02, "atol": 0.02}  # symbols are embedded in 16 bits here
     torch.testing.assert_close(text.logits_after(b"")[0], expected[0][11], **close)
