@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,20 +44,20 @@ class _Acceptance(torch.autograd.Function):
     """Mean loss of guesses; the gradient by the head's states comes with the same pass, a chunk of rows at a time."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, task: HeadTask, seen: Tensor) -> Tensor:  # noqa: ANN401
-        """states: (rows, width), normed; seen: the teacher's, likewise."""
+    def forward(ctx: Any, states: Tensor, task: HeadTask, odds: Tensor) -> Tensor:  # noqa: ANN401
+        """states: (rows, width), normed; odds: the teacher's, (rows, symbols)."""
         gradient, accepted = torch.empty_like(states), 0.0
-        cross = torch.exp(torch.tensor(SHARPNESS * task.acceptance)).item()
+        cross = math.exp(SHARPNESS * task.acceptance)
         for begin in range(0, len(states), CHUNK_ROWS):
             chunk = slice(begin, begin + CHUNK_ROWS)
-            p, q = task.odds(seen[chunk]), (states[chunk] @ task.rows.T).softmax(-1)
+            p, q = odds[chunk].float(), (states[chunk].to(task.rows.dtype) @ task.rows.T).float().softmax(-1)
             shared = torch.minimum(p, q).sum(-1, keepdim=True).clamp(min=1e-4)
             accepted += float(shared.sum())
             # d CE / d logits = q sum(p) - p; d -ln(shared) / d logits = (q sum(q below p) - q below p) / shared
             below = torch.where(q < p, q, 0.0)
             by_logits = (q * p.sum(-1, keepdim=True) - p) * cross
             by_logits += (q * below.sum(-1, keepdim=True) - below) * ((1 - cross) / shared)
-            gradient[chunk] = by_logits @ task.rows
+            gradient[chunk] = by_logits.to(task.rows.dtype) @ task.rows
         ctx.save_for_backward(gradient / len(states))
         return states.new_tensor(1 - accepted / len(states))
 
@@ -80,7 +81,7 @@ class HeadTask:
         symbols = frequency.argsort(descending=True, stable=True)[:count].sort()[0]
         self.head = DraftHead(architecture, len(symbols)).to(teacher.device)
         self.samples, self.held_out, self.full = samples, held, OutputHead.of(last)
-        self.rows = self.full.weight[symbols].float()
+        self.rows = self.full.weight[symbols]
         self.acceptance = 0.0  # of late
         with torch.no_grad():
             self.head.symbols.copy_(symbols)
@@ -97,16 +98,22 @@ class HeadTask:
         self.trained = [self.module]
 
     def odds(self, seen: Tensor) -> Tensor:
-        """The teacher's odds of the symbols that can be guessed: (rows, symbols). seen: (rows, width), normed."""
-        logits = self.full.logits(seen)
-        return (logits[:, self.head.symbols.long()] - logits.logsumexp(-1, keepdim=True)).exp()
+        """The teacher's odds of the symbols that can be guessed: (rows, positions, symbols), in the type of its
+        products. seen: (rows, positions, width), normed."""
+        states, found = seen.flatten(0, 1), list[Tensor]()
+        for chunk in self.full.chunks(len(states)):
+            logits = self.full.logits(states[chunk])
+            of_all = logits.logsumexp(-1, keepdim=True)
+            found.append((logits[:, self.head.symbols.long()] - of_all).exp_().to(self.rows.dtype))
+        return torch.cat(found).unflatten(0, seen.shape[:2])
 
     def loss(self, step: int) -> StepLoss:
         symbols, features = self.samples.batch(step)
         seen = features.to(self.samples.teacher.device).float()
         total, refused = torch.zeros(()), list[float]()
-        for depth, (states, guessed) in enumerate(self._unrolled(symbols, seen, DEPTHS[step % len(DEPTHS)])):
-            missed = _Acceptance.apply(states.flatten(0, 1), self, guessed.flatten(0, 1))
+        odds = self.odds(seen[:, 1:])
+        for depth, states in enumerate(self._unrolled(symbols, seen, DEPTHS[step % len(DEPTHS)])):
+            missed = _Acceptance.apply(states.flatten(0, 1), self, odds[:, depth:].flatten(0, 1))
             total = total + missed * DEPTH_WEIGHT**depth
             refused.append(float(missed.detach()))
         self.acceptance += 0.1 * (1 - refused[0] - self.acceptance)
@@ -117,15 +124,16 @@ class HeadTask:
         """Total variation at each depth on held-out text, by names such as `written_total_variation_1`."""
         found = {}
         for name, (symbols, features) in self.held_out.items():
-            unrolled = self._unrolled(symbols, features.float(), max(DEPTHS))
-            for depth, (states, guessed) in enumerate(unrolled):
-                missed = _Acceptance.apply(states.flatten(0, 1), self, guessed.flatten(0, 1))
+            seen = features.float()
+            odds = self.odds(seen[:, 1:])
+            for depth, states in enumerate(self._unrolled(symbols, seen, max(DEPTHS))):
+                missed = _Acceptance.apply(states.flatten(0, 1), self, odds[:, depth:].flatten(0, 1))
                 found[f"{name}_total_variation_{depth + 1}"] = float(missed)
         return found
 
-    def _unrolled(self, symbols: Tensor, seen: Tensor, depths: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each depth, normed states of the head after as many guesses of its own as come before, and the teacher's
-        at the places that it guesses after: (rows, places, width) each.
+    def _unrolled(self, symbols: Tensor, seen: Tensor, depths: int) -> Iterator[Tensor]:
+        """For each depth, normed states of the head after as many guesses of its own as come before: (rows, places,
+        width). The first place is one later than at the depth before.
 
         symbols: (rows, positions); seen: the teacher's normed states at all of them.
         """
@@ -135,7 +143,7 @@ class HeadTask:
             places = symbols.shape[1] - 1 - depth
             embedded = self.full.weight[symbols[:, 1 + depth : 1 + depth + places].long()].float()
             states = self._layer(self.head.joined(states[:, :places], embedded), depth, cache)
-            yield stage.norm(states), seen[:, 1 + depth : 1 + depth + places]
+            yield stage.norm(states)
 
     def _layer(self, x: Tensor, depth: int, cache: Cache) -> Tensor:
         """The layer at places that see the first depth's before them, and the later depths' on their own branch."""

@@ -65,8 +65,9 @@ def test_the_gradient_is_that_of_the_loss_as_written(task: HeadTask) -> None:
     for acceptance, is_cross in ((0.0, True), (30.0, False)):
         task.acceptance = acceptance
         ours, theirs = (states.clone().requires_grad_(True) for _ in range(2))
-        _Acceptance.apply(ours, task, seen).backward()
-        p, q = task.odds(seen), (theirs @ task.rows.T).softmax(-1)
+        p = task.odds(seen[None])[0]
+        _Acceptance.apply(ours, task, p).backward()
+        q = (theirs @ task.rows.T).softmax(-1)
         shared = torch.minimum(p, q).sum(-1)
         loss = -(p * q.log()).sum(-1).mean() if is_cross else -shared.log().mean()
         loss.backward()
@@ -81,7 +82,7 @@ def test_a_host_computes_what_was_trained(task: HeadTask, teacher: Teacher, pipe
         hidden = stage.read(hidden)
     seen = teacher.read(symbols[None])
     with torch.no_grad():
-        expected = [(states @ task.rows.T)[0] for states, _ in task._unrolled(symbols[None], seen, 3)]
+        expected = [(states @ task.rows.T)[0] for states in task._unrolled(symbols[None], seen, 3)]
     head_matrix = load_stage(pipeline, 2).head.weight.detach()  # type: ignore[union-attr]
     drafter = HeadDrafter(task.head.requires_grad_(False), head_matrix)
     state = drafter.begin(40, 0)
