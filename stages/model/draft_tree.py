@@ -33,8 +33,8 @@ FORGET = 0.98
 RECENT = 0.1
 # What a guess adds to a sweep, as long as sweeps with more and with fewer were not compared.
 A_GUESS_MS = 1.0
-# And how much comparing it takes to believe otherwise, as a variance of guesses.
-SPREAD = 4.0
+# And how much comparing it takes to believe otherwise: a sum of squared differences of guesses.
+SPREAD = 40.0
 MOST_SURE = 0.99
 
 
@@ -42,21 +42,24 @@ class SweepTime:
     """Time of a sweep: a line over its guesses, for every host reads them all. Milliseconds."""
 
     def __init__(self) -> None:
-        self._guesses, self._ms = 8.0, 100.0
-        self._variance = self._covariance = 0.0
+        self._guesses, self._ms, self._is_new = 8.0, 100.0, True
+        self._squares = self._products = 0.0  # of differences from the means of then
 
     def learn(self, guesses: int, ms: float) -> None:
         """Book a sweep."""
+        if self._is_new:  # its distance from what was assumed is no price of a guess
+            self._guesses, self._ms, self._is_new = float(guesses), ms, False
         apart, longer = guesses - self._guesses, ms - self._ms
         self._guesses += RECENT * apart
         self._ms += RECENT * longer
-        self._variance = (1 - RECENT) * (self._variance + RECENT * apart * apart)
-        self._covariance = (1 - RECENT) * (self._covariance + RECENT * apart * longer)
+        # The price of a guess changes with the hosts, a sweep's time with every other load: it is remembered longer.
+        self._squares = FORGET * self._squares + apart * apart
+        self._products = FORGET * self._products + apart * longer
 
     @property
     def guess_ms(self) -> float:
         """Time that one more guess adds."""
-        return max((self._covariance + SPREAD * A_GUESS_MS) / (self._variance + SPREAD), 0.0)
+        return max((self._products + SPREAD * A_GUESS_MS) / (self._squares + SPREAD), 0.0)
 
     def ms(self, guesses: int) -> float:
         """That of a sweep with so many."""

@@ -65,6 +65,15 @@ def test_what_hosts_take_for_a_guess_is_learnt_from_sweeps_of_all_lengths() -> N
     assert sweeps.ms(32) == pytest.approx(460, rel=0.1)
 
 
+def test_the_price_of_a_guess_is_learnt_from_small_differences_of_length() -> None:
+    """What pays is about the same number each time."""
+    sweeps = SweepTime()
+    for i in range(100):
+        count = (9, 10, 12, 11, 13, 8)[i % 6]
+        sweeps.learn(count, 150 + 6 * count)
+    assert sweeps.guess_ms == pytest.approx(6, rel=0.2)
+
+
 def test_sweeps_of_one_length_tell_nothing_of_others() -> None:
     sweeps = SweepTime()
     for _ in range(400):
