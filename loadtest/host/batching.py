@@ -24,12 +24,13 @@ from onesweep.serving.drawing import DEFAULT_GUIDANCE
 from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.checkpoint.bundle import bundle_draws, find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain, load_picture_part
+from onesweep.stages.checkpoint.checkpoint import load_chain, load_picture_part, load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.block import Block
+from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import ArModel, new_caches
+from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.samplers import step_sigmas
 from onesweep.stages.model.vocabulary import Alphabet
@@ -58,6 +59,14 @@ class BatchingFigures:
         return self.together / max(self.bare, self.bare_one_core)
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """A text or a picture; a text of tokens may end early."""
+
+    output: bytes
+    units: int
+
+
 class _Subject(ABC):
     """Requests of one kind: texts or pictures."""
 
@@ -77,14 +86,14 @@ class _Subject(ABC):
     @property
     @abstractmethod
     def units(self) -> int:
-        """Positions or pictures that a request brings."""
+        """Positions or pictures that a request brings at most, and one of the bare loop."""
 
     @abstractmethod
     def check(self) -> None:
         """Raises InputError."""
 
     @abstractmethod
-    async def ask(self, client: AsyncClient, mode: str, seed: int) -> bytes:
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> _Answer:
         """One request."""
 
     @abstractmethod
@@ -109,14 +118,16 @@ class _Texts(_Subject):
         if not 1 <= (most := self.settings.max_tokens) <= room:
             raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves after the prompt, not {most}")
 
-    async def ask(self, client: AsyncClient, mode: str, seed: int) -> bytes:
-        return (await client.generate(PROMPT, mode=mode, max_tokens=self.settings.max_tokens, seed=seed)).output
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> _Answer:
+        result = await client.generate(PROMPT, mode=mode, max_tokens=self.settings.max_tokens, seed=seed)
+        return _Answer(result.output, result.output_tokens)
 
     def bare(self, mode: str) -> Callable[[], None]:
         s, directory = self.settings, self.models[mode]
         known = torch.tensor([symbols_of(tokenizer_of(directory), PROMPT)] * s.batch)
         if mode == "ar":
-            return partial(_bare_ar, load_ar(directory), known, s.max_tokens)
+            parts = read_manifest(directory).architecture.parts
+            return partial(_bare_ar, [load_stage(directory, i) for i in range(parts)], known, s.max_tokens)
         partition = read_manifest(directory).partition
         assert partition is not None
         return partial(_bare_sweep, load_chain(directory), partition, known, s.max_tokens)
@@ -142,9 +153,10 @@ class _Pictures(_Subject):
     def _class_of(self, seed: int, mode: str) -> int:
         return seed % len(read_manifest(self.models[mode]).picture_architecture.classes)
 
-    async def ask(self, client: AsyncClient, mode: str, seed: int) -> bytes:
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> _Answer:
         asked = str(self._class_of(seed, mode))
-        return (await client.draw(asked, mode=mode, levels=self.settings.levels, seed=seed)).pixels.tobytes()
+        drawn = await client.draw(asked, mode=mode, levels=self.settings.levels, seed=seed)
+        return _Answer(drawn.pixels.tobytes(), self.units)
 
     def bare(self, mode: str) -> Callable[[], None]:
         s, directory = self.settings, self.models[mode]
@@ -214,14 +226,14 @@ async def _served(router: str, mode: str, subject: _Subject) -> tuple[float, flo
         expected = [await subject.ask(client, mode, seed) for seed in range(batch)]
         for turn in range(subject.settings.rounds):
             begin = time.perf_counter()
-            await subject.ask(client, mode, turn % batch)
+            one = await subject.ask(client, mode, turn % batch)
             middle = time.perf_counter()
             results = await asyncio.gather(*(subject.ask(client, mode, seed) for seed in range(batch)))
             end = time.perf_counter()
             if results != expected:
                 raise TextDiffers(f"mode {mode}: a result depends on what is asked for beside it")
-            alone.append(subject.units / (middle - begin))
-            together.append(batch * subject.units / (end - middle))
+            alone.append(one.units / (middle - begin))
+            together.append(sum(each.units for each in results) / (end - middle))
     return statistics.median(alone), statistics.median(together)
 
 
@@ -254,11 +266,16 @@ def _bare_sweep(chain: list[Block], partition: NoisePartition, known: torch.Tens
         sample_symbols(rows, 1.0, seed, start)
 
 
-def _bare_ar(model: ArModel, known: torch.Tensor, count: int) -> None:
-    a, source, alphabet = model.architecture, known, Alphabet(model.architecture.vocabulary)
-    caches = [new_caches(a.layers, a, known.shape[1] + count, len(known)) for _ in range(a.parts)]
+def _bare_ar(stages: list[PipelineStage], known: torch.Tensor, count: int) -> None:
+    a, last, source = stages[0].architecture, stages[-1], known
+    alphabet = Alphabet(a.vocabulary)
+    capacity = known.shape[1] + count
+    caches = [new_caches(len(stage.layers), a, capacity, len(known)) for stage in stages]
     for position in range(count):
-        logits = model(source, caches)[:, -1]
+        x = source
+        for stage, held in zip(stages, caches, strict=True):
+            x = stage.read(x, held)
+        logits = last.next_byte(x[:, -1:])[:, 0]
         source = alphabet.decode(sample_symbols(logits, 1.0, 0, position))[:, None]
 
 
