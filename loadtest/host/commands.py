@@ -34,7 +34,7 @@ add_losses = _adding(settings.LossSettings, "losses:LossBench")
 add_batching = _adding(settings.BatchingSettings, "batching:BatchingBench")
 add_audit = _adding(settings.AuditSettings, "audits:AuditBench")
 add_shapes = _adding(settings.ShapesSettings, "shapes:ShapesBench")
-add_parity = _adding(settings.ParitySettings, "parity:ParityBench")
+add_parity = _adding(settings.ParitySettings, "parity:parity_bench")
 
 
 def run_benchmark(kind: type[Any], implementation: str, options: argparse.Namespace) -> int:

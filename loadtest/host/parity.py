@@ -1,4 +1,4 @@
-"""The benchmark `parity`: an imported model over hosts writes what `transformers` writes from its source."""
+"""The benchmark `parity`: hosts write what `transformers` writes, and with drafts what they write without."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ from torch import Tensor
 from onesweep.loadtest.host.benchmark import RING, Benchmark, ring_of
 from onesweep.loadtest.host.settings import ParitySettings
 from onesweep.loadtest.report.record import commit, this_machine
+from onesweep.loadtest.report.table import aligned
 from onesweep.loadtest.workload.pipeline import Pipeline
-from onesweep.loadtest.workload.prompts import NOVEL
+from onesweep.loadtest.workload.prompts import NOVEL, SENTENCES
 from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.client.client import AsyncClient, Result
 from onesweep.serving.modes.tokenizer import Tokenizer, tokenizer_of
-from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.bundle import NGRAM_NAME, find_bundle
+from onesweep.stages.checkpoint.draft_head import has_draft_head
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError
 from onesweep.stages.model.llama import LlamaArchitecture
@@ -93,8 +96,8 @@ class PromptFigures:
         return self.same_text and self.same_tokens == self.tokens and self.largest_difference <= TOLERANCE
 
 
-class ParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
-    """`onesweep bench parity`: an imported model over real hosts writes, greedily, what `transformers` writes.
+class SourceParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
+    """`onesweep bench parity --source`: an imported model over real hosts writes, greedily, what `transformers` writes.
 
     Hosts send text, not logits. So the pipeline runs a second time, in this process, beside the reference: there both
     say what follows at every place of the reference's own text.
@@ -115,7 +118,7 @@ class ParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
         if find_spec("transformers") is None:
             raise InputError("bench parity needs the package transformers: pip install 'onesweep[quality]'")
         directory = self._directory()
-        if not s.source.exists():
+        if s.source is None or not s.source.exists():
             raise InputError(f"no model at {s.source}: --source is what was imported, a folder or a .gguf file")
         if not 1 <= s.prompts <= len(NOVEL.texts):
             raise InputError(f"--prompts must be 1 to {len(NOVEL.texts)}, not {s.prompts}")
@@ -136,6 +139,7 @@ class ParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
 
     def measure(self) -> list[PromptFigures]:
         s, directory = self.settings, self._directory()
+        assert s.source is not None
         torch.set_num_threads(1)  # as a host, and so that processor times compare
         reference, spelling = TransformersReference(s.source), tokenizer_of(directory)
         if reference.vocabulary != spelling.alphabet.size:
@@ -171,15 +175,7 @@ class ParityBench(Benchmark[ParitySettings, list[PromptFigures]]):
         return "\n".join(lines)
 
     def record(self, result: list[PromptFigures]) -> dict[str, Any]:
-        settings = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(self.settings).items()}
-        return {
-            "bench": "parity",
-            "commit": commit(),
-            "machine": asdict(this_machine()),
-            "settings": settings,
-            "holds": self.holds(result),
-            "prompts": [asdict(f) for f in result],
-        }
+        return _record(self.settings) | {"holds": self.holds(result), "prompts": [asdict(f) for f in result]}
 
     def holds(self, result: list[PromptFigures]) -> bool:
         return all(f.holds for f in result)
@@ -234,3 +230,130 @@ def _timed(read: Callable[[], Tensor]) -> tuple[Tensor, float]:
     begin = time.process_time()
     logits = read()
     return logits, (time.process_time() - begin) * 1000
+
+
+def _record(settings: ParitySettings) -> dict[str, Any]:
+    shown = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()}
+    return {"bench": "parity", "commit": commit(), "machine": asdict(this_machine()), "settings": shown}
+
+
+TEMPERATURES = (0.0, 0.7, 1.0)
+AT_ONCE = 16
+# Short, so that most texts end before they are cut, and with places where one symbol is possible and where many are.
+SCHEMA = (
+    '{"type": "object", "properties": {"kind": {"enum": ["sea", "land"]}, "depth": {"type": "integer"}},'
+    ' "required": ["kind", "depth"], "additionalProperties": false}'
+)
+
+
+@dataclass(frozen=True)
+class DraftFigures:
+    """Requests of one setting beside the same requests in mode `ar`."""
+
+    drafter: str
+    temperature: float
+    has_schema: bool
+    texts: int
+    different: list[int]  # numbers of the requests whose text is not that of `ar`
+    tokens: int
+    sweeps: int
+    ar_sweeps: int
+
+
+class DraftParityBench(Benchmark[ParitySettings, list[DraftFigures]]):
+    """`onesweep bench parity` without a source: mode `ar-speculative` writes what mode `ar` writes, to the last byte.
+
+    With every drafter that the checkpoint has, at three temperatures, free and by a JSON schema, many requests at once.
+    """
+
+    @property
+    def announcement(self) -> str:
+        s = self.settings
+        return f"{s.prompts} prompts, {s.tokens} tokens each, with {' and '.join(self.drafters)}, beside mode ar ..."
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        bundle = find_bundle(self.settings.checkpoint)
+        assert bundle.ar is not None
+        found = {
+            "hosts": has_draft_head(read_manifest(bundle.ar)),
+            "lookup": True,
+            "model": bundle.local is not None,
+            "ngram": any((path / NGRAM_NAME).exists() for path in (self.settings.checkpoint, bundle.ar)),
+        }
+        return tuple(name for name, has in found.items() if has)
+
+    def check(self) -> None:
+        s, directory = self.settings, find_bundle(self.settings.checkpoint).ar
+        if directory is None:
+            raise InputError(f"{s.checkpoint} has no AR model, which bench parity is for")
+        if not 1 <= s.prompts <= (most := len(SENTENCES) * len(NOVEL.texts)):
+            raise InputError(f"--prompts must be 1 to {most}, not {s.prompts}")
+        spelling = tokenizer_of(directory)
+        longest = max(len(symbols_of(spelling, _opening(i).encode())) for i in range(s.prompts))
+        room = read_manifest(directory).text_architecture.positions - longest
+        if not 1 <= s.tokens <= room:
+            raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves after the prompt")
+
+    def measure(self) -> list[DraftFigures]:
+        with temporary_deployment(ring := ring_of(self.settings.checkpoint), self.settings.checkpoint):
+            return run_interruptible(self._compared(ring.router))
+
+    async def _compared(self, router: str) -> list[DraftFigures]:
+        figures = []
+        async with AsyncClient(router) as client:
+            for temperature, schema in product(TEMPERATURES, ("", SCHEMA)):
+                expected = await self._texts(client, mode="ar", temperature=temperature, json_schema=schema)
+                for drafter in self.drafters:
+                    settings = {"mode": "ar-speculative", "drafter": drafter, "temperature": temperature}
+                    found = await self._texts(client, **settings, json_schema=schema)
+                    pairs = enumerate(zip(found, expected, strict=True))
+                    different = [i for i, (a, b) in pairs if a.output != b.output or a.output_tokens != b.output_tokens]
+                    tokens, sweeps = (sum(getattr(r, name) for r in found) for name in ("output_tokens", "sweeps"))
+                    ar_sweeps = sum(each.sweeps for each in expected)
+                    figures.append(
+                        DraftFigures(
+                            drafter, temperature, bool(schema), len(found), different, tokens, sweeps, ar_sweeps
+                        )
+                    )
+        return figures
+
+    async def _texts(self, client: AsyncClient, **settings: Any) -> list[Result]:  # noqa: ANN401
+        """Texts after all prompts, request n with seed n."""
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(number: int) -> Result:
+            async with gate:
+                call = settings | {"max_tokens": self.settings.tokens, "seed": number, "timeout_s": TIMEOUT_S}
+                return await client.generate(_opening(number), **call)
+
+        return list(await asyncio.gather(*map(one, range(self.settings.prompts))))
+
+    def table(self, result: list[DraftFigures]) -> str:
+        header = ("drafter", "temperature", "schema", "texts of ar", "tokens", "trips", "trips of ar")
+        rows = [
+            (
+                *(f.drafter, f"{f.temperature:g}", "yes" if f.has_schema else "no"),
+                f"{f.texts - len(f.different)} of {f.texts}",
+                *map(str, (f.tokens, f.sweeps, f.ar_sweeps)),
+            )
+            for f in result
+        ]
+        lost = [f"not the text of ar: seed {i}, {f.drafter}, {f.temperature:g}" for f in result for i in f.different]
+        return "\n".join([aligned(header, rows), *lost])
+
+    def record(self, result: list[DraftFigures]) -> dict[str, Any]:
+        return _record(self.settings) | {"holds": self.holds(result), "rows": [asdict(f) for f in result]}
+
+    def holds(self, result: list[DraftFigures]) -> bool:
+        return not any(f.different for f in result)
+
+
+def _opening(number: int) -> str:
+    """Prompt of a request: no two of the first 552 are the same."""
+    return f"{SENTENCES[number % len(SENTENCES)]} {NOVEL.text(number)}"
+
+
+def parity_bench(settings: ParitySettings) -> SourceParityBench | DraftParityBench:
+    """The benchmark of these settings."""
+    return DraftParityBench(settings) if settings.source is None else SourceParityBench(settings)

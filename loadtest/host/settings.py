@@ -109,6 +109,12 @@ class ParitySettings:
     """Settings of `bench parity`."""
 
     checkpoint: Path = field(metadata=flag("imported model", metavar="DIR", type=absolute))
-    source: Path = field(metadata=flag("folder or .gguf file that it was imported from", metavar="SOURCE"))
+    source: Path | None = field(
+        default=None,
+        metadata=flag(
+            "folder or .gguf file that it was imported from; without it ar-speculative is held against ar",
+            metavar="SOURCE",
+        ),
+    )
     prompts: int = setting(20, "prompts")
     tokens: int = setting(64, "tokens to generate", name="--max-tokens")

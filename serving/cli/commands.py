@@ -178,7 +178,7 @@ _BENCH = Family(
             ("batching", "many requests at once against a bare torch loop", ""),
             ("audit", "time until audits find a faulty host, and their cost", ""),
             ("shapes", "large shapes with random weights, stage by stage", ""),
-            ("parity", "an imported model over hosts against transformers", "--checkpoint smollm2 --source model.gguf"),
+            ("parity", "a model over hosts against transformers, drafts against none", "--checkpoint smollm2"),
         )
         + _commands(
             "onesweep.loadtest.host.idle:add_",

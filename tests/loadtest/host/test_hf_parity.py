@@ -53,6 +53,18 @@ def test_hosts_write_what_the_source_writes(
     assert "processor time for a token" in out
 
 
+def test_drafts_change_no_text(imported: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bench", "parity", "--checkpoint", str(imported[0]), "--prompts", "3", "--max-tokens", "12"]
+    assert main([*command, "--json", str(tmp_path / "p.json")]) == 0
+    record = json.loads((tmp_path / "p.json").read_text())
+    rows = [(r["drafter"], r["temperature"], r["has_schema"], r["different"]) for r in record["rows"]]
+    assert rows == [("lookup", t, schema, []) for t in (0.0, 0.7, 1.0) for schema in (False, True)]
+    assert all(r["tokens"] <= r["ar_sweeps"] and r["texts"] == 3 for r in record["rows"])
+    assert "3 of 3" in capsys.readouterr().out
+    assert main([*command[:4], "--prompts", "600"]) == 2
+    assert "--prompts must be 1 to 552, not 600" in capsys.readouterr().err
+
+
 def test_another_model_is_not_the_same(
     imported: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
