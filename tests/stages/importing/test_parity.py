@@ -17,12 +17,14 @@ from torch import Tensor
 from onesweep.stages.backends import backend_named
 from onesweep.stages.backends.base import CleanPiece
 from onesweep.stages.checkpoint.checkpoint import load_stage
-from onesweep.stages.checkpoint.manifest import Manifest
+from onesweep.stages.checkpoint.draft_head import add_draft_head, load_draft_head
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.importing.importing import Imported
 from onesweep.stages.model.pipeline import new_caches
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
 TOLERANCE = 1e-3
+SHIPPED_HEAD = Path(__file__).resolve().parents[3] / "weights" / "smollm2" / "draft-head.safetensors"
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "vocab_size": 300}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256, "initializer_range": 0.3}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -115,4 +117,12 @@ def test_smollm2(transformers: Any, imported: Callable[..., Imported], tmp_path:
             stage = load_stage(tmp_path / "out", i)
             found = stage.read(found)
         assert float((stage.next_byte(found) - expected).abs().max()) < TOLERANCE
+        # The draft head that ships is of this model, and its odds are near the model's.
+        add_draft_head(tmp_path / "out", SHIPPED_HEAD)
+        head = load_draft_head(tmp_path / "out", read_manifest(tmp_path / "out"))
+        rows, symbols = stage.head.weight, head.symbols.long()
+        states = head.stage.read(head.joined(head.model_norm(found)[:, :-1], rows[tokens[:, 1:]]))
+        guessed = (head.stage.norm(states) @ rows[symbols].T).softmax(-1)
+        shared = torch.minimum(guessed, expected[:, 1:].softmax(-1)[..., symbols]).sum(-1)
+        assert 0.4 < float(shared.mean()) < 1, "about half of what it guesses would be accepted"
     shutil.rmtree(tmp_path / "out")  # half a gigabyte
