@@ -7,6 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -93,6 +94,23 @@ async def test_a_request_that_fails_gives_its_place_back() -> None:
             async with gate.enter(ANYBODY, 1):
                 1 / 0  # noqa: B018
     await enters(gate, ANYBODY)
+
+
+@story
+async def test_requests_start_at_the_routers_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fourth of three a second starts when a second is over, and waits in its place until then."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("asyncio_throttle.throttler.time", SimpleNamespace(monotonic=lambda: clock.now))
+    gate = Admission(AdmissionSettings(8, 3, 0, PATIENT_S))
+    held = [Held(gate, ANYBODY) for _ in range(4)]
+    await asyncio.sleep(0.05)  # it asks every hundredth of a second
+    assert [each.inside.is_set() for each in held] == [True, True, True, False]
+    assert gate.requests == 4
+    clock.now += 1.01
+    await held[3].inside.wait()
+    for each in held:
+        await each.finish()
+    assert gate.requests == 0
 
 
 @story
