@@ -9,6 +9,7 @@ from onesweep.stages.errors import ShapeError
 
 # Of a model of bytes. There is no padding and no start symbol: a prompt has at least one symbol.
 VOCABULARY = 256
+MAX_LAYERS = 1024  # every layer is built before its tensors are compared with their file: that takes time
 
 # What a block's clean stream reads: the text (`own`) or the features of the block before (`chained`).
 Context = Literal["own", "chained"]
@@ -36,7 +37,9 @@ class Architecture:
     def __post_init__(self) -> None:
         for name in ("parts", "layers", "width", "heads", "context_length", "code_dim", "condition_dim", "vocabulary"):
             least = 2 if name in ("context_length", "vocabulary") else 1  # one alone has no next one to learn from
-            most = 1 << 16 if name == "width" else 1 << 20  # a place in a row takes 16 bits on the wire
+            most = {"width": 1 << 16, "layers": MAX_LAYERS}.get(
+                name, 1 << 20
+            )  # a place in a row takes 16 bits on the wire
             check_whole(name, getattr(self, name), least, most)
         if self.width % (2 * self.heads):
             raise ShapeError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from onesweep.stages.errors import ShapeError
-from onesweep.stages.model.architecture import check_whole
+from onesweep.stages.model.architecture import MAX_LAYERS, check_whole
 
 # Which of attention's products have a bias: none (Llama), queries, keys and values (Qwen 2), the output's too.
 Bias = Literal["none", "qkv", "all"]
@@ -20,7 +20,6 @@ Activation = Literal["silu", "gelu_tanh"]
 # Of the matrices in layers: numbers of 4 bytes, or of 4 bits with a scale and an offset for 32 of them.
 Weights = Literal["float32", "q4"]
 
-MAX_LAYERS = 1024
 MAX_POSITIONS = 1 << 22
 MAX_EXPERTS = 1 << 15  # in all layers together
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onesweep.stages.errors import ShapeError
-from onesweep.stages.model.architecture import check_whole
+from onesweep.stages.model.architecture import MAX_LAYERS, check_whole
 from onesweep.stages.model.decoder_options import (
     MAX_EXPERTS,
-    MAX_LAYERS,
     MAX_POSITIONS,
     Activation,
     Bias,

@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.architecture import check_whole
+from onesweep.stages.model.architecture import MAX_LAYERS, check_whole
 from onesweep.stages.model.decoder_options import (
-    MAX_LAYERS,
     Activation,
     LinearScaling,
     RopeScaling,

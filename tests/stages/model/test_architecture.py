@@ -24,6 +24,11 @@ def test_a_place_in_a_row_has_16_bits() -> None:
         Architecture(width=(1 << 16) + 8)
 
 
+def test_more_layers_than_are_built_in_a_moment() -> None:
+    with pytest.raises(ShapeError, match="layers must be a whole number from 1 to 1024"):
+        Architecture(layers=1025)
+
+
 def test_one_byte_of_context_is_too_little() -> None:
     with pytest.raises(ShapeError, match="context_length"):
         Architecture(context_length=1)
