@@ -270,8 +270,16 @@ ROOT = Family(
             ("run", "talk with a model of your own, over hosts that are started here", "model.gguf"),
         )
         + _commands(
+            "onesweep.serving.cli.remote:add_",
+            (
+                "serve",
+                "serve a model of your own over hosts that wait for one, with an API and a page",
+                "model.gguf --hosts 10.8.0.1:7701,10.8.0.2:7701",
+            ),
+        )
+        + _commands(
             "onesweep.serving.cli.serve:add_",
-            ("up", "start hosts and a router on this machine", "--detach", ("start", "serve")),
+            ("up", "start hosts and a router on this machine", "--detach", ("start",)),
             ("down", "stop what `up --detach` started", "", ("stop",)),
             ("status", "show hosts, modes and requests of a router", "", ("ps",)),
         )

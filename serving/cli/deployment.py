@@ -85,6 +85,7 @@ class Deployment:
         router_options: Sequence[str] = (),
         metrics: str | None = None,
         http: str | None = None,
+        hosts_run: bool = False,
     ) -> Deployment:
         """Start every process; they are live but not ready when this returns.
 
@@ -94,6 +95,7 @@ class Deployment:
         :param router_options: more options of `onesweep router`.
         :param metrics: where the router's metrics are; each host's are on a port of its own after it.
         :param http: where a gateway listens, too.
+        :param hosts_run: the hosts are up elsewhere: only the router and the gateway are started.
 
         Raises OnesweepError when one is up already, or an address is taken.
         """
@@ -101,11 +103,10 @@ class Deployment:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ServiceError(f"cannot make {directory}: {error.strerror}; name another in ONESWEEP_STATE") from None
-        if (previous := find_deployment(directory)) is not None:
-            raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
+        check_none_up(directory)
         seen = _metrics_options(metrics, ["router", *(host.name for host in topology.hosts)])
         if place is None:
-            _check_free(topology, http)
+            check_free(topology, http, () if hosts_run else topology.hosts)
         # all of it is read by processes that share this machine
         weight_bytes = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
         deployment = cls(topology, directory, {}, place, ready_within_s=READY_S + weight_bytes / LOADED_BYTES_S)
@@ -114,7 +115,7 @@ class Deployment:
         shelves = directory / "shelves"
         shutil.rmtree(shelves, ignore_errors=True)  # it begins with the checkpoint, whatever was deployed before
         try:
-            for host in topology.hosts:
+            for host in () if hosts_run else topology.hosts:
                 arguments = _stage_arguments(topology, host, checkpoint, threads)
                 arguments += ["--shelf", str(shelves / host.name)]
                 deployment._spawn(host.name, [*arguments, *host_options, *seen[host.name]])
@@ -278,6 +279,12 @@ def find_deployment(directory: Path) -> Deployment | None:
     return None
 
 
+def check_none_up(directory: Path) -> None:
+    """Raise ServiceError where a deployment runs from `directory`."""
+    if (previous := find_deployment(directory)) is not None:
+        raise ServiceError(f"a deployment is up already (router {previous.topology.router}); `onesweep down` first")
+
+
 def router_here(given: str | None) -> tuple[str, Topology | None]:
     """`given`, else the router that is up here with its topology, else where one is by default."""
     deployment = None if given else find_deployment(state_directory())
@@ -317,6 +324,21 @@ def temporary_deployment(
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def watch(deployment: Deployment) -> None:
+    """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
+    meanwhile; for any other process, raises ServiceError."""
+    replicated = deployment.topology.replicated
+    with contextlib.suppress(KeyboardInterrupt):
+        print("Ctrl-C stops them.", flush=True)
+        while True:
+            time.sleep(1)
+            for name in set(deployment.ended()) & replicated:
+                print(f"{name} ended and is started again; see its log", flush=True)
+                deployment.revive(name)
+            deployment.check_alive()
+    deployment.stop()
+
+
 def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
     from onesweep.stages.checkpoint.bundle import has_experts  # torch, which other commands need not wait for
 
@@ -346,8 +368,9 @@ def _holds(command: list[str], part: list[str]) -> bool:
     return any(command[i : i + len(part)] == part for i in range(len(command) - len(part) + 1))
 
 
-def _check_free(topology: Topology, http: str | None) -> None:
-    listeners = {"router": topology.router} | {host.name: host.listen for host in topology.hosts}
+def check_free(topology: Topology, http: str | None, hosts: Sequence[HostEntry]) -> None:
+    """Raise ServiceError where the router, the gateway or one of `hosts` could not listen on this machine."""
+    listeners = {"router": topology.router} | {host.name: host.listen for host in hosts}
     for name, address in (listeners | ({HTTP: http} if http else {})).items():
         if not is_loopback(address):
             raise ServiceError(

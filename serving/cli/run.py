@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +25,7 @@ from onesweep.stages.signals import ends_cleanly
 if TYPE_CHECKING:
     from onesweep.serving.client.client import AsyncClient
     from onesweep.serving.router.topology import Topology
+    from onesweep.stages.importing.importing import StageHost
 
 # Modules that need gRPC are imported when a command runs.
 
@@ -93,10 +94,13 @@ def run_run(options: argparse.Namespace) -> int:
             progress.close()
 
 
-def find_checkpoint(options: argparse.Namespace, blocks: int, progress: ProgressLine) -> tuple[Path, int]:
+def find_checkpoint(
+    options: argparse.Namespace, blocks: int, progress: ProgressLine, hosts: Sequence[StageHost] = ()
+) -> tuple[Path, int]:
     """The MODEL as a checkpoint, as it is, or imported, now or before; and its parts. Raises OnesweepError.
 
     :param blocks: to cut it into, if it is imported.
+    :param hosts: of each stage, if they are known; the cut of an earlier import for hosts of these names stays.
     """
     model: Path = options.model
     if manifest_record(model):
@@ -111,7 +115,7 @@ def find_checkpoint(options: argparse.Namespace, blocks: int, progress: Progress
         there = "is none of these" if model.exists() else "is not there"
         raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
     cache = ImportCache(options.cache or default_cache())
-    checkpoint = cache.checkpoint(model, blocks, options.context, progress)
+    checkpoint = cache.checkpoint(model, blocks, options.context, progress, hosts)
     return checkpoint.resolve(), parts_of(checkpoint)
 
 
@@ -159,10 +163,13 @@ class ImportCache:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def checkpoint(self, source: Path, blocks: int, context: int | None, progress: ProgressLine) -> Path:
+    def checkpoint(
+        self, source: Path, blocks: int, context: int | None, progress: ProgressLine, hosts: Sequence[StageHost] = ()
+    ) -> Path:
         """The whole checkpoint of a source; it is imported where there is none. Raises OnesweepError."""
         progress.at(f"reading {source}", 0.0)
-        entry = self.directory / _key(source, blocks, context)
+        # Without their speeds, which differ from one measurement to the next: the hosts hold the cut of the first.
+        entry = self.directory / _key(source, blocks, context, [host.name for host in hosts])
         with self._locked(entry, progress):
             # Only the holder of the lock makes such directories, so none of these is in use.
             for left in self.directory.glob(f".{entry.name}.*"):  # of an import that was killed
@@ -171,17 +178,25 @@ class ImportCache:
                 progress.say(f"{entry} is damaged: importing {source} again")
                 shutil.rmtree(entry, ignore_errors=True)
             if not entry.exists():
-                self._import(source, entry, blocks, context, progress)
+                self._import(source, entry, blocks, context, progress, hosts)
             progress.say(f"{source.name}, cut into {blocks}, is in {entry}")
         return entry
 
-    def _import(self, source: Path, entry: Path, blocks: int, context: int | None, progress: ProgressLine) -> None:
+    def _import(
+        self,
+        source: Path,
+        entry: Path,
+        blocks: int,
+        context: int | None,
+        progress: ProgressLine,
+        hosts: Sequence[StageHost],
+    ) -> None:
         progress.say(f"importing {source} once, into {self.directory}")
         from onesweep.stages.importing.importing import ImportSettings, import_model
         from onesweep.stages.memory import trim
 
         # In this process: a mistake in the source ends the command with its own sentence and exit code.
-        import_model(ImportSettings(source, entry, blocks, context), progress)
+        import_model(ImportSettings(source, entry, blocks, context, hosts=hosts), progress)
         trim()
 
     @contextmanager
@@ -201,7 +216,7 @@ class ImportCache:
             yield
 
 
-def _key(source: Path, blocks: int, context: int | None) -> str:
+def _key(source: Path, blocks: int, context: int | None, hosts: Sequence[str]) -> str:
     """Raises ServiceError for a file that cannot be read."""
     if source.is_dir():
         paths = [path for pattern in PUBLISHED + BESIDE for path in source.glob(pattern)]
@@ -210,7 +225,7 @@ def _key(source: Path, blocks: int, context: int | None) -> str:
     paths = sorted({path for path in paths if path.is_file()})
     # The version: a later one may write other files of the same source.
     files = list(zip((path.name for path in paths), _digests(paths), strict=True))
-    record = json.dumps([version("onesweep"), blocks, context, files])
+    record = json.dumps([version("onesweep"), blocks, context, files, *hosts])
     return hashlib.sha256(record.encode()).hexdigest()[:DIGITS]
 
 

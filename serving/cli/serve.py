@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ from onesweep.serving.cli.deployment import (
     find_deployment,
     require_deployment,
     state_directory,
+    watch,
 )
 from onesweep.serving.cli.generate import add_router_options, async_client_of, client_of
 from onesweep.serving.client.result import record_of
@@ -249,26 +248,11 @@ def run_up(options: argparse.Namespace) -> int:
                 deployment.wait_listening(options.http)
                 print(f"{'http':10} http://{options.http}", flush=True)
             if not options.detach:
-                _watch(deployment)
+                watch(deployment)
         except BaseException:
             deployment.stop()
             raise
     return 0
-
-
-def _watch(deployment: Deployment) -> None:
-    """Return at Ctrl-C, with everything stopped. A host that ends by itself is started again if others hold its blocks
-    meanwhile; for any other process, raises ServiceError."""
-    replicated = deployment.topology.replicated
-    with contextlib.suppress(KeyboardInterrupt):
-        print("Ctrl-C stops them.", flush=True)
-        while True:
-            time.sleep(1)
-            for name in set(deployment.ended()) & replicated:
-                print(f"{name} ended and is started again; see its log", flush=True)
-                deployment.revive(name)
-            deployment.check_alive()
-    deployment.stop()
 
 
 def run_down(options: argparse.Namespace) -> int:

@@ -70,7 +70,7 @@ class Rollout:
             if name == self.current.release:
                 return self._switch({}, changed=False)
             joining = self._joining(list(first.without))
-            async for answer in receive_release(self.shelf, _stores(first, requests), lambda folder, part: True):
+            async for answer in receive_release(self.shelf, _stores(first, requests), lambda offer: lambda *_: True):
                 tell(router_pb2.DeployProgress(store=answer))
             had = {link.entry.address for link in joining if name in _names(link)}
             was_pinned = self.current.view.pinned
@@ -340,13 +340,14 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 # Bringing a release to one host: its files onto the host's shelf, its weights into the host's memory.
 
 
-async def store(link: HostLink, contents: ReleaseManifest) -> int:
+async def store(link: HostLink, contents: ReleaseManifest, assignment: stage_pb2.Assignment | None = None) -> int:
     """Put a release onto a host's shelf; returns the bytes that it did not have. Raises Refusal.
 
     :param contents: with its directories.
+    :param assignment: the stage of a host that was started without a checkpoint.
     """
     sent: list[int] = []
-    delivery = ReleaseTransfer(contents, lambda _, size: sent.append(size))
+    delivery = ReleaseTransfer(contents, lambda _, size: sent.append(size), assignment)
     try:
         with _refusals(link):
             async for response in link.relay.stub.Store(delivery.requests(), timeout=STORE_S):
@@ -362,11 +363,19 @@ async def store(link: HostLink, contents: ReleaseManifest) -> int:
     raise internal(f"{link.relay.host} did not say that the release is stored")
 
 
-async def load(link: HostLink, name: str, keep: Sequence[str] = ()) -> None:
-    """Have a host load a release from its shelf, and look at what it holds then. Raises Refusal."""
+async def load(
+    link: HostLink, name: str, keep: Sequence[str] = (), assignment: stage_pb2.Assignment | None = None
+) -> None:
+    """Have a host load a release from its shelf, and look at what it holds then. Raises Refusal.
+
+    :param assignment: the stage of a host that was started without a checkpoint; it loads after its answer.
+    """
     with _refusals(link):
-        await link.relay.stub.Load(stage_pb2.LoadRequest(release=name, keep=keep), timeout=LOAD_S)
-        await link.describe()
+        request = stage_pb2.LoadRequest(release=name, keep=keep, assignment=assignment)
+        await link.relay.stub.Load(request, timeout=LOAD_S)
+        # such a host listens anew before it can say what it holds
+        if assignment is None:
+            await link.describe()
 
 
 async def bring(link: HostLink, name: str, contents: ReleaseManifest | None, keep: Sequence[str] = ()) -> None:

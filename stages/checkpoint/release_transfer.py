@@ -26,9 +26,16 @@ Progress = Callable[[str, int], object]  # called with each file that is sent, a
 class ReleaseTransfer:
     """The sender's side of one transfer."""
 
-    def __init__(self, contents: ReleaseManifest, progress: Progress | None = None) -> None:
-        """:param contents: a release on this machine, with its directories."""
-        self.contents, self._progress = contents, progress
+    def __init__(
+        self,
+        contents: ReleaseManifest,
+        progress: Progress | None = None,
+        assignment: stage_pb2.Assignment | None = None,
+    ) -> None:
+        """:param contents: a release on this machine, with its directories.
+        :param assignment: the stage of a host that was started without a checkpoint.
+        """
+        self.contents, self._progress, self._assignment = contents, progress, assignment
         # The file error of this machine that ended the transfer early.
         self.failure: CheckpointError | None = None
         self._stopped = False
@@ -36,7 +43,10 @@ class ReleaseTransfer:
 
     async def requests(self) -> AsyncIterator[stage_pb2.StoreRequest]:
         """An offer, then the files that the other side asked for, up to the first that cannot be read."""
-        yield stage_pb2.StoreRequest(offer=offer_of(self.contents))
+        offer = offer_of(self.contents)
+        if self._assignment is not None:
+            offer.assignment.CopyFrom(self._assignment)
+        yield stage_pb2.StoreRequest(offer=offer)
         try:
             for path in await self._wanted:
                 if self._stopped:
@@ -78,7 +88,7 @@ class ReleaseTransfer:
 
 
 async def receive_release(
-    shelf: ReleaseStore, requests: AsyncIterator[stage_pb2.StoreRequest], wants: Wants
+    shelf: ReleaseStore, requests: AsyncIterator[stage_pb2.StoreRequest], wants_of: Callable[[stage_pb2.Offer], Wants]
 ) -> AsyncIterator[stage_pb2.StoreResponse]:
     """Answer a transfer; the last answer says that the release is stored. Raises StatusError."""
     intake: IncomingRelease | None = None
@@ -87,7 +97,7 @@ async def receive_release(
             if request.WhichOneof("step") == "offer":
                 if intake is not None:
                     raise invalid("a delivery has one offer")
-                intake = await in_thread(shelf.begin, manifest_of(request.offer), wants)
+                intake = await in_thread(shelf.begin, manifest_of(request.offer), wants_of(request.offer))
                 yield stage_pb2.StoreResponse(wanted=list(intake.wanted))
             elif intake is None:
                 raise invalid("a delivery begins with an offer")

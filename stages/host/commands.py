@@ -27,8 +27,9 @@ MAX_THREADS = 1024
 
 
 def add_stage(stage: argparse.ArgumentParser) -> None:
-    stage.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="a checkpoint or bundle")
-    stage.add_argument("--blocks", required=True, metavar="N[,N]", help="consecutive blocks that this host holds")
+    stage.add_argument("--checkpoint", type=Path, metavar="DIR", help="a checkpoint or bundle")
+    stage.add_argument("--blocks", metavar="N[,N]", help="consecutive blocks that this host holds")
+    stage.add_argument("--empty", action="store_true", help="start without a checkpoint: wait for a stage")
     stage.add_argument("--listen", required=True, metavar="HOST:PORT")
     stage.add_argument(
         "--next", metavar="HOST:PORT[,...]", help="hosts that may come after this one; after the last, the first"
@@ -85,19 +86,26 @@ def add_inspect(inspect: argparse.ArgumentParser) -> None:
 def run_stage(options: argparse.Namespace) -> int:
     from onesweep.stages.host.server import StageSettings, serve
 
-    blocks = parse_blocks(options.blocks)
+    placed = {"--checkpoint": options.checkpoint, "--blocks": options.blocks}
+    if options.empty:
+        placed |= {"--next": options.next, "--registry": options.registry}
+        if given := [flag for flag, value in placed.items() if value is not None]:
+            raise InputError(f"--empty waits for a stage: leave {given[0]} out")
+    elif missing := [flag for flag, value in placed.items() if value is None]:
+        raise InputError(f"onesweep stage: {missing[0]} is missing; --empty does without it")
+    blocks = () if options.empty else parse_blocks(options.blocks)
     seeing = observability_of(options)
     registry = registry_settings(options)
     if registry is not None and options.next is not None:
         raise InputError("--next and --registry both say who comes next: give one of them")
     if registry is None and options.advertise is not None:
         raise InputError("--advertise says what a registry hands out: name one with --registry")
-    name = options.name or "-".join(["stage", *sorted({str(blocks[0]), str(blocks[-1])})])
+    name = options.name or "-".join(["stage", *sorted({str(block) for block in (*blocks[:1], *blocks[-1:])})])
     host = host_settings(options, name)
     start_log(seeing.log_format, name)
     serve(
         StageSettings(
-            options.checkpoint,
+            options.checkpoint or options.shelf,
             blocks,
             options.listen,
             parse_addresses(options.next),

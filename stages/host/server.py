@@ -12,26 +12,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from onesweep.stages.backends import backend_named
 from onesweep.stages.checkpoint.release_store import ReleaseStore
-from onesweep.stages.errors import OnesweepError, ServiceError
+from onesweep.stages.errors import InputError, OnesweepError, ServiceError
 from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.loading import Loader, Sources
 from onesweep.stages.host.metrics import STAGE_METRICS, HostCounters
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import device_for, full_state_bytes, wiring_problem
 from onesweep.stages.host.scheduler import HostObserver
-from onesweep.stages.host.service import StageService
-from onesweep.stages.memory import keep_trimmed, return_large_buffers
+from onesweep.stages.host.service import AssignedStage, StageSeat, StageService, WaitingService
+from onesweep.stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
 from onesweep.stages.signals import stop_on_signals
 from onesweep.stages.telemetry.observability import ObservabilitySettings, Telemetry
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.auth import HOST, CertificateGuard
-from onesweep.stages.wire.channel import DRAIN_S, bind, check_target, is_loopback, new_server
+from onesweep.stages.wire.channel import DRAIN_S, bind, check_target, is_loopback, new_server, parse_address
 from onesweep.stages.wire.health import HealthChecks, serve_health
 from onesweep.stages.wire.registry import Registration, Registry, check_dialled, follow_successors
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
@@ -45,6 +46,9 @@ HOUSEKEEPING_S = 0.5
 POLL_S = 0.02
 # A host that takes releases in takes messages of this size: the next release may need larger ones.
 MESSAGE_BYTES = 64 << 20
+ANSWER_S = 1.0  # for the answer to the call that ends a waiting server
+PRODUCT_SIDE, PRODUCTS = 4096, 8  # of the matrix that tells a host's speed: no cache of a usual processor holds it
+WEIGHTS_SHARE = 0.9  # of the free memory beside caches: a ready host holds 1.04 of its file, and more for a moment
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class StageSettings:
     """Settings of `onesweep stage`."""
 
     checkpoint: Path
-    blocks: tuple[int, ...]
+    blocks: tuple[int, ...]  # none: it waits for a stage
     listen: str
     next: tuple[str, ...]  # addresses of the hosts that may come after this one
     host: HostSettings
@@ -71,10 +75,13 @@ class StageServer:
 
     host_type: type[Host] = Host
 
-    def __init__(self, settings: StageSettings) -> None:
-        """Checks everything that can be checked without reading weights. Raises OnesweepError."""
-        self.settings = settings
-        self.shelf = ReleaseStore(settings.shelf) if settings.shelf else None
+    def __init__(self, settings: StageSettings, seat: StageSeat | None = None) -> None:
+        """Checks everything that can be checked without reading weights. Raises OnesweepError.
+
+        :param seat: of a host that was started without a checkpoint; its shelf stays open.
+        """
+        self.settings, self.seat = settings, seat
+        self.shelf = seat.shelf if seat else ReleaseStore(settings.shelf) if settings.shelf else None
         self.sources = Sources(settings.checkpoint, settings.blocks, self.shelf)
         self.first, *self.others = reversed(self.sources.start())
         self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.shelf else 0)
@@ -101,18 +108,10 @@ class StageServer:
         figures = HostCounters() if seeing.metrics else None
         host = self._host(figures, lookout)
         loader = Loader(host, self.sources, self.backend, self.message_bytes)
-        service = StageService(host, loader)
-        security = self.settings.security
-        server = new_server(self.message_bytes, [CertificateGuard(SERVICE)] if security.tls else [])
-        stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
-        checks = HealthChecks()
-        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        port = bind(server, self.settings.listen, security, mutual=True)
+        service = StageService(host, loader, self.seat)
+        server, checks, port = _new_server(service, self.message_bytes, self.settings)
         if figures is not None:
-            lookout.serve(STAGE_METRICS, figures.reader(service.description, security.tls))
-        checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
-        checks.set("", health_pb2.HealthCheckResponse.SERVING)
+            lookout.serve(STAGE_METRICS, figures.reader(service.description, self.settings.security.tls))
         vitals = await serve_health(checks, self.settings.health)
         await server.start()
         log.info("%s: live on port %d", host.settings.name, port)
@@ -143,7 +142,7 @@ class StageServer:
         host.close()
         await host.next_hosts.close()
         await lookout.close()
-        if self.shelf:
+        if self.shelf and not self.seat:
             self.shelf.close()
         if self.failure:
             raise self.failure
@@ -216,6 +215,101 @@ class StageServer:
         return "no next host: give --next (the last host's is the first host)"
 
 
+class EmptyHost:
+    """A process without a checkpoint: it waits for a stage, and serves the one that a router gave it last.
+
+    A restart serves the stage that was given last."""
+
+    def __init__(self, settings: StageSettings) -> None:
+        """Raises OnesweepError."""
+        if settings.shelf is None:
+            raise InputError("--empty needs --shelf DIR: what the host is given is kept there")
+        if parse_address(settings.listen)[1] == 0:
+            raise InputError("--empty needs a port in --listen: the host keeps it from stage to stage")
+        if settings.security.tls is not None:
+            settings.security.tls.own(HOST)
+        self.settings, self.shelf, self.speed = settings, ReleaseStore(settings.shelf), 0.0
+        self._before = stage_pb2.Room()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Raises OnesweepError where it cannot even wait."""
+        if self.settings.threads:
+            torch.set_num_threads(self.settings.threads)
+        self.speed = await asyncio.to_thread(measured_speed)
+        problem = ""
+        while not stop.is_set():
+            changed = asyncio.Event()
+            told = asyncio.create_task(_pass_on(stop, changed))
+            try:
+                given = None if problem else AssignedStage.read(self.shelf)
+                if given is None or not self.shelf.in_use:
+                    await self._wait(changed, problem)
+                    problem = ""
+                    continue
+                place = self.shelf.directory / self.shelf.in_use[-1]
+                self._before = self._room()  # while it serves, its weights are not free
+                settings = replace(self.settings, checkpoint=place, blocks=given.blocks, next=given.next)
+                seat = StageSeat(self.shelf, self.settings.security, lambda: self._before, changed)
+                await StageServer(settings, seat).run(changed)
+            except OnesweepError as error:
+                if given is None or problem:
+                    raise
+                problem = f"its stage cannot be served: {error}"
+                log.error("%s: %s", self.settings.host.name, problem)
+            finally:
+                told.cancel()
+                gc.collect()
+                trim()
+        self.shelf.close()
+
+    async def _wait(self, changed: asyncio.Event, problem: str) -> None:
+        """Take calls until a stage is given to this host."""
+        seat = StageSeat(self.shelf, self.settings.security, self._room, changed)
+        service = WaitingService(self.settings.host.name, seat, problem)  # type: ignore[abstract]
+        server, checks, port = _new_server(service, MESSAGE_BYTES, self.settings)
+        vitals = await serve_health(checks, self.settings.health)
+        await server.start()
+        log.info("%s: waits for a stage on port %d", self.settings.host.name, port)
+        await changed.wait()
+        checks.stop()
+        await asyncio.gather(server.stop(grace=ANSWER_S), vitals.stop(grace=0))
+
+    def _room(self) -> stage_pb2.Room:
+        caches = (self.settings.host.session_mb + self.settings.host.prefix_mb) << 20
+        return stage_pb2.Room(memory_bytes=max(0, int(WEIGHTS_SHARE * (free_memory() - caches))), speed=self.speed)
+
+
+def measured_speed() -> float:
+    """Numbers of a matrix that this machine's processor multiplies in a second, as a step of one token does."""
+    matrix, row = torch.ones(PRODUCT_SIDE, PRODUCT_SIDE), torch.ones(PRODUCT_SIDE)
+    times_s = []
+    for _ in range(PRODUCTS):
+        begin = time.perf_counter()
+        matrix @ row
+        times_s.append(time.perf_counter() - begin)
+    return matrix.numel() / min(times_s)
+
+
+async def _pass_on(stop: asyncio.Event, changed: asyncio.Event) -> None:
+    await stop.wait()
+    changed.set()
+
+
+def _new_server(
+    service: StageService | WaitingService, message_bytes: int, settings: StageSettings
+) -> tuple[grpc.aio.Server, HealthChecks, int]:
+    """A live server of the stage service, its health service, and its port. Raises OnesweepError."""
+    server = new_server(message_bytes, [CertificateGuard(SERVICE)] if settings.security.tls else [])
+    stage_pb2_grpc.add_StageServiceServicer_to_server(service, server)
+    checks = HealthChecks()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = bind(server, settings.listen, settings.security, mutual=True)
+    checks.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+    checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    return server, checks, port
+
+
 async def _drained(host: Host, drain_s: float) -> None:
     """Return when every session has ended, or after `drain_s`."""
     deadline = time.monotonic() + drain_s
@@ -232,7 +326,7 @@ async def _housekeeping(host: Host) -> None:
 def serve(settings: StageSettings) -> None:
     """Run a stage server to its end. Raises OnesweepError."""
     return_large_buffers()
-    server = StageServer(settings)
+    server = StageServer(settings) if settings.blocks else EmptyHost(settings)
 
     async def until_signal() -> None:
         gc.freeze()  # what the imports made stays: looking through it again would stall requests, and the exit

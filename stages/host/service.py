@@ -3,38 +3,159 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from onesweep.stages.checkpoint.release_store import BESIDE
-from onesweep.stages.checkpoint.release_transfer import drain_requests, receive_release
+from onesweep.stages.checkpoint.checkpoint import replace_file
+from onesweep.stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
+from onesweep.stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
+from onesweep.stages.errors import OnesweepError
 from onesweep.stages.host.host import Host
-from onesweep.stages.host.loading import Loader
+from onesweep.stages.host.loading import Loader, Sources
 from onesweep.stages.host.parts import full_state_bytes
 from onesweep.stages.host.validation import check_label
+from onesweep.stages.threads import in_thread
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.channel import check_target
 from onesweep.stages.wire.hop_stream import Relay
 from onesweep.stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
 from onesweep.stages.wire.messages import PROTOCOL
-from onesweep.stages.wire.status import StatusError, exhausted, invalid
+from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from onesweep.stages.wire.tls import Security
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_RELEASED = 4096
+ASSIGNMENT_NAME = "assignment.json"  # beside the releases of a host that was started without a checkpoint
+MOST_NEXT, MOST_BLOCKS = 64, 1024
 VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Describe
+
+
+@dataclass(frozen=True)
+class AssignedStage:
+    """The stage of a host that was started without a checkpoint."""
+
+    blocks: tuple[int, ...]
+    next: tuple[str, ...]  # addresses of the hosts that may come after it
+
+    @classmethod
+    def read(cls, shelf: ReleaseStore) -> AssignedStage | None:
+        """The stage that was given to this host before; None where there is none."""
+        try:
+            record = json.loads((shelf.directory / ASSIGNMENT_NAME).read_text(encoding="utf-8"))
+            return cls(tuple(map(int, record["blocks"])), tuple(map(str, record["next"])))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def write(self, shelf: ReleaseStore, release: str) -> None:
+        """Record it for the next start of this host. Raises CheckpointError where that cannot be written."""
+        record = json.dumps({"blocks": self.blocks, "next": self.next}) + "\n"
+        replace_file(shelf.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
+        shelf.use([release])
+        shelf.remove_others([release])
+
+
+class StageSeat:
+    """The place of a host without a checkpoint in a ring, which a router gives it and may change."""
+
+    def __init__(
+        self, shelf: ReleaseStore, security: Security, room: Callable[[], stage_pb2.Room], changed: asyncio.Event
+    ) -> None:
+        """:param changed: is set when another stage is to be served."""
+        self.shelf, self.security, self.room, self._changed = shelf, security, room, changed
+
+    def wants(self, offer: stage_pb2.Offer) -> Wants:
+        """The files of the offered stage. The tokenizer is small beside it, so every host gets it."""
+        blocks = frozenset(offer.assignment.blocks)
+        return lambda folder, part: folder != "local" and (part in blocks or (folder == "ar" and part == BESIDE))
+
+    async def take(self, request: stage_pb2.LoadRequest, context: Context) -> None:
+        """Have this host serve another stage once the call is answered. Raises StatusError."""
+        given = AssignedStage(tuple(request.assignment.blocks), tuple(request.assignment.next))
+        if len(given.next) > MOST_NEXT or len(given.blocks) > MOST_BLOCKS:
+            raise invalid(f"a stage has at most {MOST_BLOCKS} blocks and {MOST_NEXT} next hosts")
+        try:
+            for address in given.next:
+                check_target(address, self.security, "next address")
+            await in_thread(Sources(self.shelf.directory, given.blocks, self.shelf).plan, request.release)
+            await in_thread(given.write, self.shelf, request.release)
+        except OnesweepError as error:
+            raise transfer_error(error) from None
+        # the server ends with the change, so the answer leaves first
+        ended: Any = lambda _: self._changed.set()  # noqa: E731 - the stubs want a type that they do not export
+        context.add_done_callback(ended)
+
+
+def _seat_of(seat: StageSeat | None) -> StageSeat:
+    if seat is None:
+        raise failed_precondition("this host was started with a checkpoint: only `stage --empty` takes any stage")
+    return seat
+
+
+async def _stored(
+    shelf: Callable[[], ReleaseStore],
+    storing: asyncio.Lock,
+    requests: AsyncIterator[stage_pb2.StoreRequest],
+    wants: Callable[[stage_pb2.Offer], Wants],
+    context: Context,
+) -> AsyncIterator[stage_pb2.StoreResponse]:
+    try:
+        there = shelf()
+        if storing.locked():
+            raise StatusError(grpc.StatusCode.ABORTED, "another release is being stored: try again when it is done")
+        async with storing:
+            async for response in receive_release(there, requests, wants):
+                yield response
+    except StatusError as refusal:
+        yield stage_pb2.StoreResponse(refused=True)
+        await drain_requests(requests)
+        await refusal.abort(context)
+
+
+class WaitingService(stage_pb2_grpc.StageServiceServicer):
+    """The gRPC face of a host that has no stage yet; all other calls are UNIMPLEMENTED."""
+
+    def __init__(self, name: str, seat: StageSeat, problem: str) -> None:
+        """:param problem: why the last stage could not be served; empty where there was none."""
+        self.name, self.seat, self.problem = name, seat, problem
+        self._storing = asyncio.Lock()
+
+    async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
+        reason = self.problem or "it waits for a stage: give it one"
+        return stage_pb2.DescribeResponse(
+            name=self.name, version=VERSION, not_ready_reason=reason, protocol=PROTOCOL, room=self.seat.room()
+        )
+
+    async def Probe(self, request: stage_pb2.ProbeRequest, context: Context) -> stage_pb2.ProbeResponse:
+        return stage_pb2.ProbeResponse(kernel=kernel_now(), unix_us=time.time_ns() // 1000)
+
+    async def Store(
+        self, requests: AsyncIterator[stage_pb2.StoreRequest], context: Context
+    ) -> AsyncIterator[stage_pb2.StoreResponse]:
+        async for response in _stored(lambda: self.seat.shelf, self._storing, requests, self.seat.wants, context):
+            yield response
+
+    async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
+        try:
+            await self.seat.take(request, context)
+        except StatusError as refusal:
+            await refusal.abort(context)
+        return stage_pb2.LoadResponse()
 
 
 class StageService(stage_pb2_grpc.StageServiceServicer):
     """Turns messages into calls of a Host, and Refusals into statuses."""
 
-    def __init__(self, host: Host, loader: Loader) -> None:
-        self.host, self.loader = host, loader
+    def __init__(self, host: Host, loader: Loader, seat: StageSeat | None = None) -> None:
+        self.host, self.loader, self.seat = host, loader, seat
         self.not_ready_reason = "loading weights"
         self._probing, self._storing = asyncio.Lock(), asyncio.Lock()
 
@@ -58,6 +179,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             backend=self.loader.backend.kind,
             releases=[release.info() for release in self.host.releases.all],
             protocol=PROTOCOL,
+            room=self.seat.room() if self.seat else None,
         )
 
     async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Context) -> AsyncIterator[stage_pb2.Ack]:
@@ -121,17 +243,11 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Store(
         self, requests: AsyncIterator[stage_pb2.StoreRequest], context: Context
     ) -> AsyncIterator[stage_pb2.StoreResponse]:
-        try:
-            shelf = self.loader.require_shelf()
-            if self._storing.locked():
-                raise StatusError(grpc.StatusCode.ABORTED, "another release is being stored: try again when it is done")
-            async with self._storing:
-                async for response in receive_release(shelf, requests, self._needs):
-                    yield response
-        except StatusError as refusal:
-            yield stage_pb2.StoreResponse(refused=True)
-            await drain_requests(requests)
-            await refusal.abort(context)
+        def wants(offer: stage_pb2.Offer) -> Wants:
+            return _seat_of(self.seat).wants(offer) if offer.HasField("assignment") else self._needs
+
+        async for response in _stored(self.loader.require_shelf, self._storing, requests, wants, context):
+            yield response
 
     def _needs(self, folder: str, part: int) -> bool:
         plan = self.host.releases.newest.plan
@@ -144,7 +260,10 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
         try:
-            await self.loader.load(request.release, set(request.keep))
+            if request.HasField("assignment"):
+                await _seat_of(self.seat).take(request, context)
+            else:
+                await self.loader.load(request.release, set(request.keep))
         except StatusError as refusal:
             await refusal.abort(context)
         return stage_pb2.LoadResponse()

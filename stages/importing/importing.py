@@ -64,6 +64,7 @@ class StageHost:
 
     speed: float = 1.0
     memory_bytes: float = math.inf
+    name: str = ""  # for the sentence that refuses a model which is too large
 
 
 def host_shares(count: int, speeds: Sequence[float] | None, memory_mb: Sequence[float] | None) -> tuple[StageHost, ...]:
@@ -109,15 +110,20 @@ def _too_large(a: LlamaArchitecture, hosts: Sequence[StageHost]) -> str:
     if needed > room:
         return (
             f"the weights take {needed:,.0f} MB, the hosts have room for {room:,.0f}: "
-            f"{needed - room:,.0f} MB are missing; add memory or hosts"
+            f"{needed - room:,.0f} MB are missing; add memory or hosts{_rooms(hosts)}"
         )
     layer, first, last = (
         stage_cost(a, 1, *ends).held / MEGABYTE for ends in ((False, False), (True, False), (False, True))
     )
     return (
         f"the weights fit these hosts together, but no cut between layers fits each: a layer takes {layer:,.1f} MB, "
-        f"with the embedding {first:,.1f} MB on the first host, with the head {last:,.1f} MB on the last"
+        f"with the embedding {first:,.1f} MB on the first host, with the head {last:,.1f} MB on the last{_rooms(hosts)}"
     )
+
+
+def _rooms(hosts: Sequence[StageHost]) -> str:
+    rooms = ", ".join(f"{host.name} {host.memory_bytes / MEGABYTE:,.1f} MB" for host in hosts if host.name)
+    return rooms and f" (room: {rooms})"
 
 
 CHAT_TEMPLATE_NAME, SPECIAL_TOKENS_NAME = "chat_template.jinja", "special_tokens.json"

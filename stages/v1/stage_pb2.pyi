@@ -64,6 +64,7 @@ class DescribeResponse(_message.Message):
     RELEASES_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    ROOM_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -88,6 +89,10 @@ class DescribeResponse(_message.Message):
     def prefixes(self) -> Global___PrefixList:
         """if asked for"""
 
+    @_builtins.property
+    def room(self) -> Global___Room:
+        """of a host that was started without a checkpoint: it takes any stage"""
+
     def __init__(
         self,
         *,
@@ -102,14 +107,69 @@ class DescribeResponse(_message.Message):
         releases: _abc.Iterable[Global___Release] | None = ...,
         protocol: _builtins.int = ...,
         prefixes: Global___PrefixList | None = ...,
+        room: Global___Room | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "prefixes", b"prefixes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "prefixes", b"prefixes", "room", b"room"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "room", b"room", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class Room(_message.Message):
+    """What a host without a checkpoint of its own has for a stage."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    SPEED_FIELD_NUMBER: _builtins.int
+    memory_bytes: _builtins.int
+    """for weights"""
+    speed: _builtins.float
+    """numbers of a matrix that it multiplies in a second"""
+    def __init__(
+        self,
+        *,
+        memory_bytes: _builtins.int = ...,
+        speed: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "speed", b"speed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Room: _TypeAlias = Room  # noqa: Y015
+
+@_typing.final
+class Assignment(_message.Message):
+    """The stage that a host with Room is to have."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def next(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses of the hosts that may come after it"""
+
+    def __init__(
+        self,
+        *,
+        blocks: _abc.Iterable[_builtins.int] | None = ...,
+        next: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "next", b"next"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
 
 @_typing.final
 class PrefixList(_message.Message):
@@ -1932,6 +1992,7 @@ class Offer(_message.Message):
     MANIFESTS_FIELD_NUMBER: _builtins.int
     FRONTIER_FIELD_NUMBER: _builtins.int
     NGRAMS_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     frontier: _builtins.bytes
     """what `auto` chooses from; may be empty"""
@@ -1941,6 +2002,10 @@ class Offer(_message.Message):
     def ngrams(self) -> Global___NgramFile:
         """the router's drafter of n-grams, if it has one"""
 
+    @_builtins.property
+    def assignment(self) -> Global___Assignment:
+        """for a host with Room: which stage it needs the files of"""
+
     def __init__(
         self,
         *,
@@ -1948,10 +2013,11 @@ class Offer(_message.Message):
         manifests: _abc.Iterable[Global___ManifestFile] | None = ...,
         frontier: _builtins.bytes = ...,
         ngrams: Global___NgramFile | None = ...,
+        assignment: Global___Assignment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ngrams", b"ngrams"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "ngrams", b"ngrams"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frontier", b"frontier", "manifests", b"manifests", "ngrams", b"ngrams", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "frontier", b"frontier", "manifests", b"manifests", "ngrams", b"ngrams", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2060,20 +2126,26 @@ class LoadRequest(_message.Message):
 
     RELEASE_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     @_builtins.property
     def keep(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """those that must stay; a host holds two at most, and lets go of the others"""
+
+    @_builtins.property
+    def assignment(self) -> Global___Assignment:
+        """For a host with Room: it lets go of what it has, and answers before it loads. Describe says when it is ready."""
 
     def __init__(
         self,
         *,
         release: _builtins.str = ...,
         keep: _abc.Iterable[_builtins.str] | None = ...,
+        assignment: Global___Assignment | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "keep", b"keep", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -85,7 +85,7 @@ TYPING = [
     ("rounds 127.0.0.1:1", 2, "`onesweep train status`"),
     ("train rounds", 2, "`onesweep train simulate`"),
     ("bench lodtest", 2, "did you mean `onesweep bench loadtest`?"),
-    ("serve", 2, "did you mean `onesweep up`?"),
+    ("serve", 2, "MODEL, --hosts is missing"),
     ("help", 2, "`onesweep --help` lists them"),
     ("--verison", 2, "no option --verison (did you mean --version?)"),
     ("generate x --max-byte 5", 2, "no option --max-byte (did you mean --max-bytes?)"),

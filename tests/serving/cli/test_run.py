@@ -17,7 +17,10 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.cli.run import ImportCache, default_cache, is_whole
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import local_topology
+from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError, ServiceError
+from onesweep.stages.importing.importing import StageHost
+from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.progress import ProgressLine
 from tests.serving.cli.terminal import Terminal
 from tests.serving.pretrained import write_model
@@ -95,6 +98,18 @@ def test_a_conversation_stops_its_hosts_at_the_end(gguf: Path, tmp_path: Path, t
             client.status()
     finally:
         terminal.close()
+
+
+def test_a_cut_by_speed_stays_with_its_hosts_whatever_they_measure_later(gguf: Path, told: Told) -> None:
+    def cut(**speeds: float) -> tuple[int, ...]:
+        hosts = [StageHost(speed, name=name) for name, speed in speeds.items()]
+        entry = told.cache.checkpoint(gguf, 2, None, ProgressLine(io.StringIO()), hosts)
+        architecture = read_manifest(entry).architecture
+        assert isinstance(architecture, LlamaArchitecture)
+        return architecture.layers
+
+    assert cut(a=9.0, b=1.0) == cut(a=1.0, b=9.0) == (2, 1)
+    assert cut(c=1.0, d=9.0) == (1, 2)
 
 
 def test_a_folder_and_its_cut_have_entries_of_their_own(weights: dict[str, Tensor], tmp_path: Path, told: Told) -> None:

@@ -1,0 +1,99 @@
+"""Hosts that are started without a checkpoint get a stage, serve it, and have it still when they are started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from onesweep.serving.cli.deployment import MODULE
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.stages.checkpoint.release_store import read_release_manifest
+from onesweep.stages.checkpoint.release_transfer import ReleaseTransfer
+from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.channel import open_blocking_channel, open_channel
+
+WITHIN_S = 120.0
+
+
+@contextmanager
+def empty_host(address: str, shelf: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, *MODULE, "stage", "--empty", "--listen", address, "--shelf", str(shelf)]
+    process = subprocess.Popen([*command, "--threads", "1", *options])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def described(address: str, ready: bool) -> stage_pb2.DescribeResponse:
+    """What the host says once it is as ready as it should be."""
+    deadline = time.monotonic() + WITHIN_S
+    with open_blocking_channel(address) as channel:
+        stub = stage_pb2_grpc.StageServiceStub(channel)
+        while True:
+            try:
+                info = stub.Describe(stage_pb2.DescribeRequest(), timeout=5, wait_for_ready=True)
+                if info.ready == ready:
+                    return info
+            except grpc.RpcError:
+                pass
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+def give(address: str, checkpoint: Path, blocks: tuple[int, ...]) -> list[str]:
+    """Bring a stage to a host; returns the files that it lacked."""
+
+    async def main() -> list[str]:
+        contents, sent = read_release_manifest(checkpoint), list[str]()
+        assignment = stage_pb2.Assignment(blocks=blocks)
+        transfer = ReleaseTransfer(contents, lambda path, _: sent.append(path), assignment)
+        async with open_channel(address) as channel:
+            stub = stage_pb2_grpc.StageServiceStub(channel)
+            async for response in stub.Store(transfer.requests()):
+                transfer.hear(response)
+            await stub.Load(stage_pb2.LoadRequest(release=contents.name, assignment=assignment))
+        return sent
+
+    return asyncio.run(main())
+
+
+def test_a_host_gets_its_stage_and_has_it_after_a_restart(bundles: Path, tmp_path: Path) -> None:
+    address, name = f"127.0.0.1:{free_port_block(1)}", read_release_manifest(bundles / "own").name
+    with empty_host(address, tmp_path / "shelf"):
+        waiting = described(address, ready=False)
+        assert waiting.room.memory_bytes > 0
+        assert waiting.room.speed > 0
+        assert "it waits for a stage" in waiting.not_ready_reason
+        request = stage_pb2.LoadRequest(release=name, assignment=stage_pb2.Assignment(blocks=[0]))
+        with open_blocking_channel(address) as channel:
+            load = stage_pb2_grpc.StageServiceStub(channel).Load
+            with pytest.raises(grpc.RpcError, match="is not here: store it first"):
+                load(request, timeout=30)
+        assert len(give(address, bundles / "own", (0, 1, 2))) > 0
+        info = described(address, ready=True)
+        assert ([release.name for release in info.releases], list(info.blocks)) == ([name], [0, 1, 2])
+        assert give(address, bundles / "own", (0, 1, 2)) == []
+    with empty_host(address, tmp_path / "shelf"):
+        assert [release.name for release in described(address, ready=True).releases] == [name]
+
+
+def test_a_host_changes_to_another_release(bundles: Path, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port_block(1)}"
+    with empty_host(address, tmp_path / "shelf"):
+        described(address, ready=False)
+        for bundle in ("own", "other"):
+            give(address, bundles / bundle, (0, 1, 2))
+            name, deadline = read_release_manifest(bundles / bundle).name, time.monotonic() + WITHIN_S
+            while [release.name for release in described(address, ready=True).releases] != [name]:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
