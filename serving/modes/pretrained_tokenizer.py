@@ -7,16 +7,11 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
 
 import tokenizers
-from jinja2 import TemplateError, TemplateSyntaxError
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from onesweep.serving.modes.chat_template import ChatTemplate, TemplateProblem
 from onesweep.serving.modes.tokenizer import Detokenizer, Message, Tokenizer
 from onesweep.stages.checkpoint.checkpoint import read_companion
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
@@ -24,85 +19,8 @@ from onesweep.stages.errors import CheckpointError
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.status import failed_precondition, invalid
 
-if TYPE_CHECKING:
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
-
-
-# A model's own chat template: how a conversation is written as one text.
-#
-# Templates come with models, so they run in a sandbox: nothing of this process can be reached or changed from there.
-
 # OpenAI's newer name of a role, and the one that templates know.
 ROLES = {"developer": "system"}
-# Characters of a conversation as one text.
-MAX_RENDERED = 4 << 20
-
-
-class _Unfit(TemplateError):
-    """Raised by a template for messages that it does not take."""
-
-
-class _Generation(Extension):
-    """`{% generation %}`: marks for training what the model wrote, and stands for what is in it."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class ChatTemplate:
-    """One template, as `transformers` renders such: blocks leave no blank lines, and the model's turn is begun."""
-
-    def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
-        """Raises CheckpointError for what is no template."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-        )
-        environment.globals.update(raise_exception=_unfit, strftime_now=_now)
-        environment.filters["tojson"] = _json
-        try:
-            self._template = environment.from_string(source)
-        except TemplateSyntaxError as error:
-            raise CheckpointError(f"the chat template is damaged (line {error.lineno}): {error.message}") from None
-        self._given = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
-
-    def render(self, messages: Sequence[Message]) -> str:
-        """The conversation so far, and the beginning of the model's turn. Raises Refusal."""
-        told = [{"role": ROLES.get(message.role, message.role), "content": message.content} for message in messages]
-        pieces, length = [], 0
-        try:
-            for piece in self._template.generate(messages=told, add_generation_prompt=True, **self._given):
-                pieces.append(piece)
-                length += len(piece)
-                if length > MAX_RENDERED:
-                    raise invalid(f"the messages take more than {MAX_RENDERED} characters in the model's chat template")
-        except SecurityError as error:
-            raise invalid(f"the model's chat template does what it may not: {error}") from None
-        except _Unfit as error:
-            raise invalid(f"the model's chat template does not take these messages: {error.message}") from None
-        except (RecursionError, MemoryError) as error:
-            raise invalid(f"the model's chat template does not end: {error}") from None
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-            raise invalid(f"the model's chat template fails with these messages: {error}") from None
-        return "".join(pieces)
-
-
-def _unfit(message: object) -> NoReturn:
-    raise _Unfit(str(message)[:200])
-
-
-def _json(value: object, ensure_ascii: bool = False, **options: Any) -> str:  # noqa: ANN401
-    """Jinja's own spells `<`, `>`, `&` and `'` in numbers, for pages."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
-
-
-def _now(form: str) -> str:
-    return datetime.now(UTC).strftime(form)
-
-
 TEMPLATE_NAME, SPECIALS_NAME = "chat_template.jinja", "special_tokens.json"
 MAX_ENDS = 64
 # A longer text is tokenized on another thread: requests go on meanwhile.
@@ -141,7 +59,11 @@ class PretrainedTokenizer(Tokenizer):
     async def encode_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
         if self.template is None:
             raise failed_precondition("this model has no chat template: send a prompt in place of messages")
-        text = await asyncio.to_thread(self.template.render, messages)
+        told = [{"role": ROLES.get(message.role, message.role), "content": message.content} for message in messages]
+        try:
+            text = await asyncio.to_thread(self.template.render, told)
+        except TemplateProblem as problem:
+            raise invalid(str(problem)) from None
         return await self._encoded(text, specials=False), len(text.encode())
 
     def token_text(self, symbol: int) -> bytes:

@@ -11,9 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from onesweep.serving.modes.chat_template import ChatTemplate
 from onesweep.serving.modes.pretrained_tokenizer import (
     UNKNOWN,
-    ChatTemplate,
     PretrainedTokenizer,
     read_pretrained_tokenizer,
 )
@@ -140,44 +140,17 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str | None,
         read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("source", "sentence"),
-    [
-        ("{{ messages[5].content.upper() }}", "fails with these messages"),
-        ("{{ ''.__class__.__mro__ }}", "does what it may not"),
-        ("{{ messages.append(1) }}", "does what it may not"),
-        ("{% for i in range(100000) %}{{ 'x' * 1000 }}{% endfor %}", "take more than"),
-        ("{{ 1 // 0 }}", "fails with these messages"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "does not end"),
-        ("{{ raise_exception('roles must alternate') }}", "does not take these messages: roles must alternate"),
-    ],
-)
-def test_a_template_can_do_no_harm(source: str, sentence: str) -> None:
-    with pytest.raises(StatusError, match=sentence):
-        ChatTemplate(source, "", "").render([Message("user", "hello")])
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}!{% endfor %}", "a <b> & 'é'!"),
-        ("{{ messages | tojson }}", """[{"role": "user", "content": "a <b> & 'é'"}]"""),
-        ("{% if tools is not none or documents is not none %}tools{% endif %}", ""),
-    ],
-)
-def test_a_template_is_given_what_transformers_gives_it(source: str, text: str) -> None:
-    assert ChatTemplate(source, "", "").render([Message("user", "a <b> & 'é'")]) == text
-
-
 def test_a_developer_is_the_system_that_templates_know() -> None:
     source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    told = ChatTemplate(source, "", "").render([Message("developer", "Be brief."), Message("user", "hello")])
-    assert told == "system: Be brief.\nuser: hello\n"
+    spelling = PretrainedTokenizer(LEVEL, ALPHABET, template=ChatTemplate(source, "", ""))
+    symbols, _ = asyncio.run(spelling.encode_chat([Message("developer", "Be brief."), Message("user", "hello")]))
+    assert ALPHABET.symbols(symbols) == LEVEL.encode("system: Be brief.\nuser: hello\n").ids
 
 
-def test_a_template_that_is_none_is_refused_at_once() -> None:
-    with pytest.raises(CheckpointError, match=r"the chat template is damaged \(line 1\)"):
-        ChatTemplate("{% for %}", "", "")
+def test_a_template_that_makes_no_text_is_a_wrong_argument() -> None:
+    spelling = PretrainedTokenizer(LEVEL, ALPHABET, template=ChatTemplate("{{ 1 // 0 }}", "", ""))
+    with pytest.raises(StatusError, match="the model's chat template fails with these messages: integer division"):
+        asyncio.run(spelling.encode_chat([Message("user", "hello")]))
 
 
 def test_a_model_without_a_template_takes_no_messages() -> None:

@@ -1,0 +1,180 @@
+"""A model's own chat template: a conversation as one text, made in a process whose time and memory are bounded.
+
+Templates come with models, and nothing in the template language bounds what ten characters of one may take. Nothing
+heavy is imported here: a template's process starts this module.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from onesweep.stages.errors import CheckpointError, OnesweepError
+
+if TYPE_CHECKING:
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+# Characters of a conversation as one text.
+MAX_RENDERED = 4 << 20
+# Of a template's process: time for one conversation, and memory.
+RENDER_CPU_S = 2.0
+TEMPLATE_BYTES = 512 << 20
+
+
+class TemplateProblem(OnesweepError):
+    """The template makes no text of a conversation."""
+
+
+class ChatTemplate:
+    """One template, as `transformers` renders such: blocks leave no blank lines, and the model's turn is begun."""
+
+    def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
+        """Raises CheckpointError for what is no template."""
+        self._source, self._given = source, {"bos_token": bos_token, "eos_token": eos_token, "documents": None}
+        self._lock, self._process = threading.Lock(), self._start()
+        try:
+            self._rendered([])
+        except TemplateProblem as problem:
+            raise CheckpointError(f"the chat template {problem}") from None
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The conversation so far, and the beginning of the model's turn. Blocks. Raises TemplateProblem."""
+        given = {**self._given, "messages": messages, "tools": None, "add_generation_prompt": True}
+        try:
+            (text,) = self._rendered([given])
+        except TemplateProblem as problem:
+            raise TemplateProblem(f"the model's chat template {problem}") from None
+        return text
+
+    def _rendered(self, given: Sequence[Mapping[str, Any]]) -> list[str]:
+        """A text for each of `given`, what the template's names stand for. Raises TemplateProblem: what it does."""
+        with self._lock:
+            if self._process.poll() is not None:
+                self._process = self._start()
+            process = self._process
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(json.dumps([self._source, given]).encode() + b"\n")
+                process.stdin.flush()
+                answer = process.stdout.readline()
+            except BrokenPipeError:
+                answer = b""
+            if not answer:
+                slow = process.wait() == -signal.SIGPROF
+                raise TemplateProblem(f"takes more than {RENDER_CPU_S:g} s" if slow else "takes too much memory")
+        texts: list[str] | str = json.loads(answer)
+        if isinstance(texts, str):
+            raise TemplateProblem(texts)
+        return texts
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = (sys.executable, "-P", "-m", "onesweep.serving.modes.chat_template")
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        # in a session of its own: Ctrl-C is for the router, which still answers what it has begun
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
+        weakref.finalize(self, _end, process)
+        return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
+
+
+# In the process: a sandbox keeps the template from all else that is there, the limits from using it up.
+
+
+class _Unfit(TemplateError):
+    """Raised by a template for messages that it does not take."""
+
+
+class _Generation(Extension):
+    """`{% generation %}`: marks for training what the model wrote, and stands for what is in it."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=1)
+def _compiled(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.globals.update(raise_exception=_unfit, strftime_now=_now)
+    environment.filters["tojson"] = _json
+    return environment.from_string(source)
+
+
+def _texts(source: str, given: Sequence[Mapping[str, Any]]) -> list[str] | str:
+    """A text for each of `given`, or the end of a sentence about the template."""
+    try:
+        template = _compiled(source)
+    except TemplateSyntaxError as error:
+        return f"is damaged (line {error.lineno}): {error.message}"
+    except RecursionError:
+        return "is damaged: it is nested too deeply"
+    try:
+        return [_text(template, each) for each in given]
+    except SecurityError as error:
+        return f"does what it may not: {error}"
+    except _Unfit as error:
+        return f"does not take these messages: {error.message}"
+    except RecursionError as error:
+        return f"does not end: {error}"
+    except MemoryError:
+        return "takes too much memory"
+    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        return f"fails with these messages: {str(error)[:300]}"
+
+
+def _text(template: Template, given: Mapping[str, Any]) -> str:
+    pieces, length = [], 0
+    for piece in template.generate(**given):
+        pieces.append(piece)
+        length += len(piece)
+        if length > MAX_RENDERED:
+            raise _Unfit(f"they take more than {MAX_RENDERED} characters in it")
+    return "".join(pieces)
+
+
+def _unfit(message: object) -> NoReturn:
+    raise _Unfit(str(message)[:200])
+
+
+def _json(value: object, ensure_ascii: bool = False, **options: Any) -> str:  # noqa: ANN401
+    """Jinja's own spells `<`, `>`, `&` and `'` in numbers, for pages."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _now(form: str) -> str:
+    return datetime.now(UTC).strftime(form)
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (TEMPLATE_BYTES, TEMPLATE_BYTES))
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, RENDER_CPU_S)  # whose signal ends the process
+        answer = _texts(*json.loads(line))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        # a template can write half a surrogate pair, which is no text
+        sys.stdout.buffer.write(json.dumps(answer, ensure_ascii=False).encode(errors="replace") + b"\n")
+        sys.stdout.buffer.flush()
