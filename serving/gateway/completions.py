@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -18,16 +19,20 @@ from starlette.types import Receive, Scope, Send
 
 from onesweep.serving.client.client import Result, RouterError, TextDecoder
 from onesweep.serving.gateway.access import RouterAccess
-from onesweep.serving.gateway.errors import api_error_of
+from onesweep.serving.gateway.errors import ApiError, api_error_of
 from onesweep.serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
     OF_REQUESTS,
+    ChatMessage,
     ChatRequest,
     CompletionRequest,
+    FunctionTool,
     JsonSchemaFormat,
     PlainFormat,
     TextRequest,
 )
+from onesweep.serving.modes.chat_template import CALL_TAG
+from onesweep.serving.modes.tokenizer import StopCutter
 from onesweep.serving.router.request import MAX_SEED
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import OnesweepError
@@ -40,6 +45,10 @@ def costs_of(result: Result) -> dict[str, Any]:
     return {**record, "host_seconds": result.host_seconds}
 
 
+_TAG = CALL_TAG.encode()
+# the last call may lack its end, where a stop string or the limit cut it off
+_TAGGED = re.compile(rf"{CALL_TAG}(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
 # readers that take JSON's numbers for doubles keep seeds below this
 RANDOM_SEEDS = 1 << 53
 
@@ -50,12 +59,16 @@ class CompletionOrder:
 
     settings: dict[str, Any]
     seeds: tuple[int, ...]
+    # Names of the tools that a choice may call, and how many calls it may make: None for any number.
+    tools: tuple[str, ...] = ()
+    most_calls: int | None = None
 
 
 def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> CompletionOrder:
     """:param prompt: empty where the request has messages."""
     own, chat = request.onesweep, request if isinstance(request, ChatRequest) else None
     newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
+    offered = chat.offered if chat else []
     logprobs = (chat.top_logprobs or 0) if chat and chat.logprobs else None
     if isinstance(request, CompletionRequest):
         logprobs = request.logprobs
@@ -73,11 +86,36 @@ def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> Compl
         "json_schema": _json_schema(chat) if chat else "",
         "suffix": suffix,
         "stops": request.stop or (),
-        "messages": [(each.role, each.content) for each in messages],
+        "messages": _told_messages(messages),
+        "tools": _tools_json(offered) if offered else "",
+        "must_call": chat.must_call if chat else (),
         "timeout_s": own.timeout_s,
         **{f.name: getattr(own, f.name) for f in OF_REQUESTS},
     }
-    return CompletionOrder(settings, tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1)))
+    seeds = tuple((seed + index) % (MAX_SEED + 1) for index in range(request.n or 1))
+    most_calls = 1 if chat and chat.parallel_tool_calls is False else None
+    return CompletionOrder(settings, seeds, tuple(tool.name for tool in offered), most_calls)
+
+
+def _told_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
+    """Messages as `Request` has them. Raises ApiError for an answer to a call that none of them makes."""
+    told, names = list[tuple[str, ...]](), dict[str | None, str]()
+    for each in messages:
+        more = each.model_dump(include={"tool_calls", "tool_call_id"}, exclude_none=True)
+        if each.role == "tool":
+            if each.tool_call_id not in names:
+                message = f"no message before makes the call {each.tool_call_id!r}, which one of role tool answers"
+                raise ApiError(400, message, param="messages")
+            more["name"] = names[each.tool_call_id]  # some templates want it
+        names |= {call.id: call.function.name for call in each.tool_calls or []}
+        told.append((each.role, each.content or "", *([json.dumps(more)] if more else [])))
+    return told
+
+
+def _tools_json(tools: Sequence[FunctionTool]) -> str:
+    """Tools as chat templates know them."""
+    told = [tool.model_dump(exclude_none=True, exclude={"strict"}) for tool in tools]
+    return json.dumps([{"type": "function", "function": each} for each in told])
 
 
 def _json_schema(chat: ChatRequest) -> str:
@@ -96,12 +134,29 @@ def suffix_of(request: TextRequest) -> str:
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A call that the model wrote."""
+
+    name: str
+    arguments: str  # a JSON object
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+
+    def as_json(self) -> dict[str, Any]:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@dataclass(frozen=True)
 class ChoiceText:
-    """A piece of a choice's text, and the log-probabilities of its tokens where they were asked for."""
+    """A piece of a choice's text, the log-probabilities of its tokens where they were asked for, and calls of tools."""
 
     index: int
     text: str
     logprobs: Sequence[router_pb2.TokenLogprob] = ()
+    calls: Sequence[ToolCall] = ()
+
+    def __add__(self, later: ChoiceText) -> ChoiceText:
+        logprobs, calls = [*self.logprobs, *later.logprobs], [*self.calls, *later.calls]
+        return ChoiceText(self.index, self.text + later.text, logprobs, calls)
 
 
 @dataclass(frozen=True)
@@ -110,14 +165,60 @@ class ChoiceEnd:
 
     index: int
     result: Result
+    called: bool = False
 
     @property
     def reason(self) -> str:
-        return "stop" if self.result.stopped else "length"
+        return "tool_calls" if self.called else "stop" if self.result.stopped else "length"
 
     @property
     def costs(self) -> dict[str, Any]:
         return {"index": self.index, **costs_of(self.result)}
+
+
+class CallReader:
+    """Tells a model's words from its calls of tools, in a text that comes in pieces.
+
+    A call is a JSON object in a tag, or the whole text. Where one is damaged or of no tool, all is content: the client
+    sees what was written.
+    """
+
+    def __init__(self, tools: Sequence[str], most: int | None = None) -> None:
+        """:param tools: the names of those that may be called.
+        :param most: calls to tell of; None for all.
+        """
+        self._tools, self._most, self._cutter = tools, most, StopCutter([_TAG])
+        self._text, self._fed, self._content = "", 0, ""
+
+    def feed(self, text: str) -> str:
+        """Content that can be handed out now."""
+        self._text += text
+        if self._bare or not self._text.strip():  # perhaps a call, which is seen at its end
+            return ""
+        content = self._cutter.feed(self._text[self._fed :].encode(errors="replace")).decode()
+        self._fed, self._content = len(self._text), self._content + content
+        return content
+
+    def end(self) -> tuple[str, list[ToolCall]]:
+        """The rest of the content, and the calls."""
+        try:
+            calls = [self._call(json.loads(each)) for each in self._bare or _TAGGED.findall(self._text)]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            calls = []
+        if not calls:
+            return self._text[len(self._content) :], []
+        return "" if self._bare else _TAGGED.sub("", self._text)[len(self._content) :].strip(), calls[: self._most]
+
+    @property
+    def _bare(self) -> list[str]:
+        """The text where all of it may be a call."""
+        return [self._text] if self._text.lstrip().startswith("{") else []
+
+    def _call(self, told: dict[str, Any]) -> ToolCall:
+        arguments = told.get("arguments", told.get("parameters"))
+        if told["name"] not in self._tools or not isinstance(arguments, dict):
+            raise ValueError("no call of a tool")
+        return ToolCall(told["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
 async def run_choice(
@@ -130,6 +231,7 @@ async def run_choice(
     Raises OnesweepError.
     """
     decoder, result, told = TextDecoder(), None, list[router_pb2.TokenLogprob]()
+    reader, calls = CallReader(order.tools, order.most_calls) if order.tools else None, list[ToolCall]()
     events = router.events(**order.settings, seed=order.seeds[index], whole=whole, named=named)
     async with aclosing(events):
         async for event in events:
@@ -137,14 +239,21 @@ async def run_choice(
                 result = event
             elif isinstance(event, list):
                 told = event
-            elif isinstance(event, bytes) and ((text := decoder.feed(event)) or told):
-                yield ChoiceText(index, text, told)
-                told = []
+            elif isinstance(event, bytes):
+                text = decoder.feed(event)
+                if (text := reader.feed(text) if reader else text) or told:
+                    yield ChoiceText(index, text, told)
+                    told = []
     if result is None:
         raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
-    if (text := decoder.end()) or told:
-        yield ChoiceText(index, text, told)
-    yield ChoiceEnd(index, result)
+    text = decoder.end()
+    if reader:
+        text = reader.feed(text)
+        rest, calls = reader.end()
+        text += rest
+    if text or told or calls:
+        yield ChoiceText(index, text, told, calls)
+    yield ChoiceEnd(index, result, bool(calls))
 
 
 # OpenAI's objects: what a completion and a chat look like, whole and in chunks.
@@ -167,29 +276,34 @@ class AnswerFormat:
         return self._object("chat.completion.chunk" if self.chat else "text_completion", choices, more)
 
     def piece_chunk(self, piece: ChoiceText, **more: object) -> dict[str, Any]:
-        return self.chunk([self._part(piece.index, piece.text, None, piece.logprobs)], **more)
+        return self.chunk([self._part(piece, None)], **more)
 
     def end_chunk(self, end: ChoiceEnd, **more: object) -> dict[str, Any]:
-        return self.chunk([self._part(end.index, "", end.reason)], onesweep={"accounting": [end.costs]}, **more)
+        last = self._part(ChoiceText(end.index, ""), end.reason)
+        return self.chunk([last], onesweep={"accounting": [end.costs]}, **more)
 
     def whole(self, texts: Sequence[ChoiceText], ends: Sequence[ChoiceEnd]) -> dict[str, Any]:
         choices = [self._whole(text, end.reason) for text, end in zip(texts, ends, strict=True)]
         more = {"usage": usage(ends), "onesweep": {"accounting": [end.costs for end in ends]}}
         return self._object("chat.completion" if self.chat else "text_completion", choices, more)
 
-    def _part(
-        self, index: int, text: str, reason: str | None, told: Sequence[router_pb2.TokenLogprob] = ()
-    ) -> dict[str, Any]:
+    def _part(self, piece: ChoiceText, reason: str | None) -> dict[str, Any]:
         """A choice with its next text."""
-        logprobs = self._logprobs(index, told)
+        logprobs = self._logprobs(piece.index, piece.logprobs)
         if self.chat:
-            return _choice(index, reason, logprobs, delta={"content": text} if text else {})
-        return _choice(index, reason, logprobs, text=text)
+            delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+            if piece.calls:
+                delta["tool_calls"] = [{"index": at, **call.as_json()} for at, call in enumerate(piece.calls)]
+            return _choice(piece.index, reason, logprobs, delta=delta)
+        return _choice(piece.index, reason, logprobs, text=piece.text)
 
     def _whole(self, choice: ChoiceText, reason: str) -> dict[str, Any]:
         logprobs = self._logprobs(choice.index, choice.logprobs)
         if self.chat:
-            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+            if choice.calls:
+                calls = [call.as_json() for call in choice.calls]
+                message |= {"content": choice.text or None, "tool_calls": calls}
             return _choice(choice.index, reason, logprobs, message=message)
         return _choice(choice.index, reason, logprobs, text=choice.text)
 

@@ -11,6 +11,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    Json,
     ValidationInfo,
     create_model,
     model_validator,
@@ -30,6 +31,7 @@ from onesweep.serving.router.request import (
     MAX_STOP_BYTES,
     MAX_STOPS,
     MAX_TIMEOUT_S,
+    MAX_TOOLS,
     SETTINGS,
     is_decimal,
 )
@@ -104,10 +106,17 @@ def _one_text(value: object) -> object:
     raise ValueError("the prompt must be one string: for several texts send several requests")
 
 
+def _check_parameters(schema: dict[str, Any] | None) -> dict[str, Any]:
+    if schema and schema.get("type") != "object":
+        raise ValueError("the parameters of a tool are a JSON schema of type object")
+    return schema or {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY, allow_inf_nan=False)]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
+Parts = list[dict[Literal["type", "text"], str]]
 TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 TokenNumber = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
 Stop = Annotated[str, AfterValidator(_check_stop)]
@@ -196,12 +205,55 @@ class CompletionRequest(TextRequest):
     )
 
 
+class FunctionName(Fields):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class FunctionTool(FunctionName):
+    """A function that the model may call."""
+
+    description: str | None = None
+    parameters: Annotated[dict[str, Any] | None, AfterValidator(_check_parameters)] = Field(None, validate_default=True)
+    strict: bool | None = Field(default=None, description="true: only where tool_choice requires a call")
+
+
+class ChatTool(Fields):
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class ToolChoice(Fields):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(FunctionName):
+    arguments: Json[dict[str, Any]]  # chat templates know it parsed
+
+
+class MessageCall(Fields):
+    """A call of a tool in a message of before."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Fields):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        str, BeforeValidator(_text_of_parts, json_schema_input_type=str | list[dict[Literal["type", "text"], str]])
-    ]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | None, BeforeValidator(_text_of_parts, json_schema_input_type=str | Parts | None)] = None
     name: str | None = Field(default=None, description="ignored")
+    tool_calls: Annotated[list[MessageCall], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = Field(default=None, description="role tool: the call that it answers")
+    refusal: Annotated[str | None, _neutral()] = None  # an answer of before that is sent again has it
+
+    @model_validator(mode="after")
+    def _check_role(self) -> ChatMessage:
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            raise ValueError("messages of role tool, and no others, have tool_call_id")
+        if (self.tool_calls and self.role != "assistant") or (self.content is None and not self.tool_calls):
+            raise ValueError("a message has content; one of role assistant may have tool_calls in its place")
+        return self
 
 
 class NamedSchema(Fields):
@@ -233,14 +285,31 @@ class ChatRequest(TextRequest):
     max_completion_tokens: Count | None = Field(default=None, description="as max_tokens")
     logprobs: bool | None = Field(default=None, description="ln of each token's probability")
     top_logprobs: TopCount | None = Field(default=None, description="and of so many of the most likely ones")
+    tools: Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        default=None, description="functions that the model may call, where its chat template takes tools"
+    )
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
+        default=None, description="whether, or which, a tool must be called: ar, ar-speculative"
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="false: of several calls the first is returned")
+
+    @property
+    def offered(self) -> list[FunctionTool]:
+        """The tools that the model may call."""
+        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or []]
+
+    @property
+    def must_call(self) -> list[str]:
+        """The names of the tools of which it must call one."""
+        if isinstance(self.tool_choice, ToolChoice):
+            return [self.tool_choice.function.name]
+        return [tool.name for tool in self.offered] if self.tool_choice == "required" else []
 
 
 class InputMessage(Fields):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        str, BeforeValidator(_text_of_inputs, json_schema_input_type=str | list[dict[Literal["type", "text"], str]])
-    ]
+    content: Annotated[str, BeforeValidator(_text_of_inputs, json_schema_input_type=str | Parts)]
     # an answer of before that is sent again has them
     id: str | None = Field(default=None, description="ignored")
     status: str | None = Field(default=None, description="ignored")

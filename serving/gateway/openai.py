@@ -33,6 +33,7 @@ from onesweep.serving.gateway.fields import (
     ChatRequest,
     CompletionRequest,
     ImageRequest,
+    PlainFormat,
     ResponseRequest,
     TextRequest,
 )
@@ -159,11 +160,28 @@ async def _order(router: RouterAccess, request: TextRequest, prompt: str) -> Com
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+    if isinstance(request, ChatRequest):
+        _check_tools(request)
     if isinstance(request, CompletionRequest) and request.logprobs is not None and request.echo:
         raise ApiError(400, "logprobs are of what is written, not of a prompt: leave echo out", param="echo")
     suffix = suffix_of(request)
     mode = mode_of(request.model, request.onesweep.mode, suffix)
     return order_of(request, prompt, suffix, mode)
+
+
+def _check_tools(request: ChatRequest) -> None:
+    """Raise ApiError for tools, or a choice of them, that cannot be held."""
+    names, must = [tool.name for tool in request.offered], request.must_call
+    if len({*names}) < len(names):
+        raise ApiError(400, "two tools have one name", param="tools")
+    if request.tool_choice not in (None, "none") and not names:
+        raise ApiError(400, "tool_choice needs tools", param="tool_choice")
+    if not {*must} <= {*names}:
+        raise ApiError(400, f"tool_choice names {must[0]!r}, which is not among the tools", param="tool_choice")
+    if not must and any(tool.strict for tool in request.offered):
+        raise ApiError(400, "strict: true needs a tool_choice that requires a call: leave strict out", param="tools")
+    if names and request.response_format not in (None, PlainFormat(type="text")):
+        raise ApiError(400, "response_format leaves no tool to call: leave it or tools out", param="response_format")
 
 
 async def _answer(
@@ -180,8 +198,7 @@ async def _answer(
     async with aclosing(_choices(router, order, names, whole=True)) as items:
         async for item in items:
             if isinstance(item, ChoiceText):
-                before = texts[item.index]
-                texts[item.index] = ChoiceText(item.index, before.text + item.text, [*before.logprobs, *item.logprobs])
+                texts[item.index] += item
             else:
                 ends[item.index] = item
     return json_response(shape.whole(texts, [ends[index] for index in sorted(ends)]), headers=named(names))

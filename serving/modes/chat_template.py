@@ -7,6 +7,7 @@ heavy is imported here: a template's process starts this module.
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -34,6 +35,8 @@ MAX_RENDERED = 4 << 20
 # Of a template's process: time for one conversation, and memory.
 RENDER_CPU_S = 2.0
 TEMPLATE_BYTES = 512 << 20
+# Before a call, in the way of most templates.
+CALL_TAG = "<tool_call>"
 
 
 class TemplateProblem(OnesweepError):
@@ -46,20 +49,47 @@ class ChatTemplate:
     def __init__(self, source: str, bos_token: str, eos_token: str) -> None:
         """Raises CheckpointError for what is no template."""
         self._source, self._given = source, {"bos_token": bos_token, "eos_token": eos_token, "documents": None}
+        # two ways of writing a call in JSON, told by the words with which templates teach them: that of Hermes and
+        # Qwen, in a tag, and Llama 3's; answers in other ways could not be read
+        tagged = re.search(r'<tool_call>(\\n|[^\w<])*\{ *\\*"(name|arguments)', source)
+        bare = re.search(r'\{\\*"name\\*": [^{}]*"parameters\\*":', source)
+        self._arguments = "arguments" if tagged else "parameters" if bare else ""
+        self.call_opening = f"{CALL_TAG}\n" if tagged else ""
         self._lock, self._process = threading.Lock(), self._start()
         try:
             self._rendered([])
         except TemplateProblem as problem:
             raise CheckpointError(f"the chat template {problem}") from None
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The conversation so far, and the beginning of the model's turn. Blocks. Raises TemplateProblem."""
-        given = {**self._given, "messages": messages, "tools": None, "add_generation_prompt": True}
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
+        """The conversation so far, and the beginning of the model's turn. Blocks. Raises TemplateProblem.
+
+        :param tools: functions that the model may call, as OpenAI's API has them.
+        """
+        plain = {**self._given, "messages": messages, "tools": None, "add_generation_prompt": True}
         try:
-            (text,) = self._rendered([given])
+            if any("tool_calls" in message for message in messages) and "tool_calls" not in self._source:
+                raise TemplateProblem("does not take messages with tool_calls")
+            text, *without = self._rendered([{**plain, "tools": tools}, plain] if tools else [plain])
+            if tools and not (self._arguments and [text] != without):
+                raise TemplateProblem("takes no tools, or teaches another form of calls than `<tool_call>` and Llama's")
         except TemplateProblem as problem:
             raise TemplateProblem(f"the model's chat template {problem}") from None
         return text
+
+    def call_schema(self, tools: Sequence[Any], names: Sequence[str]) -> str:
+        """JSON schema of one call of one of the tools `names`, after `call_opening`. Raises TemplateProblem."""
+        key, calls, parameters = self._arguments, list[dict[str, Any]](), dict[str, Any]()
+        try:
+            functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+            for name in names:
+                parts = {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}}
+                closed = {"required": [*parts], "additionalProperties": False}
+                calls.append({"type": "object", "properties": parts, **closed})
+                parameters[name] = _moved(functions[name]["parameters"], f"#/$defs/{name}")
+        except (LookupError, TypeError, AttributeError, RecursionError):
+            raise TemplateProblem("must_call names tools; a tool has a function with name and parameters") from None
+        return json.dumps({"anyOf": calls, "$defs": parameters})
 
     def _rendered(self, given: Sequence[Mapping[str, Any]]) -> list[str]:
         """A text for each of `given`, what the template's names stand for. Raises TemplateProblem: what it does."""
@@ -90,6 +120,18 @@ class ChatTemplate:
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
         weakref.finalize(self, _end, process)
         return process
+
+
+def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401
+    """A JSON schema whose references to itself hold where it stands at `place` in another one."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {name: _moved(each, place) for name, each in schema.items()}
+    if isinstance(target := moved.get("$ref"), str) and target.startswith("#"):
+        moved["$ref"] = place + target[1:]
+    return moved
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -8,11 +8,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
 from onesweep.serving.modes.chat_template import ChatTemplate, TemplateProblem
-from onesweep.serving.modes.tokenizer import Detokenizer, Message, Tokenizer
+from onesweep.serving.modes.tokenizer import Detokenizer, EncodedChat, Message, Tokenizer
 from onesweep.stages.checkpoint.checkpoint import read_companion
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from onesweep.stages.errors import CheckpointError
@@ -56,15 +57,19 @@ class PretrainedTokenizer(Tokenizer):
     def encode_piece(self, text: str) -> bytes:
         return self._encode(text, specials=False)
 
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
+    async def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
+    ) -> EncodedChat:
         if self.template is None:
             raise failed_precondition("this model has no chat template: send a prompt in place of messages")
-        told = [{"role": ROLES.get(message.role, message.role), "content": message.content} for message in messages]
+        told = [{**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in messages]
         try:
-            text = await asyncio.to_thread(self.template.render, told)
+            text = await asyncio.to_thread(self.template.render, told, tools)
+            schema = self.template.call_schema(tools, must_call) if must_call else ""
         except TemplateProblem as problem:
             raise invalid(str(problem)) from None
-        return await self._encoded(text, specials=False), len(text.encode())
+        text += self.template.call_opening if must_call else ""
+        return EncodedChat(await self._encoded(text, specials=False), len(text.encode()), schema)
 
     def token_text(self, symbol: int) -> bytes:
         # after another token: by itself some tokenizers take the space before a word away

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import failed_precondition
 
 # What a manifest calls the tokenizer of a byte model.
 BYTES_NAME = "bytes"
@@ -23,6 +24,17 @@ class Message:
 
     role: str
     content: str
+    # Of a message about tools: the fields that the chat template is given beside the others.
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+class EncodedChat(NamedTuple):
+    """A conversation in the symbols of a model."""
+
+    symbols: bytes
+    text_bytes: int
+    # That the answer must follow; empty where it is any text.
+    json_schema: str = ""
 
 
 class Detokenizer(ABC):
@@ -59,11 +71,11 @@ class Tokenizer(ABC):
         """A piece of a text in symbols, without those that texts begin with. Blocks."""
 
     @abstractmethod
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
-        """A conversation that the model is to go on with, in symbols, and how many bytes of text that is.
-
-        Raises Refusal for one that the model's template does not take.
-        """
+    async def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
+    ) -> EncodedChat:
+        """A conversation that the model is to go on with, as `GenerateRequest` has it. Raises Refusal for one that the
+        model's template does not take."""
 
     @abstractmethod
     def token_text(self, symbol: int) -> bytes:
@@ -96,10 +108,14 @@ class ByteTokenizer(Tokenizer):
     def encode_piece(self, text: str) -> bytes:
         return text.encode()
 
-    async def encode_chat(self, messages: Sequence[Message]) -> tuple[bytes, int]:
+    async def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
+    ) -> EncodedChat:
+        if tools or any(message.more for message in messages):
+            raise failed_precondition("this model has no chat template: it takes no tools and no messages about them")
         # without labels, which the model never saw: one user message gives the text of the same completion
         text = "\n".join(message.content for message in messages).encode()
-        return text, len(text)
+        return EncodedChat(text, len(text))
 
     def token_text(self, symbol: int) -> bytes:
         return bytes([symbol])

@@ -23,6 +23,7 @@ MAX_STOPS = 4
 MAX_STOP_BYTES = 256
 MAX_MESSAGES = 1024
 MAX_BIASES, MAX_BIAS = 300, 100
+MAX_TOOLS, MAX_TOOLS_BYTES = 128, 64 << 10
 MAX_PENALTY = 2
 MAX_LOGPROBS = 20
 # Of a whole request: without a deadline of its own, and at most.
@@ -192,8 +193,11 @@ class Request:
     json_schema: str = ""
     # The text ends before the first of them.
     stops: Sequence[str | bytes] = ()
-    # (role, content) of a conversation to go on with, in place of a prompt.
-    messages: Sequence[tuple[str, str]] = ()
+    # (role, content) of a conversation to go on with, in place of a prompt; a third is `more` of the message in JSON.
+    messages: Sequence[tuple[str, ...]] = ()
+    # Functions that the model may call, a JSON list as OpenAI's API has it, and the names of those of which it must.
+    tools: str = ""
+    must_call: Sequence[str] = ()
 
     def message(self, whole: bool = False, trips: bool = False) -> router_pb2.GenerateRequest:
         """The message that carries it. Raises InputError for what a message cannot carry.
@@ -217,9 +221,13 @@ class Request:
             logit_bias=_checked_biases(self.logit_bias),
             stops=[_raw("stop string", stop) for stop in self.stops],
             messages=[
-                router_pb2.Message(role=_word("role", role), content=_raw("message", content).decode())
-                for role, content in self.messages
+                router_pb2.Message(
+                    role=_word("role", role), content=_raw("message", content).decode(), more="".join(more)
+                )
+                for role, content, *more in self.messages
             ],
+            tools=_raw("list of tools", self.tools).decode(),
+            must_call=[_word("tool", name) for name in self.must_call],
             whole=whole,
             trips=trips,
         )

@@ -15,7 +15,7 @@ import grpc.aio
 from onesweep.serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
 from onesweep.serving.drawing.modes import retry_drawing
 from onesweep.serving.drawing.validation import check_drawing, check_drawing_mode
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText, Tokenizer
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, OutputText, Tokenizer
 from onesweep.serving.router.accounting import Account, Drawn
 from onesweep.serving.router.active_release import ActiveRelease
 from onesweep.serving.router.admission import Admission
@@ -23,7 +23,14 @@ from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterC
 from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S
 from onesweep.serving.router.rollout import Rollout, Tell
 from onesweep.serving.router.session import retry_after_audit
-from onesweep.serving.router.validation import check_fit, check_mode, check_request, check_served, tokenized
+from onesweep.serving.router.validation import (
+    check_fit,
+    check_mode,
+    check_request,
+    check_served,
+    parsed_chat,
+    tokenized,
+)
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.checkpoint.release_transfer import drain_requests
 from onesweep.stages.telemetry.traces import Tracer
@@ -257,11 +264,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         account = ticket.account = Account()
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
-        messages = [Message(message.role, message.content) for message in request.messages]
+        messages, tools = parsed_chat(request)
         if served.pictures is not None:
             raise failed_precondition(PICTURES_SERVED)
         check_served(mode, served.modes)
-        generation = await tokenized(generation, messages, mode, account)
+        generation = await tokenized(generation, messages, tools, mode, account)
         check_fit(generation, mode)
         account.trip_begin_ms = waited_ms = account.elapsed_ms()
         # a byte model writes as many bytes as it is asked for

@@ -107,7 +107,7 @@ async def _write(mode: Mode) -> None:
     )
     try:
         account = Account()
-        generation = await tokenized(generation, (), mode, account)
+        generation = await tokenized(generation, (), (), mode, account)
         check_fit(generation, mode)
         async for _ in retry_after_audit(mode, generation, account):
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -22,6 +23,7 @@ from onesweep.serving.router.request import (
     MAX_PROMPT_BYTES,
     MAX_STOP_BYTES,
     MAX_STOPS,
+    MAX_TOOLS_BYTES,
     SETTINGS,
     SHAPES,
     given_in,
@@ -91,6 +93,10 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         _check_taken("logit_bias", mode, SHAPED)
     if request.json_schema:
         _check_taken("json_schema (in HTTP response_format)", mode, TELLING)
+    if request.must_call:
+        _check_taken("must_call (in HTTP tool_choice)", mode, TELLING)
+        if request.json_schema or not request.tools:
+            raise invalid("must_call is for tools: give tools, and no json_schema")
     if "logprobs" in given:
         _check_taken("logprobs", mode, TELLING)
         if given["logprobs"] > MAX_LOGPROBS:
@@ -121,6 +127,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         seed=request.seed,
         logit_bias=dict(request.logit_bias),
         json_schema=request.json_schema,
+        must_call=tuple(request.must_call),
         max_bytes=request.max_bytes or None,
         max_symbols=min(limits),
         deadline_unix_ms=deadline_unix_ms,
@@ -145,14 +152,30 @@ def check_fit(generation: Generation, mode: Mode) -> None:
     mode.check(generation)
 
 
-async def tokenized(generation: Generation, messages: Sequence[Message], mode: Mode, account: Account) -> Generation:
+def parsed_chat(request: router_pb2.GenerateRequest) -> tuple[list[Message], list[Any]]:
+    """The messages, and the tools that the model may call. Raises Refusal."""
+    if (size := len(request.tools.encode())) > MAX_TOOLS_BYTES:
+        raise invalid(f"the tools have {size} bytes, at most {MAX_TOOLS_BYTES} can be sent: describe them more shortly")
+    if request.tools and not request.messages:
+        raise invalid("tools are for messages: send messages in place of the prompt")
+    try:
+        messages = [Message(each.role, each.content, dict(json.loads(each.more or "{}"))) for each in request.messages]
+        return messages, list(json.loads(request.tools or "[]"))
+    except (ValueError, TypeError, RecursionError):
+        raise invalid("tools must be a list in JSON, and `more` of a message an object") from None
+
+
+async def tokenized(
+    generation: Generation, messages: Sequence[Message], tools: Sequence[Any], mode: Mode, account: Account
+) -> Generation:
     """`generation` in the symbols of `mode`, which has no `problem`; its prompt goes into the account.
 
     :param messages: in place of its prompt, where there are any. Raises Refusal.
     """
     tokenizer = mode.tokenizer
     if messages:
-        prompt, account.prompt_bytes = await tokenizer.encode_chat(messages)
+        prompt, account.prompt_bytes, schema = await tokenizer.encode_chat(messages, tools, generation.must_call)
+        generation = replace(generation, json_schema=schema or generation.json_schema)
     else:
         prompt, account.prompt_bytes = await tokenizer.encode_text(generation.prompt), len(generation.prompt)
     if not prompt:
@@ -184,7 +207,7 @@ def _check_messages(request: router_pb2.GenerateRequest) -> None:
         raise invalid("give a prompt or messages, not both")
     if len(request.messages) > MAX_MESSAGES:
         raise invalid(f"{len(request.messages)} messages; a conversation has at most {MAX_MESSAGES}")
-    if (size := sum(len(message.content.encode()) for message in request.messages)) > MAX_PROMPT_BYTES:
+    if (size := sum(len((each.content + each.more).encode()) for each in request.messages)) > MAX_PROMPT_BYTES:
         raise invalid(f"the messages have {size} bytes, at most {MAX_PROMPT_BYTES} can be sent: shorten them")
     for message in request.messages:
         if not re.fullmatch(r"[a-z]{1,16}", message.role):

@@ -65,14 +65,18 @@ def text_of(tokens: list[int]) -> str:
 
 
 def write_model(
-    directory: Path, ends: Sequence[int] = (), seed: int = 0, architecture: LlamaArchitecture = ARCHITECTURE
+    directory: Path,
+    ends: Sequence[int] = (),
+    seed: int = 0,
+    architecture: LlamaArchitecture = ARCHITECTURE,
+    template: str = TEMPLATE,
 ) -> list[LlamaStage]:
     """Make the checkpoint; returns its stages."""
     stages = write_tiny(directory, architecture, seed)
     specials = {"bos_token": SPECIALS[0], "eos_token": SPECIALS[1], "end_tokens": list(ends)}
     contents = {
         TOKENIZER_NAME: tokenizer().to_str(),
-        "chat_template.jinja": TEMPLATE,
+        "chat_template.jinja": template,
         "special_tokens.json": json.dumps(specials),
     }
     for name, content in contents.items():

@@ -118,7 +118,7 @@ def test_a_checkpoint_says_how_it_is_spelled(tmp_path: Path) -> None:
     write_model(tmp_path, ends=[7, 9])
     spelling = read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
     assert (spelling.ends, spelling.alphabet) == ({7, 9}, ALPHABET)
-    symbols, size = asyncio.run(spelling.encode_chat([Message("user", "the sea")]))
+    symbols, size, _ = asyncio.run(spelling.encode_chat([Message("user", "the sea")]))
     assert ALPHABET.symbols(symbols) == LEVEL.encode("<|begin|>user: the sea\nassistant: ").ids
     assert size == len("<|begin|>user: the sea\nassistant: ")
 
@@ -143,7 +143,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str | None,
 def test_a_developer_is_the_system_that_templates_know() -> None:
     source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     spelling = PretrainedTokenizer(LEVEL, ALPHABET, template=ChatTemplate(source, "", ""))
-    symbols, _ = asyncio.run(spelling.encode_chat([Message("developer", "Be brief."), Message("user", "hello")]))
+    symbols, _, _ = asyncio.run(spelling.encode_chat([Message("developer", "Be brief."), Message("user", "hello")]))
     assert ALPHABET.symbols(symbols) == LEVEL.encode("system: Be brief.\nuser: hello\n").ids
 
 

@@ -188,7 +188,7 @@ def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
     symbols = spelling.alphabet.symbols
     for text in HARD:
         assert symbols(asyncio.run(spelling.encode_text(text.encode()))) == [1, *model().encode(text)]
-    prompt, _ = asyncio.run(spelling.encode_chat([Message("user", "the sea 🚢")]))
+    prompt, _, _ = asyncio.run(spelling.encode_chat([Message("user", "the sea 🚢")]))
     assert symbols(prompt) == [1, *model().encode("[user] the sea 🚢\n[assistant]")]
     assert spelling.ends == {2}
     reader = spelling.detokenizer(prompt)

@@ -1,0 +1,236 @@
+"""Tools of the official client: a model's template is given them, and its calls come back as OpenAI has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai as api
+import pytest
+from openai import OpenAI
+
+from onesweep.serving.client.client import Client, RequestRefused
+from onesweep.serving.gateway.completions import CallReader
+from tests.serving.pretrained import ARCHITECTURE, TEMPLATE, ids, write_model
+
+ASK: list[Any] = [{"role": "user", "content": "the sea"}]
+SHIP = {"type": "object", "properties": {"where": {"$ref": "#/$defs/Sea"}, "now": {"type": "boolean"}}}
+SHIP |= {"required": ["where", "now"], "additionalProperties": False, "$defs": {"Sea": {"enum": ["north", "south"]}}}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "ship", "description": "a ship", "parameters": SHIP}},
+    {"type": "function", "function": {"name": "old_man"}},
+]
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+AS_GIVEN = [TOOLS[0], {"type": "function", "function": {"name": "old_man", "parameters": NOTHING}}]
+# As Qwen's template and those of its kind, and as Llama 3's.
+TAGGED = r"""
+{%- if tools %}{{ tools | tojson }}{{ "\nas <tool_call>\n{\"name\": <name>, \"arguments\": <object>}\n</tool_call>\n" }}
+{%- endif %}
+{%- for message in messages %}
+{{- message.role + (message.name or "") + ": " + message.content }}
+{%- for call in message.tool_calls %}
+{{- '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}
+{{- '}\n</tool_call>' }}
+{%- endfor %}
+{{- "\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ "assistant: " }}{% endif %}"""
+BARE = """
+{%- if tools %}{{ tools | tojson }} Respond as {"name": function, "parameters": values}.{% endif %}
+{%- for message in messages %}{{ message.role }}: {{ message.content }}{% endfor %} assistant:"""
+REQUIRED: dict[str, Any] = {"messages": ASK, "tools": TOOLS, "tool_choice": "required", "max_tokens": 90}
+
+
+@pytest.fixture(scope="module", params=["tagged", "bare", "plain"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[Any]:
+    directory: Path = tmp_path_factory.mktemp(request.param)
+    template = {"tagged": TAGGED, "bare": BARE, "plain": TEMPLATE}[request.param]
+    write_model(directory, ends=ids("~")[:1], template=template, architecture=replace(ARCHITECTURE, positions=2048))
+    with local_ring(directory, 2) as client:
+        yield request.param, client
+
+
+@pytest.fixture(scope="module")
+def kind(served: Any) -> str:
+    return str(served[0])
+
+
+@pytest.fixture(scope="module")
+def chat(served: Any, tmp_path_factory: pytest.TempPathFactory, running: Any) -> Iterator[OpenAI]:
+    with (
+        running(tmp_path_factory.mktemp("http"), "--router", served[1].address) as gateway,
+        OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60) as openai,
+    ):
+        yield openai
+
+
+def test_a_required_call_is_a_valid_one_whoever_guesses(chat: OpenAI, kind: str) -> None:
+    if kind == "plain":
+        with pytest.raises(api.BadRequestError, match="takes no tools, or teaches another form"):
+            chat.chat.completions.create(model="onesweep", **REQUIRED)
+        return
+    called = set[str]()
+    for seed in range(4):
+        texts = set[str]()
+        for model in ("onesweep-ar", "onesweep-ar-speculative", "onesweep"):
+            (choice,) = chat.chat.completions.create(model=model, **REQUIRED, seed=seed, temperature=1.5).choices
+            assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+            (call,) = choice.message.tool_calls or []
+            assert call.type == "function"
+            assert call.id.startswith("call_")
+            texts.add(f"{call.function.name} {call.function.arguments}")
+            told = json.loads(call.function.arguments)
+            if call.function.name == "ship":
+                assert told["where"] in ("north", "south")
+                assert isinstance(told["now"], bool)
+            else:
+                assert (call.function.name, told) == ("old_man", {})
+            called.add(call.function.name)
+        assert len(texts) == 1
+    assert called == {"ship", "old_man"}
+
+
+def test_a_named_tool_is_called_in_a_stream_too(chat: OpenAI, kind: str) -> None:
+    if kind == "plain":
+        pytest.skip("it takes no tools")
+    asked = REQUIRED | {"tool_choice": {"type": "function", "function": {"name": "ship"}}, "seed": 3, "n": 2}
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+    whole = chat.chat.completions.create(model="onesweep", **asked | {"tools": strict}).choices
+    streamed: list[Any] = [None, None]
+    for chunk in chat.chat.completions.create(model="onesweep", **asked, stream=True):
+        (part,) = chunk.choices
+        assert not part.delta.content
+        streamed[part.index] = (part.delta.tool_calls or [streamed[part.index]])[0]
+        assert part.finish_reason in (None, "tool_calls")
+    for choice, call in zip(whole, streamed, strict=True):
+        (expected,) = choice.message.tool_calls or []
+        assert (call.index, call.type, call.function.name) == (0, "function", "ship")
+        assert call.function.arguments == expected.function.arguments  # type: ignore[union-attr]
+    cut = chat.chat.completions.create(model="onesweep", **asked | {"max_tokens": 5}).choices[0]
+    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
+    assert (cut.message.content or "").startswith('{"n')
+
+
+def test_the_template_is_given_tools_calls_and_their_answers(chat: OpenAI, kind: str) -> None:
+    if kind != "tagged":
+        pytest.skip("the other templates have no calls")
+    said = chat.chat.completions.create(model="onesweep", **REQUIRED, seed=1).choices[0].message
+    (call,) = said.tool_calls or []
+    messages: Any = [*ASK, said, {"role": "tool", "tool_call_id": call.id, "content": "blue"}]
+    asked: dict[str, Any] = {"model": "onesweep-ar", "messages": messages, "tools": TOOLS, "max_tokens": 1}
+    name, arguments = call.function.name, call.function.arguments  # type: ignore[union-attr]
+    spelled = f'user: the sea\nassistant: \n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+    spelled += f"\ntool{name}: blue\nassistant: "
+    taught = f'{json.dumps(AS_GIVEN)}\nas <tool_call>\n{{"name": <name>, "arguments": <object>}}\n</tool_call>\n'
+    for choice, expected in (
+        ("none", spelled),
+        ("auto", taught + spelled),
+        ("required", taught + spelled + "<tool_call>\n"),
+    ):
+        usage = chat.chat.completions.create(**asked, tool_choice=choice).usage
+        assert usage is not None
+        assert usage.prompt_tokens == len(ids(expected))
+
+
+def test_words_without_a_call_are_content(chat: OpenAI, kind: str) -> None:
+    asked: dict[str, Any] = {"model": "onesweep-ar", "messages": ASK, "max_tokens": 24, "seed": 5}
+    choice = "none" if kind == "plain" else "auto"
+    whole = chat.chat.completions.create(**asked, tools=TOOLS, tool_choice=choice, logprobs=True).choices[0]  # type: ignore[call-overload]
+    assert (whole.finish_reason, whole.message.tool_calls) == ("length", None)
+    assert len(whole.logprobs.content) == 24
+    chunks = [*chat.chat.completions.create(**asked, tools=TOOLS, tool_choice=choice, stream=True)]  # type: ignore[call-overload]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
+
+
+def tool(name: str = "f", **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+LIST_CALL = {"role": "assistant", "tool_calls": [{"id": "x", **tool(arguments="[]")}]}
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [tool()] * 129}, "tools: List should have at most 128 items"),
+    ({"tools": [tool(), tool()]}, "two tools have one name"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type: Input should be 'function'"),
+    ({"tools": [tool("a b")]}, "tools.0.function.name: String should match"),
+    ({"tools": [tool(parameters={"type": "string"})]}, "tools.0.function.parameters: the parameters of a tool"),
+    ({"tools": [tool(description="x" * 70_000)]}, "bytes, at most 65536 can be sent"),
+    ({"tools": [tool(parameters={"type": "object", "description": "x" * 20_000})]}, "bytes, at most 16384"),
+    ({"tools": [tool(parameters={"type": "object", "required": 3})]}, "the JSON schema cannot be used"),
+    ({"tools": [tool(strict=True)], "tool_choice": "auto"}, "strict: true needs a tool_choice"),
+    ({"tool_choice": tool("plane")}, "tool_choice names 'plane'"),
+    ({"tools": api.NOT_GIVEN}, "tool_choice needs tools"),
+    ({"tool_choice": "any"}, "tool_choice"),
+    ({"model": "onesweep-local"}, "mode local does not take must_call"),
+    ({"response_format": {"type": "json_object"}}, "response_format leaves no tool to call"),
+    ({"messages": [*ASK, {"role": "tool", "tool_call_id": "x", "content": "y"}]}, "makes the call 'x'"),
+    ({"messages": [{"role": "user", "content": "y", "tool_call_id": "x"}]}, "messages of role tool, and no others"),
+    ({"messages": [LIST_CALL]}, "messages.0.tool_calls.0.function.arguments"),
+    ({"extra_body": {"functions": []}}, "unknown or unsupported field 'functions'"),
+]
+
+
+def test_tools_that_cannot_be_held_are_refused(chat: OpenAI, kind: str) -> None:
+    if kind != "tagged":
+        pytest.skip("once is enough")
+    for changes, words in REFUSED:
+        for stream in (False, True):
+            with pytest.raises(api.BadRequestError) as caught:
+                chat.chat.completions.create(**{"model": "onesweep-ar", **REQUIRED, **changes}, stream=stream)
+            assert words in caught.value.message
+
+
+def test_a_router_checks_tools_itself(served: Any, client: Client) -> None:
+    kind, router = served
+    asked: dict[str, Any] = {"prompt": "", "messages": [("user", "the sea")], "max_tokens": 1}
+    for changes, words in (
+        ({"tools": "{"}, "tools must be a list in JSON"),
+        ({"tools": "[]", "messages": (), "prompt": "x"}, "tools are for messages"),
+        ({"messages": [("user", "x", "[1]")]}, "`more` of a message an object"),
+        ({"must_call": ["f"]}, "must_call is for tools"),
+    ):
+        with pytest.raises(RequestRefused, match=words):
+            router.generate(**{"mode": "ar", **asked, **changes})
+    if kind == "tagged":
+        for tools in ('[{"function": {"name": "g"}}]', '["f"]', '[{"function": {"name": "f", "parameters": []}}]'):
+            with pytest.raises(RequestRefused, match=r"must_call names tools|JSON schema"):
+                router.generate(**asked, mode="ar", tools=tools, must_call=["f"])
+    with pytest.raises(RequestRefused, match="it takes no tools"):
+        client.generate(**asked, mode="ar", tools='[{"function": {"name": "f"}}]')
+
+
+F, G = '{"name": "f", "arguments": {"x": "<é>"}}', '{"parameters": {}, "name": "g"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("hello < there", "hello < there", []),
+        (f"<tool_call>\n{F}\n</tool_call>", "", ["f"]),
+        (f"Look:\n<tool_call>{F}</tool_call>\n<tool_call>\n{G}\n</tool_call> Done", "Look:\nDone", ["f", "g"]),
+        (f"<tool_call>\n{F}", "", ["f"]),
+        (f"  {G}\n", "", ["g"]),
+        (f"{G} or so", f"{G} or so", []),
+        ('{"name": "h", "parameters": {}}', '{"name": "h", "parameters": {}}', []),
+        ('{"name": "f", "arguments": {"x": NaN}}', '{"name": "f", "arguments": {"x": NaN}}', []),
+        (f"<tool_call>{F}</tool_call><tool_call>[]", f"<tool_call>{F}</tool_call><tool_call>[]", []),
+        ("{" * 5000, "{" * 5000, []),
+        ('{"a":' * 5000, '{"a":' * 5000, []),
+        (" \n", " \n", []),
+    ],
+)
+def test_calls_are_told_from_words_however_they_come(text: str, content: str, calls: list[str]) -> None:
+    for size in (1, 7, len(text)):
+        reader = CallReader(["f", "g"])
+        told = "".join(reader.feed(text[at : at + size]) for at in range(0, len(text), size))
+        rest, found = reader.end()
+        assert (told + rest, [call.name for call in found]) == (content, calls)
+        for call in found:
+            assert json.loads(call.arguments) == ({"x": "<é>"} if call.name == "f" else {})
+        first = CallReader(["f", "g"], most=1)
+        first.feed(text)
+        assert [call.name for call in first.end()[1]] == calls[:1]
