@@ -274,6 +274,8 @@ def test_a_number_that_another_program_has_now_is_left_alone(state: Path, bundle
     topology = local_topology(1, 3, bundles / "own")
     (state / "topology.toml").write_text(topology.to_toml())
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as stranger:
+        while not psutil.Process(stranger.pid).cmdline():  # a program in the moment of its start could be a host
+            time.sleep(0.01)
         (state / "deployment.json").write_text(json.dumps({"processes": {"router": stranger.pid, "host-1": 1 << 30}}))
         assert find_deployment(state) is None
         Deployment(topology, state, {"router": stranger.pid}).stop()
