@@ -60,7 +60,7 @@ class BatchingFigures:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Output:
     """A text or a picture; a text of tokens may end early."""
 
     output: bytes
@@ -93,7 +93,7 @@ class _Subject(ABC):
         """Raises InputError."""
 
     @abstractmethod
-    async def ask(self, client: AsyncClient, mode: str, seed: int) -> _Asked:
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> _Output:
         """One request."""
 
     @abstractmethod
@@ -118,9 +118,9 @@ class _Texts(_Subject):
         if not 1 <= (most := self.settings.max_tokens) <= room:
             raise InputError(f"--max-tokens must be 1 to {room}, what the context leaves after the prompt, not {most}")
 
-    async def ask(self, client: AsyncClient, mode: str, seed: int) -> _Asked:
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> _Output:
         result = await client.generate(PROMPT, mode=mode, max_tokens=self.settings.max_tokens, seed=seed)
-        return _Asked(result.output, result.output_tokens)
+        return _Output(result.output, result.output_tokens)
 
     def bare(self, mode: str) -> Callable[[], None]:
         s, directory = self.settings, self.models[mode]
@@ -153,10 +153,10 @@ class _Pictures(_Subject):
     def _class_of(self, seed: int, mode: str) -> int:
         return seed % len(read_manifest(self.models[mode]).picture_architecture.classes)
 
-    async def ask(self, client: AsyncClient, mode: str, seed: int) -> _Asked:
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> _Output:
         asked = str(self._class_of(seed, mode))
         drawn = await client.draw(asked, mode=mode, levels=self.settings.levels, seed=seed)
-        return _Asked(drawn.pixels.tobytes(), self.units)
+        return _Output(drawn.pixels.tobytes(), self.units)
 
     def bare(self, mode: str) -> Callable[[], None]:
         s, directory = self.settings, self.models[mode]

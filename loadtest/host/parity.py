@@ -279,7 +279,7 @@ class DraftParityBench(Benchmark[ParitySettings, list[DraftFigures]]):
             "hosts": has_draft_head(read_manifest(bundle.ar)),
             "lookup": True,
             "model": bundle.local is not None,
-            "ngram": any((path / NGRAM_NAME).exists() for path in (self.settings.checkpoint, bundle.ar)),
+            "ngram": (self.settings.checkpoint / NGRAM_NAME).exists(),
         }
         return tuple(name for name, has in found.items() if has)
 
