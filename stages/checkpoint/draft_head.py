@@ -40,9 +40,11 @@ def read_draft_head(path: Path, manifest: Manifest) -> DraftHead:
     try:
         with safe_open(path, framework="pt") as file:
             (count,) = file.get_slice("symbols").get_shape()
+            names = [name.split(".") for name in file.keys()]  # noqa: SIM118 - it is no dict
+            layers = len({name[2] for name in names if name[:2] == ["stage", "layers"]})
         size = path.stat().st_size
         with without_memory():
-            head = DraftHead(architecture, count)
+            head = DraftHead(architecture, count, layers)
     except (SafetensorError, OSError, ValueError, ShapeError) as error:
         raise CheckpointError(f"{path} is no draft head of this model: {error}") from None
     wanted = {name: tuple(tensor.shape) for name, tensor in head.stored().items()}

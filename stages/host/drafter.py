@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from onesweep.stages.backends import drafting_runner
 from onesweep.stages.backends.base import CleanPiece, Continuations, GrowingPiece
 from onesweep.stages.backends.packed import PackedNorm
+from onesweep.stages.backends.packed_llama import rounded_product
 from onesweep.stages.model.draft_head import DraftHead
 from onesweep.stages.model.draft_tree import (
     DEFAULT_BRANCHES,
@@ -64,16 +64,16 @@ class HeadDrafter:
         self.symbols: Symbols = head.symbols.numpy().astype(np.int64)
         self.embedding = model_head.half()
         self.norms = tuple(map(PackedNorm, (head.model_norm, head.state_norm, head.symbol_norm)))
-        self.join, self.alphabet = head.join.weight, Alphabet(len(model_head))
+        self.join, self.alphabet = rounded_product(head.join), Alphabet(len(model_head))
         self.architecture = head.stage.architecture
         assert isinstance(head.stage.head, nn.Linear)
         head.stage.head.weight = nn.Parameter(model_head[head.symbols.long()], requires_grad=False)
-        self.runner = drafting_runner(head.stage)
+        self.runner = drafting_runner(head.stage, rounded=True)
         self.worth = DraftLength(SweepTime())
 
     def begin(self, capacity: int, origin: int) -> DraftState:
         """For a session whose first hop brings symbols from `origin` on."""
-        return DraftState(new_caches(1, self.architecture, capacity), origin)
+        return DraftState(new_caches(self.architecture.layers_in(1), self.architecture, capacity), origin)
 
     @torch.inference_mode()
     def read(self, state: DraftState, start: int, hidden: Tensor, symbols: Sequence[int]) -> None:
@@ -82,11 +82,12 @@ class HeadDrafter:
         :param hidden: the model's states at the places, (places, width), as they come out of its last layer.
         :param symbols: at the places, and the one after them where it is known.
         """
-        states, (cache,), following = self.norms[0](hidden), state.caches, symbols[1:]
-        if state.unread is not None and state.origin + cache.length < start:
+        states, following = self.norms[0](hidden), symbols[1:]
+        if state.unread is not None and state.origin + state.caches[0].length < start:
             states, start = torch.cat([state.unread, states]), start - 1
             following = symbols
-        cache.length = start - state.origin
+        for cache in state.caches:
+            cache.length = start - state.origin
         known = len(following)
         state.unread = states[known:].clone() if known < len(states) else None
         if not known:
@@ -125,9 +126,9 @@ class HeadDrafter:
         self.worth.learn(draft.first, kept, sum(draft.odds[: kept + 1]), draft.levels, draft.compute_ms)
 
     def joined(self, states: Tensor, symbols: Tensor) -> Tensor:
-        """Input of the layer: (places, width)."""
+        """Input of the layers: (places, width)."""
         embedded = self.norms[2](self.embedding[symbols].float())
-        return F.linear(torch.cat([embedded, self.norms[1](states)], dim=1), self.join)
+        return self.join(torch.cat([embedded, self.norms[1](states)], dim=1))
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class _HeadText(LocalText):
 
 
 class _HeadForks(Forks):
-    """states: what the layer gave at the place before, (continuations, width)."""
+    """states: what the layers gave at the place before, (continuations, width)."""
 
     def __init__(self, drafter: HeadDrafter, grown: Continuations, states: Tensor) -> None:
         self.drafter, self.grown, self.states = drafter, grown, states

@@ -98,9 +98,7 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
             f"{settings.checkpoint} has weights of 4 bits, which cannot be trained: distil from an import of the same "
             "model with --weights float32, the drafter serves both"
         )
-    total = sum(a.layers_in(index) for index in range(a.parts))
-    if settings.layers is not None and not (settings.layers and all(0 <= i < total for i in settings.layers)):
-        raise InputError(f"--layers {','.join(map(str, settings.layers))}: the model has layers 0 to {total - 1}")
+    settings.check_layers(sum(a.layers_in(index) for index in range(a.parts)))
 
 
 @dataclass(frozen=True)

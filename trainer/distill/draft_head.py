@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from onesweep.stages.device import check_device
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.draft_head import DraftHead
 from onesweep.stages.model.layers import rotate
-from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.stages.model.llama import LlamaArchitecture, LlamaLayer
 from onesweep.trainer.blocks.data import quick_bfloat16
 from onesweep.trainer.blocks.run import Clock, Run, StepLoss
 from onesweep.trainer.blocks.state import json_digest
@@ -72,14 +72,23 @@ class HeadTask:
 
     name = "draft-head"
 
-    def __init__(self, teacher: Teacher, samples: Samples, held: dict[str, tuple[Tensor, Tensor]], count: int) -> None:
-        """count: the most frequent symbols of the text, which the head guesses."""
+    def __init__(
+        self,
+        teacher: Teacher,
+        samples: Samples,
+        held: dict[str, tuple[Tensor, Tensor]],
+        count: int,
+        layers: Sequence[int],
+    ) -> None:
+        """:param count: the most frequent symbols of the text, which the head guesses.
+        :param layers: of the teacher, which the head's begin as copies of."""
         architecture, last = teacher.stages[-1].architecture, teacher.stages[-1]
         assert isinstance(architecture, LlamaArchitecture)
         assert last.norm is not None
         frequency = torch.bincount(samples.corpus.train.long(), minlength=architecture.vocabulary)
         symbols = frequency.argsort(descending=True, stable=True)[:count].sort()[0]
-        self.head = DraftHead(architecture, len(symbols)).to(teacher.device)
+        self.head = DraftHead(architecture, len(symbols), len(layers)).to(teacher.device)
+        sources = [layer for stage in teacher.stages for layer in stage.layers]
         self.samples, self.held_out, self.full = samples, held, OutputHead.of(last)
         self.rows = self.full.weight[symbols]
         self.acceptance = 0.0  # of late
@@ -88,7 +97,8 @@ class HeadTask:
             for norm in (self.head.model_norm, self.head.stage.norm):
                 assert norm is not None
                 norm.weight.copy_(last.norm.weight)
-            self.head.stage.layers[0].load_state_dict(last.layers[-1].state_dict())
+            for layer, index in zip(self.head.stage.layers, layers, strict=True):
+                layer.load_state_dict(sources[index].state_dict())
             eye = torch.eye(architecture.width)
             self.head.join.weight.copy_(torch.cat([0.3 * eye, 0.7 * eye], dim=1))
         self.head.model_norm.requires_grad_(False)
@@ -137,17 +147,20 @@ class HeadTask:
 
         symbols: (rows, positions); seen: the teacher's normed states at all of them.
         """
-        stage, states, cache = self.head.stage, seen, Cache()
+        stage, states = self.head.stage, seen
+        caches = [Cache() for _ in stage.layers]
         assert stage.norm is not None
         for depth in range(depths):
             places = symbols.shape[1] - 1 - depth
             embedded = self.full.weight[symbols[:, 1 + depth : 1 + depth + places].long()].float()
-            states = self._layer(self.head.joined(states[:, :places], embedded), depth, cache)
+            states = self.head.joined(states[:, :places], embedded)
+            for layer, cache in zip(stage.layers, caches, strict=True):
+                states = self._layer(layer, states, depth, cache)
             yield stage.norm(states)
 
-    def _layer(self, x: Tensor, depth: int, cache: Cache) -> Tensor:
-        """The layer at places that see the first depth's before them, and the later depths' on their own branch."""
-        layer, a, places = self.head.stage.layers[0], self.head.stage.architecture, x.shape[1]
+    def _layer(self, layer: LlamaLayer, x: Tensor, depth: int, cache: Cache) -> Tensor:
+        """A layer at places that see the first depth's before them, and the later depths' on their own branch."""
+        a, places = self.head.stage.architecture, x.shape[1]
         rotary = self.head.stage.rotary[:, depth : depth + places]
         keys = a.kv_heads * a.head_dim
         parts = layer.qkv(layer.attention_norm(x)).split([a.query_width, keys, keys], dim=2)
@@ -175,13 +188,17 @@ def distill_head(settings: DistillSettings, tell: Tell = print) -> Path:
     check_device(s.device)
     if not takes_draft_head(manifest):
         raise InputError(f"{s.checkpoint}: a draft head needs an AR model of Llama's layers without an option")
+    assert isinstance(manifest.architecture, LlamaArchitecture)
+    total = manifest.architecture.total_layers
+    s.check_layers(total)
+    layers = s.layers or sorted({place % total for place in (0, 1, -2, -1)})
     corpus = symbols_corpus(s.texts, s.checkpoint, manifest, s.window)
     folder = s.out or s.checkpoint / "draft-head"
     identity = json_digest({"teacher": manifest.digest(), "data": corpus.digest(), **s.record()})
     dtype = torch.bfloat16 if s.bfloat16 and quick_bfloat16(s.device) else torch.float32
     teacher = Teacher(s.checkpoint, manifest, s.device, dtype)
     samples = Samples(teacher, corpus, s, folder / "samples", identity)
-    task = HeadTask(teacher, samples, held_out(teacher, corpus, s.window, s.seed), s.guesses)
+    task = HeadTask(teacher, samples, held_out(teacher, corpus, s.window, s.seed), s.guesses, layers)
     file = folder / DRAFT_HEAD_NAME
 
     def report(run: Run, losses: dict[str, float]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.stages.errors import ConfigError
+from onesweep.stages.errors import ConfigError, InputError
 from onesweep.stages.settings import check, flag
 from onesweep.trainer.options import positive
 
@@ -41,10 +41,14 @@ class DistillSettings:
     start: Path | None = field(
         default=None, metadata=flag("a drafter to continue, in place of --layers", metavar="DIR")
     )
-    # The teacher's layers, from 0, that the drafter begins with.
+    # The teacher's layers, from 0, that the drafter or the draft head begins with.
     layers: tuple[int, ...] | None = field(
         default=None,
-        metadata=flag("default: as many as a stage's size allows", type=layer_list, metavar="N[-M][,N[-M]]"),
+        metadata=flag(
+            "default: as many as a stage's size allows; of a draft head the first two and the last two",
+            type=layer_list,
+            metavar="N[-M][,N[-M]]",
+        ),
     )
     # Either this or `steps` is given. After 0 steps there is the lens.
     minutes: float | None = field(
@@ -77,10 +81,15 @@ class DistillSettings:
             raise ConfigError(f"--minutes must be above 0, and at most a year, not {self.minutes:g}")
         if self.start is not None and self.layers is not None:
             raise ConfigError("give either --layers or --start: a drafter to continue has its layers")
-        if self.head and (self.start is not None or self.layers is not None):
-            raise ConfigError("--head makes a layer of its own: leave out --layers and --start")
+        if self.head and self.start is not None:
+            raise ConfigError("--head begins anew: leave out --start")
         if not 0 <= self.written <= 1:
             raise ConfigError(f"--written is a share of the samples, from 0 to 1, not {self.written:g}")
+
+    def check_layers(self, total: int) -> None:
+        """Raises InputError where the teacher, of `total` layers, lacks one."""
+        if self.layers is not None and not (self.layers and all(0 <= i < total for i in self.layers)):
+            raise InputError(f"--layers {','.join(map(str, self.layers))}: the model has layers 0 to {total - 1}")
 
     @property
     def folder(self) -> Path:

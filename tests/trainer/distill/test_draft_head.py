@@ -43,7 +43,7 @@ def test_it_learns_and_the_checkpoint_gets_it(checkpoint: Path, text_file: Path)
     assert after.digest() != before.digest(), "hosts with it and hosts without hold different weights"
     assert (after.parts, sorted(after.files)) == (before.parts, sorted([*before.files, DRAFT_HEAD_NAME]))
     head = load_draft_head(checkpoint, after)
-    assert len(head.symbols) == 200
+    assert (len(head.symbols), len(head.stage.layers)) == (200, 4), "the first two layers and the last two"
     assert float(lines[-1].split("text_total_variation_1 ")[1].split(",")[0]) < 0.9
 
 
@@ -51,7 +51,7 @@ def test_it_learns_and_the_checkpoint_gets_it(checkpoint: Path, text_file: Path)
 def task(teacher: Teacher, tokens: Corpus, short: Short, tmp_path: Path) -> HeadTask:
     torch.manual_seed(3)
     samples = Samples(teacher, tokens, short(**HEAD), tmp_path / "samples", "x")
-    task = HeadTask(teacher, samples, {}, 200)
+    task = HeadTask(teacher, samples, {}, 200, (0, 2))
     with torch.no_grad():
         for parameter in task.head.join.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape))
@@ -92,7 +92,7 @@ def test_a_host_computes_what_was_trained(task: HeadTask, teacher: Teacher, pipe
     drafter.read(state, 10, hidden[0, 10:12], symbols[10:13].tolist())  # a branch that is read once more
     assert state.caches[0].length == 12
     text = _HeadText(drafter, state)
-    close = {"rtol": 0.02, "atol": 0.02}  # symbols are embedded in 16 bits here
+    close = {"rtol": 0.05, "atol": 0.05}  # symbols are embedded in 16 bits here, and products computed in 8
     torch.testing.assert_close(text.logits_after(b"")[0], expected[0][11], **close)
     forks = text.fork(2, 5)
     ahead = [forks.read(torch.stack([symbols[at], symbols[at] * 0 + 1]).numpy())[0] for at in (13, 14)]
@@ -119,8 +119,10 @@ def test_heads_of_other_models_are_refused(checkpoint: Path, tmp_path: Path) -> 
 
 
 def test_settings_that_contradict_each_other(short: Short, tmp_path: Path, text_file: Path) -> None:
-    with pytest.raises(ConfigError, match="--head makes a layer of its own"):
-        short(head=True, layers=(0,))
+    with pytest.raises(ConfigError, match="--head begins anew"):
+        short(head=True, layers=None, start=tmp_path)
+    with pytest.raises(InputError, match="the model has layers 0 to 3"):
+        distill_head(short(head=True, layers=(0, 4)))
     write_tiny(tmp_path / "odd", LlamaArchitecture(**{**vars(TINY), "qk_norm": "head"}))
     with pytest.raises(InputError, match="Llama's layers without an option"):
         distill_head(DistillSettings(tmp_path / "odd", (text_file,), steps=1, head=True))
