@@ -1,7 +1,5 @@
 """Shared parts of the commands that measure: their options, and how they read and print."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command `onesweep bench frontier`."""
 
-from __future__ import annotations
-
 import argparse
 
 from onesweep.loadtest.commands import add_measurement, say

@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF009 - `setting` makes a field
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from importlib.util import find_spec

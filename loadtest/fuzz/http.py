@@ -1,7 +1,5 @@
 """Target `http`: bodies, headers, methods and framing that no client of the gateway should send."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The commands `onesweep bench WHAT` that measure this machine: their flags come from their settings."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from functools import partial

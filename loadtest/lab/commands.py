@@ -1,7 +1,5 @@
 """`onesweep wan ...`: an emulated wide-area network that stays up until it is taken down."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from dataclasses import replace

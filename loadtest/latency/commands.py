@@ -1,7 +1,5 @@
 """The commands `bench wan`, `bench warm` and `bench first-token`."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands `onesweep bench quality` and `onesweep bench infill`."""
 
-from __future__ import annotations
-
 import argparse
 
 from onesweep.loadtest.commands import add_measurement
