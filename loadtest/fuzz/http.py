@@ -166,9 +166,10 @@ class HttpTarget(FuzzTarget):
 def _bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
     own = {key: value for key, value in asked.items() if key != "max_tokens"} | {"timeout_s": 3.0}
     common = {"model": "onesweep", "max_tokens": 4, "seed": SEED, "temperature": 0.5, "onesweep": own}
-    chat = {**common, "messages": [{"role": "user", "content": PROMPT}], "stream": True}
+    messages = [{"role": "user", "content": PROMPT}]
+    chat = {**common, "messages": messages, "stream": True}
     call = {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"}
-    items = [*chat["messages"], call, {"type": "function_call_output", "call_id": "x", "output": "y"}]
+    items = [*messages, call, {"type": "function_call_output", "call_id": "x", "output": "y"}]
     tools = {"tools": [{"type": "function", "name": "f"}], "tool_choice": "none"}
     race = {"prompt": PROMPT, "entrants": ["sweep", str(asked["mode"])], "max_bytes": 4, "suffix": "x"}
     return [
