@@ -1,9 +1,6 @@
 """Shared parts of the commands that measure: their options, and how they read and print."""
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +20,6 @@ def setting(default: T, help: str, **more: Any) -> T:  # noqa: ANN401 - of `flag
 def add_measurement(
     command: argparse.ArgumentParser,
     settings: type[Any],
-    run: Callable[[argparse.Namespace], int],
     *,
     access: bool = False,
     html: bool = False,
@@ -41,7 +37,6 @@ def add_measurement(
     if access:
         add_access_options(command)
     add_report_options(command, html=html, svg=svg)
-    command.set_defaults(run=run)
 
 
 def say(text: str) -> None:

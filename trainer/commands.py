@@ -252,13 +252,11 @@ def run_halve(options: argparse.Namespace) -> int:
 
 
 def add_halve(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_halve)
     parser.add_argument("checkpoint", type=Path, metavar="CKPT")
     parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="the new checkpoint")
 
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_tokenizer)
     parser.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text, file or folder (Python's docs)")
     parser.add_argument("--vocabulary", type=int, metavar="N", default=2048, help="tokens (%(default)s)")
     parser.add_argument(
@@ -267,7 +265,6 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 
 def add_blocks(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_blocks)
     _training_options(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", default=Path("runs/chain"), help="the checkpoint (%(default)s)"
@@ -280,7 +277,6 @@ def add_blocks(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ar(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_ar)
     _training_options(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="the checkpoint (runs/ar; runs/local for one stage)")
     parser.add_argument("--layers", type=int, metavar="N", help="layers of the model (as many as the chain has)")
@@ -290,7 +286,6 @@ def add_ar(parser: argparse.ArgumentParser) -> None:
 
 
 def add_scorer(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_scorer)
     _training_options(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", default=Path("runs/scorer"), help="the checkpoint (%(default)s)"
@@ -305,7 +300,6 @@ def add_scorer(parser: argparse.ArgumentParser) -> None:
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_memory)
     add_config_options(parser)
     add_data_options(parser)
     _size_options(parser)
@@ -320,13 +314,11 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 
 
 def add_watch(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_watch)
     parser.add_argument("address", metavar="HOST:PORT")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="least time between two lines")
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_evaluate)
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
     add_data_options(parser)
     parser.add_argument("--windows", type=int, metavar="N", default=24, help="evenly spaced windows (%(default)s)")
@@ -343,7 +335,6 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def add_init(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_init)
     parser.add_argument("directory", type=Path, metavar="DIR")
     parser.add_argument("--kind", choices=("chain", "ar"), default="chain")
     _size_options(parser)
@@ -369,7 +360,6 @@ def _size_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_distill(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_distill)
     from onesweep.trainer.distill.settings import DistillSettings
 
     add_flags(parser, DistillSettings)

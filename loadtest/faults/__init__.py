@@ -1,3 +1,1 @@
 """Faults against a real deployment under load, and what they cost: nothing may be lost, and no text may change."""
-
-from __future__ import annotations

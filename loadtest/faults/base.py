@@ -4,8 +4,6 @@ A target has a testbed and a table of `Fault`s that can be done to it. `select` 
 weights allow, `make_schedule` draws when each comes from a seed, and `inflict` does one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import time

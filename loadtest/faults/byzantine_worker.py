@@ -5,8 +5,6 @@ speaks the real protocol, without the training's own client. A line of JSON for 
 its standard output.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

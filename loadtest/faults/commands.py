@@ -31,19 +31,16 @@ SOAK_MINUTES = 30.0
 def add_chaos(chaos: argparse.ArgumentParser) -> None:
     add_flags(chaos, ChaosSettings)
     add_flags(chaos, ReportFiles)
-    chaos.set_defaults(run=run_chaos_command)
 
 
 def add_chaos_training(training: argparse.ArgumentParser) -> None:
     add_flags(training, TrainingChaosSettings)
     add_flags(training, ReportFiles)
-    training.set_defaults(run=run_training_command)
 
 
 def add_soak(soak: argparse.ArgumentParser) -> None:
     add_flags(soak, ChaosSettings, SOAK)
     add_flags(soak, ReportFiles)
-    soak.set_defaults(run=run_soak_command)
 
 
 def add_flood(flood: argparse.ArgumentParser) -> None:
@@ -52,37 +49,36 @@ def add_flood(flood: argparse.ArgumentParser) -> None:
     add_flags(flood, FloodFlags)
     add_access_options(flood)
     add_flags(flood, ReportFiles, ("json",))
-    flood.set_defaults(run=run_flood_command)
 
 
 def add_rounds(rounds: argparse.ArgumentParser) -> None:
     add_flags(rounds, RoundsBenchSettings)
     add_flags(rounds, ReportFiles, ("json",))
-    rounds.set_defaults(run=run_rounds_bench)
 
 
-def run_chaos_command(options: argparse.Namespace) -> int:
+def run_chaos(options: argparse.Namespace) -> int:
     return _run_chaos(options, from_flags(ChaosSettings, options))
 
 
-def run_soak_command(options: argparse.Namespace) -> int:
+def run_soak(options: argparse.Namespace) -> int:
     base = ChaosSettings(minutes=SOAK_MINUTES)
     return _run_chaos(options, from_flags(ChaosSettings, options, base, faults=(), count=None, audit=0.0))
 
 
 def _run_chaos(options: argparse.Namespace, settings: ChaosSettings) -> int:
     from onesweep.loadtest.faults.serving_report import serving_report
-    from onesweep.loadtest.faults.serving_run import check_chaos, run_chaos
+    from onesweep.loadtest.faults.serving_run import check_chaos
+    from onesweep.loadtest.faults.serving_run import run_chaos as chaos
 
     check_chaos(settings)
     files = from_flags(ReportFiles, options)
     files.check()
     with ends_cleanly():
-        result = run_chaos(settings, _say)
+        result = chaos(settings, _say)
     return _finish(serving_report(result), files, "something was lost, wrong, left behind or growing: see above")
 
 
-def run_training_command(options: argparse.Namespace) -> int:
+def run_chaos_training(options: argparse.Namespace) -> int:
     from onesweep.loadtest.faults.training_report import training_report
     from onesweep.loadtest.faults.training_run import check_training_chaos, run_training_chaos
 
@@ -106,8 +102,9 @@ def _finish(report: FaultReport, files: ReportFiles, trouble: str) -> int:
     return 0
 
 
-def run_flood_command(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.faults.flood import flood_notes, flood_record, run_flood, two_keys
+def run_flood(options: argparse.Namespace) -> int:
+    from onesweep.loadtest.faults.flood import flood_notes, flood_record, two_keys
+    from onesweep.loadtest.faults.flood import run_flood as flood
     from onesweep.loadtest.load.generator import check_locust
     from onesweep.loadtest.load.plan import check_settings
     from onesweep.loadtest.load.report import RUNS, run_line
@@ -132,7 +129,7 @@ def run_flood_command(options: argparse.Namespace) -> int:
         target = stack.enter_context(open_testbed(settings.load.target))
         cases = seeded_prompts(load.cases, load.first_seed, load.max_bytes, target.facts().context_length)
         texts = Texts(target, cases, load.max_bytes)
-        result = run_flood(settings, target, texts, lambda done: _say(run_line(done)))
+        result = flood(settings, target, texts, lambda done: _say(run_line(done)))
     _say("\n" + RUNS.aligned(result.results) + "\n\n" + "\n".join(flood_notes(result)))
     if files.json:
         write_json(files.json, head | flood_record(result))
@@ -163,7 +160,7 @@ def _flood_settings(flags: FloodFlags, options: argparse.Namespace) -> FloodSett
     return FloodSettings(load, flags.at, flags.knee, flags.polite)
 
 
-def run_rounds_bench(options: argparse.Namespace) -> int:
+def run_rounds(options: argparse.Namespace) -> int:
     from onesweep.loadtest.faults.rounds_bench import check_bench, measure_rounds, rounds_record, rounds_table
 
     settings, files = from_flags(RoundsBenchSettings, options), from_flags(ReportFiles, options)

@@ -5,8 +5,6 @@ it: shapes, sizes and ranges are right and only the numbers are not, so that not
 follows the kind are the options of `onesweep stage`.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys

@@ -1,7 +1,5 @@
 """`onesweep bench flood`: many times more users than a deployment carries, its goodput and the time of its refusals."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

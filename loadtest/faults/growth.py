@@ -1,7 +1,5 @@
 """Memory and open descriptors of processes, sampled every second, and whether they grow."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

@@ -1,7 +1,5 @@
 """Processes and disks that faults are done to, and commands of onesweep that are run to their end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

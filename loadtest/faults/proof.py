@@ -1,7 +1,5 @@
 """The proof, made without the coordinator's own code: nothing that was accepted is lost, nothing counts twice."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

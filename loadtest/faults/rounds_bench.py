@@ -1,7 +1,5 @@
 """`onesweep bench rounds`: the same training over far links, in one place, and on paper."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The ledger of a deployment under faults: each request has one fate, and each fault kept bytes away for a while."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """One run of `chaos` or `soak`: answers without faults, load and faults on the same deployment, then the ledger."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A deployment to break, with every block on two hosts, in a lab or on loopback; and the faults it knows."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

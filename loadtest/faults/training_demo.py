@@ -1,7 +1,5 @@
 """`onesweep wan train`: a small chain is trained over far links, and the result is served."""
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path

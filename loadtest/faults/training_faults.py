@@ -1,7 +1,5 @@
 """Faults of a training, and the processes that stand in for its workers while they last."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -8,8 +8,6 @@
 A process in a lab ends with the thread that starts it: call the methods from one thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

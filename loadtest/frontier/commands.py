@@ -1,7 +1,5 @@
 """The command `onesweep bench frontier`."""
 
-from __future__ import annotations
-
 import argparse
 
 from onesweep.loadtest.commands import add_measurement, say
@@ -12,10 +10,10 @@ from onesweep.stages.settings import check_destination, from_flags
 
 
 def add_frontier(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, FrontierSettings, run_frontier_command, html=True, svg=True)
+    add_measurement(parser, FrontierSettings, html=True, svg=True)
 
 
-def run_frontier_command(options: argparse.Namespace) -> int:
+def run_frontier(options: argparse.Namespace) -> int:
     from onesweep.loadtest.frontier.report import AUTO, failures, frontier_page, points_table, record_picture
     from onesweep.loadtest.frontier.run import checked_plan, frontier_record, measure_frontier
     from onesweep.stages.signals import ends_cleanly

@@ -1,7 +1,5 @@
 """Rows of the table and points of the picture."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

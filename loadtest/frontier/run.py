@@ -1,7 +1,5 @@
 """The run: costs on links that add next to nothing, then every arm, and `auto` beside them, on each network."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

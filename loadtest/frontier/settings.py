@@ -1,7 +1,5 @@
 """Settings of `onesweep bench frontier`. Help reads this file: nothing heavy here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path

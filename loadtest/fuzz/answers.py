@@ -1,7 +1,5 @@
 """Targets `answers` and `answered`: corrupt answers of hosts and routers, on their way to those that asked."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time

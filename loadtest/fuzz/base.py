@@ -1,7 +1,5 @@
 """A target of the fuzzer: it takes inputs, sends them, and books its answers and findings."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF009 - `setting` makes a field
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -44,10 +42,9 @@ class FuzzSettings:
 
 def add_fuzz(fuzz: argparse.ArgumentParser) -> None:
     add_flags(fuzz, FuzzSettings)
-    fuzz.set_defaults(run=run_fuzz_command)
 
 
-def run_fuzz_command(options: argparse.Namespace) -> int:
+def run_fuzz(options: argparse.Namespace) -> int:
     settings = from_flags(FuzzSettings, options)
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise InputError(f"`onesweep bench fuzz` needs {', '.join(missing)}: pip install 'onesweep[http,loadtest]'")
@@ -55,11 +52,12 @@ def run_fuzz_command(options: argparse.Namespace) -> int:
         check_destination(settings.json)
     if settings.checkpoint:
         block_count(settings.checkpoint.resolve())
-    from onesweep.loadtest.fuzz.run import fuzz_notes, fuzz_record, fuzz_table, run_fuzz
+    from onesweep.loadtest.fuzz.run import fuzz_notes, fuzz_record, fuzz_table
+    from onesweep.loadtest.fuzz.run import run_fuzz as fuzz
 
     print("starting two hosts, two routers and a gateway ...", flush=True)
     with ends_cleanly():
-        result = run_interruptible(run_fuzz(settings, lambda line: print(line, flush=True)))
+        result = run_interruptible(fuzz(settings, lambda line: print(line, flush=True)))
     print(fuzz_table(result) + "\n" + "\n".join(fuzz_notes(result)))
     if settings.json:
         write_json(settings.json, fuzz_record(result))

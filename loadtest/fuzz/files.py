@@ -1,7 +1,5 @@
 """Target `files`: everything that is read from files, or a registry, which others may have written."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Healthy requests beside the bad ones, which must get their own answers; and the messages of such requests."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io

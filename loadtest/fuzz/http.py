@@ -1,7 +1,5 @@
 """Target `http`: bodies, headers, methods and framing that no client of the gateway should send."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -14,7 +12,10 @@ from onesweep.loadtest.fuzz.inputs import damaged
 from onesweep.loadtest.fuzz.testbed import FuzzTestbed
 
 ANSWER_S = 20.0
-PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race", "/v1/images/generations", "/api/race/pictures")
+PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/api/race", "/v1/images/generations", "/api/race/pictures"),
+    "/v1/responses",
+)
 PAGES = (
     *("/", "/hosts", "/api/hosts", "/v1/models", "/v1/models/onesweep-ar", "/healthz", "/readyz", "/static/race.js"),
     *("/openapi.json", "/static/../app.py", "/static/%2e%2e%2fapp.py", "/%00", "/%ff", "//", "/v1/models/%F0%9F", "*"),
@@ -165,12 +166,17 @@ class HttpTarget(FuzzTarget):
 def _bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
     own = {key: value for key, value in asked.items() if key != "max_tokens"} | {"timeout_s": 3.0}
     common = {"model": "onesweep", "max_tokens": 4, "seed": SEED, "temperature": 0.5, "onesweep": own}
-    chat = {**common, "messages": [{"role": "user", "content": PROMPT}], "stream": True}
+    messages = [{"role": "user", "content": PROMPT}]
+    chat = {**common, "messages": messages, "stream": True}
+    call = {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"}
+    items = [*messages, call, {"type": "function_call_output", "call_id": "x", "output": "y"}]
+    tools = {"tools": [{"type": "function", "name": "f"}], "tool_choice": "none"}
     race = {"prompt": PROMPT, "entrants": ["sweep", str(asked["mode"])], "max_bytes": 4, "suffix": "x"}
     return [
         (PATHS[0], {**common, "prompt": PROMPT, "n": 1, "stop": ["."], "stream": False}),
         (PATHS[1], chat),
         (PATHS[2], race),
+        (PATHS[5], {"model": "onesweep", "max_output_tokens": 4, "input": items, **tools, "onesweep": own}),
     ]
 
 

@@ -1,7 +1,5 @@
 """Inputs of one message type: captures mutated, messages drawn from the descriptor, raw bytes."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Callable, Sequence

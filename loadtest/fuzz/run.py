@@ -1,7 +1,5 @@
 """One run of `onesweep bench fuzz`: targets take turns, and all processes are checked after every batch."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

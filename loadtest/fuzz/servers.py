@@ -1,7 +1,5 @@
 """Targets `stage`, `router` and `training`: every call of the three servers, and their ports themselves."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import secrets

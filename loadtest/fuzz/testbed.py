@@ -1,7 +1,5 @@
 """The deployment that is fuzzed: real processes on loopback, with limits so small that their bounds are met."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """The benchmark `audit`: sweeps until a host that computes wrongly is found, and the cost of audits on honest hosts."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator

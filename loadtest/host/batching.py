@@ -1,7 +1,5 @@
 """The benchmark `batching`: many requests at once on loopback against a bare torch loop over a batch of that size."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import time

@@ -1,7 +1,5 @@
 """One frame for every benchmark of this machine, and the deployment on loopback that most of them measure."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Generic, TypeVar

@@ -1,7 +1,5 @@
 """The commands `onesweep bench WHAT` that measure this machine: their flags come from their settings."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from functools import partial
@@ -16,34 +14,18 @@ if TYPE_CHECKING:
     from onesweep.loadtest.host.benchmark import Benchmark
 
 
-def _adding(kind: type[Any], implementation: str) -> Callable[[argparse.ArgumentParser], None]:
-    """The function that adds the options of a benchmark. Its implementation imports torch: only when it runs."""
-
-    def add(parser: argparse.ArgumentParser) -> None:
-        add_flags(parser, kind)
-        parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-        parser.set_defaults(run=partial(run_benchmark, kind, f"{__package__}.{implementation}"))
-
-    return add
+def _add_options(kind: type[Any], parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, kind)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
 
 
-add_overhead = _adding(settings.OverheadSettings, "overhead:OverheadBench")
-add_memory = _adding(settings.MemorySettings, "memory:MemoryBench")
-add_stage = _adding(settings.StageSettings, "stage:StageBench")
-add_losses = _adding(settings.LossSettings, "losses:LossBench")
-add_batching = _adding(settings.BatchingSettings, "batching:BatchingBench")
-add_audit = _adding(settings.AuditSettings, "audits:AuditBench")
-add_shapes = _adding(settings.ShapesSettings, "shapes:ShapesBench")
-add_parity = _adding(settings.ParitySettings, "parity:parity_bench")
-
-
-def run_benchmark(kind: type[Any], implementation: str, options: argparse.Namespace) -> int:
+def _run(kind: type[Any], implementation: str, options: argparse.Namespace) -> int:
     """Announce it, measure, print the table, and write the record where `--json` says."""
     from onesweep.loadtest.report.record import write_json
     from onesweep.stages.settings import check_destination
     from onesweep.stages.signals import ends_cleanly
 
-    benchmark: Benchmark[Any, Any] = resolve_name(implementation)(from_flags(kind, options))
+    benchmark: Benchmark[Any, Any] = resolve_name(f"{__package__}.{implementation}")(from_flags(kind, options))
     benchmark.check()
     if options.json:
         check_destination(options.json)
@@ -54,3 +36,20 @@ def run_benchmark(kind: type[Any], implementation: str, options: argparse.Namesp
     if options.json:
         write_json(options.json, benchmark.record(result))
     return 0 if benchmark.holds(result) else 1
+
+
+def _functions(
+    kind: type[Any], implementation: str
+) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
+    """A benchmark's functions. Its implementation imports torch: only when it runs."""
+    return partial(_add_options, kind), partial(_run, kind, implementation)
+
+
+add_overhead, run_overhead = _functions(settings.OverheadSettings, "overhead:OverheadBench")
+add_memory, run_memory = _functions(settings.MemorySettings, "memory:MemoryBench")
+add_stage, run_stage = _functions(settings.StageSettings, "stage:StageBench")
+add_losses, run_losses = _functions(settings.LossSettings, "losses:LossBench")
+add_batching, run_batching = _functions(settings.BatchingSettings, "batching:BatchingBench")
+add_audit, run_audit = _functions(settings.AuditSettings, "audits:AuditBench")
+add_shapes, run_shapes = _functions(settings.ShapesSettings, "shapes:ShapesBench")
+add_parity, run_parity = _functions(settings.ParitySettings, "parity:parity_bench")

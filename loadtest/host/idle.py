@@ -114,7 +114,6 @@ def idle_table(rows: list[IdleRow]) -> str:
 def add_idle(idle: argparse.ArgumentParser) -> None:
     add_flags(idle, IdleSettings)
     add_report_options(idle)
-    idle.set_defaults(run=run_idle)
 
 
 def run_idle(options: argparse.Namespace) -> int:

@@ -4,8 +4,6 @@ The whole pipeline runs in one process, each backend in a new one, with a codec'
 wire.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any

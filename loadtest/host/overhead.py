@@ -1,7 +1,5 @@
 """The benchmark `overhead`: a real deployment on loopback against the same work in this process."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The benchmark `parity`: hosts write what `transformers` writes, and with drafts what they write without."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

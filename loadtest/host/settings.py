@@ -2,8 +2,6 @@
 
 # ruff: noqa: RUF009 - `setting` makes a field
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path

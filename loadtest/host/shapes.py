@@ -4,8 +4,6 @@ Weights are random and one block is held at a time: time depends on shapes only.
 (arXiv 2606.24722) are theirs, on other hardware and other links: never the same test.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -3,8 +3,6 @@
 Each backend is measured in a process of its own, so that its memory can be told and libraries do not share threads.
 """
 
-from __future__ import annotations
-
 import copy
 import multiprocessing
 import statistics

@@ -1,7 +1,5 @@
 """`onesweep wan ...`: an emulated wide-area network that stays up until it is taken down."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from dataclasses import replace
@@ -17,40 +15,28 @@ from onesweep.stages.settings import add_flags, from_flags
 from onesweep.stages.signals import ends_cleanly
 
 
-def add_up(up: argparse.ArgumentParser) -> None:
+def add_wan_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--profile", required=True, metavar="P", help="one of `wan profiles`")
     up.add_argument("--hosts", type=int, default=3, metavar="N", help="hosts beside the router (3)")
     up.add_argument("--congestion", metavar="C", help="TCP congestion control of every node (the profile's: cubic)")
     _add_profiles(up)
-    up.set_defaults(run=run_up)
 
 
-def add_wan_status(status: argparse.ArgumentParser) -> None:
-    status.set_defaults(run=run_status)
-
-
-def add_down(down: argparse.ArgumentParser) -> None:
-    down.set_defaults(run=run_down)
-
-
-def add_exec(execute: argparse.ArgumentParser) -> None:
+def add_wan_exec(execute: argparse.ArgumentParser) -> None:
     execute.usage = "%(prog)s NODE -- COMMAND ..."
     execute.add_argument("node", metavar="NODE", help="router, host-1, ...")
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="and its arguments")
-    execute.set_defaults(run=run_exec)
 
 
 def add_wan_train(train: argparse.ArgumentParser) -> None:
     add_flags(train, DemoSettings)
-    train.set_defaults(run=run_train)
 
 
-def add_profiles(profiles: argparse.ArgumentParser) -> None:
+def add_wan_profiles(profiles: argparse.ArgumentParser) -> None:
     _add_profiles(profiles)
-    profiles.set_defaults(run=run_profiles)
 
 
-def run_up(options: argparse.Namespace) -> int:
+def run_wan_up(options: argparse.Namespace) -> int:
     profile = profile_named(options.profile, options.profiles)
     if options.congestion is not None:
         profile = replace(profile, congestion=options.congestion)
@@ -60,7 +46,7 @@ def run_up(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_status(options: argparse.Namespace) -> int:
+def run_wan_status(options: argparse.Namespace) -> int:
     lab = require_lab(state_directory())
     print(
         f"{lab.profile.name} ({lab.kind}), process {lab.pid}, TCP {lab.profile.congestion}, "
@@ -71,12 +57,12 @@ def run_status(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_down(options: argparse.Namespace) -> int:
+def run_wan_down(options: argparse.Namespace) -> int:
     print(f"{stop_lab(state_directory()).profile.name} is down")
     return 0
 
 
-def run_exec(options: argparse.Namespace) -> NoReturn:
+def run_wan_exec(options: argparse.Namespace) -> NoReturn:
     argv = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not argv:
         raise InputError("say what to run: onesweep wan exec NODE -- COMMAND ...")
@@ -85,7 +71,7 @@ def run_exec(options: argparse.Namespace) -> NoReturn:
     os.execvp(command[0], command)
 
 
-def run_train(options: argparse.Namespace) -> int:
+def run_wan_train(options: argparse.Namespace) -> int:
     from onesweep.loadtest.faults.training_demo import MEGABYTE, train_and_serve  # imports torch
 
     settings = from_flags(DemoSettings, options)
@@ -99,7 +85,7 @@ def run_train(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_profiles(options: argparse.Namespace) -> int:
+def run_wan_profiles(options: argparse.Namespace) -> int:
     profiles = read_profiles(options.profiles)
     width = max(map(len, profiles))
     for name in sorted(profiles):

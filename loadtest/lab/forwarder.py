@@ -1,7 +1,5 @@
 """Links where the kernel has none: one process reads every node's packets and writes each when it is due."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import heapq

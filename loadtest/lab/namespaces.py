@@ -1,7 +1,5 @@
 """Network namespaces: made, entered, configured and joined by one process, and the programs that run in them."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

@@ -5,8 +5,6 @@ the lab's record or {"error": sentence}. The lab lives as long as the process do
 that could stay behind, and a child, the keeper, kills what runs in the lab once the process is gone, however it ended.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """The commands `bench wan`, `bench warm` and `bench first-token`."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ from onesweep.stages.signals import ends_cleanly
 
 
 def add_wan(wan: argparse.ArgumentParser) -> None:
-    add_measurement(wan, WanSettings, run_wan, html=True)
+    add_measurement(wan, WanSettings, html=True)
     lengths = wan.add_mutually_exclusive_group()
     for unit, help in (
         (BYTES, "bytes to generate (32,128)"),
@@ -32,11 +30,11 @@ def add_wan(wan: argparse.ArgumentParser) -> None:
 
 
 def add_warm(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, WarmSettings, run_warm)
+    add_measurement(parser, WarmSettings)
 
 
 def add_first_token(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, FirstTokenSettings, run_first_token)
+    add_measurement(parser, FirstTokenSettings)
 
 
 def run_wan(options: argparse.Namespace) -> int:

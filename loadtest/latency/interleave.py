@@ -1,7 +1,5 @@
 """Requests of all arms take turns in a rotating order, so that a slow moment of the machine falls on every arm."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

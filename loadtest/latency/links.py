@@ -1,7 +1,5 @@
 """Round trips over the lab's links on plain sockets, compared with the profile."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Rows of the table, one for each arm on each profile, and the table that a terminal and a page show."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """The run: one deployment for each profile, all arms taking turns; then what they wrote is read, or the pictures that
 they drew are compared with those of one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace

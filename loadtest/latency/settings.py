@@ -1,7 +1,5 @@
 """Settings of the benchmarks of latency over far links. help reads this file: nothing heavy here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ its place. A text that the model draws at temperature 1 has none, on average; be
 model's. Every spread is a standard error over texts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The account of a run: every request in exactly one class, and what the classes add up to."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -29,7 +29,7 @@ WEB_PORT = 8089  # locust's own
 def add_loadtest(load: argparse.ArgumentParser) -> None:
     from onesweep.loadtest.load.plan import LoadSettings
 
-    add_measurement(load, LoadSettings, run_loadtest, access=True, html=True)
+    add_measurement(load, LoadSettings, access=True, html=True)
     load.add_argument("--find-knee", action="store_true", help="1, 2, 4, 8 ... users until latency gives way")
     load.add_argument("--web", action="store_true", help="locust's page on 127.0.0.1, until Ctrl-C")
     load.add_argument("--web-port", type=int, default=WEB_PORT, metavar="PORT", help=f"its port ({WEB_PORT})")

@@ -1,7 +1,5 @@
 """The load generator as the parent sees it: a process beside the router, its messages, its end."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """One load run: users on a deployment for a while, then every text checked."""
 
-from __future__ import annotations
-
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """The users, as locust runs them. Imported by worker.py only: importing locust changes the whole process."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import sys

@@ -3,8 +3,6 @@
 It writes messages (plan.py) to its standard output and ends early when its standard input is closed.
 """
 
-from __future__ import annotations
-
 import sys
 
 

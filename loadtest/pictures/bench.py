@@ -180,11 +180,11 @@ def floor_s(delays: float, compute_ms: float, hop_bytes: int, link_ms: int) -> f
 
 
 def add_pictures(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, PictureBenchSettings, run_pictures, svg=True)
+    add_measurement(parser, PictureBenchSettings, svg=True)
 
 
 def add_picture_judge(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, PictureJudgeSettings, run_picture_judge)
+    add_measurement(parser, PictureJudgeSettings)
 
 
 def run_picture_judge(options: argparse.Namespace) -> int:

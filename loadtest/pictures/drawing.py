@@ -1,7 +1,5 @@
 """Drawing in one process, by the maths of the hosts: each mode, and the opponents that hosts do not serve."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """The judge: a small classifier, whose features tell how far drawn pictures are from real ones."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`onesweep bench quality --check`: human text must win against texts that are made to please single figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice

@@ -1,7 +1,5 @@
 """The commands `onesweep bench quality` and `onesweep bench infill`."""
 
-from __future__ import annotations
-
 import argparse
 
 from onesweep.loadtest.commands import add_measurement
@@ -14,18 +12,18 @@ NOT_CHECKED = ("modes", "weights", "router", "temperatures")  # flags of texts t
 
 
 def add_quality(quality: argparse.ArgumentParser) -> None:
-    add_measurement(quality, QualitySettings, run_quality_command, access=True, html=True)
+    add_measurement(quality, QualitySettings, access=True, html=True)
     quality.add_argument("--check", action="store_true", help="check the panel: human text against texts that cheat")
 
 
 def add_infill(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, InfillSettings, run_infill_command, access=True, html=True)
+    add_measurement(parser, InfillSettings, access=True, html=True)
 
 
-def run_quality_command(options: argparse.Namespace) -> int:
+def run_quality(options: argparse.Namespace) -> int:
     from onesweep.loadtest.quality.check import run_check
     from onesweep.loadtest.quality.report import check_page, interval_table, quality_page, quality_table, reasons
-    from onesweep.loadtest.quality.run import run_quality
+    from onesweep.loadtest.quality.run import run_quality as quality
     from onesweep.loadtest.workload.caller import Access
     from onesweep.stages.signals import ends_cleanly
 
@@ -35,7 +33,7 @@ def run_quality_command(options: argparse.Namespace) -> int:
     check_report_options(options, charts=False)
     with ends_cleanly():
         checked = run_check(settings) if options.check else None
-        result = checked or run_quality(settings)
+        result = checked or quality(settings)
     print(quality_table(result.rows))
     if checked is None:
         print("\njudge bits a byte, with 95 % intervals over prompts:\n" + interval_table(result.rows))
@@ -47,8 +45,8 @@ def run_quality_command(options: argparse.Namespace) -> int:
     return int(checked is not None and not checked.holds)
 
 
-def run_infill_command(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.quality.infill import run_infill
+def run_infill(options: argparse.Namespace) -> int:
+    from onesweep.loadtest.quality.infill import run_infill as infill
     from onesweep.loadtest.quality.report import INFILL, infill_page
     from onesweep.loadtest.workload.caller import Access
     from onesweep.stages.signals import ends_cleanly
@@ -58,7 +56,7 @@ def run_infill_command(options: argparse.Namespace) -> int:
     settings = from_flags(InfillSettings, options, access=Access.of(options))
     check_report_options(options, charts=False)
     with ends_cleanly():
-        rows, record = run_infill(settings)
+        rows, record = infill(settings)
     print(INFILL.aligned(rows))
     print(f"\n{settings.count} gaps of each length, {settings.prompt_bytes} bytes before them; judge {record['judge']}")
     write_report(options, record, lambda: infill_page(record, rows))

@@ -1,7 +1,5 @@
 """Continuations from a router for every arm: a mode with its settings, such as `resample:scorer:chunk=32`."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace

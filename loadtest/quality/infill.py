@@ -1,7 +1,5 @@
 """Gaps of several lengths, filled by modes that see what follows and by modes that do not."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace

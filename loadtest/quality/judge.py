@@ -7,8 +7,6 @@ different bytes before hw for the shorter ones, T(h) the different bytes after h
 D = n1 / (n1 + 2 n2) for each order, and the uniform distribution over 256 bytes below the lowest. Sums to 1 exactly.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measures of a set of texts: words, entropies, novelty, MAUVE, and a classifier that tells them from human text."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

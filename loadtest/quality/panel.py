@@ -1,7 +1,5 @@
 """The panel: every figure of a set of continuations, beside human text, as a row of the table."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """Prompts from held-out text, each with its human continuation, and the training text of the models."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

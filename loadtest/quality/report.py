@@ -1,7 +1,5 @@
 """Tables and pages of `onesweep bench quality` and `bench infill`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

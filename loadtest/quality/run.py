@@ -1,7 +1,5 @@
 """A run of `onesweep bench quality`: prompts, texts of every arm from a real ring, and the panel over them."""
 
-from __future__ import annotations
-
 import hashlib
 import statistics
 from collections.abc import Mapping, Sequence

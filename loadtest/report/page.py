@@ -1,7 +1,5 @@
 """A report: one HTML file with everything in it, readable on a light and on a dark screen."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 from typing import Any

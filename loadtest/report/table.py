@@ -1,7 +1,5 @@
 """Results in aligned columns for a terminal, as markdown or as HTML, and the numbers in them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

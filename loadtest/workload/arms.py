@@ -3,8 +3,6 @@
 help reads this file: nothing heavy here.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ is `python -m onesweep.loadtest.workload.caller`: its first line is an `Access`,
 make at once, or `null` for the router's status. `Caller` is the parent's end of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

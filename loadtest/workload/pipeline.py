@@ -1,7 +1,5 @@
 """The models of a checkpoint in this process: the work of its hosts without hosts, links or batching."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Prompts of the benchmarks: built-in texts, or a user's files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

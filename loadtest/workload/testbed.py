@@ -7,8 +7,6 @@ Every benchmark and every fault test starts its processes here, so that each has
 ends with it, even when it is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Expected texts of the load and fault tests, and texts as symbols of a checkpoint."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,38 +22,27 @@ def add_certs_init(init: argparse.ArgumentParser) -> None:
     _add_common(init, AUTHORITY_DAYS)
     init.add_argument("--domain", action="append", default=[], metavar="D", help="certify names in D only (any)")
     init.add_argument("--force", action="store_true", help="replace the one that is there")
-    init.set_defaults(run=run_init)
 
 
-def add_certs_host(parser: argparse.ArgumentParser) -> None:
-    _add_issue(parser, HOST)
-
-
-def add_certs_router(parser: argparse.ArgumentParser) -> None:
-    _add_issue(parser, ROUTER, ROUTER)
-
-
-def add_certs_client(parser: argparse.ArgumentParser) -> None:
-    _add_issue(parser, CLIENT)
-
-
-def _add_issue(action: argparse.ArgumentParser, role: str, default: str | None = None) -> None:
+def _add_issue(action: argparse.ArgumentParser, default: str | None = None) -> None:
     action.add_argument("name", metavar="NAME", nargs="?" if default else None, default=default)
     _add_common(action, LEAF_DAYS)
     action.add_argument(
         "--address", action="append", default=[], metavar="HOST", help="IP address or name that others dial"
     )
     action.add_argument("--force", action="store_true", help="replace the one that is there, with a new key")
-    action.set_defaults(run=run_issue, role=role)
+
+
+add_certs_host = add_certs_client = _add_issue
+add_certs_router = partial(_add_issue, default=ROUTER)
 
 
 def add_certs_renew(renew: argparse.ArgumentParser) -> None:
     renew.add_argument("names", metavar="NAME", nargs="*", help="default: all that are there")
     _add_common(renew, LEAF_DAYS)
-    renew.set_defaults(run=run_renew)
 
 
-def run_init(options: argparse.Namespace) -> int:
+def run_certs_init(options: argparse.Namespace) -> int:
     _check_installed()
     from onesweep.stages.wire.certificates import Authority, expiry
 
@@ -62,19 +52,22 @@ def run_init(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_issue(options: argparse.Namespace) -> int:
+def _issue(role: str, options: argparse.Namespace) -> int:
     _check_installed()
     from onesweep.stages.wire.certificates import Authority
 
     authority = Authority.open(options.dir)
-    identity = Identity(options.role, options.name)
+    identity = Identity(role, options.name)
     leaf = authority.issue(identity, options.address, options.days, options.force)
     _print_leaf(leaf)
     print(f"{leaf.path.with_suffix('.key')}: its key; take both, and ca.pem, to where {options.name} runs")
     return 0
 
 
-def run_renew(options: argparse.Namespace) -> int:
+run_certs_host, run_certs_router, run_certs_client = (partial(_issue, role) for role in (HOST, ROUTER, CLIENT))
+
+
+def run_certs_renew(options: argparse.Namespace) -> int:
     _check_installed()
     from onesweep.stages.wire.certificates import Authority, expiry
 
@@ -128,21 +121,18 @@ def add_token_add(add: argparse.ArgumentParser) -> None:
     add.add_argument("--concurrent", type=int, metavar="N", help="requests at once (any)")
     add.add_argument("--bytes-per-day", type=int, metavar="B", help="bytes generated a day (any)")
     _add_file(add)
-    add.set_defaults(run=run_add)
 
 
 def add_token_list(show: argparse.ArgumentParser) -> None:
     _add_file(show)
-    show.set_defaults(run=run_list)
 
 
 def add_token_remove(remove: argparse.ArgumentParser) -> None:
     remove.add_argument("name", metavar="NAME")
     _add_file(remove)
-    remove.set_defaults(run=run_remove)
 
 
-def run_add(options: argparse.Namespace) -> int:
+def run_token_add(options: argparse.Namespace) -> int:
     from onesweep.stages.wire.secret_files import lock_beside
     from onesweep.stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
 
@@ -158,7 +148,7 @@ def run_add(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_list(options: argparse.Namespace) -> int:
+def run_token_list(options: argparse.Namespace) -> int:
     from onesweep.stages.wire.tokens import read_tokens
 
     for key in read_tokens(options.tokens):
@@ -172,7 +162,7 @@ def run_list(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_remove(options: argparse.Namespace) -> int:
+def run_token_remove(options: argparse.Namespace) -> int:
     from onesweep.stages.wire.secret_files import lock_beside
     from onesweep.stages.wire.tokens import read_tokens, write_tokens
 
@@ -211,7 +201,6 @@ def add_ngram(ngram: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"symbols of the longest n-gram ({TOKEN_ORDER} tokens, {BYTE_ORDER} bytes)",
     )
-    ngram.set_defaults(run=run_ngram)
 
 
 def run_ngram(options: argparse.Namespace) -> int:

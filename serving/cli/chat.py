@@ -56,7 +56,6 @@ class ChatSettings:
 def add_chat(chat: argparse.ArgumentParser) -> None:
     add_chat_options(chat)
     add_router_options(chat)
-    chat.set_defaults(run=run_chat)
 
 
 def add_chat_options(parser: argparse.ArgumentParser) -> None:

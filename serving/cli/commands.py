@@ -6,7 +6,7 @@ import argparse
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pkgutil import resolve_name
+from importlib import import_module
 from typing import TypeAlias
 
 # Of the packages that this one stands beside, whatever holds them all.
@@ -21,13 +21,17 @@ class Command:
     sentence: str
     # What may stand after its name.
     arguments: str
-    # MODULE:FUNCTION that adds its options to a parser, and sets `run`.
-    options: str
+    # MODULE:NAME. Its function `run_NAME` runs the command; `add_NAME` adds the options, where there are any.
+    code: str
     # Other words under which a user may look for it.
     also: tuple[str, ...] = ()
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        resolve_name(PREFIX + self.options)(parser)
+        module, _, name = self.code.partition(":")
+        functions = vars(import_module(PREFIX + module))
+        if add := functions.get(f"add_{name}"):
+            add(parser)
+        parser.set_defaults(run=functions[f"run_{name}"])
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,11 @@ Words: TypeAlias = tuple[str, ...]
 Row: TypeAlias = tuple[str, str, str] | tuple[str, str, str, tuple[str, ...]]
 
 
-def _commands(options: str, *rows: Row) -> tuple[Command, ...]:
-    """:param options: MODULE:PREFIX of the functions that add their options, each named after its command."""
+def _commands(code: str, *rows: Row) -> tuple[Command, ...]:
+    """:param code: MODULE:PREFIX of their functions, each named after its command."""
     made = []
     for name, sentence, arguments, *also in rows:
-        made.append(Command(name, sentence, arguments, options + name.replace("-", "_"), *also))
+        made.append(Command(name, sentence, arguments, code + name.replace("-", "_"), *also))
     return tuple(made)
 
 
@@ -68,7 +72,7 @@ _CERTS = Family(
     "make and renew certificates of hosts, routers and clients",
     {
         "": _commands(
-            "onesweep.serving.cli.admin:add_certs_",
+            "onesweep.serving.cli.admin:certs_",
             ("init", "make the authority that signs the others", ""),
             ("host", "make the certificate of a host", "host-1 --address 10.8.0.1"),
             ("router", "make the certificate of a router", "--address 10.8.0.9"),
@@ -82,7 +86,7 @@ _TOKEN = Family(
     "make and remove the tokens of those who may ask a router",
     {
         "": _commands(
-            "onesweep.serving.cli.admin:add_token_",
+            "onesweep.serving.cli.admin:token_",
             ("add", "make a token, and print it once", "alice --tokens tokens.toml"),
             ("list", "list names, scopes and limits", "--tokens tokens.toml"),
             ("remove", "remove a token; requests that bring it are refused from then on", "alice --tokens tokens.toml"),
@@ -95,7 +99,7 @@ _TRAIN_PICTURES = Family(
     "train nets that draw",
     {
         "": _commands(
-            "onesweep.trainer.pictures.commands:add_",
+            "onesweep.trainer.pictures.commands:",
             ("blocks", "train the blocks of a chain, one at a time", "--data fashion.npz"),
             ("whole", "train an undivided net, cut into as many stages as the chain has blocks", "--data fashion.npz"),
             ("local", "train one net of a block's size for all noise levels", "--data fashion.npz"),
@@ -109,7 +113,7 @@ _TRAIN = Family(
     "train blocks or whole models, on this machine or on many",
     {
         "": _commands(
-            "onesweep.trainer.commands:add_",
+            "onesweep.trainer.commands:",
             ("blocks", "train the blocks of a chain, one at a time", "--data corpus/"),
             (
                 "ar",
@@ -121,11 +125,11 @@ _TRAIN = Family(
             ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
         )
         + _commands(
-            "onesweep.trainer.grafting.commands:add_",
+            "onesweep.trainer.grafting.commands:",
             ("graft", "make a block of a chain from a stage of a pretrained model", "--checkpoint smollm2 --block 0"),
         )
         + _commands(
-            "onesweep.trainer.rounds.commands:add_",
+            "onesweep.trainer.rounds.commands:",
             (
                 "coordinate",
                 "give out a model's parts to workers, and merge what they learn",
@@ -140,7 +144,7 @@ _TRAIN = Family(
             ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800", ("rounds",)),
         )
         + _commands(
-            "onesweep.trainer.planning.commands:add_",
+            "onesweep.trainer.planning.commands:",
             (
                 "plan",
                 "estimate memory, traffic and time of a run before it starts",
@@ -148,7 +152,7 @@ _TRAIN = Family(
             ),
         )
         + _commands(
-            "onesweep.trainer.rounds.commands:add_",
+            "onesweep.trainer.rounds.commands:",
             (
                 "simulate",
                 "compare ways of merging, with workers on this machine",
@@ -158,7 +162,7 @@ _TRAIN = Family(
             ("audit", "check from a run's log that no update was lost or merged twice", "runs/rounds"),
         )
         + _commands(
-            "onesweep.trainer.commands:add_",
+            "onesweep.trainer.commands:",
             ("memory", "measure what training one block takes, against the whole model", "--json"),
             ("watch", "follow a training that was started with --listen", "127.0.0.1:7900"),
         ),
@@ -170,7 +174,7 @@ _BENCH = Family(
     "measure latency, load, faults and quality",
     {
         "cost": _commands(
-            "onesweep.loadtest.host.commands:add_",
+            "onesweep.loadtest.host.commands:",
             ("overhead", "latency over pure compute, on loopback", ""),
             ("memory", "memory of a loaded block over an idle server", ""),
             ("stage", "one step of one part: backends against this machine's floor", ""),
@@ -181,11 +185,11 @@ _BENCH = Family(
             ("parity", "a model over hosts against transformers, drafts against none", "--checkpoint smollm2"),
         )
         + _commands(
-            "onesweep.loadtest.host.idle:add_",
+            "onesweep.loadtest.host.idle:",
             ("idle", "processor time and wakes of servers without requests", ""),
         ),
         "latency": _commands(
-            "onesweep.loadtest.latency.commands:add_",
+            "onesweep.loadtest.latency.commands:",
             (
                 "wan",
                 "every mode over emulated far links, against a computed floor",
@@ -195,36 +199,36 @@ _BENCH = Family(
             ("first-token", "a long prompt over far links: in several hops, in one, in memory", "--checkpoint smollm2"),
         ),
         "load and faults": _commands(
-            "onesweep.loadtest.load.commands:add_",
+            "onesweep.loadtest.load.commands:",
             ("loadtest", "many users at once: latency, throughput, every text checked", "--users 16 --seconds 60"),
         )
         + _commands(
-            "onesweep.loadtest.faults.commands:add_",
+            "onesweep.loadtest.faults.commands:",
             ("flood", "many times more users than the knee, and what is still answered", "--knee 12"),
             ("soak", "steady load for a long time: memory and descriptors must stay", "--minutes 30"),
             ("chaos", "faults under load: nothing may be lost, no text may change", "--minutes 10 --seed 1"),
             ("chaos-training", "faults under a training: no accepted update may be lost", "--seed 1"),
         )
         + _commands(
-            "onesweep.loadtest.fuzz.commands:add_",
+            "onesweep.loadtest.fuzz.commands:",
             ("fuzz", "bad input on purpose, to a deployment that is started for it", "--inputs 5000"),
         )
         + _commands(
-            "onesweep.loadtest.faults.commands:add_",
+            "onesweep.loadtest.faults.commands:",
             ("rounds", "rounds over emulated far links against one place, and against the plan", ""),
         ),
         "pictures": _commands(
-            "onesweep.loadtest.pictures.bench:add_",
+            "onesweep.loadtest.pictures.bench:",
             ("pictures", "quality of drawn pictures against seconds over far links", "--data fashion.npz"),
             ("picture-judge", "train the judge of drawn pictures", "--data fashion.npz --out judge.safetensors"),
         ),
         "text": _commands(
-            "onesweep.loadtest.quality.commands:add_",
+            "onesweep.loadtest.quality.commands:",
             ("quality", "quality of each mode's text, beside human text", "--prompts texts/"),
             ("infill", "gaps in held-out text, filled with and without a look at what follows", "--prompts texts/"),
         )
         + _commands(
-            "onesweep.loadtest.frontier.commands:add_",
+            "onesweep.loadtest.frontier.commands:",
             (
                 "frontier",
                 "quality against seconds over far links, and the file that mode auto chooses from",
@@ -238,23 +242,11 @@ _WAN = Family(
     "emulate hosts that are far apart, on this machine (Linux, root)",
     {
         "": _commands(
-            "onesweep.loadtest.lab.commands:add_",
+            "onesweep.loadtest.lab.commands:wan_",
             ("up", "make the network; it stays until `wan down`", "--profile links-60"),
-        )
-        + _commands(
-            "onesweep.loadtest.lab.commands:add_wan_",
             ("status", "print nodes, addresses, links and what they carried", ""),
-        )
-        + _commands(
-            "onesweep.loadtest.lab.commands:add_",
             ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
-        )
-        + _commands(
-            "onesweep.loadtest.lab.commands:add_wan_",
             ("train", "have six workers train a small chain over such links, and serve it", ""),
-        )
-        + _commands(
-            "onesweep.loadtest.lab.commands:add_",
             ("profiles", "list the profiles of links", ""),
             ("down", "end the network and every program in it", ""),
         )
@@ -266,11 +258,11 @@ ROOT = Family(
     "train and serve a model whose blocks live on hosts far apart",
     {
         "start": _commands(
-            "onesweep.serving.cli.run:add_",
+            "onesweep.serving.cli.run:",
             ("run", "talk with a model of your own, over hosts that are started here", "model.gguf"),
         )
         + _commands(
-            "onesweep.serving.cli.remote:add_",
+            "onesweep.serving.cli.remote:",
             (
                 "serve",
                 "serve a model of your own over hosts that wait for one, with an API and a page",
@@ -278,21 +270,21 @@ ROOT = Family(
             ),
         )
         + _commands(
-            "onesweep.serving.cli.serve:add_",
+            "onesweep.serving.cli.serve:",
             ("up", "start hosts and a router on this machine", "--detach", ("start",)),
             ("down", "stop what `up --detach` started", "", ("stop",)),
             ("status", "show hosts, modes and requests of a router", "", ("ps",)),
         )
         + _commands(
-            "onesweep.serving.cli.demo:add_",
+            "onesweep.serving.cli.demo:",
             ("demo", "start three hosts here, run one prompt in every mode, stop", ""),
         )
         + _commands(
-            "onesweep.serving.cli.serve:add_",
+            "onesweep.serving.cli.serve:",
             ("host", "run one host of a topology on this machine", "host-1 --topology topology.toml"),
         )
         + _commands(
-            "onesweep.stages.host.commands:add_",
+            "onesweep.stages.host.commands:",
             (
                 "stage",
                 "run a stage server: one host, without a topology file",
@@ -300,11 +292,11 @@ ROOT = Family(
             ),
         )
         + _commands(
-            "onesweep.serving.cli.serve:add_",
+            "onesweep.serving.cli.serve:",
             ("router", "run the router of a topology", "--topology topology.toml"),
         )
         + _commands(
-            "onesweep.serving.gateway.commands:add_",
+            "onesweep.serving.gateway.commands:",
             (
                 "http",
                 "serve an OpenAI-compatible API and a page, in front of a router",
@@ -313,7 +305,7 @@ ROOT = Family(
             ),
         ),
         "ask": _commands(
-            "onesweep.serving.cli.generate:add_",
+            "onesweep.serving.cli.generate:",
             (
                 "generate",
                 "continue a prompt",
@@ -323,15 +315,15 @@ ROOT = Family(
             ("compare", "run one prompt in several modes, side by side", "'The sea was calm.' --modes sweep,ar"),
         )
         + _commands(
-            "onesweep.serving.cli.draw:add_",
+            "onesweep.serving.cli.draw:",
             ("draw", "draw pictures of a class", "sneaker --seed 7 --out sneaker.png", ("paint", "image")),
         )
         + _commands(
-            "onesweep.serving.cli.chat:add_",
+            "onesweep.serving.cli.chat:",
             ("chat", "talk with the model that a router serves", "", ("talk",)),
         ),
         "models": _commands(
-            "onesweep.stages.host.commands:add_",
+            "onesweep.stages.host.commands:",
             (
                 "import",
                 "make a checkpoint of a pretrained model, cut into stages",
@@ -340,7 +332,7 @@ ROOT = Family(
             ("inspect", "print what is in a checkpoint", "weights --verify"),
         )
         + _commands(
-            "onesweep.trainer.commands:add_",
+            "onesweep.trainer.commands:",
             ("evaluate", "measure bits per byte of checkpoints on held-out text", "weights --data corpus/"),
             (
                 "distill",
@@ -349,21 +341,21 @@ ROOT = Family(
             ),
         )
         + _commands(
-            "onesweep.serving.cli.admin:add_",
+            "onesweep.serving.cli.admin:",
             ("ngram", "fit a drafter of n-grams to your text", "--checkpoint smollm2 --text notes.txt"),
         )
         + _commands(
-            "onesweep.trainer.commands:add_",
+            "onesweep.trainer.commands:",
             ("init", "make a checkpoint with random weights, for tests of capacity", "big --parts 8 --width 2048"),
         ),
         "operate": _commands(
-            "onesweep.serving.cli.serve:add_",
+            "onesweep.serving.cli.serve:",
             ("doctor", "measure every hop of a ring, and name a remedy for each bad one", ""),
             ("deploy", "change the weights under a running service, or take that back", "new-weights"),
         )
         + _IDENTITIES
         + _commands(
-            "onesweep.serving.cli.completion:add_",
+            "onesweep.serving.cli.completion:",
             (
                 "completion",
                 "print a script that completes commands and options in a shell",

@@ -32,7 +32,6 @@ complete -o filenames -F _onesweep onesweep
 
 def add_completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
-    parser.set_defaults(run=run_completion)
 
 
 def run_completion(options: argparse.Namespace) -> int:

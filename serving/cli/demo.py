@@ -51,7 +51,6 @@ def add_demo(demo: argparse.ArgumentParser) -> None:
     )
     demo.add_argument("--prompt", metavar="TEXT", help="text to continue, or a question for a pretrained model")
     add_import_options(demo)
-    demo.set_defaults(run=run_demo)
 
 
 def run_demo(options: argparse.Namespace) -> int:

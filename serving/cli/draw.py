@@ -29,7 +29,6 @@ SMALL = 128
 
 
 def add_draw(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_draw)
     parser.add_argument("classes", nargs="*", metavar="CLASS", help="a class or its number")
     parser.add_argument("--all", action="store_true", help="all classes")
     parser.add_argument("--out", type=Path, metavar="FILE", required=True, help="new PNG file")

@@ -75,7 +75,6 @@ def add_generate(generate: argparse.ArgumentParser) -> None:
     generate.add_argument("--mode", default=Request.mode, metavar="M", help=f"{', '.join(MODES)} ({Request.mode})")
     generate.add_argument("--stream", action="store_true", help="print pieces as they arrive")
     generate.add_argument("--json", action="store_true", help="print JSON")
-    generate.set_defaults(run=run_generate)
 
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
@@ -83,7 +82,6 @@ def add_compare(compare: argparse.ArgumentParser) -> None:
     compare.add_argument("--modes", metavar="M[,M]", help="such as ar,resample:scorer (all that can be served)")
     compare.add_argument("--json", action="store_true", help="print JSON")
     compare.add_argument("--html", type=Path, metavar="FILE", help="write the texts and figures there, too")
-    compare.set_defaults(run=run_compare)
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:

@@ -49,7 +49,6 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
     serve.add_argument("--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem of `onesweep certs`")
     serve.add_argument("--insecure", action="store_true", help="accept plain text to and from other machines")
-    serve.set_defaults(run=run_serve)
 
 
 def run_serve(options: argparse.Namespace) -> int:

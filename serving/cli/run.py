@@ -48,7 +48,6 @@ def add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--blocks", type=int, metavar="N", help="stages that the model is cut into (one a host)")
     run.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
     add_import_options(run)
-    run.set_defaults(run=run_run)
 
 
 def add_import_options(parser: argparse.ArgumentParser) -> None:

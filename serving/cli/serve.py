@@ -45,7 +45,6 @@ def add_router(router: argparse.ArgumentParser) -> None:
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
     add_flags(router, RouterSettings)
     add_server_options(router)
-    router.set_defaults(run=run_router_command)
 
 
 def add_host(host: argparse.ArgumentParser) -> None:
@@ -53,7 +52,6 @@ def add_host(host: argparse.ArgumentParser) -> None:
     host.add_argument("--topology", type=Path, required=True, metavar="FILE", help="the hosts")
     host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
     add_host_options(host)
-    host.set_defaults(run=run_host)
 
 
 def add_doctor(doctor: argparse.ArgumentParser) -> None:
@@ -61,7 +59,6 @@ def add_doctor(doctor: argparse.ArgumentParser) -> None:
     add_registry_flags(doctor)
     doctor.add_argument("--json", action="store_true", help="print JSON")
     add_server_options(doctor)
-    doctor.set_defaults(run=run_doctor_command)
 
 
 def add_up(up: argparse.ArgumentParser) -> None:
@@ -96,11 +93,6 @@ def add_up(up: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="serve metrics: the router's there, hosts' on the ports after it",
     )
-    up.set_defaults(run=run_up)
-
-
-def add_down(down: argparse.ArgumentParser) -> None:
-    down.set_defaults(run=run_down)
 
 
 def add_deploy(deploy: argparse.ArgumentParser) -> None:
@@ -112,16 +104,14 @@ def add_deploy(deploy: argparse.ArgumentParser) -> None:
     add_router_options(deploy)
     deploy.add_argument("--timeout-s", type=float, default=600.0, metavar="S", help="give it up after (600)")
     deploy.add_argument("--json", action="store_true", help="print JSON")
-    deploy.set_defaults(run=run_deploy)
 
 
 def add_status(status: argparse.ArgumentParser) -> None:
     add_router_options(status)
     status.add_argument("--json", action="store_true", help="print JSON")
-    status.set_defaults(run=run_status)
 
 
-def run_router_command(options: argparse.Namespace) -> int:
+def run_router(options: argparse.Namespace) -> int:
     from onesweep.serving.router.server import serve
 
     check_positive(options, "threads")
@@ -183,8 +173,9 @@ def run_host(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_doctor_command(options: argparse.Namespace) -> int:
-    from onesweep.serving.router.doctor import report_text, run_doctor
+def run_doctor(options: argparse.Namespace) -> int:
+    from onesweep.serving.router.doctor import report_text
+    from onesweep.serving.router.doctor import run_doctor as examine
 
     if options.topology is None and options.registry is None:
         if (here := find_deployment(state_directory())) is None:
@@ -192,7 +183,7 @@ def run_doctor_command(options: argparse.Namespace) -> int:
         topology = here.topology
     else:
         topology = _topology_of(options, within_s=REGISTERED_S)
-    report = run_doctor(topology, security_of(options, topology.tls_of("router")))
+    report = examine(topology, security_of(options, topology.tls_of("router")))
     print(json.dumps(report.as_json()) if options.json else report_text(report))
     return 0 if report.healthy else 1
 

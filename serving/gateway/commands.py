@@ -82,7 +82,6 @@ def add_http(http: argparse.ArgumentParser) -> None:
     add_flags(http, HttpSettings)
     add_observability(http, traces=False)
     add_drain_flag(http)
-    http.set_defaults(run=run_http)
 
 
 def run_http(options: argparse.Namespace) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -19,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from onesweep.serving.client.client import Result, RouterError, TextDecoder
 from onesweep.serving.gateway.access import RouterAccess
+from onesweep.serving.gateway.calls import CallReader, ToolCall
 from onesweep.serving.gateway.errors import ApiError, api_error_of
 from onesweep.serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
@@ -31,8 +31,6 @@ from onesweep.serving.gateway.fields import (
     PlainFormat,
     TextRequest,
 )
-from onesweep.serving.modes.chat_template import CALL_TAG
-from onesweep.serving.modes.tokenizer import StopCutter
 from onesweep.serving.router.request import MAX_SEED
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import OnesweepError
@@ -44,10 +42,6 @@ def costs_of(result: Result) -> dict[str, Any]:
     del record["text"]
     return {**record, "host_seconds": result.host_seconds}
 
-
-_TAG = CALL_TAG.encode()
-# the last call may lack its end, where a stop string or the limit cut it off
-_TAGGED = re.compile(rf"{CALL_TAG}(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 # readers that take JSON's numbers for doubles keep seeds below this
 RANDOM_SEEDS = 1 << 53
@@ -134,18 +128,6 @@ def suffix_of(request: TextRequest) -> str:
 
 
 @dataclass(frozen=True)
-class ToolCall:
-    """A call that the model wrote."""
-
-    name: str
-    arguments: str  # a JSON object
-    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
-
-    def as_json(self) -> dict[str, Any]:
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
-
-
-@dataclass(frozen=True)
 class ChoiceText:
     """A piece of a choice's text, the log-probabilities of its tokens where they were asked for, and calls of tools."""
 
@@ -174,51 +156,6 @@ class ChoiceEnd:
     @property
     def costs(self) -> dict[str, Any]:
         return {"index": self.index, **costs_of(self.result)}
-
-
-class CallReader:
-    """Tells a model's words from its calls of tools, in a text that comes in pieces.
-
-    A call is a JSON object in a tag, or the whole text. Where one is damaged or of no tool, all is content: the client
-    sees what was written.
-    """
-
-    def __init__(self, tools: Sequence[str], most: int | None = None) -> None:
-        """:param tools: the names of those that may be called.
-        :param most: calls to tell of; None for all.
-        """
-        self._tools, self._most, self._cutter = tools, most, StopCutter([_TAG])
-        self._text, self._fed, self._content = "", 0, ""
-
-    def feed(self, text: str) -> str:
-        """Content that can be handed out now."""
-        self._text += text
-        if self._bare or not self._text.strip():  # perhaps a call, which is seen at its end
-            return ""
-        content = self._cutter.feed(self._text[self._fed :].encode(errors="replace")).decode()
-        self._fed, self._content = len(self._text), self._content + content
-        return content
-
-    def end(self) -> tuple[str, list[ToolCall]]:
-        """The rest of the content, and the calls."""
-        try:
-            calls = [self._call(json.loads(each)) for each in self._bare or _TAGGED.findall(self._text)]
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            calls = []
-        if not calls:
-            return self._text[len(self._content) :], []
-        return "" if self._bare else _TAGGED.sub("", self._text)[len(self._content) :].strip(), calls[: self._most]
-
-    @property
-    def _bare(self) -> list[str]:
-        """The text where all of it may be a call."""
-        return [self._text] if self._text.lstrip().startswith("{") else []
-
-    def _call(self, told: dict[str, Any]) -> ToolCall:
-        arguments = told.get("arguments", told.get("parameters"))
-        if told["name"] not in self._tools or not isinstance(arguments, dict):
-            raise ValueError("no call of a tool")
-        return ToolCall(told["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
 async def run_choice(

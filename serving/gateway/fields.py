@@ -58,7 +58,7 @@ class Fields(BaseModel):
         return value
 
 
-def _neutral(*values: object) -> AfterValidator:
+def neutral(*values: object) -> AfterValidator:
     """A field that clients send out of habit: only values without effect are taken."""
 
     def check(value: object, info: ValidationInfo) -> object:
@@ -79,24 +79,12 @@ def _check_stop(stop: str) -> str:
     return stop
 
 
-def _text_of_parts(value: object) -> object:
+def text_of_parts(value: object) -> object:
     if not isinstance(value, list):
         return value
     if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in value):
         raise ValueError('the parts of a message must be {"type": "text", "text": ...}: the model reads text only')
     return "".join(part["text"] for part in value)
-
-
-def _text_of_inputs(value: object) -> object:
-    """The text of an item of a response's input: its parts have names of their own."""
-    kinds = ("input_text", "output_text")
-    if isinstance(value, list) and all(isinstance(p, dict) and p.get("type") in kinds for p in value):
-        value = [{"type": "text", "text": part.get("text")} for part in value]
-    return _text_of_parts(value)
-
-
-def _as_messages(value: object) -> object:
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 def _one_text(value: object) -> object:
@@ -119,6 +107,7 @@ Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS, allow_inf_nan=False)]
 Parts = list[dict[Literal["type", "text"], str]]
 TopCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 TokenNumber = Annotated[str, Field(pattern="^(0|[1-9][0-9]{0,8})$")]
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 Stop = Annotated[str, AfterValidator(_check_stop)]
 Stops = Annotated[
     Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None,  # the limit is the list's: None has no length
@@ -158,7 +147,7 @@ class Extension(_Settings):  # type: ignore[misc, valid-type]
 
 class StreamOptions(Fields):
     include_usage: bool | None = Field(default=None, description="one more chunk at the end, with the usage")
-    include_obfuscation: Annotated[bool | None, _neutral(False)] = None
+    include_obfuscation: Annotated[bool | None, neutral(False)] = None
 
 
 class TextRequest(Fields):
@@ -199,14 +188,14 @@ class CompletionRequest(TextRequest):
     prompt: Annotated[str, BeforeValidator(_one_text, json_schema_input_type=str | list[str])]
     suffix: str | None = Field(default=None, description="what follows the text: mode infill")
     echo: bool | None = Field(default=None, description="the prompt before the text")
-    best_of: Annotated[int | None, _neutral(1)] = None
+    best_of: Annotated[int | None, neutral(1)] = None
     logprobs: TopCount | None = Field(
         default=None, description="ln of each token's probability, and of so many of the most likely ones"
     )
 
 
 class FunctionName(Fields):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: ToolName
 
 
 class FunctionTool(FunctionName):
@@ -241,11 +230,11 @@ class MessageCall(Fields):
 
 class ChatMessage(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | None, BeforeValidator(_text_of_parts, json_schema_input_type=str | Parts | None)] = None
+    content: Annotated[str | None, BeforeValidator(text_of_parts, json_schema_input_type=str | Parts | None)] = None
     name: str | None = Field(default=None, description="ignored")
     tool_calls: Annotated[list[MessageCall], Field(min_length=1, max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = Field(default=None, description="role tool: the call that it answers")
-    refusal: Annotated[str | None, _neutral()] = None  # an answer of before that is sent again has it
+    refusal: Annotated[str | None, neutral()] = None  # an answer of before that is sent again has it
 
     @model_validator(mode="after")
     def _check_role(self) -> ChatMessage:
@@ -306,76 +295,6 @@ class ChatRequest(TextRequest):
         return [tool.name for tool in self.offered] if self.tool_choice == "required" else []
 
 
-class InputMessage(Fields):
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text_of_inputs, json_schema_input_type=str | Parts)]
-    # an answer of before that is sent again has them
-    id: str | None = Field(default=None, description="ignored")
-    status: str | None = Field(default=None, description="ignored")
-
-
-class NamedSchemaFormat(NamedSchema):
-    type: Literal["json_schema"]
-
-
-class ResponseText(Fields):
-    format: Annotated[NamedSchemaFormat | PlainFormat, Field(discriminator="type")] | None = Field(
-        default=None, description="as response_format of a chat"
-    )
-
-
-class ResponseRequest(Fields):
-    """POST /v1/responses: a chat in OpenAI's newer form. Nothing of it is stored."""
-
-    model: str = Field(description="`onesweep`, or `onesweep-MODE`; GET /v1/models lists them")
-    # one message fewer than a chat: instructions are one
-    input: Annotated[
-        list[InputMessage],
-        Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True),
-        BeforeValidator(_as_messages, json_schema_input_type=str | list[InputMessage]),
-    ]
-    instructions: str | None = Field(default=None, description="a system message before the others")
-    max_output_tokens: Count | None = Field(default=None, description=f"to generate ({DEFAULT_MAX_TOKENS})")
-    temperature: float | None = Field(default=None, allow_inf_nan=False, description="0 = most likely (0.8)")
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = Field(
-        default=None, description="as in a chat"
-    )
-    seed: Seed | None = Field(default=None, description="as in a chat")
-    text: ResponseText | None = None
-    stream: bool | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = Field(default=None, description="sent back")
-    user: str | None = Field(default=None, description="ignored")
-    store: Annotated[bool | None, _neutral(False)] = None
-    background: Annotated[bool | None, _neutral(False)] = None
-    truncation: Annotated[str | None, _neutral("disabled")] = None
-    service_tier: Annotated[str | None, _neutral("auto", "default")] = None
-    onesweep: Extension = Field(default=Extension(), description="settings of ours")
-
-    def chat(self) -> ChatRequest:
-        """The chat that it asks for."""
-        messages = [ChatMessage(role=each.role, content=each.content) for each in self.input]
-        if self.instructions:
-            messages.insert(0, ChatMessage(role="system", content=self.instructions))
-        told = self.text.format if self.text else None
-        kind: JsonSchemaFormat | PlainFormat | None
-        if isinstance(told, NamedSchemaFormat):
-            named = NamedSchema(name=told.name, schema=told.schema_)
-            kind = JsonSchemaFormat(type="json_schema", json_schema=named)
-        else:
-            kind = told
-        return ChatRequest(
-            model=self.model,
-            messages=messages,
-            response_format=kind,
-            max_completion_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            onesweep=self.onesweep,
-        )
-
-
 class ImageExtension(Fields):
     """Settings of a drawing that OpenAI's API does not have. The router chooses those that are left out."""
 
@@ -400,13 +319,13 @@ class ImageRequest(Fields):
     size: Annotated[str, Field(pattern=r"^(auto|\d{1,5}x\d{1,5})$")] | None = Field(
         default=None, description="WIDTHxHEIGHT of the model, or auto"
     )
-    response_format: Annotated[str | None, _neutral("b64_json")] = None
-    output_format: Annotated[str | None, _neutral("png")] = None
+    response_format: Annotated[str | None, neutral("b64_json")] = None
+    output_format: Annotated[str | None, neutral("png")] = None
     seed: Seed | None = Field(default=None, description="left out: a random one, told in the answer")
     user: str | None = Field(default=None, description="ignored")
-    quality: Annotated[str | None, _neutral("auto", "standard")] = None
-    background: Annotated[str | None, _neutral("auto")] = None
-    stream: Annotated[bool | None, _neutral(False)] = None
+    quality: Annotated[str | None, neutral("auto", "standard")] = None
+    background: Annotated[str | None, neutral("auto")] = None
+    stream: Annotated[bool | None, neutral(False)] = None
     onesweep: ImageExtension = Field(default=ImageExtension(), description="settings of ours")
 
 

@@ -34,9 +34,9 @@ from onesweep.serving.gateway.fields import (
     CompletionRequest,
     ImageRequest,
     PlainFormat,
-    ResponseRequest,
     TextRequest,
 )
+from onesweep.serving.gateway.response_fields import ResponseRequest
 from onesweep.serving.gateway.responses import ResponseFormat
 from onesweep.serving.modes import MODES
 from onesweep.serving.v1 import router_pb2
@@ -110,7 +110,7 @@ async def chat_completions(request: ChatRequest, router: Router) -> Response:
 @routes.post("/responses", response_class=Response, responses=_STREAM)
 async def responses(request: ResponseRequest, router: Router) -> Response:
     """Answer a text or a conversation: a chat in OpenAI's newer form, of which nothing is stored."""
-    order, names = await _order(router, request.chat(), ""), list[str]()
+    order, names = await _order(router, request.chat(), "", "text.format"), list[str]()
     shape, choice = ResponseFormat(request), run_choice(router, order, 0, names.append, whole=not request.stream)
     if request.stream:
         events = shape.events(choice)
@@ -155,13 +155,16 @@ async def images(request: ImageRequest, router: Router) -> Response:
     return json_response({**answer, "onesweep": {"accounting": drawn.as_json()}}, headers=named([drawn.request]))
 
 
-async def _order(router: RouterAccess, request: TextRequest, prompt: str) -> CompletionOrder:
+async def _order(
+    router: RouterAccess, request: TextRequest, prompt: str, format_field: str = "response_format"
+) -> CompletionOrder:
+    """:param format_field: the API's field with the form of the text. Raises ApiError."""
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     if isinstance(request, ChatRequest):
-        _check_tools(request)
+        _check_tools(request, format_field)
     if isinstance(request, CompletionRequest) and request.logprobs is not None and request.echo:
         raise ApiError(400, "logprobs are of what is written, not of a prompt: leave echo out", param="echo")
     suffix = suffix_of(request)
@@ -169,7 +172,7 @@ async def _order(router: RouterAccess, request: TextRequest, prompt: str) -> Com
     return order_of(request, prompt, suffix, mode)
 
 
-def _check_tools(request: ChatRequest) -> None:
+def _check_tools(request: ChatRequest, format_field: str) -> None:
     """Raise ApiError for tools, or a choice of them, that cannot be held."""
     names, must = [tool.name for tool in request.offered], request.must_call
     if len({*names}) < len(names):
@@ -181,7 +184,7 @@ def _check_tools(request: ChatRequest) -> None:
     if not must and any(tool.strict for tool in request.offered):
         raise ApiError(400, "strict: true needs a tool_choice that requires a call: leave strict out", param="tools")
     if names and request.response_format not in (None, PlainFormat(type="text")):
-        raise ApiError(400, "response_format leaves no tool to call: leave it or tools out", param="response_format")
+        raise ApiError(400, f"{format_field} leaves no tool to call: leave it or tools out", param=format_field)
 
 
 async def _answer(

@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from onesweep.serving.gateway.calls import ToolCall
 from onesweep.serving.gateway.completions import ChoiceEnd, ChoiceText, usage
-from onesweep.serving.gateway.fields import NamedSchemaFormat, ResponseRequest
+from onesweep.serving.gateway.response_fields import NamedSchemaFormat, ResponseRequest, ResponseToolChoice
 
 Choice = AsyncGenerator[ChoiceText | ChoiceEnd, None]
 
@@ -25,38 +26,58 @@ class ResponseFormat:
 
     async def whole(self, choice: Choice) -> dict[str, Any]:
         """The answer, once it is there. Raises OnesweepError."""
-        text, end = "", None
+        said, end = ChoiceText(0, ""), None
         async with aclosing(choice):
             async for item in choice:
                 if isinstance(item, ChoiceText):
-                    text += item.text
+                    said += item
                 else:
                     end = item
         assert end is not None
-        return self._response(text, end)
+        return self._response(said, end)
 
     async def events(self, choice: Choice) -> AsyncGenerator[bytes, None]:
         """Events as the text comes; the first waits for the router, so that its refusal has a status. Raises
         OnesweepError."""
         place = {"item_id": self.message_id, "output_index": 0, "content_index": 0}
-        text, began = "", False
+        said, began = ChoiceText(0, ""), False
         async with aclosing(choice):
             async for item in choice:
                 if not began:
                     began = True
                     for name in ("created", "in_progress"):
-                        yield self._event(name, response=self._response("", None))
-                    yield self._event("output_item.added", output_index=0, item=self._message("", "in_progress"))
-                    yield self._event("content_part.added", **place, part=_part(""))
+                        yield self._event(name, response=self._response(said, None))
                 if isinstance(item, ChoiceText):
-                    text += item.text
-                    yield self._event("output_text.delta", **place, delta=item.text, logprobs=[])
+                    if item.text:
+                        if not said.text:
+                            yield self._opening(place)
+                        yield self._event("output_text.delta", **place, delta=item.text, logprobs=[])
+                    said += item
                     continue
-                yield self._event("output_text.done", **place, text=text, logprobs=[])
-                yield self._event("content_part.done", **place, part=_part(text))
-                done = self._response(text, item)
-                yield self._event("output_item.done", output_index=0, item=done["output"][0])
+                # calls are known at the end only, and come whole
+                done = self._response(said, item)
+                for index, output in enumerate(done["output"]):
+                    if output["type"] == "function_call":
+                        yield self._call_events(index, output)
+                    else:
+                        if not said.text:
+                            yield self._opening(place)
+                        yield self._event("output_text.done", **place, text=said.text, logprobs=[])
+                        yield self._event("content_part.done", **place, part=_part(said.text))
+                    yield self._event("output_item.done", output_index=index, item=output)
                 yield self._event(done["status"], response=done)
+
+    def _opening(self, place: dict[str, Any]) -> bytes:
+        added = self._event("output_item.added", output_index=0, item=self._message("", "in_progress"))
+        return added + self._event("content_part.added", **place, part=_part(""))
+
+    def _call_events(self, index: int, call: dict[str, Any]) -> bytes:
+        """A call from its beginning to the end of its arguments."""
+        place = {"item_id": call["id"], "output_index": index}
+        begun = {**call, "arguments": "", "status": "in_progress"}
+        added = self._event("output_item.added", output_index=index, item=begun)
+        delta = self._event("function_call_arguments.delta", **place, delta=call["arguments"])
+        return added + delta + self._event("function_call_arguments.done", **place, arguments=call["arguments"])
 
     def _event(self, name: str, **content: object) -> bytes:
         kind = f"response.{name}"
@@ -64,11 +85,11 @@ class ResponseFormat:
         self._events += 1
         return b"event: " + kind.encode() + b"\ndata: " + json.dumps(told).encode() + b"\n\n"
 
-    def _response(self, text: str, end: ChoiceEnd | None) -> dict[str, Any]:
+    def _response(self, said: ChoiceText, end: ChoiceEnd | None) -> dict[str, Any]:
         """:param end: None while the text is being written."""
-        request = self.request
-        status = "in_progress" if end is None else "completed" if end.result.stopped else "incomplete"
-        message = [self._message(text, status)] if end else []
+        request, choice = self.request, self.request.tool_choice
+        status = "in_progress" if end is None else "incomplete" if end.reason == "length" else "completed"
+        message = [self._message(said.text, status)] if end and (said.text or not said.calls) else []
         return {
             "id": self.id,
             "object": "response",
@@ -80,14 +101,14 @@ class ResponseFormat:
             "max_output_tokens": request.max_output_tokens,
             "metadata": request.metadata or {},
             "model": request.model,
-            "output": message,
-            "parallel_tool_calls": False,
+            "output": [*message, *(_call(call) for call in said.calls if end)],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": request.temperature,
             "text": {"format": self._text_format()},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": choice.model_dump() if isinstance(choice, ResponseToolChoice) else choice or "auto",
+            "tools": [tool.model_dump() for tool in request.tools or []],
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": _usage(end) if end else None,
@@ -107,6 +128,11 @@ class ResponseFormat:
 
 def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    told = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+    return {"type": "function_call", "id": call.id.replace("call_", "fc_"), **told, "status": "completed"}
 
 
 def _usage(end: ChoiceEnd) -> dict[str, Any]:

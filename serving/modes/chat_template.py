@@ -70,8 +70,9 @@ class ChatTemplate:
         try:
             if any("tool_calls" in message for message in messages) and "tool_calls" not in self._source:
                 raise TemplateProblem("does not take messages with tool_calls")
-            text, *without = self._rendered([{**plain, "tools": tools}, plain] if tools else [plain])
-            if tools and not (self._arguments and [text] != without):
+            (text,) = self._rendered([{**plain, "tools": tools or None}])
+            # a template that takes tools writes their names; one that writes them in its own way makes another text
+            if tools and not (self._arguments and (_names(tools, text) or [text] != self._rendered([plain]))):
                 raise TemplateProblem("takes no tools, or teaches another form of calls than `<tool_call>` and Llama's")
         except TemplateProblem as problem:
             raise TemplateProblem(f"the model's chat template {problem}") from None
@@ -120,6 +121,14 @@ class ChatTemplate:
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
         weakref.finalize(self, _end, process)
         return process
+
+
+def _names(tools: Sequence[Any], text: str) -> bool:
+    """True where a text has the name of every tool, as JSON has it."""
+    try:
+        return all(f'"{tool["function"]["name"]}"' in text for tool in tools)
+    except (LookupError, TypeError):
+        return False
 
 
 def _moved(schema: Any, place: str) -> Any:  # noqa: ANN401

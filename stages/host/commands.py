@@ -38,7 +38,6 @@ def add_stage(stage: argparse.ArgumentParser) -> None:
     add_host_options(stage)
     add_registry_flags(stage)
     stage.add_argument("--advertise", metavar="HOST:PORT", help="what others dial, for the registry (--listen)")
-    stage.set_defaults(run=run_stage)
 
 
 def add_import(pretrained: argparse.ArgumentParser) -> None:
@@ -62,7 +61,6 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
         "--draft-head", type=Path, metavar="FILE", help="of `distill --head`: the last host drafts by it"
     )
     pretrained.add_argument("--untrained", action="store_true", help="the weights are random: ask for no loss")
-    pretrained.set_defaults(run=run_import)
 
 
 def positive_numbers(text: str) -> tuple[float, ...]:
@@ -80,7 +78,6 @@ def add_inspect(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument("directory", type=Path, metavar="DIR")
     inspect.add_argument("--verify", action="store_true", help="load everything: digests, shapes, loss gate")
     inspect.add_argument("--json", action="store_true", help="print JSON")
-    inspect.set_defaults(run=run_inspect)
 
 
 def run_stage(options: argparse.Namespace) -> int:

@@ -1,7 +1,5 @@
 """A bundle with random weights, small enough to start a deployment of it in seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path

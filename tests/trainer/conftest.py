@@ -1,7 +1,5 @@
 """A tiny model, a tiny text, and the trainer's commands in this process or another."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Processes forked from a server that has imported torch once for all of them, and the command line in them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

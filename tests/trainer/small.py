@@ -1,7 +1,5 @@
 """A small text, models, tensors and updates, always the same."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The commands as users type them: what they print, and what a mistake looks like."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A run's checkpoint and its noise ranges, and checkpoints with random weights for capacity tests."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace

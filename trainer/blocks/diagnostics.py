@@ -3,8 +3,6 @@
 # The diagnostics reveal chains that look well trained and are not: they ignore their context, or write only from noise
 # that still holds the text.
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise

@@ -6,8 +6,6 @@
 # A scorer is a pipeline of its own rather than the chain's clean stream: trained with noisy slots in the same blocks it
 # is 0.13 bits a byte worse for the same budget, and a second set of weights costs a host 1.8 MB.
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import cast

@@ -1,7 +1,5 @@
 """Memory of a training step: one block, the same blocks end to end, and the AR model of the same depth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """Optimizers, their schedule, and their state as plain tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

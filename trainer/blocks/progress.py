@@ -1,7 +1,5 @@
 """Progress of a training: written by its run, read by the service that `train watch` follows."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field, replace
 from enum import Enum

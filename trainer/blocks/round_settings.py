@@ -1,7 +1,5 @@
 """Settings of decentralised rounds: the section [rounds] of a training's TOML."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The read-only gRPC service that reports a running training's progress, and the client that follows it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

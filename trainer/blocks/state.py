@@ -1,7 +1,5 @@
 """Files of a run: its resumable state, its log of JSON lines, its lock."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

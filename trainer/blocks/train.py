@@ -1,7 +1,5 @@
 """Local training: the blocks of a chain one at a time, or an AR model, on one machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def add_graft(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_graft)
     add_config_options(parser)
     add_data_options(parser)
     add_device_option(parser)

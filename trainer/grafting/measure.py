@@ -1,7 +1,5 @@
 """Measurements of a graft on held-out text: losses in nats a token, and scores of the texts it writes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -2,8 +2,6 @@
 
 # The pretrained weights stay in their own checkpoint, which is named by its digest. Nothing is ever unpickled.
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path

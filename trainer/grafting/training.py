@@ -1,7 +1,5 @@
 """Grafting from beginning to end: one block trained into a directory, and the whole chain measured."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -92,23 +92,19 @@ def _end(options: argparse.Namespace, manifest: Manifest) -> int:
 
 
 def add_blocks(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_blocks)
     _add_options(parser, Path("runs/pictures/chain"), "a net for all noise levels: every block begins with its weights")
     parser.add_argument("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
 
 
 def add_whole(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_whole)
     _add_options(parser, Path("runs/pictures/steps"), "an undivided net to go on from")
 
 
 def add_local(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_local)
     _add_options(parser, Path("runs/pictures/local"), "a net of this kind to go on from")
 
 
 def add_experts(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_experts)
     _add_options(parser, Path("runs/pictures/experts"), "a net for all noise levels: every expert begins with it")
     parser.add_argument(
         "--experts", type=int, metavar="N", default=3, help="clusters of the pictures, a net each (%(default)s)"
@@ -129,7 +125,6 @@ def add_experts(parser: argparse.ArgumentParser) -> None:
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_memory)
     _add_settings(parser)
 
 

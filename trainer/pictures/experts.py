@@ -1,7 +1,5 @@
 """Training of experts: balanced clusters of the pictures, a net for each, and the router net."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Training of nets that draw: blocks apart, an undivided net, or one small net for all noise levels."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace

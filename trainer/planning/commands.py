@@ -61,7 +61,6 @@ def add_plan(plan: argparse.ArgumentParser) -> None:
     step.add_argument("--step-s", type=float, metavar="S", help="seconds of a local step of the busiest part")
     step.add_argument("--measure", action="store_true", help="take a few such steps here instead; needs their memory")
     plan.add_argument("--json", action="store_true", help="print JSON")
-    plan.set_defaults(run=run_plan)
 
 
 def run_plan(options: argparse.Namespace) -> int:

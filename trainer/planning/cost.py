@@ -5,8 +5,6 @@
 # 2501.18512, figure 4) and eager updates (arXiv 2502.12996) hide c behind the next steps and lose only the excess. The
 # papers count an all-reduce among datacentres; here c is the exchange of a worker with the coordinator.
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

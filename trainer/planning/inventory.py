@@ -1,7 +1,5 @@
 """Inventory of each worker: the tensors of its part and of its copies, counted on the meta device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

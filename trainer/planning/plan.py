@@ -1,7 +1,5 @@
 """A plan: the cost of each variant of a run's rounds, one row each."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Bytes that one worker sends and fetches: its tensors as codecs encode them, and the headers of the network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 
 # It is a proof against faults, not against an attacker with access to the directory: the log's chain has no secret.
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A worker's cache: the newest weights of each fragment that it has fetched, and the features of its round."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field

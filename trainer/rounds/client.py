@@ -1,7 +1,5 @@
 """A worker's calls: tried again while the coordinator is away, an error with a sentence where that cannot help."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Tensors of a part by name: small arithmetic, and codecs, with error feedback up and differences of versions down."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping

@@ -54,7 +54,6 @@ def add_coordinate(coordinate: argparse.ArgumentParser) -> None:
     add_flags(coordinate, CoordinatorSettings)
     _add_log_option(coordinate)
     add_server_options(coordinate)
-    coordinate.set_defaults(run=run_coordinate)
 
 
 def add_work(work: argparse.ArgumentParser) -> None:
@@ -69,13 +68,11 @@ def add_work(work: argparse.ArgumentParser) -> None:
     add_flags(work, SimulatedWorkers, only=("pace_s",))
     add_device_option(work)
     _add_log_option(work)
-    work.set_defaults(run=run_work)
 
 
 def add_status(rounds: argparse.ArgumentParser) -> None:
     add_flags(rounds, WatchSettings)
     _add_access_options(rounds)
-    rounds.set_defaults(run=run_status)
 
 
 def run_coordinate(options: argparse.Namespace) -> int:
@@ -194,7 +191,6 @@ def _stop_on_signals() -> threading.Event:
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_simulate)
     add_config_options(parser)
     add_data_options(parser)
     parser.add_argument(
@@ -249,7 +245,6 @@ def run_simulate(options: argparse.Namespace) -> int:
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=run_audit)
     parser.add_argument("directory", type=Path, metavar="DIR", help="where the rounds are kept: it has a log.jsonl")
 
 

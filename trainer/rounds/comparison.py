@@ -1,7 +1,5 @@
 """Ways of making rounds, compared: one setting or two varied, the others equal, over several seeds, in tables."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -2,8 +2,6 @@
 
 # The ledger decides about updates; the coordinator adds who is there, the time, and files.
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Files that workers fetch from a coordinator: weights of fragments, and features of rounds."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import mmap

@@ -1,7 +1,5 @@
 """Memory of a real worker process, with a coordinator of its own over loopback."""
 
-from __future__ import annotations
-
 import multiprocessing
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Members: the places of a run, and the leases of the workers that have them."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Iterator, Sequence

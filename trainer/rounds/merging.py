@@ -1,7 +1,5 @@
 """Merging: which updates count, how far one may move a merge, outer optimizers, and overlaps that repeat their step."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The page of a run: one HTML file, and the JSON that it asks for. Viewers cost the run next to nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

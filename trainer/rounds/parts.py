@@ -1,7 +1,5 @@
 """Parts: the training task of one worker, with frozen copies of other parts where it reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """From rounds to serving: the newest weights as a checkpoint that hosts load, behind the gate that checkpoints have."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

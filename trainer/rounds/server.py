@@ -1,7 +1,5 @@
 """A coordinator as a process: one port with the rounds, health and reflection; it ends with the run."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """The gRPC service of a coordinator: access, calls, and the status of the run."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager

@@ -1,7 +1,5 @@
 """Engines of rounds, and the one in this process: real training and ledger, virtual time and links."""
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence

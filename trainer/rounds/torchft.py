@@ -3,8 +3,6 @@ torchft's DiLoCo. There is no coordinator: every replica has everything."""
 
 # 0.2.0 is the first release in Python wheels with DiLoCo; nightlies change without notice.
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import logging

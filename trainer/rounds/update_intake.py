@@ -1,7 +1,5 @@
 """Intake of updates: checked before anything is stored, and judged when they are whole."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A run on a terminal: parts, workers, and who is late."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Sequence

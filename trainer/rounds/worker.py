@@ -3,8 +3,6 @@
 # Its main thread trains, one sends heartbeats, and where the settings let it train while its update travels, one sends.
 # All that it needs to resume after a kill is in one file; see trainer/rounds/worker_state.py.
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import time

@@ -1,7 +1,5 @@
 """A worker's state: progress with each fragment, in one file from which it resumes after a kill at any instruction."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import Future

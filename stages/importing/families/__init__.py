@@ -1,18 +1,14 @@
-"""Families of pretrained models that are read, one file each."""
+"""Families of pretrained models that are read, one file for each line of models."""
 
 from __future__ import annotations
 
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.importing.families.base import ModelFamily
-from onesweep.stages.importing.families.gemma2 import GEMMA2
-from onesweep.stages.importing.families.gemma3 import GEMMA3
-from onesweep.stages.importing.families.llama import LLAMA, MISTRAL
-from onesweep.stages.importing.families.mixtral import MIXTRAL
+from onesweep.stages.importing.families.gemma import GEMMA2, GEMMA3
+from onesweep.stages.importing.families.llama import LLAMA, MISTRAL, MIXTRAL
 from onesweep.stages.importing.families.olmo2 import OLMO2
 from onesweep.stages.importing.families.phi3 import PHI3
-from onesweep.stages.importing.families.qwen2 import QWEN2
-from onesweep.stages.importing.families.qwen3 import QWEN3
-from onesweep.stages.importing.families.qwen3_moe import QWEN3_MOE
+from onesweep.stages.importing.families.qwen import QWEN2, QWEN3, QWEN3_MOE
 
 FAMILIES = (LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL)
 

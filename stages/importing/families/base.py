@@ -47,6 +47,18 @@ GGUF_TENSORS = {
 }
 QK_NORM = {"self_attn.q_norm": "q_norm", "self_attn.k_norm": "k_norm"}
 GGUF_QK_NORM = {"attn_q_norm": "q_norm", "attn_k_norm": "k_norm"}
+EXPERTS = {
+    "mlp.gate": "router",
+    "mlp.experts.*.gate_proj": "experts.*.gate",
+    "mlp.experts.*.up_proj": "experts.*.up",
+    "mlp.experts.*.down_proj": "experts.*.mlp_out",
+}
+GGUF_EXPERTS = {
+    "ffn_gate_inp": "router",
+    "ffn_gate_exps": "experts.*.gate",
+    "ffn_up_exps": "experts.*.up",
+    "ffn_down_exps": "experts.*.mlp_out",
+}
 
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 SCALINGS = ("default", "linear", "llama3")

@@ -1,7 +1,5 @@
 """What a liar says can be told from what a host says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

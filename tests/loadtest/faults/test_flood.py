@@ -1,7 +1,5 @@
 """A flood on a small deployment, and what is made of its figures."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The slope of a straight line, and how sure it is, against closed forms."""
 
-from __future__ import annotations
-
 import math
 import random
 

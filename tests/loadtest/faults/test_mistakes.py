@@ -1,7 +1,5 @@
 """Flags of fault runs that cannot be: refused in a sentence, before anything is started."""
 
-from __future__ import annotations
-
 import pytest
 
 from onesweep.loadtest.lab.lab import lab_problem

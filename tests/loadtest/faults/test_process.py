@@ -1,7 +1,5 @@
 """Programs that are killed, frozen, stopped and started again; disks that are full; commands that fail."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 import signal

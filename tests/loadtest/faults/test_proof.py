@@ -1,7 +1,5 @@
 """The proof finds what was lost, doubled or changed, and the account how long work was away."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`onesweep bench rounds`: its links, its intervals, the figures it reads off a run, and a run of real processes."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

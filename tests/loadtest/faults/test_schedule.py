@@ -1,7 +1,5 @@
 """Schedules: the same from the same seed, with every kind, one fault in each turn."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What counts as right, wrong and lost, and how waits for bytes are read off arrivals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

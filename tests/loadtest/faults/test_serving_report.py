@@ -1,7 +1,5 @@
 """What a run says in words: rows under their heads, and every kind of trouble."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

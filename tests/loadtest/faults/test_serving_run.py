@@ -1,7 +1,5 @@
 """Real processes under load, with faults: nothing is lost, and no text changes."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

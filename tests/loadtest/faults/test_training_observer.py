@@ -1,7 +1,5 @@
 """A training seen from outside: a log that is read while it grows, and views of the run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

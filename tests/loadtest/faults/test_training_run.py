@@ -1,7 +1,5 @@
 """Real processes on loopback: a worker is killed, another is replaced by a saboteur, and nothing is lost."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

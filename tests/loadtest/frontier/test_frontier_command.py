@@ -1,7 +1,5 @@
 """`onesweep bench frontier`: what is refused before a lab is made, and a whole run in a real one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

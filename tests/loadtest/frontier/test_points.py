@@ -1,7 +1,5 @@
 """Points, budgets, and what is said of `auto`; the picture and the tables of them."""
 
-from __future__ import annotations
-
 from typing import Any
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """What texts are worth, from records of the ruler: one figure for each arm, all of one kind."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What fuzzing found, each input as small as it goes: docs/research/reliability.md lists them with their fixes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

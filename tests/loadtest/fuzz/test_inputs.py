@@ -1,7 +1,5 @@
 """What inputs are made of: always the same for a seed, well-formed where they claim to be, and far from the middle."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """`onesweep bench audit`: its arithmetic, and a host that computes wrongly."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`onesweep bench batching`, on a tiny bundle."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

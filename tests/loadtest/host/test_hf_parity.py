@@ -1,7 +1,5 @@
 """`onesweep bench parity`: a small imported model over real hosts, one that was changed, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

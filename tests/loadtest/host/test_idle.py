@@ -1,7 +1,5 @@
 """Idle servers: what is read of a process, and a whole run."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`onesweep bench losses`: what it reads, what it says, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

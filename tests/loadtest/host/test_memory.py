@@ -1,7 +1,5 @@
 """`onesweep bench memory`: a block of a megabyte, and the hosts of a checkpoint with their sessions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Benchmarks of one machine refuse what they cannot measure: in a sentence, before anything is started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

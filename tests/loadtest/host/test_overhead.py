@@ -1,7 +1,5 @@
 """`onesweep bench overhead`: its figures are there and add up; nothing here asserts how fast anything is."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`onesweep bench shapes`, on shapes that are not large."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

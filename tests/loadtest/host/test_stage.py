@@ -1,7 +1,5 @@
 """`onesweep bench stage`: counts of operations, rows, errors."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

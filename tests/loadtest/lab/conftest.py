@@ -1,7 +1,5 @@
 """Labs for tests, and programs of plain sockets that run in them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

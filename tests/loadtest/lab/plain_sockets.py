@@ -4,8 +4,6 @@ echo PORT | ping ADDRESS PORT COUNT | collect PORT COUNT | send ADDRESS PORT COU
 serve PORT | pull ADDRESS PORT FLOWS WARM_S SECONDS
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

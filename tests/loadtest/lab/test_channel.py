@@ -1,7 +1,5 @@
 """The arithmetic of a link, for any packets at any times."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """A lab's life: made, found, stopped, and killed in every way, with nothing left."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

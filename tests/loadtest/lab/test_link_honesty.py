@@ -1,7 +1,5 @@
 """What a lab promises, measured with plain sockets: round trips, rate, loss, bursts, order."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Shaping runs where the kernel has netem: then every other test of labs runs on it.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from typing import Any

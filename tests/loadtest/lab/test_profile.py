@@ -1,7 +1,5 @@
 """Profiles: what is read, and the sentence for what cannot be."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

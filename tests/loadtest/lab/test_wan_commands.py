@@ -1,7 +1,5 @@
 """`onesweep wan`: what it prints, its exit codes, and sentences instead of tracebacks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Accounts, answers and samples as a run would book them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

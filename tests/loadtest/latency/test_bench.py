@@ -1,7 +1,5 @@
 """`onesweep bench wan`: what is refused before a lab is made, and whole runs in a real one."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

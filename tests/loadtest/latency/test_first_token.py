@@ -1,7 +1,5 @@
 """Time to a first token: the floor in closed form, the prompt that is measured, and what the command says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The floor: by hand, and for any links and sizes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Turns rotate, failures are told of, and what ended is started again: with a deployment that is not there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

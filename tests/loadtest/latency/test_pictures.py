@@ -1,7 +1,5 @@
 """`onesweep bench wan` with a bundle that draws: what is refused, and whole runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The report: one file, nothing fetched, every row in it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser

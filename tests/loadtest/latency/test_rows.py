@@ -1,7 +1,5 @@
 """Rows: their keys, their medians, and failures that stay in sight."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What texts are worth: closed forms, and arms that are held against each other."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`onesweep bench warm`: first requests in a real lab, and what is refused before one is made."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small deployment under load, and its expected texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

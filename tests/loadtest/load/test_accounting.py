@@ -1,7 +1,5 @@
 """Every request falls into exactly one class, and the figures are those of the requests in the window."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import grpc

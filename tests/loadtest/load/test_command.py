@@ -1,7 +1,5 @@
 """`onesweep bench loadtest`: its results, its page, its end, and mistakes that end in a sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The climb ends where latency gives way or throughput grows no more, and the knee is the level before."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

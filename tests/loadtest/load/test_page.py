@@ -1,7 +1,5 @@
 """The report: every number of the table in it, one picture, nothing from elsewhere, no markup from outside."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What goes between the load generator and its parent, and what the users ask for."""
 
-from __future__ import annotations
-
 import pytest
 
 from onesweep.loadtest.load.plan import Drained, LoadPlan, LoadSample, Message, Window, from_line, to_line

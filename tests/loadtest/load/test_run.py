@@ -1,7 +1,5 @@
 """Short real runs: what is right, wrong, refused, failed and lost is found as such."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

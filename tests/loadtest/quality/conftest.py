@@ -1,7 +1,5 @@
 """Real text that every machine has, and the judge, loaded once."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from pydoc_data.topics import topics

@@ -1,7 +1,5 @@
 """The grammar of mode specs."""
 
-from __future__ import annotations
-
 import pytest
 
 from onesweep.loadtest.quality.generation import QualityArm, at_temperatures, parse_arm, parse_arms

@@ -1,7 +1,5 @@
 """The ruler itself: human text must beat text that only pleases some figure."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gaps in held-out text: what is measured of those who fill them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The judges: their probabilities are probabilities, and a border within a token costs nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

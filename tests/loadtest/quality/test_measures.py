@@ -1,7 +1,5 @@
 """Entropies, words, copies, the two-sample test, MAUVE, intervals: cases whose answers are known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

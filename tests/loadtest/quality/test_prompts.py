@@ -1,7 +1,5 @@
 """Prompts and their files, places, characters."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

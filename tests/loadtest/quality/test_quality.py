@@ -1,7 +1,5 @@
 """`onesweep bench quality` over a real ring, on a tiny bundle; and mistakes that end in a sentence."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Rows: their record, matched entropy, verdicts, tables."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The judge that reads tokens: SmolLM2, whose weights one worker of the tests loads once."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

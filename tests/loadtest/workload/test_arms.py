@@ -1,7 +1,5 @@
 """What is named on the command line."""
 
-from __future__ import annotations
-
 import pytest
 
 from onesweep.loadtest.workload.arms import (

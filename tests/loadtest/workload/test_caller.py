@@ -1,7 +1,5 @@
 """How commands that measure reach a router: as those do that use one."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The pipeline in this process: what the stages say themselves, and texts in the symbols of their model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

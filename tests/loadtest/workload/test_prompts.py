@@ -1,7 +1,5 @@
 """Prompts of our own, and a user's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Deployments that cannot be started."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import pytest
 from openai import OpenAI
 
 from onesweep.serving.client.client import Client, RequestRefused
-from onesweep.serving.gateway.completions import CallReader
+from onesweep.serving.gateway.calls import CallReader, ToolCall
+from onesweep.serving.gateway.completions import ChoiceEnd, ChoiceText
+from onesweep.serving.gateway.response_fields import ResponseRequest
+from onesweep.serving.gateway.responses import ResponseFormat
 from tests.serving.pretrained import ARCHITECTURE, TEMPLATE, ids, write_model
 
 ASK: list[Any] = [{"role": "user", "content": "the sea"}]
@@ -174,16 +178,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_tools_that_cannot_be_held_are_refused(chat: OpenAI, kind: str) -> None:
-    if kind != "tagged":
-        pytest.skip("once is enough")
-    for changes, words in REFUSED:
-        for stream in (False, True):
-            with pytest.raises(api.BadRequestError) as caught:
-                chat.chat.completions.create(**{"model": "onesweep-ar", **REQUIRED, **changes}, stream=stream)
-            assert words in caught.value.message
-
-
 def test_a_router_checks_tools_itself(served: Any, client: Client) -> None:
     kind, router = served
     asked: dict[str, Any] = {"prompt": "", "messages": [("user", "the sea")], "max_tokens": 1}
@@ -234,3 +228,110 @@ def test_calls_are_told_from_words_however_they_come(text: str, content: str, ca
         first = CallReader(["f", "g"], most=1)
         first.feed(text)
         assert [call.name for call in first.end()[1]] == calls[:1]
+
+
+FORM: dict[str, Any] = {"model": "onesweep-ar", "input": ASK, "max_output_tokens": 90}
+FORM |= {"tools": [{"type": "function", **each["function"]} for each in TOOLS], "tool_choice": "required"}
+
+
+def test_a_response_calls_tools_as_a_chat_does(chat: OpenAI, kind: str) -> None:
+    if kind == "plain":
+        with pytest.raises(api.BadRequestError, match="takes no tools, or teaches another form"):
+            chat.responses.create(**FORM)
+        return
+    ship = {"type": "function", "name": "ship"}
+    for in_form, in_chat in (("required", "required"), (ship, tool("ship"))):
+        more = {"model": "onesweep-ar", "tool_choice": in_chat, "seed": 3}
+        (expected,) = chat.chat.completions.create(**REQUIRED | more).choices[0].message.tool_calls or []
+        asked = FORM | {"tool_choice": in_form, "extra_body": {"seed": 3}}
+        whole = chat.responses.create(**asked)
+        (call,) = whole.output
+        assert (whole.status, call.status, call.type) == ("completed", "completed", "function_call")
+        assert {"name": call.name, "arguments": call.arguments} == expected.function.model_dump()
+        assert whole.model_dump()["tool_choice"] == in_form
+        with chat.responses.stream(**asked) as stream:  # the client puts the pieces together
+            events = [*stream]
+            (again,) = stream.get_final_response().output
+        assert (again.name, again.arguments) == (call.name, call.arguments)  # type: ignore[union-attr]
+        assert [(event.sequence_number, event.type.removeprefix("response.")) for event in events] == [
+            *enumerate(["created", "in_progress", "output_item.added", "function_call_arguments.delta"]),
+            *enumerate(["function_call_arguments.done", "output_item.done", "completed"], 4),
+        ]
+
+
+def test_a_response_continues_calls_and_their_outputs(chat: OpenAI, kind: str) -> None:
+    if kind != "tagged":
+        pytest.skip("the other templates have no calls")
+    (first,) = chat.responses.create(**FORM, extra_body={"seed": 1}).output
+    items = [*ASK, first, {"type": "function_call", "call_id": "b", "name": "old_man", "arguments": "{}"}]
+    for call_id, output in ((first.call_id, "blue"), ("b", [{"type": "input_text", "text": "gone"}])):
+        items += [{"type": "function_call_output", "call_id": call_id, "output": output}]
+    spelled = f'user: the sea\nassistant: \n<tool_call>\n{{"name": "{first.name}", "arguments": {first.arguments}}}'
+    spelled += '\n</tool_call>\n<tool_call>\n{"name": "old_man", "arguments": {}}\n</tool_call>'
+    spelled += f"\ntool{first.name}: blue\ntoolold_man: gone\nassistant: "
+    asked = FORM | {"input": items, "max_output_tokens": 8, "extra_body": {"seed": 1}}
+    for choice, text in (("none", spelled), ("auto", "")):
+        answer = chat.responses.create(**asked | {"tool_choice": choice})
+        assert answer.usage is not None
+        assert answer.usage.input_tokens == len(ids(text)) or not text
+        assert (answer.status, [item.type for item in answer.output]) == ("incomplete", ["message"])
+        *_, last = chat.responses.create(**asked | {"tool_choice": choice}, stream=True)
+        assert last.response.output_text == answer.output_text
+
+
+def test_words_and_calls_of_one_response_are_items_one_after_another(served: Any) -> None:
+    end = ChoiceEnd(0, served[1].generate("the sea", mode="ar", max_tokens=1), called=True)
+    calls = [ToolCall("ship", "{}"), ToolCall("old_man", "{}")]
+
+    async def events() -> list[dict[str, Any]]:
+        async def choice() -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
+            for item in (ChoiceText(0, "Look"), ChoiceText(0, ": ", calls=calls), end):
+                yield item
+
+        shape = ResponseFormat(ResponseRequest.model_validate({"model": "onesweep", "input": "the sea"}))
+        told = b"".join([event async for event in shape.events(choice())])
+        return [json.loads(line.removeprefix("data: ")) for line in told.decode().splitlines() if line[:4] == "data"]
+
+    told = asyncio.run(events())
+    assert [event["sequence_number"] for event in told] == [*range(len(told))]
+    done = [event for event in told if event["type"] == "response.output_item.done"]
+    assert [event["output_index"] for event in done] == [0, 1, 2]
+    assert [event["item"] for event in done] == told[-1]["response"]["output"]
+    assert done[0]["item"]["content"][0]["text"] == "Look: "
+    assert [event["item"]["call_id"] for event in done[1:]] == [call.id for call in calls]
+
+
+def form_item(**more: Any) -> dict[str, Any]:
+    return {"input": [{"call_id": "x", **more}]}
+
+
+REFUSED_FORMS: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type: Input should be 'function'"),
+    ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name: String should match"),
+    ({"tools": [], "tool_choice": "auto"}, "tool_choice needs tools"),
+    ({"tool_choice": {"type": "function", "name": "plane"}}, "tool_choice names 'plane'"),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
+    ({"text": {"format": {"type": "json_object"}}}, "text.format leaves no tool to call"),
+    (
+        form_item(type="function_call_output", output="y"),
+        "input: no function_call before the output has the call_id 'x'",
+    ),
+    (form_item(type="function_call_output", role="user"), "an item of type function_call_output has call_id, output"),
+    (form_item(type="function_call", name="f", arguments="[]"), "input.0.arguments"),
+    (form_item(type="function_call", name="a b", arguments="{}"), "input.0.name: String should match"),
+    (form_item(type="function_call"), "input.0: an item of type function_call has call_id, name, arguments"),
+    ({"max_tool_calls": 1}, "unknown or unsupported field 'max_tool_calls'"),
+    ({"previous_response_id": "resp_1"}, "unknown or unsupported field 'previous_response_id'"),
+]
+
+
+def test_tools_that_cannot_be_held_are_refused(chat: OpenAI, kind: str) -> None:
+    if kind != "tagged":
+        pytest.skip("once is enough")
+    in_chats = (chat.chat.completions.create, {"model": "onesweep-ar", **REQUIRED}, REFUSED)
+    for create, asked, refused in (in_chats, (chat.responses.create, FORM, REFUSED_FORMS)):
+        for changes, words in refused:
+            for stream in (False, True):
+                with pytest.raises(api.BadRequestError) as caught:
+                    create(**asked | changes, stream=stream)  # type: ignore[operator]
+                assert words in caught.value.message

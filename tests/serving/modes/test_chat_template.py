@@ -53,6 +53,16 @@ def test_a_template_is_given_what_transformers_gives_it(source: str, text: str) 
 
 
 @pytest.mark.parametrize(
+    "source", ["{{ tools | tojson }}", "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"]
+)
+def test_a_template_takes_tools_where_they_change_its_text(source: str) -> None:
+    taught = '<tool_call> {"name": "", "arguments": {}}'
+    assert "ship" in ChatTemplate(source + taught, "", "").render(HELLO, [{"function": {"name": "ship"}}])
+    with pytest.raises(TemplateProblem, match="takes no tools"):
+        ChatTemplate(taught, "", "").render(HELLO, [{"function": {"name": "ship"}}])
+
+
+@pytest.mark.parametrize(
     ("source", "sentence"),
     [
         ("{% for %}", r"the chat template is damaged \(line 1\)"),

@@ -1,7 +1,5 @@
 """Stages trained apart: what reaches them, what does not, and what end-to-end training would have given them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

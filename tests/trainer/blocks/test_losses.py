@@ -1,7 +1,5 @@
 """Masks and losses, against the rules written out and an independent float64 implementation."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

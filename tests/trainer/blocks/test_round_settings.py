@@ -1,7 +1,5 @@
 """The section [rounds]: what it takes, and the sentence for what it does not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

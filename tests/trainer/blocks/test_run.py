@@ -1,7 +1,5 @@
 """Resuming: after a kill, a stop, a full disk. The log has each step once and the weights are the undisturbed ones."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import resource

@@ -1,7 +1,5 @@
 """The service over a real socket, with real clients."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import socket

@@ -1,7 +1,5 @@
 """Models of tokens that are trained here: their text, bits a byte and checkpoints, and hosts that serve them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Small random models of both families, and grafts of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A graft on a GPU: what a machine without one can say about it, and what one with a GPU must come to."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Seconds and shares of a plan, against sums made by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from onesweep.stages.errors import ConfigError

@@ -1,7 +1,5 @@
 """What is counted without being made is what real parts, optimizers and copies have."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The command `plan`: its rows, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Bytes of a plan: by hand, as the engine in one process counts them, and as calls have them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Codecs: sizes, what comes back, what is refused; error feedback."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`onesweep train simulate`: every combination, a table, and nothing done twice."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The engines: the same weights from each, whose work counts, and what they cannot do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Features instead of copies: what travels, what is trained on it in one process, and where it is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The ledger: what counts, what is refused with which sentence, when a round is due, what a merge makes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations

@@ -1,7 +1,5 @@
 """The engine in one process against loops written out by hand, and what late, lost and slow workers do to it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The durable store: killed at every write it loses nothing, a full disk and a forged log are noticed."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Outer optimizers against torch's own, closed forms and the papers' algorithms written out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls by hand to a coordinator: what they come to, and how they are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Workers on different devices: what a machine without a GPU is told, and what a mixed run must come to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

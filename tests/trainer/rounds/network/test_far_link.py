@@ -1,7 +1,5 @@
 """Over a far link a worker is at its coordinator with the first connection that it makes."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

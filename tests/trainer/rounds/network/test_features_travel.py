@@ -1,7 +1,5 @@
 """Features over real calls: the weights of one process, a worker that continues, a coordinator that is not held up."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

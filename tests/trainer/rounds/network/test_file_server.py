@@ -1,7 +1,5 @@
 """What workers are offered: versions and copies, whole or as differences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

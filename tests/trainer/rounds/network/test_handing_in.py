@@ -1,7 +1,5 @@
 """Updates that come in: each counts once, and what is wrong with one is said."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re

@@ -1,7 +1,5 @@
 """Rounds over real gRPC: the same weights as in one process, and every kind of run to its end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Leases, orders, files that are fetched, and what those see who watch."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

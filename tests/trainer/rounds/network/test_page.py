@@ -1,7 +1,5 @@
 """The page of a run: what it answers, to whom, and how it looks in a real browser."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

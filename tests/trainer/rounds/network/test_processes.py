@@ -1,7 +1,5 @@
 """Real processes that are killed, and go on: nothing is lost, nothing counts twice, and the weights are the same."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """Workers that nobody knows: what one of them can take from the others, or from the coordinator."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the commands say is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a worker does when it is stopped, when nobody answers, when its disk is full or its clock is wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import itertools
