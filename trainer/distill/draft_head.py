@@ -11,8 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.checkpoint.checkpoint import replace_file
-from onesweep.stages.checkpoint.draft_head import DRAFT_HEAD_NAME, add_draft_head, takes_draft_head, write_draft_head
+from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
+from onesweep.stages.checkpoint.draft_head import (
+    DRAFT_HEAD_NAME,
+    add_draft_head,
+    read_draft_head,
+    takes_draft_head,
+    write_draft_head,
+)
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.device import check_device
 from onesweep.stages.errors import InputError
@@ -79,15 +85,18 @@ class HeadTask:
         held: dict[str, tuple[Tensor, Tensor]],
         count: int,
         layers: Sequence[int],
+        start: DraftHead | None = None,
     ) -> None:
         """:param count: the most frequent symbols of the text, which the head guesses.
-        :param layers: of the teacher, which the head's begin as copies of."""
+        :param layers: of the teacher, which the head's begin as copies of.
+        :param start: a head to continue, with its symbols. The layers come before its own, and add nothing at first."""
         architecture, last = teacher.stages[-1].architecture, teacher.stages[-1]
         assert isinstance(architecture, LlamaArchitecture)
         assert last.norm is not None
         frequency = torch.bincount(samples.corpus.train.long(), minlength=architecture.vocabulary)
-        symbols = frequency.argsort(descending=True, stable=True)[:count].sort()[0]
-        self.head = DraftHead(architecture, len(symbols), len(layers)).to(teacher.device)
+        symbols = frequency.argsort(descending=True, stable=True)[:count].sort()[0] if start is None else start.symbols
+        symbols, own = symbols.long(), 0 if start is None else len(start.stage.layers)
+        self.head = DraftHead(architecture, len(symbols), len(layers) + own).to(teacher.device)
         sources = [layer for stage in teacher.stages for layer in stage.layers]
         self.samples, self.held_out, self.full = samples, held, OutputHead.of(last)
         self.rows = self.full.weight[symbols]
@@ -97,15 +106,28 @@ class HeadTask:
             for norm in (self.head.model_norm, self.head.stage.norm):
                 assert norm is not None
                 norm.weight.copy_(last.norm.weight)
-            for layer, index in zip(self.head.stage.layers, layers, strict=True):
+            for layer, index in zip(self.head.stage.layers, layers, strict=False):
                 layer.load_state_dict(sources[index].state_dict())
-            eye = torch.eye(architecture.width)
-            self.head.join.weight.copy_(torch.cat([0.3 * eye, 0.7 * eye], dim=1))
+            if start is None:
+                eye = torch.eye(architecture.width)
+                self.head.join.weight.copy_(torch.cat([0.3 * eye, 0.7 * eye], dim=1))
+            else:
+                self._continue(start, len(layers))
         self.head.model_norm.requires_grad_(False)
         assert self.head.stage.head is not None
         self.head.stage.head.requires_grad_(False)
         self.module: nn.Module = self.head
         self.trained = [self.module]
+
+    def _continue(self, start: DraftHead, added: int) -> None:
+        """Take the numbers of `start`, whose layers come after those that were added."""
+        for layer in self.head.stage.layers[:added]:
+            for matrix in (layer.attention_out, layer.mlp_out):
+                nn.init.zeros_(matrix.weight)
+        for layer, source in zip(self.head.stage.layers[added:], start.stage.layers, strict=True):
+            layer.load_state_dict(source.state_dict())
+        rest = {name: tensor for name, tensor in start.stored().items() if not name.startswith("stage.layers.")}
+        self.head.load_state_dict(rest, strict=False)
 
     def odds(self, seen: Tensor) -> Tensor:
         """The teacher's odds of the symbols that can be guessed: (rows, positions, symbols), in the type of its
@@ -191,14 +213,16 @@ def distill_head(settings: DistillSettings, tell: Tell = print) -> Path:
     assert isinstance(manifest.architecture, LlamaArchitecture)
     total = manifest.architecture.total_layers
     s.check_layers(total)
-    layers = s.layers or sorted({place % total for place in (0, 1, -2, -1)})
+    start = None if s.start is None else read_draft_head(s.start, manifest)
+    layers = s.layers or ([] if start else sorted({place % total for place in (0, 1, -2, -1)}))
     corpus = symbols_corpus(s.texts, s.checkpoint, manifest, s.window)
     folder = s.out or s.checkpoint / "draft-head"
-    identity = json_digest({"teacher": manifest.digest(), "data": corpus.digest(), **s.record()})
+    began = "" if s.start is None else file_digest(s.start)
+    identity = json_digest({"teacher": manifest.digest(), "data": corpus.digest(), "start": began, **s.record()})
     dtype = torch.bfloat16 if s.bfloat16 and quick_bfloat16(s.device) else torch.float32
     teacher = Teacher(s.checkpoint, manifest, s.device, dtype)
     samples = Samples(teacher, corpus, s, folder / "samples", identity)
-    task = HeadTask(teacher, samples, held_out(teacher, corpus, s.window, s.seed), s.guesses, layers)
+    task = HeadTask(teacher, samples, held_out(teacher, corpus, s.window, s.seed), s.guesses, layers, start)
     file = folder / DRAFT_HEAD_NAME
 
     def report(run: Run, losses: dict[str, float]) -> None:

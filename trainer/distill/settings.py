@@ -39,7 +39,8 @@ class DistillSettings:
         metadata=flag("most frequent symbols, which a draft head guesses", least=2, most=1 << 20),
     )
     start: Path | None = field(
-        default=None, metadata=flag("a drafter to continue, in place of --layers", metavar="DIR")
+        default=None,
+        metadata=flag("a drafter to continue, or the file of a draft head, to which --layers adds", metavar="PATH"),
     )
     # The teacher's layers, from 0, that the drafter or the draft head begins with.
     layers: tuple[int, ...] | None = field(
@@ -79,10 +80,8 @@ class DistillSettings:
             raise ConfigError("say how long to train: either --steps or --minutes")
         if self.minutes is not None and not 0 < self.minutes <= MAX_MINUTES:
             raise ConfigError(f"--minutes must be above 0, and at most a year, not {self.minutes:g}")
-        if self.start is not None and self.layers is not None:
+        if self.start is not None and self.layers is not None and not self.head:
             raise ConfigError("give either --layers or --start: a drafter to continue has its layers")
-        if self.head and self.start is not None:
-            raise ConfigError("--head begins anew: leave out --start")
         if not 0 <= self.written <= 1:
             raise ConfigError(f"--written is a share of the samples, from 0 to 1, not {self.written:g}")
 

@@ -100,6 +100,15 @@ def test_a_host_computes_what_was_trained(task: HeadTask, teacher: Teacher, pipe
     torch.testing.assert_close(ahead[1], expected[2][11], **close)
 
 
+def test_a_head_with_more_layers_begins_as_the_one_that_it_continues(task: HeadTask, teacher: Teacher) -> None:
+    more = HeadTask(teacher, task.samples, {}, 200, (1, 3), task.head)
+    symbols = task.samples.corpus.train[None, :20].long()
+    seen = teacher.read(symbols)
+    for expected, states in zip(task._unrolled(symbols, seen, 3), more._unrolled(symbols, seen, 3), strict=True):
+        torch.testing.assert_close(states, expected)
+    assert (len(more.head.stage.layers), more.head.symbols.tolist()) == (4, task.head.symbols.tolist())
+
+
 def test_heads_of_other_models_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     assert isinstance(TINY, LlamaArchitecture)
     other = DraftHead(TINY, 20)
@@ -119,8 +128,8 @@ def test_heads_of_other_models_are_refused(checkpoint: Path, tmp_path: Path) -> 
 
 
 def test_settings_that_contradict_each_other(short: Short, tmp_path: Path, text_file: Path) -> None:
-    with pytest.raises(ConfigError, match="--head begins anew"):
-        short(head=True, layers=None, start=tmp_path)
+    with pytest.raises(ConfigError, match="give either --layers or --start"):
+        short(layers=(0,), start=tmp_path)
     with pytest.raises(InputError, match="the model has layers 0 to 3"):
         distill_head(short(head=True, layers=(0, 4)))
     write_tiny(tmp_path / "odd", LlamaArchitecture(**{**vars(TINY), "qk_norm": "head"}))
