@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from onesweep.serving.router.paths import clock_warning
 from onesweep.serving.router.topology import HostEntry, Topology
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Relay
@@ -23,7 +24,6 @@ MESSAGE_BYTES = 4 << 20
 # A sweep of 512 bytes in int8.
 STATE_BYTES = 18 << 10
 SLOW_MBPS = 10.0
-CLOCK_LIMIT_MS = 500.0
 REACH_TIMEOUT_S = 5.0
 ADVICE = {
     "cubic": "best where nothing is lost; on a link that loses packets bbr is far better",
@@ -190,12 +190,8 @@ def judge(report: Report) -> None:
     for machine in report.machines:
         if machine.version != ours.version:
             report.bad(machine.name, f"runs onesweep {machine.version}, the router's machine {ours.version}: use one")
-        if abs(machine.clock_offset_ms) > CLOCK_LIMIT_MS:
-            report.bad(
-                machine.name,
-                f"its clock is {machine.clock_offset_ms / 1000:+.1f} s from here: deadlines are absolute times, "
-                "so requests would be dropped early or late; run NTP (timedatectl set-ntp true)",
-            )
+        if warning := clock_warning(machine.clock_offset_ms / 1000, 0.0, 0.0):
+            report.bad(machine.name, warning)
     hosts = report.machines[1:]
     _judge_backends(report, hosts)
     for kind in ("chain", "ar", "scorer"):

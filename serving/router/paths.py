@@ -30,6 +30,8 @@ MESSAGE_BYTES = 64 << 20
 # A host whose answer to a keep-warm message is so late, and by three round trips, is taken for lost. gRPC's own
 # keepalive takes 15 s with the least settings that servers accept.
 SILENT_S = 1.0
+# Clocks that differ by more are named: certificates, logs and traces go by them. Deadlines do not.
+CLOCK_LIMIT_S = 0.5
 # Weight of a new time in the running mean of a host's times.
 LEARN = 0.1
 
@@ -48,6 +50,8 @@ class HostLink:
         self.held: dict[Weights, stage_pb2.Release] = {}
         # Why no request can use this host; empty when one can.
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
+        # Something to mend, though requests can use it; empty where nothing is known.
+        self.warning = ""
         # What an audit found against it: it gets no work any more.
         self.quarantined = ""
         # Of this router, under way.
@@ -104,8 +108,10 @@ class HostLink:
 
     async def describe(self) -> None:
         """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
+        begin = time.time()
         info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version)
         self.hear(info)
+        self.warning = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
         self.hear_prefixes(info.prefixes)
         if self.quarantined:
             self.problem = f"host {self.entry.name} at {self.entry.address} is quarantined: {self.quarantined}"
@@ -146,6 +152,18 @@ class HostLink:
                     return
         finally:
             self._releasing = False
+
+
+def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:
+    """A sentence about a clock that told `clock_s` between two moments of this machine's, Unix seconds; empty where
+    they agree."""
+    off_s = clock_s - (begin_s + end_s) / 2
+    if abs(off_s) - (end_s - begin_s) / 2 <= CLOCK_LIMIT_S:
+        return ""
+    return (
+        f"its clock is {off_s:+.1f} s from here: logs and traces do not match, and certificates may be refused; "
+        "run NTP (timedatectl set-ntp true)"
+    )
 
 
 # Which hosts a request goes through: those that hold all blocks between them with the least delay and waiting.

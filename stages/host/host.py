@@ -40,6 +40,7 @@ from onesweep.stages.wire.messages import (
     Outcome,
     StageWork,
     hand_on,
+    microseconds_until,
     next_decode,
     protocol_refusal,
     summed,
@@ -365,7 +366,7 @@ class Host:
     def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
         hop = job.hop
         if isinstance(outcome, stage_pb2.Hop):
-            self._push(outcome)
+            self._push(outcome, job.due_at)
             if job.work is not None and job.work.preview is not None:
                 self._show(hop, job.work.preview)
             if job.work is not None and job.work.result is not None:
@@ -377,7 +378,7 @@ class Host:
         if hop.decode.remaining > 1 and outcome.text and not outcome.complete:
             after = next_decode(hop, outcome.text, job.session.alphabet)
             hand_on(after)
-            self._push(after)
+            self._push(after, job.due_at)
         self._publish(hop, outcome)
 
     def _show(self, hop: stage_pb2.Hop, preview: Callable[[], stage_pb2.Event]) -> None:
@@ -388,7 +389,8 @@ class Host:
     def _publish(self, hop: stage_pb2.Hop, event: stage_pb2.Event) -> None:
         self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
 
-    def _push(self, hop: stage_pb2.Hop) -> None:
+    def _push(self, hop: stage_pb2.Hop, due_at: float) -> None:
+        hop.left_us = microseconds_until(due_at)
         try:
             if not self._ends_here(hop):
                 self._send(hop, self.next_hosts.to(_address(hop)))

@@ -50,12 +50,16 @@ class ScheduledHop:
     session: Session
     received_bytes: int
     accepted_at: float = field(default_factory=time.perf_counter)
+    due_at: float = field(init=False)  # its deadline, by this machine's monotonic clock
     compute_ms: float = 0.0  # its share of the passes that it took part in
     queue_ms: float = 0.0  # the rest of its time here: waiting, behind or beside other hops
     result: Outcome | StatusError | None = None
     work: HopWork | None = None
     # Who waits for the outcome here, instead of having it passed on. Used on the event loop.
     reply: asyncio.Future[Outcome] | None = None
+
+    def __post_init__(self) -> None:
+        self.due_at = time.monotonic() + self.hop.left_us / 1e6
 
 
 class Scheduler:
@@ -183,7 +187,7 @@ class Scheduler:
     def _end_if_useless(job: ScheduledHop) -> None:
         if job.session.released:
             job.result = StatusError(grpc.StatusCode.CANCELLED, "the session was released")
-        elif job.hop.deadline_unix_ms <= time.time() * 1000:
+        elif job.due_at <= time.monotonic():
             job.result = StatusError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting"
             )

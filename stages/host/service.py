@@ -180,6 +180,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             releases=[release.info() for release in self.host.releases.all],
             protocol=PROTOCOL,
             room=self.seat.room() if self.seat else None,
+            unix_us=time.time_ns() // 1000,
         )
 
     async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Context) -> AsyncIterator[stage_pb2.Ack]:

@@ -54,14 +54,14 @@ class DraftJob:
         known: bytes,
         temperature: float,
         numbers: Callable[[], NDArray[np.float64]],
-        deadline_unix_ms: float = math.inf,
+        due_at: float = math.inf,
         cache_bytes: int = 0,
     ) -> None:
         """:param known: the text.
         :param numbers: makes the uniform ones in (0, 1] that draw the symbols, (length, continuations); on the compute
             thread, since they take a while.
         :param cache_bytes: memory that the continuations take beside the text."""
-        self.text, self.known, self.numbers, self.deadline_unix_ms = text, known, numbers, deadline_unix_ms
+        self.text, self.known, self.numbers, self.due_at = text, known, numbers, due_at
         self.cache_bytes = cache_bytes
         self.done = Future[Written]()
         self._sharpness = 1 / max(temperature, LEAST_TEMPERATURE)
@@ -70,7 +70,7 @@ class DraftJob:
 
     def has_ended(self) -> bool:
         """True if it is done, or was cancelled; its deadline ends it here."""
-        if self.deadline_unix_ms <= time.time() * 1000:
+        if self.due_at <= time.monotonic():
             self.fail(StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed"))
         return self.done.done()
 

@@ -55,6 +55,20 @@ async def write(ring: Ring) -> bytes:
         return (await session.event()).text
 
 
+def test_a_clock_that_is_ahead_is_named_and_harms_no_request(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 70 * 10**9)  # of the hosts: the router asks for time.time
+
+    async def story(ring: Ring) -> tuple[bytes, list[str]]:
+        return await write(ring), [link.warning for link in ring.links]
+
+    text, warnings = tell(topology, story)
+    assert len(text) == 1
+    assert all("its clock is +70.0 s from here" in warning for warning in warnings)
+
+
 def test_a_host_comes_back_under_another_name(topology: Topology) -> None:
     """At the same address: the link to it is a new one, and is kept."""
 
@@ -92,7 +106,7 @@ def test_who_asks_a_host_that_is_taken_out_hears_its_answer(topology: Topology) 
         ring.set_hosts(topology.hosts[1:])
         assert (await asked).name == "host-1"
         with pytest.raises(StatusError, match=r"the link to host host-1 at .* was closed"):
-            await link.relay.run(stage_pb2.Hop(deadline_unix_ms=2**42))
+            await link.relay.run(stage_pb2.Hop(left_us=2**42))
         await link.release("some session")
 
     tell(topology, story)

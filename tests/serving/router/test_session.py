@@ -100,8 +100,7 @@ def deliver(attempt: Attempt, event: stage_pb2.Event) -> None:
 
 
 def opened(ring: RecordingRing, deadline_s: float = 60.0, capacity: int = 8) -> Session:
-    deadline_ms = int((time.time() + deadline_s) * 1000)
-    return Session(RingView(ring, ("", "", "")), "ar", capacity, deadline_ms, Account())
+    return Session(RingView(ring, ("", "", "")), "ar", capacity, time.monotonic() + deadline_s, Account())
 
 
 Answer = Callable[[stage_pb2.Hop, int], list[stage_pb2.Event]]

@@ -86,7 +86,7 @@ def test_a_hop_that_nobody_waits_for_ends_without_being_computed(parts: Parts) -
     for name in ("released", "late", "wanted"):
         job = engine.begin(name, sweeps())
         job.session.released = name == "released"
-        job.hop.deadline_unix_ms = 1 if name == "late" else job.hop.deadline_unix_ms
+        job.due_at = 0.0 if name == "late" else job.due_at
     engine.finish()
     assert {name: refusal.code for name, refusal in engine.refusals.items()} == {
         "released": grpc.StatusCode.CANCELLED,
@@ -104,7 +104,7 @@ def test_a_hop_under_way_ends_at_the_next_pass(parts: Parts, how: str) -> None:
 
     def meddle(method: str, pieces: Sequence[Any]) -> bool:
         job.session.released = how == "released"
-        job.hop.deadline_unix_ms = 1 if how == "late" else job.hop.deadline_unix_ms
+        job.due_at = 0.0 if how == "late" else job.due_at
         return False
 
     watched(parts, 1).fails = meddle

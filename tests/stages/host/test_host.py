@@ -45,7 +45,7 @@ def parts(loaded: Parts) -> Parts:
 
 def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
     request = stage_pb2.Hop(router=ROUTER, session=session, capacity=30, digest=host.releases.newest.plan.chain.digest)
-    request.deadline_unix_ms = int(time.time() * 1000) + 30_000
+    request.left_us = 30_000_000
     fields = {"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes}
     request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
     return request
@@ -109,8 +109,7 @@ async def test_a_full_queue_sends_work_away(parts: Parts) -> None:
 async def test_work_that_became_late_is_dropped_and_told(parts: Parts) -> None:
     async with open_host(parts, working=False) as host:
         request = hop(host)
-        host.accept(request, 10)
-        request.deadline_unix_ms = 1
+        host.accept(request, 10).due_at = 0.0
         worker = asyncio.create_task(host.work())
         event = await event_of(host)
         assert event.fault.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
@@ -118,6 +117,16 @@ async def test_work_that_became_late_is_dropped_and_told(parts: Parts) -> None:
         assert event.fault.host == "h"
         assert (host.sessions.sessions, host.counters.faults, host.counters.completed) == ({}, 1, 0)
         worker.cancel()
+
+
+async def test_a_clock_that_is_ahead_ends_no_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines travel as the time that is left: this host's clock is an hour ahead of the router's."""
+    now = time.time
+    async with open_host(parts) as host:
+        sent = hop(host)
+        monkeypatch.setattr(time, "time", lambda: now() + 3600)
+        assert not host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[sent])).rejections
+        assert (await event_of(host)).text
 
 
 async def test_a_hop_that_fails_harms_none_after_it(parts: Parts) -> None:

@@ -53,8 +53,8 @@ def encoded(model: LocalModel, text: bytes) -> bytes:
     return model.alphabet.encode([symbol % model.alphabet.size for symbol in text])
 
 
-def branches(model: LocalModel, seed: int, temperature: float = 0.8, deadline_ms: float = float("inf")) -> Branches:
-    return Branches(LocalSequence(model, 200, temperature, seed, deadline_ms))
+def branches(model: LocalModel, seed: int, temperature: float = 0.8, due_at: float = float("inf")) -> Branches:
+    return Branches(LocalSequence(model, 200, temperature, seed, due_at))
 
 
 async def written(model: LocalModel, seed: int) -> Candidates:
@@ -117,7 +117,7 @@ def test_who_goes_leaves_the_pass_and_changes_no_other_text(model: LocalModel) -
 
 def test_a_deadline_ends_the_writing(model: LocalModel) -> None:
     async def run() -> Candidates:
-        late = branches(model, 1, deadline_ms=time.time() * 1000 - 1)
+        late = branches(model, 1, due_at=time.monotonic() - 1)
         with pytest.raises(StatusError, match="the deadline of this request has passed") as error:
             await late.write(encoded(model, b"It"), 100, 2, 0)
         assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -146,7 +146,7 @@ def test_a_share_of_the_time_is_booked(model: LocalModel) -> None:
 
 
 def job_of(
-    model: LocalModel, seed: int, cache_bytes: int, opened: Callable[[], object], deadline_ms: float = float("inf")
+    model: LocalModel, seed: int, cache_bytes: int, opened: Callable[[], object], due_at: float = float("inf")
 ) -> DraftJob:
     """A job that calls `opened`, on the compute thread, when it gets its memory."""
     text, length, count, temperature = REQUESTS[seed]
@@ -155,7 +155,7 @@ def job_of(
         opened()
         return uniforms(seed, Purpose.CANDIDATE, 0, length, count)
 
-    return DraftJob(model.open(200), encoded(model, text), temperature, numbers, deadline_ms, cache_bytes)
+    return DraftJob(model.open(200), encoded(model, text), temperature, numbers, due_at, cache_bytes)
 
 
 async def together(model: LocalModel, jobs: Sequence[DraftJob]) -> list[Written | BaseException]:
@@ -188,7 +188,7 @@ def test_jobs_that_do_not_fit_together_are_written_one_after_the_other(model: Lo
 
 
 def expire(job: DraftJob) -> None:
-    job.deadline_unix_ms = 0
+    job.due_at = 0
 
 
 @pytest.mark.parametrize(
