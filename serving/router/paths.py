@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -106,10 +106,10 @@ class HostLink:
         """Number of `prefixes`, the digests of a text's beginnings, the shortest first, that the host keeps."""
         return next((i for i, each in enumerate(prefixes) if each[:LISTED_BYTES] not in self.prefixes), len(prefixes))
 
-    async def describe(self) -> None:
-        """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
+    async def describe(self, sessions: Iterable[str] = ()) -> None:
+        """Refresh `info` and `problem`, and the leases of `sessions`. Raises Refusal when the host does not answer."""
         begin = time.time()
-        info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version)
+        info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions)
         self.hear(info)
         self.warning = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
         self.hear_prefixes(info.prefixes)

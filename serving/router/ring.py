@@ -230,14 +230,15 @@ class Ring:
                     if pause_s and warmer is None:
                         await link.relay.warm(WARM_BYTES)
                         warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
-                    await link.describe()
+                    # a host holds a session while those behind it work, however long that takes
+                    await link.describe([name for name, each in self._attempts.items() if link in each.path])
                     self.changes += 1
                     if link.problem != before:
                         log.info("%s", link.problem or f"host {link.entry.name} is ready")
                     self.spawn(link.release())
                 except StatusError as refusal:
                     self._lose(link, refusal.message)
-                usual_s = IDLE_DESCRIBE_S if link.relay.is_idle else DESCRIBE_S
+                usual_s = IDLE_DESCRIBE_S if link.relay.is_idle and not link.sessions else DESCRIBE_S
                 await asyncio.sleep(RETRY_S if link.problem else usual_s)
         finally:
             if warmer is not None:

@@ -160,6 +160,9 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         self._probing, self._storing = asyncio.Lock(), asyncio.Lock()
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
+        for name in request.sessions:
+            if (session := self.host.sessions.sessions.get(name)) is not None:
+                self.host.sessions.renew(session)
         description = self.description()
         if request.HasField("prefixes"):
             description.prefixes.CopyFrom(self.host.prefixes.listing(request.prefixes))

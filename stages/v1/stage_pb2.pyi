@@ -32,16 +32,22 @@ class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFIXES_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     prefixes: _builtins.int
     """version of the host's PrefixList that the caller has, 0 for none; absent: not asked"""
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the caller's requests under way: their leases begin again"""
+
     def __init__(
         self,
         *,
         prefixes: _builtins.int | None = ...,
+        sessions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefixes: _TypeAlias = _typing.Literal["prefixes"]  # noqa: Y015
     _WhichOneofArgType__prefixes: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes"]  # noqa: Y015

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 
 import grpc
@@ -158,14 +158,18 @@ class Relay:
             raise self._closed() from None
         return response.next if response.WhichOneof("outcome") == "next" else response.event
 
-    async def describe(self, timeout: float, prefixes: int | None = None) -> stage_pb2.DescribeResponse:
+    async def describe(
+        self, timeout: float, prefixes: int | None = None, sessions: Iterable[str] = ()
+    ) -> stage_pb2.DescribeResponse:
         """Description of the next host. Raises StatusError.
 
         :param prefixes: the version of its list of prefixes that is known here; None: not asked for.
+        :param sessions: under way there, whose leases begin again.
         """
         begin = time.perf_counter()
         try:
-            description = await self.stub.Describe(stage_pb2.DescribeRequest(prefixes=prefixes), timeout=timeout)
+            request = stage_pb2.DescribeRequest(prefixes=prefixes, sessions=sessions)
+            description = await self.stub.Describe(request, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise self.refusal(error, begin) from None
         self.name = self.name or description.name

@@ -18,6 +18,7 @@ from onesweep.serving.router.ring import Ring, RingView
 from onesweep.serving.router.session import Session
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.errors import InputError
+from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
 
@@ -67,6 +68,23 @@ def test_a_clock_that_is_ahead_is_named_and_harms_no_request(
     text, warnings = tell(topology, story)
     assert len(text) == 1
     assert all("its clock is +70.0 s from here" in warning for warning in warnings)
+
+
+def test_hosts_hold_a_session_while_others_work(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    """Its lease begins again without a hop."""
+    renewed = list[str]()
+    monkeypatch.setattr(SessionStore, "renew", lambda store, session: renewed.append(session.router))
+
+    async def story(ring: Ring) -> None:
+        with Session(RingView(ring), "ar", 8, 2**42, Account()) as session:
+            await session.push(stage_pb2.Decode(clean=b"The sea", remaining=1, codec="fp32"))
+            await session.event()
+            renewed.clear()
+            await eventually(lambda: len(renewed) >= 2)
+
+    tell(topology, story)
 
 
 def test_a_host_comes_back_under_another_name(topology: Topology) -> None:
