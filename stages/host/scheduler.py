@@ -22,6 +22,7 @@ import grpc
 import torch
 
 from onesweep.stages.host.hop_work import HopWork, KernelCall
+from onesweep.stages.host.parts import WARM_POSITIONS
 from onesweep.stages.host.requests import HopRequest, PipelineRequest, ScoreRequest
 from onesweep.stages.host.sessions import Session
 from onesweep.stages.host.work import PipelineWork, begin_work
@@ -35,9 +36,9 @@ log = logging.getLogger(__name__)
 # A pass takes sweeps and pictures, the oldest first, until it has this many rows. If all shared every pass, all would
 # leave the host at the same moment, and the next host would have idled until then.
 PASS_ROWS = 256
-# AR steps of up to so many new positions, in passes that take less than this, are computed on the event loop: a byte
-# on a loopback ring of three then costs 1.8 ms beside the arithmetic instead of 2.6. A large model's pass goes to the
-# thread again.
+# AR steps of up to so many new positions together, in passes that take less than this by the warm-up and took less the
+# last time, are computed on the event loop: a byte on a loopback ring of three then costs 1.8 ms beside the arithmetic
+# instead of 2.6. What the warm-up did not measure goes to the thread.
 QUICK_MS, QUICK_ROWS = 3.0, 64
 
 
@@ -79,7 +80,7 @@ class Scheduler:
         self._passing = threading.Lock()
         """Held during a pass: its holder owns `_waiting` and `_jobs`."""
         self._steps_ms = 0.0
-        """How long the AR steps of the last pass took."""
+        """How long the AR steps of the last pass took; 0 before the first."""
         self._stopping = False
 
     def __len__(self) -> int:
@@ -129,16 +130,20 @@ class Scheduler:
             self._wake.notify()
 
     def _is_quick(self) -> bool:
-        """True if what arrived is nothing but a few rows of AR steps, and such a pass took no time of late."""
+        """True if what arrived is nothing but a few rows of AR steps, and such a pass takes no time."""
+        jobs = list(self._arrived)  # at once: the engine's thread may be taking from it
+        rows = sum(job.request.clean.shape[0] for job in jobs if isinstance(job.request, PipelineRequest))
         return self._steps_ms < QUICK_MS and all(
             isinstance(job.request, PipelineRequest)
-            and job.request.clean.shape[0] <= QUICK_ROWS
+            and rows <= job.session.parts.quick_rows.get(job.hop.digest, 0)
+            and job.request.start + job.request.positions <= WARM_POSITIONS
             and not isinstance(job.request, ScoreRequest)
+            and job.session.parts.drafter(job.request.kind) is None  # a draft head reads and writes, too
             and job.session.pending <= 1  # what is computed here must not overtake a piece that the thread had
             and not (job.session.beginning and job.session.beginning.recalled)  # megabytes to copy
             # a schema to compile
             and (getattr(job.request, "grammar", None) is None or job.session.grammar is not None)
-            for job in list(self._arrived)  # at once: the engine's thread may be taking from it
+            for job in jobs
         )
 
     def _turn(self) -> list[ScheduledHop]:

@@ -268,6 +268,7 @@ async def test_requests_at_once_write_what_they_write_one_after_the_other(
 ) -> None:
     """Steps on the event loop and sweeps on the thread, at the same time."""
     monkeypatch.setattr(engine, "QUICK_MS", quick_ms)
+    parts.quick_rows[parts.plan.ar.digest] = engine.QUICK_ROWS
 
     def make(host: Host, name: str, i: int) -> stage_pb2.Hop:
         return step(host, name, seed=i, remaining=6) if i % 2 else hop(host, name, sampling=stage_pb2.Sampling(seed=i))
