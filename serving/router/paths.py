@@ -27,8 +27,9 @@ RELEASE_AFTER_S = 0.005
 # Sessions that a lost host is still to free; older ones end there with their leases.
 MOST_OWED = 4096
 MESSAGE_BYTES = 64 << 20
-# A host whose answer to a keep-warm message is so late, and by three round trips, is taken for lost. gRPC's own
-# keepalive takes 15 s with the least settings that servers accept.
+# A host whose answer to a keep-warm message is so late, by three round trips and by twice what its answers took lately,
+# or what it says that it stood still, is taken for lost. gRPC's own keepalive takes 15 s with the least settings that
+# servers accept.
 SILENT_S = 1.0
 # Clocks that differ by more are named: certificates, logs and traces go by them. Deadlines do not.
 CLOCK_LIMIT_S = 0.5
@@ -78,7 +79,10 @@ class HostLink:
         if self.relay.asked_at is None:
             return None
         quiet_s = time.monotonic() - self.relay.asked_at
-        return quiet_s if quiet_s > SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000 else None
+        usual_s = SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000
+        late_s = max(self.relay.late_ms, self.info.stall_ms if self.info else 0) / 1000
+        # No longer than a description is waited for, whatever the host says of itself.
+        return quiet_s if quiet_s > max(usual_s, min(usual_s + 2 * late_s, self.relay.hop_timeout_s)) else None
 
     def learn(self, timing: stage_pb2.HopTiming) -> None:
         """Book what a hop took."""
@@ -192,6 +196,8 @@ class Attempt:
     batches: list[stage_pb2.Event] = field(default_factory=list)
     # Symbols that the hosts are to have in memory, until the first result shows that they had.
     recalled: int = 0
+    # It reads again what other hosts had read, and brought no result yet.
+    replays: bool = False
 
     def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
         """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""

@@ -32,6 +32,8 @@ from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 LEAST_S = 1.0
 # Second tries that may be made at once, after a quiet time.
 HEDGES = 10.0
+# Replays under way at once, on all hosts; further ones wait for those to bring a result.
+MOST_REPLAYS = 8
 # And of all results, how many may need one: when everything is slow, more work would make it slower.
 HEDGE_SHARE = 0.05
 
@@ -171,6 +173,10 @@ class Ring:
             link.relay.wake()
         return attempt
 
+    def may_replay(self) -> bool:
+        """True where one more request may read again what other hosts had read: all at once would stall those left."""
+        return sum(attempt.replays for attempt in self._attempts.values()) < MOST_REPLAYS
+
     def end(self, attempt: Attempt) -> None:
         """Free an attempt's sessions on its hosts."""
         del self._attempts[attempt.name]
@@ -254,20 +260,23 @@ class Ring:
             before = now
             for link in self.links:
                 if not stalled and not link.problem and (silent_s := link.silent_s()) is not None:
-                    self._lose(link, f"it has been silent for {silent_s:.1f} s")
+                    self._lose(link, f"it has been silent for {silent_s:.1f} s", is_gone=False)
 
     def _deliver(self, event: stage_pb2.Event) -> None:
         attempt = self._attempts.get(event.session)
         if attempt is not None:  # else the client has gone
             attempt.receive(attempt, event)
 
-    def _lose(self, link: HostLink, reason: str) -> None:
+    def _lose(self, link: HostLink, reason: str, is_gone: bool = True) -> None:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host already says what happened and what to do
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); see that it runs"
         if not link.problem:
             log.warning("%s", problem)
         link.problem, self.changes = problem, self.changes + 1
+        # To leave a slow host is no use where the work can only be done again on the same one.
+        if not is_gone and not any(self.choose(weights) for weights in link.held):
+            return
         fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem, lost=link.entry.address)
         for attempt in list(self._attempts.values()):
             if link in attempt.path:

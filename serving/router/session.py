@@ -194,6 +194,7 @@ class Session:
             fault = stage_pb2.Fault(code=_Code.INTERNAL.value[0], message="the hosts sent results without end")
             event = stage_pb2.Event(session=attempt.name, fault=fault)
         attempt.unread += 1
+        attempt.replays &= event.WhichOneof("outcome") == "fault"
         self._inbox.put_nowait((attempt, event))
 
     @property
@@ -308,10 +309,12 @@ class Session:
         left_s = self.due_at - time.monotonic()
         patience_s = min(self.ring.settings.hop_timeout_s, left_s)
         deadline, prefixes = time.monotonic() + patience_s, self._prefixes()
-        while (path := self._choose(self._blamed, prefixes)) is None:
-            if time.monotonic() > deadline:
+        while (path := self._choose(self._blamed, prefixes)) is None or (self._tries and not self.ring.may_replay()):
+            if path is None and time.monotonic() > deadline:
                 problem = because.message if because else self.ring.problem_of(self.weights)
                 raise unavailable(f"{problem} (waited {patience_s:.1f} s)")
+            if time.monotonic() >= self.due_at:
+                raise StatusError(_Code.DEADLINE_EXCEEDED, "the deadline passed while other requests were moved")
             await asyncio.sleep(PAUSE_S)
         self._begin(path, prefixes)
 
@@ -335,6 +338,7 @@ class Session:
         if self._tries:
             self.account.replays += 1
         attempt = self.ring.begin(path, self._receive)
+        attempt.replays = self._tries > 0
         self.attempts.append(attempt)
         self._catch_up()
         work, memory = self._replay(), None

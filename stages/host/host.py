@@ -136,6 +136,8 @@ class Host:
         self.subscribers = Subscribers()
         self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self.stall_s = 0.0
+        """Longest that the event loop stood still of late."""
         self.queued_bytes = 0
         """Of the messages of hops under way."""
         self.counters = stage_pb2.Counters()

@@ -31,6 +31,8 @@ WARM_TIMEOUT_S = 2.0
 IDLE_AFTER_S, IDLE_PAUSE_S = 10.0, 2.0
 # Keep-warm messages whose quickest tells the link's own round trip: the others may have waited for a processor.
 RECENT = 8
+# The latest answer is remembered so much shorter with each that follows: half of it after about ten seconds.
+LATE_FADES = 0.99
 # A call for each hop took 0.5 ms there and back and 0.6 ms of processor time, a message on an open stream half of that.
 BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
 BATCH_HOPS = 8  # and at most so many: the next host begins with the first while this one still works on the others
@@ -113,6 +115,8 @@ class Relay:
         self._used_at = time.monotonic()
         self._woken = asyncio.Event()
         self._rtts_ms: deque[float] = deque(maxlen=RECENT)
+        self.late_ms = 0.0
+        """How late answers to keep-warm messages came of late; those of a busy machine do."""
         self._outbox: deque[_Handover] = deque()
         self._sent: dict[int, list[_Handover]] = {}
         """Handed to gRPC and not acknowledged yet, by the number of their batch."""
@@ -186,7 +190,8 @@ class Relay:
             await self.stub.Warm(stage_pb2.WarmRequest(padding=bytes(size)), timeout=WARM_TIMEOUT_S)
             self.rtt_ms = (time.perf_counter() - begin) * 1000
             self._rtts_ms.append(self.rtt_ms)
-            self.asked_at = None
+            waited_s = time.monotonic() - self.asked_at if self.asked_at is not None else 0.0
+            self.late_ms, self.asked_at = max(waited_s * 1000, LATE_FADES * self.late_ms), None
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
             self._rtts_ms.clear()

@@ -153,6 +153,36 @@ def test_a_message_without_an_answer_is_silence_and_a_pause_is_none(topology: To
     tell(topology, story)
 
 
+@pytest.mark.parametrize("who", ["its answers", "the host"])
+def test_a_host_that_was_late_of_late_is_waited_for_longer(topology: Topology, who: str) -> None:
+    async def story(ring: Ring) -> None:
+        link = ring.links[0]
+        assert link.info is not None
+        for late_ms, silent in ((0, True), (1500, False), (10**9, True)):  # at most as long as for a description
+            link.relay.late_ms, link.info.stall_ms = (late_ms, 0) if who == "its answers" else (0, late_ms % 2**32)
+            link.relay.asked_at = time.monotonic() - (3.0 if late_ms < 10**9 else 6.0)
+            assert (link.silent_s() is not None) == silent
+
+    tell(topology, story)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_silent_host_keeps_its_requests_unless_others_can_do_them(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    async def story(ring: Ring) -> None:
+        link, told = ring.links[0], list[str]()
+        ring.begin(tuple(ring.links), lambda attempt, event: told.append(event.fault.message))
+        monkeypatch.setattr(ring, "choose", lambda weights: tuple(ring.links) if elsewhere else None)
+        ring._lose(link, "it has been silent for 1.5 s", is_gone=False)
+        assert len(told) == elsewhere
+        assert "silent" in link.problem
+        ring._lose(link, "it closed the connection")
+        assert len(told) == elsewhere + 1
+
+    tell(topology, story)
+
+
 def test_a_job_that_fails_is_told(topology: Topology, caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise ZeroDivisionError
