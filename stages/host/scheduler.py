@@ -9,7 +9,6 @@ nothing on a processor, while the oldest hop can go on to the next host as soon 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -234,39 +233,51 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
         groups.setdefault(call.compute, []).append((job, job.work, call))
     for compute, members in groups.items():
         begin = time.perf_counter()
-        try:
-            results = _computed(compute, [call.piece for _, _, call in members])
-            for (job, work, _), result in zip(members, results, strict=True):
-                if result is None:
-                    job.result = exhausted(
-                        "no memory left on this host's device for the hop: come back later", retry_after_ms=1000
-                    )
-                    continue
+        results = _computed(compute, [(job, call.piece) for job, _, call in members])
+        for (job, work, _), result in zip(members, results, strict=True):
+            if job.result is not None:
+                continue
+            try:
                 work.complete(result)
                 job.result = work.outcome
-        except Exception:  # which of them broke it cannot be told
-            _fail([job for job, _, _ in members if job.result is None])
+            except Exception:
+                _fail([job])
         per_row_ms = (time.perf_counter() - begin) * 1000 / sum(call.rows for _, _, call in members)
         for job, _, call in members:
             job.compute_ms += per_row_ms * call.rows
 
 
-def _computed(compute: Callable[..., Any], pieces: Sequence[Any]) -> Sequence[Any]:
-    """Results of a call; where its device's memory does not suffice for all, one by one, None for those for which it
-    does not either."""
-    lengths = [[cache.length for cache in getattr(piece, "caches", ())] for piece in pieces]
-    with contextlib.suppress(torch.OutOfMemoryError):
-        return compute(pieces)
+def _computed(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop, Any]]) -> Sequence[Any]:
+    """Results of a call with these pieces. Where it fails, or its device has no memory for all, one by one: those that
+    fail alone, too, get an error for their hop's result, and None here."""
+    lengths = [[cache.length for cache in getattr(piece, "caches", ())] for _, piece in members]
+    if (together := _tried(compute, members)) is not None:
+        return together
     results = list[Any]()
-    for piece, before in zip(pieces, lengths, strict=True):
+    for (job, piece), before in zip(members, lengths, strict=True):
         for cache, length in zip(getattr(piece, "caches", ()), before, strict=True):
             cache.length = length  # the call may have appended to some of them
-        result = None
-        # not in a handler: an error that is being handled holds the memory of the call that it ended
-        with contextlib.suppress(torch.OutOfMemoryError):
-            (result,) = compute([piece])
-        results.append(result)
+        alone = None if job.result else _tried(compute, [(job, piece)])
+        if alone is None and job.result is None:
+            words = "no memory left on this host's device for the hop: come back later"
+            job.result = exhausted(words, retry_after_ms=1000)
+        results.append(alone[0] if alone else None)
     return results
+
+
+def _tried(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop, Any]]) -> list[Any] | None:
+    """Results of a call; None where it failed. The result of a hop that was alone in it is then an error, unless it was
+    memory that lacked. The caller tries again outside of the handler: an error that is handled holds memory."""
+    try:
+        return [result for _, result in zip(members, compute([piece for _, piece in members]), strict=True)]
+    except torch.OutOfMemoryError:
+        return None
+    except Exception:
+        if len(members) == 1:
+            _fail([members[0][0]])
+        else:
+            log.warning("a call for %d hops failed; each is computed alone", len(members), exc_info=True)
+    return None
 
 
 def _within(jobs: Sequence[ScheduledHop]) -> list[ScheduledHop]:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -135,6 +136,29 @@ def test_a_fault_ends_those_of_its_pass_and_no_later_ones(model: LocalModel, mon
         with pytest.raises(RuntimeError, match="no memory"):
             asyncio.run(written(model, 0))
     assert len(asyncio.run(written(model, 0)).texts) == REQUESTS[0][2]
+
+
+@pytest.mark.parametrize("guilty", [None, 2])
+def test_what_fails_in_company_is_written_alone(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, guilty: int | None
+) -> None:
+    alone = [asyncio.run(model.passes.draft(job_of(model, seed, 1, list))) for seed in (0, 2)]
+    whole, jobs = model.read, [job_of(model, seed, 1, list) for seed in (0, 2)]
+
+    def read(pieces: Sequence[Any]) -> Any:
+        if len(pieces) == 2 or any(guilty == 2 and forks is jobs[1]._forks for forks, _ in pieces):
+            raise RuntimeError("boom")
+        return whole(pieces)
+
+    monkeypatch.setattr(model, "read", read)
+    one, two = asyncio.run(together(model, jobs))
+    assert isinstance(one, Written)
+    assert np.array_equal(one.symbols, alone[0].symbols)
+    if guilty:
+        assert isinstance(two, RuntimeError)
+    else:
+        assert isinstance(two, Written)
+        assert np.array_equal(two.symbols, alone[1].symbols)
 
 
 def test_a_share_of_the_time_is_booked(model: LocalModel) -> None:
