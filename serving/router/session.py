@@ -310,11 +310,9 @@ class Session:
         patience_s = min(self.ring.settings.hop_timeout_s, left_s)
         deadline, prefixes = time.monotonic() + patience_s, self._prefixes()
         while (path := self._choose(self._blamed, prefixes)) is None or (self._tries and not self.ring.may_replay()):
-            if path is None and time.monotonic() > deadline:
+            if time.monotonic() > (self.due_at if path else deadline):
                 problem = because.message if because else self.ring.problem_of(self.weights)
                 raise unavailable(f"{problem} (waited {patience_s:.1f} s)")
-            if time.monotonic() >= self.due_at:
-                raise StatusError(_Code.DEADLINE_EXCEEDED, "the deadline passed while other requests were moved")
             await asyncio.sleep(PAUSE_S)
         self._begin(path, prefixes)
 

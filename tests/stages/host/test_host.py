@@ -15,9 +15,10 @@ from torch import Tensor
 
 from onesweep.stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from onesweep.stages.errors import InputError
-from onesweep.stages.host import host as subscribers
+from onesweep.stages.host import next_hosts as subscribers
 from onesweep.stages.host import scheduler as engine
-from onesweep.stages.host.host import Host, HostSettings, Subscribers
+from onesweep.stages.host.host import Host, HostSettings
+from onesweep.stages.host.next_hosts import Subscribers
 from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import LinkDelay
