@@ -53,8 +53,8 @@ class HostLink:
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         # Something to mend, though requests can use it; empty where nothing is known.
         self.warning = ""
-        # What an audit found against it: it gets no work any more.
-        self.quarantined = ""
+        # What an audit found against it: it gets no work until then, by the monotonic clock.
+        self.quarantined, self.quarantined_until = "", 0.0
         # Of this router, under way.
         self.sessions = 0
         # Running mean of what a hop takes here, waiting included.
@@ -117,6 +117,8 @@ class HostLink:
         self.hear(info)
         self.warning = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
         self.hear_prefixes(info.prefixes)
+        if time.monotonic() >= self.quarantined_until:
+            self.quarantined = ""
         if self.quarantined:
             self.problem = f"host {self.entry.name} at {self.entry.address} is quarantined: {self.quarantined}"
         elif tuple(info.blocks) != self.entry.blocks:

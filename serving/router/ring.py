@@ -76,6 +76,7 @@ WATCH_S = 0.2
 # Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer.
 CLOSE_S = 1.0
 WARM_BYTES = 16 << 10
+MOST_QUARANTINE_H = 32.0
 
 
 class Ring:
@@ -102,8 +103,9 @@ class Ring:
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # What audits found, by the host's name: one that comes back gets no work either.
-        self._quarantined: dict[str, str] = {}
+        # What audits found, by the host's name, until when, and how often: one that comes back gets no work either.
+        self._quarantined: dict[str, tuple[str, float]] = {}
+        self._accusations = Counter[str]()
         # Counts what may make another way the best, or none.
         self.changes = 0
         self._hosts, self._meter = tuple(hosts), meter
@@ -187,12 +189,16 @@ class Ring:
     def quarantine(self, link: HostLink, reason: str) -> None:
         """Give a host no work any more; sessions that it worked for fail (`Session.event`)."""
         name = link.entry.name
-        log.error("host %s is faulty: %s; it is quarantined until the router restarts", name, reason)
-        said = f"an audit found that {reason}; look at its machine and weights, then restart the router"
-        self._quarantined[name] = said
+        # A passing fault, or a tie that machines of two kinds break differently, costs an hour; a liar soon gets nothing.
+        hours = min(2.0 ** self._accusations[name], MOST_QUARANTINE_H)
+        self._accusations[name] += 1
+        log.error("host %s is faulty: %s; it is quarantined for %d h", name, reason, hours)
+        said = f"an audit found that {reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
+        until = time.monotonic() + hours * 3600
+        self._quarantined[name] = said, until
         # it may have registered anew while the audit looked at it
         for each in {link, *(other for other in self.links if other.entry.name == name)}:
-            each.quarantined = said
+            each.quarantined, each.quarantined_until = said, until
             self._lose(each, said)
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
@@ -202,7 +208,7 @@ class Ring:
 
     def _link(self, entry: HostEntry) -> HostLink:
         link = HostLink(entry, self.name, self.settings.hop_timeout_s, self._security)
-        link.quarantined = self._quarantined.get(entry.name, "")
+        link.quarantined, link.quarantined_until = self._quarantined.get(entry.name, ("", 0.0))
         if self._meter is not None:
             link.relay.meter = self._meter(entry.name)
         return link

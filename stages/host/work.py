@@ -305,7 +305,7 @@ class PipelineWork(_StageWork):
         try:
             yield
         except Exception:
-            log.exception("session %s: its draft head failed; it goes on without drafts", self.hop.session)
+            log.exception("session %s: its draft head failed; the step has no drafts", self.hop.session)
             self.session.draft = None
 
     @property

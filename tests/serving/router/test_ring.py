@@ -142,6 +142,21 @@ def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> None:
     tell(topology, story)
 
 
+def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) -> None:
+    async def story(ring: Ring) -> None:
+        link = ring.links[1]
+        for hours in (1, 2, 4):
+            ring.quarantine(link, "it computed something else")
+            await link.describe()
+            assert f"it gets no work for {hours} h" in link.problem
+            assert link.quarantined_until - time.monotonic() == pytest.approx(3600 * hours, abs=600)
+            link.quarantined_until = time.monotonic()
+            await link.describe()
+            assert link.problem == ""
+
+    tell(topology, story)
+
+
 def test_a_message_without_an_answer_is_silence_and_a_pause_is_none(topology: Topology) -> None:
     async def story(ring: Ring) -> None:
         link = ring.links[0]
