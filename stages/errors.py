@@ -62,6 +62,11 @@ class Interrupted(OnesweepError):
 class ServiceError(OnesweepError): ...
 
 
+def printable(text: str, newline: str = "⏎") -> str:
+    """Text that cannot move the cursor, colour the screen or forge a line: control characters are shown as symbols."""
+    return "".join(newline if c == "\n" else c if c.isprintable() else "�" for c in text)
+
+
 def close_to(word: str, known: Iterable[str]) -> str:
     """For an error about an unknown word: " (did you mean sweep?)", or nothing where no known one is alike."""
     import difflib  # errors are rare, and every command imports this module

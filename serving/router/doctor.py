@@ -17,7 +17,7 @@ from onesweep.serving.router.topology import HostEntry, Topology
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Relay
 from onesweep.stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
-from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.status import StatusError, made_printable
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 MESSAGE_BYTES = 4 << 20
@@ -126,6 +126,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
     probe = await _measured(
         relay, lambda: relay.stub.Probe(stage_pb2.ProbeRequest(bytes=MAX_PROBE_BYTES), timeout=PROBE_TIMEOUT_S * 10)
     )
+    made_printable(probe)
     if relay.rtt_ms is None:
         await relay.warm(0)
     offset_ms = probe.unix_us / 1000 - begin * 1000 - (relay.rtt_ms or 0.0) / 2

@@ -189,7 +189,7 @@ class Ring:
     def quarantine(self, link: HostLink, reason: str) -> None:
         """Give a host no work any more; sessions that it worked for fail (`Session.event`)."""
         name = link.entry.name
-        # A passing fault, or a tie that machines of two kinds break differently, costs an hour; a liar soon gets nothing.
+        # A passing fault, or a tie that machines of two kinds break differently, costs an hour; a liar gets no work.
         hours = min(2.0 ** self._accusations[name], MOST_QUARANTINE_H)
         self._accusations[name] += 1
         log.error("host %s is faulty: %s; it is quarantined for %d h", name, reason, hours)

@@ -17,11 +17,11 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, printable
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_channel
 from onesweep.stages.wire.messages import PROTOCOL, Outcome, microseconds_until, protocol_refusal
-from onesweep.stages.wire.status import STATUS_MARK, StatusError, retry_after_ms, trailing_metadata
+from onesweep.stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 
 KEEP_WARM_S = 0.15
@@ -173,7 +173,7 @@ class Relay:
         begin = time.perf_counter()
         try:
             request = stage_pb2.DescribeRequest(prefixes=prefixes, sessions=sessions)
-            description = await self.stub.Describe(request, timeout=timeout)
+            description = made_printable(await self.stub.Describe(request, timeout=timeout))
         except grpc.aio.AioRpcError as error:
             raise self.refusal(error, begin) from None
         self.name = self.name or description.name
@@ -341,7 +341,7 @@ class Relay:
         """Why a call that was to last for ever ended."""
         refusal = self.refusal(error, time.perf_counter())
         is_said = STATUS_MARK in trailing_metadata(error) or handshake_problem(error.details() or "", self.security)
-        return refusal.message if is_said else error.details() or error.code().name
+        return refusal.message if is_said else printable(error.details() or error.code().name, newline=" ")
 
     def refusal(self, error: grpc.aio.AioRpcError, begin: float) -> StatusError:
         """Error for a failed call. `begin`: when it was made, by the performance counter."""
