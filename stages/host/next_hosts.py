@@ -1,4 +1,4 @@
-"""Where work and results go from a host: a warm connection to each host that may come next, and routers that listen."""
+"""Ways out of a host: a warm connection to each host that may come next, and the routers that listen."""
 
 from __future__ import annotations
 

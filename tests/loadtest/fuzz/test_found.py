@@ -185,7 +185,7 @@ def test_a_round_trip_that_cannot_be_is_a_problem() -> None:
         info = stage_pb2.DescribeResponse(name="h", blocks=[0], ready=True)
         info.links.add(address="127.0.0.1:2", rtt_ms=rtt_ms)
 
-        async def describe(timeout: float, prefixes: int) -> stage_pb2.DescribeResponse:
+        async def describe(timeout: float, *_: object) -> stage_pb2.DescribeResponse:
             return info
 
         link.relay.describe = describe  # type: ignore[method-assign]
