@@ -27,7 +27,7 @@ from onesweep.stages.wire.status import StatusError
 SLOW_S = 1.0  # of processor time, for a message that is refused within a millisecond
 SETTLE_S = 30.0
 ALONE = "127.0.0.1:1"
-AHEAD_US = 15_000_000
+AHEAD_S = 15.0
 FEW = 8  # names of sessions, so that some are met again: replayed, out of order, released
 
 
@@ -50,7 +50,7 @@ class Refresh:
 
     def hop(self, hop: stage_pb2.Hop) -> None:
         hop.router = self.router
-        hop.left_us = AHEAD_US
+        hop.left_s = AHEAD_S
         number = self.rng.randrange(FEW) if self.rng.random() < 0.3 else self.rng.getrandbits(48)
         hop.session = f"{self.router}.{number:x}"
         if hop.path:

@@ -37,9 +37,9 @@ from onesweep.stages.wire.messages import (
     draft_of,
     goes_on,
     merged,
-    microseconds_until,
     put_work,
     results_of,
+    seconds_until,
     step_hops,
 )
 from onesweep.stages.wire.status import StatusError, internal, unavailable
@@ -372,7 +372,7 @@ class Session:
         hop = stage_pb2.Hop(
             router=self.ring.name,
             session=attempt.name,
-            left_us=microseconds_until(self.due_at),
+            left_s=seconds_until(self.due_at),
             digest=self._digest,
             capacity=self.capacity,
             path=[link.entry.address for link in attempt.path],

@@ -40,9 +40,9 @@ from onesweep.stages.wire.messages import (
     Outcome,
     StageWork,
     hand_on,
-    microseconds_until,
     next_decode,
     protocol_refusal,
+    seconds_until,
     summed,
     work_of,
 )
@@ -353,7 +353,7 @@ class Host:
         self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
 
     def _push(self, hop: stage_pb2.Hop, due_at: float) -> None:
-        hop.left_us = microseconds_until(due_at)
+        hop.left_s = seconds_until(due_at)
         try:
             if not self._ends_here(hop):
                 self._send(hop, self.next_hosts.to(_address(hop)))

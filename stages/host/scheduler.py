@@ -59,7 +59,7 @@ class ScheduledHop:
     reply: asyncio.Future[Outcome] | None = None
 
     def __post_init__(self) -> None:
-        self.due_at = time.monotonic() + self.hop.left_us / 1e6
+        self.due_at = time.monotonic() + self.hop.left_s
 
 
 class Scheduler:

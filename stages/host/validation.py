@@ -90,7 +90,7 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> HopRequest:
         request = _sweep(hop, work, source)
     else:
         request = _pipeline(hop, work, kind, source, plan)
-    if not hop.left_us:
+    if not hop.left_s > 0:  # true for NaN too
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return request
 

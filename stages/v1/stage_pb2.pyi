@@ -540,7 +540,7 @@ class Hop(_message.Message):
 
     ROUTER_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
-    LEFT_US_FIELD_NUMBER: _builtins.int
+    LEFT_S_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     CAPACITY_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
@@ -562,7 +562,7 @@ class Hop(_message.Message):
     """who gets the result: the name of a subscriber"""
     session: _builtins.str
     """chosen by the router, unguessable"""
-    left_us: _builtins.int
+    left_s: _builtins.float
     """until its deadline, as it leaves its sender; its way is not counted"""
     digest: _builtins.str
     """weights that must do the work"""
@@ -609,7 +609,7 @@ class Hop(_message.Message):
         *,
         router: _builtins.str = ...,
         session: _builtins.str = ...,
-        left_us: _builtins.int = ...,
+        left_s: _builtins.float = ...,
         digest: _builtins.str = ...,
         capacity: _builtins.int = ...,
         timings: _abc.Iterable[Global___HopTiming] | None = ...,
@@ -630,7 +630,7 @@ class Hop(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "decode", b"decode", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "consult", b"consult", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_us", b"left_us", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "consult", b"consult", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score", "draw", "denoise", "consult"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015

@@ -20,7 +20,7 @@ import grpc.aio
 from onesweep.stages.errors import InputError, printable
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_channel
-from onesweep.stages.wire.messages import PROTOCOL, Outcome, microseconds_until, protocol_refusal
+from onesweep.stages.wire.messages import PROTOCOL, Outcome, protocol_refusal, seconds_until
 from onesweep.stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 
@@ -72,7 +72,7 @@ class _Handover:
 
     def __init__(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         self.hop, self._settled = hop, settled
-        self.begin, self.due_at = time.perf_counter(), time.monotonic() + hop.left_us / 1e6
+        self.begin, self.due_at = time.perf_counter(), time.monotonic() + hop.left_s
         self.timer: asyncio.TimerHandle | None = None
         self.is_settled = False
 
@@ -132,7 +132,7 @@ class Relay:
 
     def _hand_over(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         handover = _Handover(hop, settled)
-        left_s = hop.left_us / 1e6
+        left_s = hop.left_s
         loop = asyncio.get_running_loop()
         handover.timer = loop.call_later(max(min(self.hop_timeout_s, left_s), 0.001), self._expire, handover, left_s)
         self._outbox.append(handover)
@@ -150,7 +150,7 @@ class Relay:
     async def run(self, hop: stage_pb2.Hop) -> Outcome:
         """Have a hop done and wait for its outcome. Raises StatusError."""
         self.wake()
-        left_s, begin = hop.left_us / 1e6, time.perf_counter()
+        left_s, begin = hop.left_s, time.perf_counter()
         try:
             request = stage_pb2.RunRequest(hop=hop, protocol=PROTOCOL)
             response = await self.stub.Run(request, timeout=max(left_s, 0.001))
@@ -309,7 +309,7 @@ class Relay:
         while self._outbox and size < BATCH_BYTES and len(taken) < BATCH_HOPS:
             handover = self._outbox.popleft()
             if not handover.is_settled:
-                handover.hop.left_us = microseconds_until(handover.due_at)  # it waited here
+                handover.hop.left_s = seconds_until(handover.due_at)  # it waited here
                 taken.append(handover)
                 size += handover.hop.ByteSize()
         self.meter.sent(size)

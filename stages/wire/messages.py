@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard, TypeVar
@@ -34,9 +33,9 @@ M = TypeVar("M", bound=Message)
 Outcome = stage_pb2.Hop | stage_pb2.Event
 
 
-def microseconds_until(due_at: float) -> int:
-    """Microseconds until `due_at`, by the monotonic clock; 0 once it is over."""
-    return max(math.ceil((due_at - time.monotonic()) * 1e6), 0)  # up: thousands of hops must not shorten it
+def seconds_until(due_at: float) -> float:
+    """Seconds until `due_at`, by the monotonic clock; 0 once it is over."""
+    return max(due_at - time.monotonic(), 0.0)
 
 
 def work_of(hop: stage_pb2.Hop) -> AnyWork:

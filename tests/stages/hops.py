@@ -46,7 +46,7 @@ LONG_PROMPT = bytes(i * 37 % 96 + 32 for i in range(400))
 def opening(digest: str = "", session: str = "s", **fields: Any) -> stage_pb2.Hop:
     """The first step of a session: it reads LONG_PROMPT, unless `fields` tell otherwise."""
     hop = stage_pb2.Hop(router=ROUTER, session=session, digest=digest, capacity=500)
-    hop.left_us = 30_000_000
+    hop.left_s = 30
     sampling = stage_pb2.Sampling(seed=3, temperature=0.8)
     put_work(hop, step(**{"clean": LONG_PROMPT, "codec": "fp32", **fields}, sampling=sampling))
     return hop
@@ -54,7 +54,7 @@ def opening(digest: str = "", session: str = "s", **fields: Any) -> stage_pb2.Ho
 
 # Requests: hops, each made of the results before it
 def envelope(kind: str, capacity: int) -> stage_pb2.Hop:
-    return stage_pb2.Hop(router=kind, session=secrets.token_hex(8), capacity=capacity, left_us=600_000_000)
+    return stage_pb2.Hop(router=kind, session=secrets.token_hex(8), capacity=capacity, left_s=600)
 
 
 def sweeps(

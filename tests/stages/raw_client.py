@@ -125,7 +125,7 @@ def peer(address: str) -> Iterator[Peer]:
 
 def sweep(digest: str, session: str = "s", **changes: Any) -> stage_pb2.Hop:
     request = stage_pb2.Hop(router=ROUTER, session=session, capacity=CAPACITY, digest=digest)
-    request.left_us = 30_000_000
+    request.left_s = 30
     fields = {"clean": b"The sea ", "slots": 16, "steps": 2, "codec": "int8", **changes}
     request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
     return request

@@ -85,7 +85,7 @@ async def relay_to(
 
 
 def hop(session: str = "s", left_s: float = 60.0, payload: int = 0) -> stage_pb2.Hop:
-    made = stage_pb2.Hop(session=session, left_us=int(left_s * 1e6))
+    made = stage_pb2.Hop(session=session, left_s=left_s)
     if payload:
         made.sweep.estimate = bytes(payload)
     return made

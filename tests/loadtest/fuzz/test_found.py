@@ -123,7 +123,7 @@ def test_an_answer_that_is_no_message_is_a_refusal(caplog: pytest.LogCaptureFixt
             for call in (relay.describe(CALL_S), relay.warm(0)):
                 with pytest.raises(StatusError, match="the answer is no message"):
                     await call
-            hop = stage_pb2.Hop(session="s", left_us=1 << 42)
+            hop = stage_pb2.Hop(session="s", left_s=1 << 42)
             with pytest.raises(StatusError, match="the answer is no message"):
                 await relay.push(hop)
         finally:
@@ -155,7 +155,7 @@ def plan(bundles: Path) -> HostPlan:
 def test_the_number_of_a_step_leaves_room_for_those_that_follow(plan: HostPlan) -> None:
     """The step after number 2^64 - 1 broke the host's loop, and with it hops of others in the same pass."""
     assert plan.ar is not None
-    hop = stage_pb2.Hop(router="r", session="s", digest=plan.ar.digest, capacity=9, left_us=1 << 42)
+    hop = stage_pb2.Hop(router="r", session="s", digest=plan.ar.digest, capacity=9, left_s=1 << 42)
     put_work(hop, step(clean=b"a", remaining=2, codec="int8", number=MAX_NUMBER))
     assert parse_hop(hop, plan).kind == "ar"
     work_of(hop).number = (1 << 64) - 1

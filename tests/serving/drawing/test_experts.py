@@ -201,7 +201,7 @@ def consult(host: Peer, name: str, **fields: Any) -> stage_pb2.Hop:
         router=ROUTER,
         session=name,
         digest=release.experts.digest,
-        left_us=60_000_000,
+        left_s=60,
         path=["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"],
         consult=stage_pb2.Consult(drawing=stage_pb2.Drawing(**drawing), **work),
     )

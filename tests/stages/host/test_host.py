@@ -46,7 +46,7 @@ def parts(loaded: Parts) -> Parts:
 
 def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
     request = stage_pb2.Hop(router=ROUTER, session=session, capacity=30, digest=host.releases.newest.plan.chain.digest)
-    request.left_us = 30_000_000
+    request.left_s = 30
     fields = {"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes}
     request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
     return request

@@ -63,7 +63,7 @@ def names(bundles: Path) -> dict[str, str]:
 
 def step(digest: str, session: str, number: int = 0, clean: bytes = b"Once ", start: int = 0) -> stage_pb2.Hop:
     hop = stage_pb2.Hop(router=ROUTER, session=session, capacity=40, digest=digest)
-    hop.left_us = 30_000_000
+    hop.left_s = 30
     hop.decode.CopyFrom(stage_pb2.Decode(number=number, start=start, clean=clean, remaining=1, codec="fp32"))
     return hop
 

@@ -47,7 +47,7 @@ def test_it_stays_registered_until_its_requests_have_ended(
         events = stub.Subscribe(stage_pb2.SubscribeRequest(router="r"))
         next(events)
         hop = stage_pb2.Hop(router="r", session="s", capacity=40, digest=described().releases[0].chain.digest)
-        hop.left_us = 60_000_000
+        hop.left_s = 60
         hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"The sea ", slots=16, steps=2, codec="int8"))
         assert not next(stub.Push(iter([stage_pb2.HopBatch(number=1, hops=[hop], protocol=PROTOCOL)]))).rejections
         assert next(events).events[0].text

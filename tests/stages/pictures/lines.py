@@ -37,7 +37,7 @@ class Line:
 
     def hop(self, kind: PictureKind, session: str, plan: DrawPlan = PLAN, **fields: Any) -> stage_pb2.Hop:
         """The first hop of a Draw (chain) or a Denoise (steps)."""
-        hop = stage_pb2.Hop(router=ROUTER, session=session, digest=self.digests[kind], left_us=60_000_000)
+        hop = stage_pb2.Hop(router=ROUTER, session=session, digest=self.digests[kind], left_s=60)
         hop.path.extend(self.path)
         work = stage_pb2.Draw if kind == "chain" else stage_pb2.Denoise
         put_work(hop, work(**{"drawing": drawing_of(plan), "codec": "int8", **fields}))
