@@ -18,6 +18,7 @@ OnesweepError           exit 1
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class OnesweepError(Exception):
@@ -60,6 +61,18 @@ class Interrupted(OnesweepError):
 
 
 class ServiceError(OnesweepError): ...
+
+
+def printable(text: str, newline: str = "⏎") -> str:
+    """Text that cannot move the cursor, colour the screen or forge a line: control characters are shown as symbols."""
+    return "".join(newline if c == "\n" else c if c.isprintable() else "�" for c in text)
+
+
+def regular(path: Path) -> Path:
+    """`path`, to be opened. Raises CheckpointError for a FIFO, socket or device: to open it would wait for ever."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise CheckpointError(f"{path} is no regular file: put the file itself there")
+    return path
 
 
 def close_to(word: str, known: Iterable[str]) -> str:

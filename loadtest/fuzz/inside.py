@@ -50,7 +50,7 @@ class Refresh:
 
     def hop(self, hop: stage_pb2.Hop) -> None:
         hop.router = self.router
-        hop.deadline_unix_ms = int((time.time() + AHEAD_S) * 1000)
+        hop.left_s = AHEAD_S
         number = self.rng.randrange(FEW) if self.rng.random() < 0.3 else self.rng.getrandbits(48)
         hop.session = f"{self.router}.{number:x}"
         if hop.path:

@@ -29,7 +29,7 @@ LOOPBACK = "loopback"  # the profile without a lab: every process on this machin
 AS_FOUND = "as found"  # the profile of a deployment that was not started here
 DEFAULT_HOSTS = 3  # the fewest with a host that is neither first nor last
 FIRST_PORT = parse_address(DEFAULT_ROUTER)[1]
-INSECURE = "--insecure"  # a lab's addresses are not loopback, and nobody else can reach them
+INSECURE, ANYBODY = "--insecure", "--anybody"  # a lab's addresses are not loopback, and nobody else can reach them
 # Benchmarks ask the same prompts again and again: a host that had them in memory would not be measured at all.
 NO_MEMORY = ("--prefix-mb", "0")
 # Before a command on loopback: the process ends with the thread that started it, as everything in a lab does.
@@ -179,7 +179,7 @@ def deployed(
         threads,
         place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
         host_options=(*network.options, *NO_MEMORY, *host_options),
-        router_options=(*network.options, *router_options),
+        router_options=(*network.options, *([ANYBODY] if network.lab else []), *router_options),
     ) as deployment:
         access = Access(topology.router, insecure=network.lab is not None)
         testbed = Testbed(access, network, checkpoint, deployment)

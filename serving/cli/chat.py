@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onesweep.serving.cli.generate import add_router_options, async_client_of
-from onesweep.serving.client.comparison import INFILL, printable
+from onesweep.serving.client.comparison import INFILL
 from onesweep.serving.client.result import Result
 from onesweep.serving.drawing import PICTURES_SERVED
 from onesweep.serving.router.request import MAX_TIMEOUT_S
-from onesweep.stages.errors import InputError, OnesweepError, one_of
+from onesweep.stages.errors import InputError, OnesweepError, one_of, printable
 from onesweep.stages.signals import Terminated, ends_cleanly, run_interruptible
 
 if TYPE_CHECKING:

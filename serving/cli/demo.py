@@ -16,9 +16,10 @@ from onesweep.serving.cli.deployment import SHIPPED, Deployment, temporary_deplo
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.cli.run import HOSTS, add_import_options, find_checkpoint, manifest_record
 from onesweep.serving.client.client import Client, DrawnPictures, Result, TextDecoder
-from onesweep.serving.client.comparison import AUTO, TEXT_WIDTH, all_entrants, printable, run_entrants
+from onesweep.serving.client.comparison import AUTO, TEXT_WIDTH, all_entrants, run_entrants
 from onesweep.serving.router.request import MAX_TIMEOUT_S
 from onesweep.serving.router.topology import local_topology
+from onesweep.stages.errors import printable
 from onesweep.stages.progress import ProgressLine
 from onesweep.stages.signals import ends_cleanly
 

@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from onesweep.serving.client.comparison import all_entrants, comparison, named_entrants, printable, run_entrants, titled
+from onesweep.serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants, titled
 from onesweep.serving.client.result import Result
 from onesweep.serving.modes import MODES
 from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, SETTINGS, Request
-from onesweep.stages.errors import ServiceError
+from onesweep.stages.errors import ServiceError, printable
 from onesweep.stages.settings import add_flags, check_destination, write_destination
 from onesweep.stages.signals import run_interruptible
 from onesweep.stages.wire.flags import add_client_options, add_token_options

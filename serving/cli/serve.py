@@ -285,6 +285,7 @@ def run_status(options: argparse.Namespace) -> int:
         state = f"ready, {host.rtt_ms:.1f} ms, {host.sessions} sessions" if host.ready else host.reason
         if status.release and host.releases and status.release not in host.releases:
             state += f"; it has release {host.releases[-1]}"
+        state += f"; {host.warning}" if host.warning else ""
         print(f"{host.name:10} {host.address:22} blocks {blocks:6} {state}")
     release = f"release {status.release}" if status.release else "no release yet"
     print(f"{release}; before: {status.previous}" if status.previous else release)

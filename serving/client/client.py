@@ -23,7 +23,7 @@ from onesweep.serving.client.result import DrawnPictures, Logprobs, Result, pict
 from onesweep.serving.drawing.request import drawing_message
 from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.errors import InputError, ServiceError, printable
 from onesweep.stages.wire.channel import check_target, is_loopback, open_blocking_channel, open_channel
 from onesweep.stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms, trailing_metadata
 from onesweep.stages.wire.tls import Security, Tls, handshake_problem
@@ -67,7 +67,7 @@ def error_of(
     error: grpc.RpcError | grpc.aio.AioRpcError, address: str, timeout_s: float, security: Security
 ) -> Exception:
     """The exception for people that a status stands for."""
-    code, details = error.code(), error.details() or ""
+    code, details = error.code(), printable(error.details() or "", newline=" ")
     metadata = call_metadata(error)
     request = metadata.get(REQUEST_KEY, "")
     if code in _USER_MISTAKES:

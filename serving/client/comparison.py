@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from onesweep.serving.client.result import Result
 from onesweep.serving.modes import SCORERS
-from onesweep.stages.errors import InputError, OnesweepError, one_of
+from onesweep.stages.errors import InputError, OnesweepError, one_of, printable
 
 if TYPE_CHECKING:
     from onesweep.serving.client.client import Client
@@ -136,8 +136,3 @@ def _row(mode: str, result: Result) -> tuple[str, ...]:
 def _wrapped(prompt: str, text: str, suffix: str) -> str:
     shown = "|".join(printable(part) for part in (prompt, text, *([suffix] if suffix else [])))
     return textwrap.indent("\n".join(textwrap.wrap(shown, TEXT_WIDTH, drop_whitespace=False)), "  ")
-
-
-def printable(text: str, newline: str = "⏎") -> str:
-    """Text that cannot move the cursor or colour the screen: control characters are shown as symbols."""
-    return "".join(newline if c == "\n" else c if c.isprintable() else "�" for c in text)

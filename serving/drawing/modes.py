@@ -50,7 +50,7 @@ class CheckedDrawing:
     plan: DrawPlan
     codec: str
     previews: bool
-    deadline_unix_ms: int
+    due_at: float
     link_ms: int
 
     @property
@@ -167,7 +167,7 @@ class _RingDrawing(DrawingMode):
                 raise internal(f"pictures of {len(event.pictures.pixels)} bytes came, where {order.size} are due")
 
         evaluations = order.plan.evaluations
-        with Session(self.ring, self.kind, evaluations, order.deadline_unix_ms, account, first_part) as session:
+        with Session(self.ring, self.kind, evaluations, order.due_at, account, first_part) as session:
             session.on_preview = on_preview
             await session.push(self._work(order))
             return await session.event(check)

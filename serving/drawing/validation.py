@@ -28,9 +28,7 @@ def check_drawing_mode(name: str, modes: Modes) -> DrawingMode:
     return modes[name]
 
 
-def check_drawing(
-    request: router_pb2.DrawRequest, mode: DrawingMode, modes: Modes, deadline_unix_ms: int
-) -> CheckedDrawing:
+def check_drawing(request: router_pb2.DrawRequest, mode: DrawingMode, modes: Modes, due_at: float) -> CheckedDrawing:
     """A request that `mode` can serve. Meaningful once the hosts are ready. Raises StatusError.
 
     :param modes: all of them, to name those that are served. Nothing of the pictures' size is made before their number
@@ -62,7 +60,7 @@ def check_drawing(
         raise invalid(f"mode {mode.name} has no previews: leave them out, or use mode chain")
     classes = [_class_index(name, mode.info) for name in request.classes for _ in range(each)]
     plan = DrawPlan(request.seed, tuple(classes), levels, solver, guidance)
-    return CheckedDrawing(mode, plan, codec, request.previews, deadline_unix_ms, request.link_ms)
+    return CheckedDrawing(mode, plan, codec, request.previews, due_at, request.link_ms)
 
 
 def _class_index(name: str, info: stage_pb2.PictureInfo) -> int:

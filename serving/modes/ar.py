@@ -29,7 +29,7 @@ class ArMode(PipelineMode):
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         alphabet = self.tokenizer.alphabet
         capacity = alphabet.count(request.prompt) + request.max_symbols - 1  # the last symbol is never read back
-        with Session(self.ring, self.kind, capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
             # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
             await session.push(
                 stage_pb2.Decode(

@@ -47,7 +47,7 @@ class Generation(Request):
     suffix: bytes = b""
     # To generate, if the text does not end before.
     max_symbols: int
-    deadline_unix_ms: int
+    due_at: float
     temperature: float = DEFAULT_TEMPERATURE
     # Whether the temperature is the user's, not the default.
     own_temperature: bool = False

@@ -129,7 +129,7 @@ class Branches:
             return np.concatenate(list(streams), axis=1)
 
         cache_bytes = count * sequence.model.branch_bytes(length)
-        job = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.deadline_unix_ms, cache_bytes)
+        job = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.due_at, cache_bytes)
         written = await sequence.model.passes.draft(job)
         texts = [alphabet.encode(row) for row in written.symbols]
         return Candidates(texts, np.log(written.odds, dtype=np.float64), written.compute_ms)

@@ -39,7 +39,7 @@ class ChunkedMode(PipelineMode):
         account.chunk = max(account.chunk, chunk)
         # the last chunk is never read back, so the hosts need not cache it
         capacity = alphabet.count(request.prompt) + (left - 1) // chunk * chunk
-        with Session(self.ring, self.kind, capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
             clean, start, number = request.prompt, 0, 0
             while left:
                 event = await _sweep(session, request, alphabet, number, start, clean, min(chunk, left))

@@ -13,7 +13,7 @@ from typing import Any, Self
 from onesweep.serving.modes import MODES
 from onesweep.serving.modes.base import DEFAULT_TEMPERATURE
 from onesweep.serving.router.request import Request
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, regular
 
 VERSION = 1
 WRITTEN_BY = "onesweep bench frontier --write FILE"
@@ -175,7 +175,7 @@ class Frontier:
 def read_frontier(path: Path) -> Frontier:
     """Raises InputError that names the file, what is wrong with it, and what writes another."""
     try:
-        return Frontier.from_record(json.loads(path.read_text(encoding="utf-8")))
+        return Frontier.from_record(json.loads(regular(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(f"cannot read the frontier {path}: {error.strerror}; {WRITTEN_BY!r} writes one") from None
     except (ValueError, RecursionError) as error:

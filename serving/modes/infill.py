@@ -314,7 +314,7 @@ class InfillMode(ScoredMode):
         *_, last = pieces = list(_pieces(whole, sizes.chunk))
         text, read = request.prompt, 0
         # candidates are not remembered, so the hosts need to cache nothing of the last piece
-        with Session(self.ring, SCORERS[name], reach - last, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, SCORERS[name], reach - last, request.due_at, account) as session:
             for number, length in enumerate(pieces):
                 head = self._head(request) if number == len(pieces) - 1 else b""
                 drafts = sizes.drafts if head else sizes.candidates

@@ -69,7 +69,7 @@ class LocalMode(Mode):
             request.max_symbols,
             request.temperature,
             request.seed,
-            request.deadline_unix_ms,
+            request.due_at,
             request.shaping,
         )
         async with aclosing(turns):
@@ -86,9 +86,7 @@ class LocalMode(Mode):
         assert self.model is not None
         length = self.length(request)
         reach = self.tokenizer.alphabet.count(request.prompt) + length
-        branches = Branches(
-            LocalSequence(self.model, reach, request.temperature, request.seed, request.deadline_unix_ms)
-        )
+        branches = Branches(LocalSequence(self.model, reach, request.temperature, request.seed, request.due_at))
         assert request.candidates
         drafted = await branches.write(request.prompt, length, request.candidates, 0)
         best = int(drafted.nats.sum(axis=1).argmax())

@@ -61,10 +61,10 @@ class ResampleMode(ScoredMode):
         account.scorer, alphabet = name, self.tokenizer.alphabet
         reach = alphabet.count(request.prompt) + request.max_symbols
         temperature = self._usual.coolness * request.temperature
-        drafter = Branches(LocalSequence(model, reach, temperature, request.seed, request.deadline_unix_ms))
+        drafter = Branches(LocalSequence(model, reach, temperature, request.seed, request.due_at))
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1
-        with Session(self.ring, SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, SCORERS[name], capacity, request.due_at, account) as session:
             # one text is carried on: 4, 8 and 32 of them at equal candidates closed no more of the gap to the scorer
             # (101, 108, 104 % against 107 +- 4 %), and would double what travels
             text, read, left, number = request.prompt, 0, request.max_symbols, 0

@@ -57,7 +57,7 @@ class SpeculativeMode(ArMode):
             return
         drafter, worth, alphabet = self._drafter(name, request), self._worth[name], self.tokenizer.alphabet
         capacity = self._reach(request) - 1  # the last symbol is never read back
-        with Session(self.ring, "ar", capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, "ar", capacity, request.due_at, account) as session:
             text, read, left, number = request.prompt, 0, request.max_symbols, 0
             with closing(AsyncDrafting(drafter, worth, alphabet, account)) as ahead:
                 draft = await drafter.draft(text, _plan(request, left)) if left > 1 else Draft()
@@ -106,7 +106,7 @@ class SpeculativeMode(ArMode):
         if not self._hosts_draft:
             raise invalid("drafter 'hosts' needs a model with a draft head, and the hosts' has none: choose another")
         alphabet, left = self.tokenizer.alphabet, request.max_symbols
-        with Session(self.ring, "ar", self._reach(request) - 1, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, "ar", self._reach(request) - 1, request.due_at, account) as session:
             drafting = stage_pb2.Drafting(remaining=left, most=request.draft or 0, branches=request.branches or 0)
             await session.push(
                 stage_pb2.Verify(

@@ -84,7 +84,7 @@ class VerifiedMode(ScoredMode):
         account.scorer, alphabet = name, self.tokenizer.alphabet
         capacity = alphabet.count(request.prompt) + request.max_symbols
         sequence = LocalSequence(model, capacity, request.temperature, request.seed, shaping=request.shaping)
-        with Session(self.ring, SCORERS[name], capacity, request.deadline_unix_ms, account) as session:
+        with Session(self.ring, SCORERS[name], capacity, request.due_at, account) as session:
             judges = _Judges(session, request, alphabet, account)
             text, left = request.prompt, request.max_symbols
             while left:

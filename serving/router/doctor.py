@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from onesweep.serving.router.paths import clock_warning
 from onesweep.serving.router.topology import HostEntry, Topology
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Relay
 from onesweep.stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
-from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.status import StatusError, made_printable
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 MESSAGE_BYTES = 4 << 20
 # A sweep of 512 bytes in int8.
 STATE_BYTES = 18 << 10
 SLOW_MBPS = 10.0
-CLOCK_LIMIT_MS = 500.0
 REACH_TIMEOUT_S = 5.0
 ADVICE = {
     "cubic": "best where nothing is lost; on a link that loses packets bbr is far better",
@@ -126,6 +126,7 @@ async def _examine_host(report: Report, topology: Topology, host: HostEntry, rel
     probe = await _measured(
         relay, lambda: relay.stub.Probe(stage_pb2.ProbeRequest(bytes=MAX_PROBE_BYTES), timeout=PROBE_TIMEOUT_S * 10)
     )
+    made_printable(probe)
     if relay.rtt_ms is None:
         await relay.warm(0)
     offset_ms = probe.unix_us / 1000 - begin * 1000 - (relay.rtt_ms or 0.0) / 2
@@ -190,12 +191,8 @@ def judge(report: Report) -> None:
     for machine in report.machines:
         if machine.version != ours.version:
             report.bad(machine.name, f"runs onesweep {machine.version}, the router's machine {ours.version}: use one")
-        if abs(machine.clock_offset_ms) > CLOCK_LIMIT_MS:
-            report.bad(
-                machine.name,
-                f"its clock is {machine.clock_offset_ms / 1000:+.1f} s from here: deadlines are absolute times, "
-                "so requests would be dropped early or late; run NTP (timedatectl set-ntp true)",
-            )
+        if warning := clock_warning(machine.clock_offset_ms / 1000, 0.0, 0.0):
+            report.bad(machine.name, warning)
     hosts = report.machines[1:]
     _judge_backends(report, hosts)
     for kind in ("chain", "ar", "scorer"):

@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -27,9 +27,12 @@ RELEASE_AFTER_S = 0.005
 # Sessions that a lost host is still to free; older ones end there with their leases.
 MOST_OWED = 4096
 MESSAGE_BYTES = 64 << 20
-# A host whose answer to a keep-warm message is so late, and by three round trips, is taken for lost. gRPC's own
-# keepalive takes 15 s with the least settings that servers accept.
+# A host whose answer to a keep-warm message is so late, by three round trips and by twice what its answers took lately,
+# or what it says that it stood still, is taken for lost. gRPC's own keepalive takes 15 s with the least settings that
+# servers accept.
 SILENT_S = 1.0
+# Clocks that differ by more are named: certificates, logs and traces go by them. Deadlines do not.
+CLOCK_LIMIT_S = 0.5
 # Weight of a new time in the running mean of a host's times.
 LEARN = 0.1
 
@@ -48,8 +51,10 @@ class HostLink:
         self.held: dict[Weights, stage_pb2.Release] = {}
         # Why no request can use this host; empty when one can.
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
-        # What an audit found against it: it gets no work any more.
-        self.quarantined = ""
+        # Something to mend, though requests can use it; empty where nothing is known.
+        self.warning = ""
+        # What an audit found against it: it gets no work until then, by the monotonic clock.
+        self.quarantined, self.quarantined_until = "", 0.0
         # Of this router, under way.
         self.sessions = 0
         # Running mean of what a hop takes here, waiting included.
@@ -74,7 +79,10 @@ class HostLink:
         if self.relay.asked_at is None:
             return None
         quiet_s = time.monotonic() - self.relay.asked_at
-        return quiet_s if quiet_s > SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000 else None
+        usual_s = SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000
+        late_s = max(self.relay.late_ms, self.info.stall_ms if self.info else 0) / 1000
+        # No longer than a description is waited for, whatever the host says of itself.
+        return quiet_s if quiet_s > max(usual_s, min(usual_s + 2 * late_s, self.relay.hop_timeout_s)) else None
 
     def learn(self, timing: stage_pb2.HopTiming) -> None:
         """Book what a hop took."""
@@ -102,11 +110,15 @@ class HostLink:
         """Number of `prefixes`, the digests of a text's beginnings, the shortest first, that the host keeps."""
         return next((i for i, each in enumerate(prefixes) if each[:LISTED_BYTES] not in self.prefixes), len(prefixes))
 
-    async def describe(self) -> None:
-        """Refresh `info` and `problem`. Raises Refusal when the host does not answer."""
-        info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version)
+    async def describe(self, sessions: Iterable[str] = ()) -> None:
+        """Refresh `info` and `problem`, and the leases of `sessions`. Raises Refusal when the host does not answer."""
+        begin = time.time()
+        info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions)
         self.hear(info)
+        self.warning = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
         self.hear_prefixes(info.prefixes)
+        if time.monotonic() >= self.quarantined_until:
+            self.quarantined = ""
         if self.quarantined:
             self.problem = f"host {self.entry.name} at {self.entry.address} is quarantined: {self.quarantined}"
         elif tuple(info.blocks) != self.entry.blocks:
@@ -148,6 +160,18 @@ class HostLink:
             self._releasing = False
 
 
+def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:
+    """A sentence about a clock that told `clock_s` between two moments of this machine's, Unix seconds; empty where
+    they agree."""
+    off_s = clock_s - (begin_s + end_s) / 2
+    if abs(off_s) - (end_s - begin_s) / 2 <= CLOCK_LIMIT_S:
+        return ""
+    return (
+        f"its clock is {off_s:+.1f} s from here: logs and traces do not match, and certificates may be refused; "
+        "run NTP (timedatectl set-ntp true)"
+    )
+
+
 # Which hosts a request goes through: those that hold all blocks between them with the least delay and waiting.
 
 HostPath = tuple[HostLink, ...]
@@ -174,6 +198,8 @@ class Attempt:
     batches: list[stage_pb2.Event] = field(default_factory=list)
     # Symbols that the hosts are to have in memory, until the first result shows that they had.
     recalled: int = 0
+    # It reads again what other hosts had read, and brought no result yet.
+    replays: bool = False
 
     def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
         """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # A client that gives up so shortly before its deadline was told by its own clock that it had passed.
-JITTER_MS = 20
+JITTER_S = 0.02
 # What a mode is called that does not exist: nothing that a client made up becomes a label, or part of a log.
 UNKNOWN_MODE = "unknown"
 
@@ -44,10 +44,11 @@ class RequestRecord:
     """One request, for `with`: `stamp` and `arrived` find it, and it is closed however the block ends."""
 
     def __init__(
-        self, mode: str, deadline_unix_ms: int, figures: RouterCounters | None = None, tracer: Tracer | None = None
+        self, mode: str, due_at: float, figures: RouterCounters | None = None, tracer: Tracer | None = None
     ) -> None:
-        """:param mode: one that exists, or UNKNOWN_MODE."""
-        self.mode, self.deadline_unix_ms = mode, deadline_unix_ms
+        """:param mode: one that exists, or UNKNOWN_MODE.
+        :param due_at: its deadline, by the monotonic clock."""
+        self.mode, self.due_at = mode, due_at
         self.name = secrets.token_hex(8)
         self.account = Account()
         # Once the request is done.
@@ -68,7 +69,7 @@ class RequestRecord:
     @property
     def left_s(self) -> float:
         """Until the deadline."""
-        return self.deadline_unix_ms / 1000 - time.time()
+        return self.due_at - time.monotonic()
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -115,7 +116,7 @@ class RequestRecord:
             # a sentence about a wrong field may quote it, and nothing that a client sent is logged
             self._reason = "" if error.code is grpc.StatusCode.INVALID_ARGUMENT else error.message
         elif isinstance(error, asyncio.CancelledError | GeneratorExit):
-            late = time.time() * 1000 >= self.deadline_unix_ms - JITTER_MS
+            late = time.monotonic() >= self.due_at - JITTER_S
             self.code = grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.CANCELLED
         else:
             self.code = grpc.StatusCode.UNKNOWN

@@ -32,6 +32,8 @@ from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 LEAST_S = 1.0
 # Second tries that may be made at once, after a quiet time.
 HEDGES = 10.0
+# Replays under way at once, on all hosts; further ones wait for those to bring a result.
+MOST_REPLAYS = 8
 # And of all results, how many may need one: when everything is slow, more work would make it slower.
 HEDGE_SHARE = 0.05
 
@@ -74,6 +76,7 @@ WATCH_S = 0.2
 # Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer.
 CLOSE_S = 1.0
 WARM_BYTES = 16 << 10
+MOST_QUARANTINE_H = 32.0
 
 
 class Ring:
@@ -100,8 +103,9 @@ class Ring:
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # What audits found, by the host's name: one that comes back gets no work either.
-        self._quarantined: dict[str, str] = {}
+        # What audits found, by the host's name, until when, and how often: one that comes back gets no work either.
+        self._quarantined: dict[str, tuple[str, float]] = {}
+        self._accusations = Counter[str]()
         # Counts what may make another way the best, or none.
         self.changes = 0
         self._hosts, self._meter = tuple(hosts), meter
@@ -171,6 +175,10 @@ class Ring:
             link.relay.wake()
         return attempt
 
+    def may_replay(self) -> bool:
+        """True where one more request may read again what other hosts had read: all at once would stall those left."""
+        return sum(attempt.replays for attempt in self._attempts.values()) < MOST_REPLAYS
+
     def end(self, attempt: Attempt) -> None:
         """Free an attempt's sessions on its hosts."""
         del self._attempts[attempt.name]
@@ -181,12 +189,16 @@ class Ring:
     def quarantine(self, link: HostLink, reason: str) -> None:
         """Give a host no work any more; sessions that it worked for fail (`Session.event`)."""
         name = link.entry.name
-        log.error("host %s is faulty: %s; it is quarantined until the router restarts", name, reason)
-        said = f"an audit found that {reason}; look at its machine and weights, then restart the router"
-        self._quarantined[name] = said
+        # A passing fault, or a tie that machines of two kinds break differently, costs an hour; a liar gets no work.
+        hours = min(2.0 ** self._accusations[name], MOST_QUARANTINE_H)
+        self._accusations[name] += 1
+        log.error("host %s is faulty: %s; it is quarantined for %d h", name, reason, hours)
+        said = f"an audit found that {reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
+        until = time.monotonic() + hours * 3600
+        self._quarantined[name] = said, until
         # it may have registered anew while the audit looked at it
         for each in {link, *(other for other in self.links if other.entry.name == name)}:
-            each.quarantined = said
+            each.quarantined, each.quarantined_until = said, until
             self._lose(each, said)
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
@@ -196,7 +208,7 @@ class Ring:
 
     def _link(self, entry: HostEntry) -> HostLink:
         link = HostLink(entry, self.name, self.settings.hop_timeout_s, self._security)
-        link.quarantined = self._quarantined.get(entry.name, "")
+        link.quarantined, link.quarantined_until = self._quarantined.get(entry.name, ("", 0.0))
         if self._meter is not None:
             link.relay.meter = self._meter(entry.name)
         return link
@@ -230,14 +242,15 @@ class Ring:
                     if pause_s and warmer is None:
                         await link.relay.warm(WARM_BYTES)
                         warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
-                    await link.describe()
+                    # a host holds a session while those behind it work, however long that takes
+                    await link.describe([name for name, each in self._attempts.items() if link in each.path])
                     self.changes += 1
                     if link.problem != before:
                         log.info("%s", link.problem or f"host {link.entry.name} is ready")
                     self.spawn(link.release())
                 except StatusError as refusal:
                     self._lose(link, refusal.message)
-                usual_s = IDLE_DESCRIBE_S if link.relay.is_idle else DESCRIBE_S
+                usual_s = IDLE_DESCRIBE_S if link.relay.is_idle and not link.sessions else DESCRIBE_S
                 await asyncio.sleep(RETRY_S if link.problem else usual_s)
         finally:
             if warmer is not None:
@@ -253,20 +266,23 @@ class Ring:
             before = now
             for link in self.links:
                 if not stalled and not link.problem and (silent_s := link.silent_s()) is not None:
-                    self._lose(link, f"it has been silent for {silent_s:.1f} s")
+                    self._lose(link, f"it has been silent for {silent_s:.1f} s", is_gone=False)
 
     def _deliver(self, event: stage_pb2.Event) -> None:
         attempt = self._attempts.get(event.session)
         if attempt is not None:  # else the client has gone
             attempt.receive(attempt, event)
 
-    def _lose(self, link: HostLink, reason: str) -> None:
+    def _lose(self, link: HostLink, reason: str, is_gone: bool = True) -> None:
         name = f"host {link.entry.name} at {link.entry.address}"
         # a reason that names the host already says what happened and what to do
         problem = reason if reason.startswith(name) else f"{name} is lost ({reason}); see that it runs"
         if not link.problem:
             log.warning("%s", problem)
         link.problem, self.changes = problem, self.changes + 1
+        # To leave a slow host is no use where the work can only be done again on the same one.
+        if not is_gone and not any(self.choose(weights) for weights in link.held):
+            return
         fault = stage_pb2.Fault(code=grpc.StatusCode.UNAVAILABLE.value[0], message=problem, lost=link.entry.address)
         for attempt in list(self._attempts.values()):
             if link in attempt.path:

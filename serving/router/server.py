@@ -136,10 +136,10 @@ def _server_of(service: RouterService, checks: Health) -> grpc.aio.Server:
 def _own_name(settings: RouterSettings) -> str:
     """The router's name in its certificate; empty without one. Raises InputError for what must not be served so."""
     security = settings.security
-    if settings.tokens is None and not security.insecure and not is_loopback(settings.listen):
+    if settings.tokens is None and not settings.anybody and not is_loopback(settings.listen):
         raise InputError(
             f"{settings.listen} can be reached from other machines, and anybody could generate: "
-            "give --tokens (`onesweep token add` makes them), or accept it with --insecure"
+            "give --tokens (`onesweep token add` makes them), or accept it with --anybody"
         )
     if security.tls is None:
         return ""

@@ -155,6 +155,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         for each in info.links
                     ],
                     releases=[release.name for release in link.held.values()],
+                    warning=link.warning,
                 )
                 for link in self.ring.links
                 for info in [link.info or stage_pb2.DescribeResponse()]
@@ -231,7 +232,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         mode = check_drawing_mode(request.mode, served.drawing)
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
-        order = check_drawing(request, mode, served.drawing, ticket.deadline_unix_ms)
+        order = check_drawing(request, mode, served.drawing, ticket.due_at)
         ticket.link_ms = self._checked_link_ms(order.link_ms)
         account = ticket.account = Account()
         served.requests += 1
@@ -259,7 +260,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GenerateRequest, ticket: RequestRecord, served: ActiveRelease
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, served.modes)
-        generation = check_request(request, mode, ticket.deadline_unix_ms)
+        generation = check_request(request, mode, ticket.due_at)
         ticket.link_ms = self._checked_link_ms(generation.link_ms or 0)
         account = ticket.account = Account()
         if mode.uses_hosts:
@@ -313,7 +314,7 @@ def _told(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:
     return router_pb2.TokenLogprob(text=tokenizer.token_text(drawn.symbol), logprob=drawn.nats, top=top)
 
 
-def _deadline(context: Context) -> int:
-    """Absolute deadline of a call, Unix milliseconds; calls without one get the default."""
+def _deadline(context: Context) -> float:
+    """Deadline of a call, by the monotonic clock; calls without one get the default."""
     left = context.time_remaining()
-    return int((time.time() + min(DEFAULT_TIMEOUT_S if left is None else left, MAX_TIMEOUT_S)) * 1000)
+    return time.monotonic() + min(DEFAULT_TIMEOUT_S if left is None else left, MAX_TIMEOUT_S)

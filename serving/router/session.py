@@ -39,6 +39,7 @@ from onesweep.stages.wire.messages import (
     merged,
     put_work,
     results_of,
+    seconds_until,
     step_hops,
 )
 from onesweep.stages.wire.status import StatusError, internal, unavailable
@@ -78,10 +79,11 @@ class Session:
     """
 
     def __init__(
-        self, view: RingView, kind: ModelKind, capacity: int, deadline_unix_ms: int, account: Account, first: int = 0
+        self, view: RingView, kind: ModelKind, capacity: int, due_at: float, account: Account, first: int = 0
     ) -> None:
         """:param view: the hosts and the weights that every try uses: a text comes from one set.
         :param capacity: positions that the hosts keep room for.
+        :param due_at: the deadline, by the monotonic clock.
         :param first: part of the model whose host gets the work first."""
         model = view.model(kind)
         self.ring, self.kind, self.weights, self.capacity = view.ring, kind, view.weights, capacity
@@ -92,7 +94,7 @@ class Session:
         self._cut = partial(
             step_hops, alphabet=self.alphabet, most=view.settings.pieces, rows=rows(model.width if model else 1)
         )
-        self.deadline_unix_ms, self.account = deadline_unix_ms, account
+        self.due_at, self.account = due_at, account
         self._choose = partial(view.ring.choose, self.weights, first_part=first)
         self.attempts: list[Attempt] = []
         self._digest = self.weights[MODEL_KINDS.index(kind)]
@@ -192,6 +194,7 @@ class Session:
             fault = stage_pb2.Fault(code=_Code.INTERNAL.value[0], message="the hosts sent results without end")
             event = stage_pb2.Event(session=attempt.name, fault=fault)
         attempt.unread += 1
+        attempt.replays &= event.WhichOneof("outcome") == "fault"
         self._inbox.put_nowait((attempt, event))
 
     @property
@@ -243,7 +246,7 @@ class Session:
         """The next event; None when it is time for a second try."""
         if not self._inbox.empty():
             return self._inbox.get_nowait()
-        left_s = self.deadline_unix_ms / 1000 - time.time()
+        left_s = self.due_at - time.monotonic()
         waited_s = time.monotonic() - self._waiting_since
         patient = len(self.attempts) > 1 or self._tries > 0
         wait_s = left_s if patient else min(self.ring.hedging.wait_s(self._pace, left_s) - waited_s, left_s)
@@ -251,7 +254,7 @@ class Session:
             async with asyncio.timeout(max(wait_s, 0.0)):
                 return await self._inbox.get()
         except TimeoutError:
-            if time.time() * 1000 < self.deadline_unix_ms:
+            if time.monotonic() < self.due_at:
                 return None
             message = "the deadline passed before the hosts sent a result"
             raise StatusError(_Code.DEADLINE_EXCEEDED, message) from None
@@ -275,7 +278,7 @@ class Session:
             return
         source = f"{fault.host}: " if fault.host else ""
         refusal = StatusError.numbered(fault.code, source + fault.message)
-        is_over = time.time() * 1000 >= self.deadline_unix_ms - ticket.JITTER_MS
+        is_over = time.monotonic() >= self.due_at - ticket.JITTER_S
         late = is_over and refusal.code is _Code.DEADLINE_EXCEEDED
         if refusal.code in OF_THE_ROUTER and not late:
             refusal = internal(refusal.message)
@@ -303,11 +306,11 @@ class Session:
 
     async def _try(self, because: StatusError | None = None) -> None:
         """Begin an attempt, once there are hosts for it. Raises Refusal when there are none for too long."""
-        left_s = self.deadline_unix_ms / 1000 - time.time()
+        left_s = self.due_at - time.monotonic()
         patience_s = min(self.ring.settings.hop_timeout_s, left_s)
         deadline, prefixes = time.monotonic() + patience_s, self._prefixes()
-        while (path := self._choose(self._blamed, prefixes)) is None:
-            if time.monotonic() > deadline:
+        while (path := self._choose(self._blamed, prefixes)) is None or (self._tries and not self.ring.may_replay()):
+            if time.monotonic() > (self.due_at if path else deadline):
                 problem = because.message if because else self.ring.problem_of(self.weights)
                 raise unavailable(f"{problem} (waited {patience_s:.1f} s)")
             await asyncio.sleep(PAUSE_S)
@@ -333,6 +336,7 @@ class Session:
         if self._tries:
             self.account.replays += 1
         attempt = self.ring.begin(path, self._receive)
+        attempt.replays = self._tries > 0
         self.attempts.append(attempt)
         self._catch_up()
         work, memory = self._replay(), None
@@ -368,7 +372,7 @@ class Session:
         hop = stage_pb2.Hop(
             router=self.ring.name,
             session=attempt.name,
-            deadline_unix_ms=self.deadline_unix_ms,
+            left_s=seconds_until(self.due_at),
             digest=self._digest,
             capacity=self.capacity,
             path=[link.entry.address for link in attempt.path],

@@ -93,8 +93,11 @@ class RouterSettings:
     ring: RingSettings = field(default_factory=RingSettings)
     threads: int | None = field(default=None, metadata=flag("processor threads (default: all cores)", above=0))
     security: Security = LOOPBACK_ONLY
-    # None = anybody may ask, on a loopback address or with `insecure`.
+    # None = anybody may ask, on a loopback address or with `anybody`.
     tokens: Path | None = field(default=None, metadata=flag("who may ask, from `onesweep token`"))
+    anybody: bool = field(
+        default=False, metadata=flag("serve without tokens where other machines reach the router: they may all ask")
+    )
     # None = nothing can be deployed.
     shelf: Path | None = field(
         default=None, metadata=flag("keep what is deployed there (none: takes nothing)", metavar="DIR")

@@ -103,7 +103,7 @@ async def _write(mode: Mode) -> None:
         seed=1,
         codec=mode.default_codec,
         max_symbols=TEST_TOKENS,
-        deadline_unix_ms=_deadline(),
+        due_at=_deadline(),
     )
     try:
         account = Account()
@@ -147,8 +147,8 @@ async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
     return total / (len(known) - 1)
 
 
-def _deadline() -> int:
-    return int((time.time() + TEST_TIMEOUT_S) * 1000)
+def _deadline() -> float:
+    return time.monotonic() + TEST_TIMEOUT_S
 
 
 # What an exchange of weights changed, model by model.

@@ -64,7 +64,7 @@ def _served(modes: Mapping[str, Mode]) -> str:
     return f"served here: {', '.join(served)}" if served else "no mode is served yet: see `onesweep status`"
 
 
-def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix_ms: int) -> Generation:
+def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float) -> Generation:
     """A Generation for `mode` from a message, checked as far as it can be without knowing the hosts.
 
     Raises Refusal with a sentence that says what to change.
@@ -117,7 +117,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
     for name, known in KNOWN.items():
         if name in settings and settings[name] not in known:
             raise invalid(f"unknown {name} {settings[name]!r}{one_of(settings[name], known)}")
-    if deadline_unix_ms <= time.time() * 1000:
+    if due_at <= time.monotonic():
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return Generation(
         **settings,
@@ -130,7 +130,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, deadline_unix
         must_call=tuple(request.must_call),
         max_bytes=request.max_bytes or None,
         max_symbols=min(limits),
-        deadline_unix_ms=deadline_unix_ms,
+        due_at=due_at,
         own_temperature="temperature" in given,
     )
 

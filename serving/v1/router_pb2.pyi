@@ -997,6 +997,7 @@ class HostStatus(_message.Message):
     BACKEND_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     RELEASES_FIELD_NUMBER: _builtins.int
+    WARNING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     address: _builtins.str
     ready: _builtins.bool
@@ -1009,6 +1010,8 @@ class HostStatus(_message.Message):
     """hops under way"""
     queue_limit: _builtins.int
     backend: _builtins.str
+    warning: _builtins.str
+    """to be mended, though the host can be used"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1033,10 +1036,11 @@ class HostStatus(_message.Message):
         backend: _builtins.str = ...,
         links: _abc.Iterable[Global___LinkStatus] | None = ...,
         releases: _abc.Iterable[_builtins.str] | None = ...,
+        warning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "blocks", b"blocks", "links", b"links", "name", b"name", "queue_limit", b"queue_limit", "queued", b"queued", "ready", b"ready", "reason", b"reason", "releases", b"releases", "rtt_ms", b"rtt_ms", "session_bytes", b"session_bytes", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "backend", b"backend", "blocks", b"blocks", "links", b"links", "name", b"name", "queue_limit", b"queue_limit", "queued", b"queued", "ready", b"ready", "reason", b"reason", "releases", b"releases", "rtt_ms", b"rtt_ms", "session_bytes", b"session_bytes", "sessions", b"sessions", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,7 +31,7 @@ from onesweep.stages.checkpoint.gate import (
 )
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
 from onesweep.stages.checkpoint.weights import read_weights, write_weights
-from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.errors import CheckpointError, InputError, regular
 from onesweep.stages.memory import require_memory
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyArchitecture, FamilyPart, PipelineStage, new_stage, without_memory
@@ -313,8 +313,8 @@ def new_directory(out: Path) -> Iterator[Path]:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
-    with path.open("rb") as handle:
+    """SHA-256 of a file, read in pieces. Raises OSError, and CheckpointError for what is no regular file."""
+    with regular(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file, update_manifest
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.checkpoint.weights import read_weights, write_weights
-from onesweep.stages.errors import CheckpointError, ShapeError
+from onesweep.stages.errors import CheckpointError, ShapeError, regular
 from onesweep.stages.model.draft_head import DraftHead
 from onesweep.stages.model.families import without_memory
 from onesweep.stages.model.llama import LlamaArchitecture
@@ -38,7 +38,7 @@ def read_draft_head(path: Path, manifest: Manifest) -> DraftHead:
         raise CheckpointError(f"{path}: a draft head needs an AR model of Llama's layers without an option")
     assert isinstance(architecture, LlamaArchitecture)
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular(path), framework="pt") as file:
             (count,) = file.get_slice("symbols").get_shape()
             names = [name.split(".") for name in file.keys()]  # noqa: SIM118 - it is no dict
             layers = len({name[2] for name in names if name[:2] == ["stage", "layers"]})

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.errors import CheckpointError, InputError, regular
 from onesweep.stages.model.architecture import VOCABULARY, Architecture
 from onesweep.stages.model.block import Codes
 from onesweep.stages.model.families import FamilyArchitecture, read_architecture
@@ -155,7 +155,7 @@ def read_manifest(directory: Path) -> Manifest:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"{path} is over {MAX_MANIFEST_BYTES} bytes: that is no manifest")
-        record = json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
+        record = json.loads(regular(path).read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"no checkpoint in {directory}: {MANIFEST_NAME} is missing") from None
     except OSError as error:

@@ -21,7 +21,7 @@ from pathlib import Path
 from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, NGRAM_NAME, Bundle, find_bundle
 from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_manifest
-from onesweep.stages.errors import CheckpointError, ServiceError
+from onesweep.stages.errors import CheckpointError, ServiceError, regular
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
 # Kinds of the models that may lie in a folder; in all others `ar`.
@@ -104,7 +104,7 @@ def read_release_manifest(checkpoint: Path) -> ReleaseManifest:
         manifests = {folder: (path / MANIFEST_NAME).read_bytes() for folder, path in directories.items()}
         return ReleaseManifest(
             manifests,
-            frontier.read_bytes() if frontier.exists() else b"",
+            regular(frontier).read_bytes() if frontier.exists() else b"",
             Part(NGRAM_NAME, file_digest(ngrams), ngrams.stat().st_size, {}) if ngrams.exists() else None,
             directories,
             checkpoint,

@@ -12,7 +12,7 @@ import grpc
 from onesweep.stages.checkpoint.bundle import NGRAM_NAME
 from onesweep.stages.checkpoint.manifest import Part, read_manifest
 from onesweep.stages.checkpoint.release_store import FOLDERS, IncomingRelease, ReleaseManifest, ReleaseStore, Wants
-from onesweep.stages.errors import CheckpointError, InputError, OnesweepError
+from onesweep.stages.errors import CheckpointError, InputError, OnesweepError, regular
 from onesweep.stages.threads import in_thread
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
@@ -51,7 +51,7 @@ class ReleaseTransfer:
             for path in await self._wanted:
                 if self._stopped:
                     return
-                source = self._source(path)
+                source = regular(self._source(path))
                 if self._progress:
                     self._progress(path, source.stat().st_size)
                 with source.open("rb") as file:

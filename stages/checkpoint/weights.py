@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError
+from onesweep.stages.errors import CheckpointError, regular
 
 MAX_HEADER_BYTES = 1 << 20
 
@@ -38,7 +38,7 @@ def read_weights(path: Path, size: int, sha256: str, expected: Shapes, types: Ty
     shapes are checked.
     """
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             found = os.fstat(file.fileno()).st_size
             if found != size:
                 raise CheckpointError(f"{path} has {found} bytes, its manifest says {size}: fetch it again")

@@ -169,6 +169,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
     parser.add_argument("--queue", type=int, default=64, metavar="N", help="hops under way (64)")
+    parser.add_argument("--queue-mb", type=int, default=256, metavar="MB", help="memory for their messages (256)")
     parser.add_argument("--batch", type=int, default=64, metavar="N", help="hops that share a pass; 1 = none (64)")
     parser.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
     add_device(parser)
@@ -186,7 +187,9 @@ def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
     from onesweep.stages.backends import DEFAULT_BACKEND
     from onesweep.stages.host.host import HostSettings
 
-    check_positive(options, "threads", "session_mb", "lease_s", "queue", "batch", "hop_timeout_s", "drain_s")
+    check_positive(
+        options, "threads", "session_mb", "lease_s", "queue", "queue_mb", "batch", "hop_timeout_s", "drain_s"
+    )
     if options.prefix_mb < 0:
         raise InputError(f"--prefix-mb must be 0 (off) or more, not {options.prefix_mb}")
     return HostSettings(
@@ -194,6 +197,7 @@ def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
         options.backend or DEFAULT_BACKEND,
         options.device or AUTO,
         queue_limit=options.queue,
+        queue_mb=options.queue_mb,
         batch=options.batch,
         session_mb=options.session_mb,
         prefix_mb=options.prefix_mb,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ import grpc
 from onesweep.stages.backends import DEFAULT_BACKEND
 from onesweep.stages.device import AUTO
 from onesweep.stages.host.metrics import record_hop
-from onesweep.stages.host.next_hosts import NextHosts
+from onesweep.stages.host.next_hosts import NextHosts, Subscribers
 from onesweep.stages.host.parts import Parts, Release, Releases
 from onesweep.stages.host.prefixes import Beginning, PrefixStore
 from onesweep.stages.host.requests import (
@@ -42,52 +42,13 @@ from onesweep.stages.wire.messages import (
     hand_on,
     next_decode,
     protocol_refusal,
+    seconds_until,
     summed,
     work_of,
 )
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 log = logging.getLogger(__name__)
-
-# Events kept for a router that does not read them; later ones are dropped, its requests then end at their deadline.
-MAX_WAITING = 4096
-
-MOST_TOGETHER = 256  # events in one message
-
-
-class Subscribers:
-    """The routers that listen on a host for results and faults: one bounded queue of events for each."""
-
-    def __init__(self) -> None:
-        self.queues: dict[str, asyncio.Queue[stage_pb2.Event]] = {}
-
-    def __contains__(self, router: str) -> bool:
-        return router in self.queues
-
-    async def listen(self, router: str) -> AsyncGenerator[stage_pb2.Events, None]:
-        """Events for `router`, those that are there at once together; the first message is empty.
-
-        A second subscription of the same name takes over from the first.
-        """
-        queue: asyncio.Queue[stage_pb2.Event] = asyncio.Queue(MAX_WAITING)
-        self.queues[router] = queue
-        try:
-            yield stage_pb2.Events()
-            while True:
-                events = stage_pb2.Events(events=[await queue.get()])
-                while len(events.events) < MOST_TOGETHER and not queue.empty():
-                    events.events.append(queue.get_nowait())
-                yield events
-        finally:
-            if self.queues.get(router) is queue:
-                del self.queues[router]
-
-    def publish(self, router: str, event: stage_pb2.Event) -> None:
-        queue = self.queues.get(router)
-        if queue is None or queue.full():
-            log.warning("an event of session %s is dropped: router %s does not read", event.session, router)
-            return
-        queue.put_nowait(event)
 
 
 @dataclass(frozen=True)
@@ -98,7 +59,8 @@ class HostSettings:
     backend: str = DEFAULT_BACKEND  # what computes this host's parts
     device: str = AUTO  # where, of `device_for`; caches are there, too
     queue_limit: int = 64  # hops under way; one more is refused
-    # Messages of hops under way; one more is refused. Decoded, what they carry takes up to four times as much beside.
+    # Messages of hops under way, until the next host has them; one more is refused. Decoded, what they carry takes up
+    # to four times as much beside.
     queue_mb: int = 256
     batch: int = 64  # most hops that share a forward pass; 1 = one after the other
     session_mb: int = 256  # memory for KV caches, and for pictures under way
@@ -135,6 +97,8 @@ class Host:
         self.subscribers = Subscribers()
         self.scheduler = Scheduler(self.blocks[-1] + 1, settings.queue_limit, settings.batch, self.meter)
         self.compute = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self.stall_s = 0.0
+        """Longest that the event loop stood still of late."""
         self.queued_bytes = 0
         """Of the messages of hops under way."""
         self.counters = stage_pb2.Counters()
@@ -365,7 +329,7 @@ class Host:
     def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
         hop = job.hop
         if isinstance(outcome, stage_pb2.Hop):
-            self._push(outcome)
+            self._push(outcome, job.due_at)
             if job.work is not None and job.work.preview is not None:
                 self._show(hop, job.work.preview)
             if job.work is not None and job.work.result is not None:
@@ -377,7 +341,7 @@ class Host:
         if hop.decode.remaining > 1 and outcome.text and not outcome.complete:
             after = next_decode(hop, outcome.text, job.session.alphabet)
             hand_on(after)
-            self._push(after)
+            self._push(after, job.due_at)
         self._publish(hop, outcome)
 
     def _show(self, hop: stage_pb2.Hop, preview: Callable[[], stage_pb2.Event]) -> None:
@@ -388,7 +352,8 @@ class Host:
     def _publish(self, hop: stage_pb2.Hop, event: stage_pb2.Event) -> None:
         self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
 
-    def _push(self, hop: stage_pb2.Hop) -> None:
+    def _push(self, hop: stage_pb2.Hop, due_at: float) -> None:
+        hop.left_s = seconds_until(due_at)
         try:
             if not self._ends_here(hop):
                 self._send(hop, self.next_hosts.to(_address(hop)))
@@ -400,7 +365,11 @@ class Host:
         asyncio.get_running_loop().call_soon(self._go)  # not at once: a whole text would be one call in another
 
     def _send(self, hop: stage_pb2.Hop, relay: Relay) -> None:
+        size = hop.ByteSize()
+        self.queued_bytes += size  # it is held here until the next host has it
+
         def settled(refusal: StatusError | None) -> None:
+            self.queued_bytes -= size
             if refusal is not None:
                 self._fault(hop, refusal, relay.address)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
@@ -18,7 +19,17 @@ from onesweep.stages.checkpoint.release_store import ReleaseStore, has_size, rea
 from onesweep.stages.checkpoint.release_transfer import transfer_error
 from onesweep.stages.errors import CheckpointError, OnesweepError, ServiceError
 from onesweep.stages.host.host import Host
-from onesweep.stages.host.parts import MOST_RELEASES, HostPlan, Parts, Release, load_parts, plan_host
+from onesweep.stages.host.parts import (
+    MOST_RELEASES,
+    WARM_POSITIONS,
+    HostPlan,
+    ModelSource,
+    Parts,
+    Release,
+    load_parts,
+    plan_host,
+)
+from onesweep.stages.host.scheduler import QUICK_MS, QUICK_ROWS
 from onesweep.stages.memory import trim
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.prefill import split_reads
@@ -28,9 +39,6 @@ from onesweep.stages.threads import in_low_priority_thread
 from onesweep.stages.wire.status import StatusError, failed_precondition
 
 log = logging.getLogger(__name__)
-
-# Of a pipeline's context that are run before the first request: pieces of more than that are never computed.
-WARM_POSITIONS = 512
 
 
 class Sources:
@@ -212,6 +220,8 @@ class Loader:
         parts = load_parts(plan, self.backend, held)
         trim()  # what laying out matrices left, before the warm-up takes more
         warm_up(parts, {digest for other in held for digest in other.plan.weights})
+        for other in held:
+            parts.quick_rows.update({digest: n for digest, n in other.quick_rows.items() if digest in plan.weights})
         trim()
         return parts
 
@@ -264,6 +274,31 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
                 cache.length = half
             for piece in branch_pieces(branches):
                 stage.branch([BranchPiece(piece, caches)])
+        parts.quick_rows[source.digest] = _quick_rows(parts, kind, source)
+
+
+def _quick_rows(parts: Parts, kind: str, source: ModelSource) -> int:
+    """New symbols that the stages here read within QUICK_MS in a context of WARM_POSITIONS, QUICK_ROWS at most."""
+    pipeline = source.manifest.pipeline_architecture
+    room, stages = min(pipeline.positions, WARM_POSITIONS), parts.pipeline(kind)
+    caches = {i: new_caches(pipeline.layers_in(i), pipeline, room, device=parts.device) for i in stages}
+
+    def took_ms(rows: int) -> float:
+        begin = time.perf_counter()
+        for index, stage in stages.items():
+            piece = torch.zeros(rows, dtype=torch.int64) if index == 0 else torch.zeros(rows, pipeline.width)
+            for cache in caches[index]:
+                cache.length = room - rows
+            hidden = stage.read([CleanPiece(piece, caches[index])])
+            float((stage.next_byte(hidden) if index == pipeline.parts - 1 else hidden)[0].sum())  # a GPU's is awaited
+        return (time.perf_counter() - begin) * 1000
+
+    rows = min(QUICK_ROWS, room)
+    if min(took_ms(1) for _ in range(3)) >= QUICK_MS:  # the least: the machine may be busy
+        return 0
+    while rows > 1 and min(took_ms(rows) for _ in range(3)) >= QUICK_MS:
+        rows //= 2
+    return rows
 
 
 def _known(error: Exception, host: str) -> OnesweepError:

@@ -1,11 +1,11 @@
-"""The hosts that may come after this one in a sweep: a warm connection to each."""
+"""Ways out of a host: a warm connection to each host that may come next, and the routers that listen."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.scheduler import HostObserver
@@ -150,3 +150,59 @@ async def _until_review(relay: Relay) -> None:
     due = time.monotonic() + REVIEW_S
     while relay.rtt_ms is not None and time.monotonic() < due:
         await asyncio.sleep(CHECK_S)
+
+
+# Events kept for a router that does not read them; later ones are dropped, its requests then end at their deadline.
+MAX_WAITING, MAX_WAITING_BYTES = 4096, 64 << 20
+
+MOST_TOGETHER = 256  # events in one message
+
+
+class _Events(asyncio.Queue[stage_pb2.Event]):
+    """Events that wait for a router, and how many bytes they have."""
+
+    bytes = 0
+
+    def _put(self, item: stage_pb2.Event) -> None:
+        self.bytes += item.ByteSize()
+        super()._put(item)
+
+    def _get(self) -> stage_pb2.Event:
+        item = super()._get()
+        self.bytes -= item.ByteSize()
+        return item
+
+
+class Subscribers:
+    """The routers that listen on a host for results and faults: one bounded queue of events for each."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, _Events] = {}
+
+    def __contains__(self, router: str) -> bool:
+        return router in self.queues
+
+    async def listen(self, router: str) -> AsyncGenerator[stage_pb2.Events, None]:
+        """Events for `router`, those that are there at once together; the first message is empty.
+
+        A second subscription of the same name takes over from the first.
+        """
+        queue = _Events(MAX_WAITING)
+        self.queues[router] = queue
+        try:
+            yield stage_pb2.Events()
+            while True:
+                events = stage_pb2.Events(events=[await queue.get()])
+                while len(events.events) < MOST_TOGETHER and not queue.empty():
+                    events.events.append(queue.get_nowait())
+                yield events
+        finally:
+            if self.queues.get(router) is queue:
+                del self.queues[router]
+
+    def publish(self, router: str, event: stage_pb2.Event) -> None:
+        queue = self.queues.get(router)
+        if queue is None or queue.full() or queue.bytes > MAX_WAITING_BYTES:
+            log.warning("an event of session %s is dropped: router %s does not read", event.session, router)
+            return
+        queue.put_nowait(event)

@@ -138,6 +138,10 @@ class HostPlan:
         return max(sizes) + PARCEL_SPARE_BYTES
 
 
+# Of a pipeline's context that are run before the first request: pieces of more than that are never computed.
+WARM_POSITIONS = 512
+
+
 @dataclass(frozen=True)
 class Parts:
     """Loaded and gated weights, ready to run, by part index."""
@@ -150,6 +154,8 @@ class Parts:
     router_net: RouterNet | None = None  # of experts; its trunk's runner is in `pictures`, after theirs
     drafters: Mapping[str, HeadDrafter] = field(default_factory=dict)  # by the digest of their model
     device: torch.device = CPU  # where the weights are, and the caches of sessions with them
+    # Rows of AR steps that the warm-up read in next to no time at WARM_POSITIONS, by the digest of their model.
+    quick_rows: dict[str, int] = field(default_factory=dict)
 
     @property
     def parts(self) -> int:

@@ -9,7 +9,6 @@ nothing on a processor, while the oldest hop can go on to the next host as soon 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -22,6 +21,7 @@ import grpc
 import torch
 
 from onesweep.stages.host.hop_work import HopWork, KernelCall
+from onesweep.stages.host.parts import WARM_POSITIONS
 from onesweep.stages.host.requests import HopRequest, PipelineRequest, ScoreRequest
 from onesweep.stages.host.sessions import Session
 from onesweep.stages.host.work import PipelineWork, begin_work
@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 # A pass takes sweeps and pictures, the oldest first, until it has this many rows. If all shared every pass, all would
 # leave the host at the same moment, and the next host would have idled until then.
 PASS_ROWS = 256
-# AR steps of up to so many new positions, in passes that take less than this, are computed on the event loop: a byte
-# on a loopback ring of three then costs 1.8 ms beside the arithmetic instead of 2.6. A large model's pass goes to the
-# thread again.
+# AR steps of up to so many new positions together, in passes that take less than this by the warm-up and took less the
+# last time, are computed on the event loop: a byte on a loopback ring of three then costs 1.8 ms beside the arithmetic
+# instead of 2.6. What the warm-up did not measure goes to the thread.
 QUICK_MS, QUICK_ROWS = 3.0, 64
 
 
@@ -50,12 +50,16 @@ class ScheduledHop:
     session: Session
     received_bytes: int
     accepted_at: float = field(default_factory=time.perf_counter)
+    due_at: float = field(init=False)  # its deadline, by this machine's monotonic clock
     compute_ms: float = 0.0  # its share of the passes that it took part in
     queue_ms: float = 0.0  # the rest of its time here: waiting, behind or beside other hops
     result: Outcome | StatusError | None = None
     work: HopWork | None = None
     # Who waits for the outcome here, instead of having it passed on. Used on the event loop.
     reply: asyncio.Future[Outcome] | None = None
+
+    def __post_init__(self) -> None:
+        self.due_at = time.monotonic() + self.hop.left_s
 
 
 class Scheduler:
@@ -75,7 +79,7 @@ class Scheduler:
         self._passing = threading.Lock()
         """Held during a pass: its holder owns `_waiting` and `_jobs`."""
         self._steps_ms = 0.0
-        """How long the AR steps of the last pass took."""
+        """How long the AR steps of the last pass took; 0 before the first."""
         self._stopping = False
 
     def __len__(self) -> int:
@@ -125,16 +129,20 @@ class Scheduler:
             self._wake.notify()
 
     def _is_quick(self) -> bool:
-        """True if what arrived is nothing but a few rows of AR steps, and such a pass took no time of late."""
+        """True if what arrived is nothing but a few rows of AR steps, and such a pass takes no time."""
+        jobs = list(self._arrived)  # at once: the engine's thread may be taking from it
+        rows = sum(job.request.clean.shape[0] for job in jobs if isinstance(job.request, PipelineRequest))
         return self._steps_ms < QUICK_MS and all(
             isinstance(job.request, PipelineRequest)
-            and job.request.clean.shape[0] <= QUICK_ROWS
+            and rows <= job.session.parts.quick_rows.get(job.hop.digest, 0)
+            and job.request.start + job.request.positions <= WARM_POSITIONS
             and not isinstance(job.request, ScoreRequest)
+            and job.session.parts.drafter(job.request.kind) is None  # a draft head reads and writes, too
             and job.session.pending <= 1  # what is computed here must not overtake a piece that the thread had
             and not (job.session.beginning and job.session.beginning.recalled)  # megabytes to copy
             # a schema to compile
             and (getattr(job.request, "grammar", None) is None or job.session.grammar is not None)
-            for job in list(self._arrived)  # at once: the engine's thread may be taking from it
+            for job in jobs
         )
 
     def _turn(self) -> list[ScheduledHop]:
@@ -183,7 +191,7 @@ class Scheduler:
     def _end_if_useless(job: ScheduledHop) -> None:
         if job.session.released:
             job.result = StatusError(grpc.StatusCode.CANCELLED, "the session was released")
-        elif job.hop.deadline_unix_ms <= time.time() * 1000:
+        elif job.due_at <= time.monotonic():
             job.result = StatusError(
                 grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting"
             )
@@ -225,39 +233,51 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
         groups.setdefault(call.compute, []).append((job, job.work, call))
     for compute, members in groups.items():
         begin = time.perf_counter()
-        try:
-            results = _computed(compute, [call.piece for _, _, call in members])
-            for (job, work, _), result in zip(members, results, strict=True):
-                if result is None:
-                    job.result = exhausted(
-                        "no memory left on this host's device for the hop: come back later", retry_after_ms=1000
-                    )
-                    continue
+        results = _computed(compute, [(job, call.piece) for job, _, call in members])
+        for (job, work, _), result in zip(members, results, strict=True):
+            if job.result is not None:
+                continue
+            try:
                 work.complete(result)
                 job.result = work.outcome
-        except Exception:  # which of them broke it cannot be told
-            _fail([job for job, _, _ in members if job.result is None])
+            except Exception:
+                _fail([job])
         per_row_ms = (time.perf_counter() - begin) * 1000 / sum(call.rows for _, _, call in members)
         for job, _, call in members:
             job.compute_ms += per_row_ms * call.rows
 
 
-def _computed(compute: Callable[..., Any], pieces: Sequence[Any]) -> Sequence[Any]:
-    """Results of a call; where its device's memory does not suffice for all, one by one, None for those for which it
-    does not either."""
-    lengths = [[cache.length for cache in getattr(piece, "caches", ())] for piece in pieces]
-    with contextlib.suppress(torch.OutOfMemoryError):
-        return compute(pieces)
+def _computed(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop, Any]]) -> Sequence[Any]:
+    """Results of a call with these pieces. Where it fails, or its device has no memory for all, one by one: those that
+    fail alone, too, get an error for their hop's result, and None here."""
+    lengths = [[cache.length for cache in getattr(piece, "caches", ())] for _, piece in members]
+    if (together := _tried(compute, members)) is not None:
+        return together
     results = list[Any]()
-    for piece, before in zip(pieces, lengths, strict=True):
+    for (job, piece), before in zip(members, lengths, strict=True):
         for cache, length in zip(getattr(piece, "caches", ()), before, strict=True):
             cache.length = length  # the call may have appended to some of them
-        result = None
-        # not in a handler: an error that is being handled holds the memory of the call that it ended
-        with contextlib.suppress(torch.OutOfMemoryError):
-            (result,) = compute([piece])
-        results.append(result)
+        alone = None if job.result else _tried(compute, [(job, piece)])
+        if alone is None and job.result is None:
+            words = "no memory left on this host's device for the hop: come back later"
+            job.result = exhausted(words, retry_after_ms=1000)
+        results.append(alone[0] if alone else None)
     return results
+
+
+def _tried(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop, Any]]) -> list[Any] | None:
+    """Results of a call; None where it failed. The result of a hop that was alone in it is then an error, unless it was
+    memory that lacked. The caller tries again outside of the handler: an error that is handled holds memory."""
+    try:
+        return [result for _, result in zip(members, compute([piece for _, piece in members]), strict=True)]
+    except torch.OutOfMemoryError:
+        return None
+    except Exception:
+        if len(members) == 1:
+            _fail([members[0][0]])
+        else:
+            log.warning("a call for %d hops failed; each is computed alone", len(members), exc_info=True)
+    return None
 
 
 def _within(jobs: Sequence[ScheduledHop]) -> list[ScheduledHop]:

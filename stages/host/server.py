@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 SERVICE = stage_pb2.DESCRIPTOR.services_by_name["StageService"].full_name
 RETRY_S = 0.2
 HOUSEKEEPING_S = 0.5
+STALL_FADES = 0.97  # with each pause of this kind: half of it after eleven seconds
 POLL_S = 0.02
 # A host that takes releases in takes messages of this size: the next release may need larger ones.
 MESSAGE_BYTES = 64 << 20
@@ -319,7 +320,9 @@ async def _drained(host: Host, drain_s: float) -> None:
 
 async def _housekeeping(host: Host) -> None:
     while True:
+        begin = time.monotonic()
         await asyncio.sleep(HOUSEKEEPING_S)
+        host.stall_s = max(time.monotonic() - begin - HOUSEKEEPING_S, STALL_FADES * host.stall_s)
         host.sessions.expire()
 
 

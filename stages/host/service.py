@@ -34,6 +34,7 @@ from onesweep.stages.wire.tls import Security
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_RELEASED = 4096
+MAX_STALL_MS = 60_000
 ASSIGNMENT_NAME = "assignment.json"  # beside the releases of a host that was started without a checkpoint
 MOST_NEXT, MOST_BLOCKS = 64, 1024
 VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Describe
@@ -160,6 +161,9 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         self._probing, self._storing = asyncio.Lock(), asyncio.Lock()
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
+        for name in request.sessions:
+            if (session := self.host.sessions.sessions.get(name)) is not None:
+                self.host.sessions.renew(session)
         description = self.description()
         if request.HasField("prefixes"):
             description.prefixes.CopyFrom(self.host.prefixes.listing(request.prefixes))
@@ -180,6 +184,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             releases=[release.info() for release in self.host.releases.all],
             protocol=PROTOCOL,
             room=self.seat.room() if self.seat else None,
+            unix_us=time.time_ns() // 1000,
+            stall_ms=min(int(self.host.stall_s * 1000), MAX_STALL_MS),
         )
 
     async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Context) -> AsyncIterator[stage_pb2.Ack]:

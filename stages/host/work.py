@@ -6,7 +6,10 @@ each hop continues from its result.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -32,12 +35,15 @@ from onesweep.stages.host.requests import (
 )
 from onesweep.stages.host.sessions import Session
 from onesweep.stages.model.codec import FEATURE_LIMIT
+from onesweep.stages.model.draft_tree import Draft
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces, likeliest, log_probabilities
 from onesweep.stages.model.speculation import DraftTree, verify_drafts
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import StageWork, next_verify, work_of
 from onesweep.stages.wire.status import invalid
+
+log = logging.getLogger(__name__)
 
 
 def begin_work(request: HopRequest, hop: stage_pb2.Hop, session: Session, following: int) -> HopWork:
@@ -274,12 +280,13 @@ class PipelineWork(_StageWork):
         right = DraftTree(before[known:], request.depths or range(request.draft)).path(written[:-1])
         rows = [*range(known), *(known + at for at in right)]
         self._read_for_drafts(self._states[rows], before[:known] + written)
-        state = self.session.draft
-        assert state is not None
-        drafter.learn(state, written)
+        draft, state = Draft(), self.session.draft
         text = np.append(self.session.symbols[: request.start], before[:known] + written)
         law = Law(request.temperature, request.seed, request.shaping)
-        draft = drafter.draft(state, text, left, request.drafting.most, request.drafting.branches, law)
+        with self._without_drafts():
+            if state is not None:
+                drafter.learn(state, written)
+                draft = drafter.draft(state, text, left, request.drafting.most, request.drafting.branches, law)
         kept = sum(at == place for place, at in enumerate(right))  # the first branch stands first
         self.result, self.outcome = event, next_verify(self.hop, event.text, kept, draft, alphabet)
 
@@ -287,9 +294,19 @@ class PipelineWork(_StageWork):
         session, drafter, start = self.session, self._drafter, self.request.start
         if drafter is None:
             return
-        if session.draft is None:
-            session.draft = drafter.begin(session.capacity, start)
-        drafter.read(session.draft, start, hidden, symbols)
+        with self._without_drafts():
+            if session.draft is None:
+                session.draft = drafter.begin(session.capacity, start)
+            drafter.read(session.draft, start, hidden, symbols)
+
+    @contextlib.contextmanager
+    def _without_drafts(self) -> Iterator[None]:
+        """Guard of the draft head: where it fails, the step has no drafts, and the head begins anew with the next."""
+        try:
+            yield
+        except Exception:
+            log.exception("session %s: its draft head failed; the step has no drafts", self.hop.session)
+            self.session.draft = None
 
     @property
     def _drafter(self) -> HeadDrafter | None:

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError, ShapeError
+from onesweep.stages.errors import CheckpointError, ShapeError, regular
 from onesweep.stages.importing.families import family_named
 from onesweep.stages.importing.families.base import NORMS, ModelFamily
 from onesweep.stages.importing.source import (
@@ -144,7 +144,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(f"{path} is over {MAX_JSON_BYTES} bytes")
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except OSError as error:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import MAX_PROBE_TOKENS
-from onesweep.stages.errors import CheckpointError
+from onesweep.stages.errors import CheckpointError, regular
 from onesweep.stages.importing.families.base import ModelFamily
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.quantised import quantised
@@ -185,7 +185,7 @@ def end_tokens(numbers: Iterable[object], vocabulary: int) -> list[int]:
 def read_text(path: Path) -> str:
     """Raises CheckpointError."""
     try:
-        return path.read_text(encoding="utf-8")
+        return regular(path).read_text(encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from onesweep.stages.errors import InputError, one_of
+from onesweep.stages.errors import InputError, one_of, printable
 from onesweep.stages.settings import add_flags, flag, from_flags
 from onesweep.stages.telemetry.histograms import MetricFamily, MetricValues
 from onesweep.stages.telemetry.traces import Tracer
@@ -120,6 +120,14 @@ def check_metrics_address(address: str, insecure: bool) -> None:
         )
 
 
+class TextLines(logging.Formatter):
+    """A formatter that writes one line a record, whatever its message holds, and a traceback below it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message, newline=" ")
+        return super().formatMessage(record)
+
+
 # Lines have a request's status code, never its error sentence: that may quote a field, and a field may hold a prompt.
 class JsonLines(logging.Formatter):
     """A formatter that writes one JSON object a line."""
@@ -147,5 +155,5 @@ class JsonLines(logging.Formatter):
 def start_log(log_format: LogFormat, name: str) -> None:
     """Send this process's log to stderr."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines(name) if log_format == "json" else logging.Formatter(TEXT))
+    handler.setFormatter(JsonLines(name) if log_format == "json" else TextLines(TEXT))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -32,16 +32,22 @@ class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PREFIXES_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     prefixes: _builtins.int
     """version of the host's PrefixList that the caller has, 0 for none; absent: not asked"""
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the caller's requests under way: their leases begin again"""
+
     def __init__(
         self,
         *,
         prefixes: _builtins.int | None = ...,
+        sessions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefixes: _TypeAlias = _typing.Literal["prefixes"]  # noqa: Y015
     _WhichOneofArgType__prefixes: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes"]  # noqa: Y015
@@ -65,6 +71,8 @@ class DescribeResponse(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
     ROOM_FIELD_NUMBER: _builtins.int
+    UNIX_US_FIELD_NUMBER: _builtins.int
+    STALL_MS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -73,6 +81,10 @@ class DescribeResponse(_message.Message):
     """what computes: a ring whose hosts differ in it may break rare ties otherwise"""
     protocol: _builtins.int
     """of hops; hosts and routers of different ones do not work together"""
+    unix_us: _builtins.int
+    """this host's clock when it was asked"""
+    stall_ms: _builtins.int
+    """longest that its event loop stood still of late: its answers may come so late"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -108,10 +120,12 @@ class DescribeResponse(_message.Message):
         protocol: _builtins.int = ...,
         prefixes: Global___PrefixList | None = ...,
         room: Global___Room | None = ...,
+        unix_us: _builtins.int = ...,
+        stall_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "prefixes", b"prefixes", "room", b"room"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "room", b"room", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "room", b"room", "stall_ms", b"stall_ms", "unix_us", b"unix_us", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -526,7 +540,7 @@ class Hop(_message.Message):
 
     ROUTER_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
-    DEADLINE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    LEFT_S_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     CAPACITY_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
@@ -548,8 +562,8 @@ class Hop(_message.Message):
     """who gets the result: the name of a subscriber"""
     session: _builtins.str
     """chosen by the router, unguessable"""
-    deadline_unix_ms: _builtins.int
-    """work that is later than this is dropped"""
+    left_s: _builtins.float
+    """until its deadline, as it leaves its sender; its way is not counted"""
     digest: _builtins.str
     """weights that must do the work"""
     capacity: _builtins.int
@@ -595,7 +609,7 @@ class Hop(_message.Message):
         *,
         router: _builtins.str = ...,
         session: _builtins.str = ...,
-        deadline_unix_ms: _builtins.int = ...,
+        left_s: _builtins.float = ...,
         digest: _builtins.str = ...,
         capacity: _builtins.int = ...,
         timings: _abc.Iterable[Global___HopTiming] | None = ...,
@@ -616,7 +630,7 @@ class Hop(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "decode", b"decode", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "consult", b"consult", "deadline_unix_ms", b"deadline_unix_ms", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "consult", b"consult", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score", "draw", "denoise", "consult"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015

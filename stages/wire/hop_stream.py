@@ -11,17 +11,17 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 
 import grpc
 import grpc.aio
 
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, printable
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_channel
-from onesweep.stages.wire.messages import PROTOCOL, Outcome, protocol_refusal
-from onesweep.stages.wire.status import STATUS_MARK, StatusError, retry_after_ms, trailing_metadata
+from onesweep.stages.wire.messages import PROTOCOL, Outcome, protocol_refusal, seconds_until
+from onesweep.stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 
 KEEP_WARM_S = 0.15
@@ -31,6 +31,8 @@ WARM_TIMEOUT_S = 2.0
 IDLE_AFTER_S, IDLE_PAUSE_S = 10.0, 2.0
 # Keep-warm messages whose quickest tells the link's own round trip: the others may have waited for a processor.
 RECENT = 8
+# The latest answer is remembered so much shorter with each that follows: half of it after about ten seconds.
+LATE_FADES = 0.99
 # A call for each hop took 0.5 ms there and back and 0.6 ms of processor time, a message on an open stream half of that.
 BATCH_BYTES = 1 << 20  # A batch takes hops until it has this many bytes
 BATCH_HOPS = 8  # and at most so many: the next host begins with the first while this one still works on the others
@@ -70,7 +72,7 @@ class _Handover:
 
     def __init__(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         self.hop, self._settled = hop, settled
-        self.begin = time.perf_counter()
+        self.begin, self.due_at = time.perf_counter(), time.monotonic() + hop.left_s
         self.timer: asyncio.TimerHandle | None = None
         self.is_settled = False
 
@@ -113,6 +115,8 @@ class Relay:
         self._used_at = time.monotonic()
         self._woken = asyncio.Event()
         self._rtts_ms: deque[float] = deque(maxlen=RECENT)
+        self.late_ms = 0.0
+        """How late answers to keep-warm messages came of late; those of a busy machine do."""
         self._outbox: deque[_Handover] = deque()
         self._sent: dict[int, list[_Handover]] = {}
         """Handed to gRPC and not acknowledged yet, by the number of their batch."""
@@ -128,7 +132,7 @@ class Relay:
 
     def _hand_over(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         handover = _Handover(hop, settled)
-        left_s = hop.deadline_unix_ms / 1000 - time.time()
+        left_s = hop.left_s
         loop = asyncio.get_running_loop()
         handover.timer = loop.call_later(max(min(self.hop_timeout_s, left_s), 0.001), self._expire, handover, left_s)
         self._outbox.append(handover)
@@ -146,7 +150,7 @@ class Relay:
     async def run(self, hop: stage_pb2.Hop) -> Outcome:
         """Have a hop done and wait for its outcome. Raises StatusError."""
         self.wake()
-        left_s, begin = hop.deadline_unix_ms / 1000 - time.time(), time.perf_counter()
+        left_s, begin = hop.left_s, time.perf_counter()
         try:
             request = stage_pb2.RunRequest(hop=hop, protocol=PROTOCOL)
             response = await self.stub.Run(request, timeout=max(left_s, 0.001))
@@ -158,14 +162,18 @@ class Relay:
             raise self._closed() from None
         return response.next if response.WhichOneof("outcome") == "next" else response.event
 
-    async def describe(self, timeout: float, prefixes: int | None = None) -> stage_pb2.DescribeResponse:
+    async def describe(
+        self, timeout: float, prefixes: int | None = None, sessions: Iterable[str] = ()
+    ) -> stage_pb2.DescribeResponse:
         """Description of the next host. Raises StatusError.
 
         :param prefixes: the version of its list of prefixes that is known here; None: not asked for.
+        :param sessions: under way there, whose leases begin again.
         """
         begin = time.perf_counter()
         try:
-            description = await self.stub.Describe(stage_pb2.DescribeRequest(prefixes=prefixes), timeout=timeout)
+            request = stage_pb2.DescribeRequest(prefixes=prefixes, sessions=sessions)
+            description = made_printable(await self.stub.Describe(request, timeout=timeout))
         except grpc.aio.AioRpcError as error:
             raise self.refusal(error, begin) from None
         self.name = self.name or description.name
@@ -182,7 +190,8 @@ class Relay:
             await self.stub.Warm(stage_pb2.WarmRequest(padding=bytes(size)), timeout=WARM_TIMEOUT_S)
             self.rtt_ms = (time.perf_counter() - begin) * 1000
             self._rtts_ms.append(self.rtt_ms)
-            self.asked_at = None
+            waited_s = time.monotonic() - self.asked_at if self.asked_at is not None else 0.0
+            self.late_ms, self.asked_at = max(waited_s * 1000, LATE_FADES * self.late_ms), None
         except grpc.aio.AioRpcError as error:
             self.rtt_ms = None
             self._rtts_ms.clear()
@@ -300,6 +309,7 @@ class Relay:
         while self._outbox and size < BATCH_BYTES and len(taken) < BATCH_HOPS:
             handover = self._outbox.popleft()
             if not handover.is_settled:
+                handover.hop.left_s = seconds_until(handover.due_at)  # it waited here
                 taken.append(handover)
                 size += handover.hop.ByteSize()
         self.meter.sent(size)
@@ -331,7 +341,7 @@ class Relay:
         """Why a call that was to last for ever ended."""
         refusal = self.refusal(error, time.perf_counter())
         is_said = STATUS_MARK in trailing_metadata(error) or handshake_problem(error.details() or "", self.security)
-        return refusal.message if is_said else error.details() or error.code().name
+        return refusal.message if is_said else printable(error.details() or error.code().name, newline=" ")
 
     def refusal(self, error: grpc.aio.AioRpcError, begin: float) -> StatusError:
         """Error for a failed call. `begin`: when it was made, by the performance counter."""

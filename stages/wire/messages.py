@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard, TypeVar
 
@@ -15,8 +16,9 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError, failed_precondition, internal
 
 # Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
-# no batches; 3 had no pictures; 4 drew symbols from the whole distribution only; 5 had drafts of the router only.
-PROTOCOL = 6
+# no batches; 3 had no pictures; 4 drew symbols from the whole distribution only; 5 had drafts of the router only; 6 had
+# deadlines by the wall clock.
+PROTOCOL = 7
 
 # One step of a pipeline, which travels in one hop or, with `Prefill`s before it or in batches, in several.
 Step = stage_pb2.Decode | stage_pb2.Verify | stage_pb2.Score
@@ -29,6 +31,11 @@ AnyWork = TextWork | PictureWork
 M = TypeVar("M", bound=Message)
 # Work for the next host, or a result for the router; an event without an outcome after a `Prefill`.
 Outcome = stage_pb2.Hop | stage_pb2.Event
+
+
+def seconds_until(due_at: float) -> float:
+    """Seconds until `due_at`, by the monotonic clock; 0 once it is over."""
+    return max(due_at - time.monotonic(), 0.0)
 
 
 def work_of(hop: stage_pb2.Hop) -> AnyWork:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
+
+from onesweep.stages.errors import printable
 
 RETRY_AFTER = "retry-after-ms"
 # Trailing metadata of every StatusError: gRPC makes up statuses of its own when a peer is gone.
@@ -27,6 +29,7 @@ DEFAULT_RETRY_MS = 1000
 CALL_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -38,6 +41,7 @@ class StatusError(Exception):
     def __init__(self, code: grpc.StatusCode, message: str, retry_after_ms: int | None = None) -> None:
         if len(message) > MAX_CHARACTERS:
             message = f"{message[:MAX_CHARACTERS]} ..."
+        message = printable(message, newline=" ")  # another machine may have written some of it
         super().__init__(message)
         self.code, self.message, self.retry_after_ms = code, message, retry_after_ms
 
@@ -92,6 +96,21 @@ def trailing_metadata(error: grpc.RpcError) -> dict[str, str]:
     """Trailing metadata of a failed call."""
     metadata: Any = error.trailing_metadata()
     return {str(key): str(value) for key, value in metadata or ()}
+
+
+def made_printable(message: M) -> M:
+    """A message of another machine, whose texts go to logs and terminals, with these made printable in place."""
+    for field, value in message.ListFields():
+        if isinstance(value, str):
+            setattr(message, field.name, printable(value, newline=" "))
+            continue
+        each: Any
+        for at, each in enumerate(value if isinstance(value, Sequence) and not isinstance(value, bytes) else [value]):
+            if isinstance(each, str):
+                value[at] = printable(each, newline=" ")
+            elif isinstance(each, Message):
+                made_printable(each)
+    return message
 
 
 def invalid(message: str) -> StatusError:

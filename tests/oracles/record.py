@@ -47,6 +47,7 @@ OF_A_RUN = {
         "address",
         "version",
         "problem",
+        "warning",
         "sessions",
         "session_bytes",
         "queued",

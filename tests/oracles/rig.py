@@ -129,7 +129,7 @@ def trip(ring: Ring, kind: str, number: int = 0, **work: Any) -> tuple[list[byte
     name = f"{kind}-{number}-{time.monotonic_ns()}"
     release = ring.stubs[0].Describe(stage_pb2.DescribeRequest()).releases[-1]
     sampling = stage_pb2.Sampling(seed=7, temperature=0.8)
-    hop = stage_pb2.Hop(router=ROUTER, session=name, deadline_unix_ms=int(time.time() * 1000) + 60_000, capacity=256)
+    hop = stage_pb2.Hop(router=ROUTER, session=name, left_s=60, capacity=256)
     if kind == "sweep":
         hop.digest = release.chain.digest
         hop.sweep.CopyFrom(stage_pb2.Sweep(steps=4, sampling=sampling, sampler="stochastic", **work))

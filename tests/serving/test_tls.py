@@ -267,6 +267,8 @@ blocks = [0, 1, 2]
         (["router"], "10.8.0.1:7701 is on another machine and traffic would not be encrypted"),
         (["doctor"], "10.8.0.1:7701 is on another machine"),
         (["router", "--listen", "0.0.0.0:0"], "anybody could generate: give --tokens"),
+        (["router", "--listen", "0.0.0.0:0", "--insecure"], "or accept it with --anybody"),
+        (["router", "--listen", "0.0.0.0:0", "--anybody"], "traffic is not encrypted: give --tls-cert"),
         (["router", "--listen", "0.0.0.0:0", "--tokens", "TOKENS"], "traffic is not encrypted: give --tls-cert"),
         (["router", "--tokens", "/nowhere"], "cannot read /nowhere: No such file"),
         (["router", "--tls-cert", "a.pem"], "--tls-cert and --tls-key go with --tls-ca"),

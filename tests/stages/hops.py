@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -47,7 +46,7 @@ LONG_PROMPT = bytes(i * 37 % 96 + 32 for i in range(400))
 def opening(digest: str = "", session: str = "s", **fields: Any) -> stage_pb2.Hop:
     """The first step of a session: it reads LONG_PROMPT, unless `fields` tell otherwise."""
     hop = stage_pb2.Hop(router=ROUTER, session=session, digest=digest, capacity=500)
-    hop.deadline_unix_ms = int(time.time() * 1000) + 30_000
+    hop.left_s = 30
     sampling = stage_pb2.Sampling(seed=3, temperature=0.8)
     put_work(hop, step(**{"clean": LONG_PROMPT, "codec": "fp32", **fields}, sampling=sampling))
     return hop
@@ -55,8 +54,7 @@ def opening(digest: str = "", session: str = "s", **fields: Any) -> stage_pb2.Ho
 
 # Requests: hops, each made of the results before it
 def envelope(kind: str, capacity: int) -> stage_pb2.Hop:
-    deadline = int(time.time() * 1000) + 600_000
-    return stage_pb2.Hop(router=kind, session=secrets.token_hex(8), capacity=capacity, deadline_unix_ms=deadline)
+    return stage_pb2.Hop(router=kind, session=secrets.token_hex(8), capacity=capacity, left_s=600)
 
 
 def sweeps(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,7 +125,7 @@ def peer(address: str) -> Iterator[Peer]:
 
 def sweep(digest: str, session: str = "s", **changes: Any) -> stage_pb2.Hop:
     request = stage_pb2.Hop(router=ROUTER, session=session, capacity=CAPACITY, digest=digest)
-    request.deadline_unix_ms = int(time.time() * 1000) + 30_000
+    request.left_s = 30
     fields = {"clean": b"The sea ", "slots": 16, "steps": 2, "codec": "int8", **changes}
     request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
     return request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -86,7 +85,7 @@ async def relay_to(
 
 
 def hop(session: str = "s", left_s: float = 60.0, payload: int = 0) -> stage_pb2.Hop:
-    made = stage_pb2.Hop(session=session, deadline_unix_ms=int((time.time() + left_s) * 1000))
+    made = stage_pb2.Hop(session=session, left_s=left_s)
     if payload:
         made.sweep.estimate = bytes(payload)
     return made

@@ -65,14 +65,14 @@ class LocalModel(ABC):
         max_symbols: int,
         temperature: float,
         seed: int,
-        deadline_unix_ms: int,
+        due_at: float,
         shaping: Shaping = PLAIN,
     ) -> AsyncGenerator[tuple[bytes, float], None]:
         """(symbols, compute milliseconds) pieces. Raises Refusal when the deadline passes."""
         sequence = LocalSequence(self, self.alphabet.count(prompt) + max_symbols, temperature, seed, shaping=shaping)
         text, left = prompt, max_symbols
         while left:
-            if deadline_unix_ms <= time.time() * 1000:
+            if due_at <= time.monotonic():
                 raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
             count = min(SYMBOLS_PER_TURN, left)
             piece, compute_ms = await sequence.after(text, count)
@@ -107,13 +107,13 @@ class LocalSequence:
         capacity: int,
         temperature: float,
         seed: int,
-        deadline_unix_ms: float = math.inf,
+        due_at: float = math.inf,
         shaping: Shaping = PLAIN,
     ) -> None:
         """:param capacity: most symbols that are read.
-        :param deadline_unix_ms: after which candidates are no longer written.
+        :param due_at: by the monotonic clock, after which candidates are no longer written.
         :param shaping: of what is drawn symbol by symbol."""
-        self.model, self.temperature, self.seed, self.deadline_unix_ms = model, temperature, seed, deadline_unix_ms
+        self.model, self.temperature, self.seed, self.due_at = model, temperature, seed, due_at
         self.shaping = shaping
         self.text = model.open(capacity)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from onesweep.serving.modes.drafters.base import LocalModel
 from onesweep.serving.modes.tokenizer import BYTES_NAME, Tokenizer
 from onesweep.stages.checkpoint.checkpoint import file_digest
-from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.errors import CheckpointError, InputError, regular
 from onesweep.stages.model.draft_tree import Forks, LocalText
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.secret_files import PUBLIC, write_file
@@ -190,7 +190,7 @@ def read_ngrams(path: Path, vocabulary: int, tokenizer: str) -> Ngrams:
     What the file says of itself is looked at before an array is read.
     """
     try:
-        with safe_open(path, "numpy") as file:
+        with safe_open(regular(path), "numpy") as file:
             order = _order(file.metadata() or {}, vocabulary, tokenizer)
             names = {f"{name}.{length}": kind for length in range(1, order + 1) for name, kind in _TYPES.items()}
             if set(file.keys()) != set(names):

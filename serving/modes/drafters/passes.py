@@ -54,23 +54,25 @@ class DraftJob:
         known: bytes,
         temperature: float,
         numbers: Callable[[], NDArray[np.float64]],
-        deadline_unix_ms: float = math.inf,
+        due_at: float = math.inf,
         cache_bytes: int = 0,
     ) -> None:
         """:param known: the text.
         :param numbers: makes the uniform ones in (0, 1] that draw the symbols, (length, continuations); on the compute
             thread, since they take a while.
         :param cache_bytes: memory that the continuations take beside the text."""
-        self.text, self.known, self.numbers, self.deadline_unix_ms = text, known, numbers, deadline_unix_ms
+        self.text, self.known, self.numbers, self.due_at = text, known, numbers, due_at
         self.cache_bytes = cache_bytes
         self.done = Future[Written]()
         self._sharpness = 1 / max(temperature, LEAST_TEMPERATURE)
         self._forks: Forks | None = None
         self._compute_ms, self._length = 0.0, 0
+        # A pass that it shared failed: no other takes part in its next ones.
+        self.alone = False
 
     def has_ended(self) -> bool:
         """True if it is done, or was cancelled; its deadline ends it here."""
-        if self.deadline_unix_ms <= time.time() * 1000:
+        if self.due_at <= time.monotonic():
             self.fail(StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed"))
         return self.done.done()
 
@@ -120,6 +122,10 @@ class DraftJob:
             symbols, odds = (each[..., 0].T.numpy() for each in (self._symbols, self._odds))
             self.done.set_result(Written(symbols, odds, self._compute_ms))
 
+    def begin_alone(self) -> None:
+        """Write all of it again, with no other: the same numbers draw the same symbols."""
+        self._forks, self._length, self.alone = None, 0, True
+
     def fail(self, error: Exception) -> None:
         """End without a result."""
         if not self.done.done() and self.done.set_running_or_notify_cancel():
@@ -164,14 +170,19 @@ class SharedPasses:
                 self._pass(ready)
         except Exception as error:
             for job in jobs:
-                job.fail(error)
+                if len(jobs) > 1:
+                    job.begin_alone()
+                else:
+                    job.fail(error)
         self.thread.submit(self._turn)
 
     def _with_memory(self) -> list[DraftJob]:
         """The oldest jobs, as many as fit together. One at least: what does not fit alone was refused."""
+        if self._jobs and self._jobs[0].alone:
+            return self._jobs[:1]
         ends = accumulate(job.cache_bytes for job in self._jobs)
         fit = sum(end <= self.model.max_draft_bytes for end in ends)
-        return self._jobs[: max(fit, 1)]
+        return [job for job in self._jobs[: max(fit, 1)] if not job.alone]
 
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[DraftJob]) -> None:

@@ -121,7 +121,7 @@ def test_an_answer_that_is_no_message_is_a_refusal(caplog: pytest.LogCaptureFixt
             for call in (relay.describe(CALL_S), relay.warm(0)):
                 with pytest.raises(StatusError, match="the answer is no message"):
                     await call
-            hop = stage_pb2.Hop(session="s", deadline_unix_ms=1 << 42)
+            hop = stage_pb2.Hop(session="s", left_s=1 << 42)
             with pytest.raises(StatusError, match="the answer is no message"):
                 await relay.push(hop)
         finally:
@@ -153,7 +153,7 @@ def plan(bundles: Path) -> HostPlan:
 def test_the_number_of_a_step_leaves_room_for_those_that_follow(plan: HostPlan) -> None:
     """The step after number 2^64 - 1 broke the host's loop, and with it hops of others in the same pass."""
     assert plan.ar is not None
-    hop = stage_pb2.Hop(router="r", session="s", digest=plan.ar.digest, capacity=9, deadline_unix_ms=1 << 42)
+    hop = stage_pb2.Hop(router="r", session="s", digest=plan.ar.digest, capacity=9, left_s=1 << 42)
     put_work(hop, step(clean=b"a", remaining=2, codec="int8", number=MAX_NUMBER))
     assert parse_hop(hop, plan).kind == "ar"
     work_of(hop).number = (1 << 64) - 1
@@ -183,7 +183,7 @@ def test_a_round_trip_that_cannot_be_is_a_problem() -> None:
         info = stage_pb2.DescribeResponse(name="h", blocks=[0], ready=True)
         info.links.add(address="127.0.0.1:2", rtt_ms=rtt_ms)
 
-        async def describe(timeout: float, prefixes: int) -> stage_pb2.DescribeResponse:
+        async def describe(timeout: float, *_: object) -> stage_pb2.DescribeResponse:
             return info
 
         link.relay.describe = describe  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from tests.stages.hops import step
 
 
 def hop() -> stage_pb2.Hop:
-    made = stage_pb2.Hop(router="r", session="s", digest="d" * 64, capacity=9, deadline_unix_ms=1)
+    made = stage_pb2.Hop(router="r", session="s", digest="d" * 64, capacity=9, left_s=1)
     made.timings.add(host="h", queue_ms=1.5)
     put_work(made, step(number=3, clean=b"abc", hidden=bytes(range(64)), remaining=2, codec="int8"))
     work_of(made).sampling.temperature = 0.8

@@ -215,7 +215,7 @@ def test_a_router_wants_to_know_about_insecurity_and_ports(
     path.write_text(local_topology(1, 3, bundles / "own", port + 1).to_toml())
     code, _, err = onesweep("router", "--topology", path, "--listen", "0.0.0.0:0")
     assert code == 2
-    assert "accept it with --insecure" in err
+    assert "accept it with --anybody" in err
     with socket.create_server(("127.0.0.1", port)):
         code, _, err = onesweep("router", "--topology", path)
     assert code == 1

@@ -18,10 +18,10 @@ from playwright.sync_api import sync_playwright
 
 from onesweep.serving.cli.generate import comparison_page
 from onesweep.serving.client.client import Result
-from onesweep.serving.client.comparison import Entrant, all_entrants, comparison, named_entrants, printable
+from onesweep.serving.client.comparison import Entrant, all_entrants, comparison, named_entrants
 from onesweep.serving.client.result import result_of
 from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, printable
 
 Run = Callable[..., tuple[int, str, str]]
 SERVED = ("sweep", "resample", "infill", "ar", "local")

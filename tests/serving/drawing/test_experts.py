@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -202,7 +201,7 @@ def consult(host: Peer, name: str, **fields: Any) -> stage_pb2.Hop:
         router=ROUTER,
         session=name,
         digest=release.experts.digest,
-        deadline_unix_ms=int(time.time() * 1000) + 60_000,
+        left_s=60,
         path=["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"],
         consult=stage_pb2.Consult(drawing=stage_pb2.Drawing(**drawing), **work),
     )

@@ -20,7 +20,7 @@ def told(nats: Any = (-1.0, -2.0), top: bytes = b"xyxy", top_nats: Any = (-1.0, 
 
 
 def check(event: stage_pb2.Event, **asked: Any) -> None:
-    request = Generation(prompt=b"x", max_symbols=9, deadline_unix_ms=0, **asked)
+    request = Generation(prompt=b"x", max_symbols=9, due_at=0, **asked)
     check_symbols(event, request, BYTES, most=3)
 
 

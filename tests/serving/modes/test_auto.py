@@ -145,7 +145,7 @@ def test_what_is_late_is_finished_by_another_mode(serve: Callable[..., Client]) 
 def test_where_nothing_can_finish_a_text_there_is_a_sentence() -> None:
     ring = SimpleNamespace(problem="host b is lost", digest=lambda kind: "")
     auto = AutoMode(ring, {}, Guide(Frontier((), {}, "judge", "bits")), LatencyModel(lambda: [1.0]))  # type: ignore[arg-type]
-    request = Generation(prompt=b"x", max_symbols=10, deadline_unix_ms=2**42, budget_ms=5)
+    request = Generation(prompt=b"x", max_symbols=10, due_at=2**42, budget_ms=5)
     with pytest.raises(StatusError, match="can write what follows 4 of 10 bytes: host b is lost") as caught:
         auto._hurry(request, replace(request, max_symbols=6), Account())
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE

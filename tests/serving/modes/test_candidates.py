@@ -42,7 +42,7 @@ def write(local: NeuralModel, text: bytes, length: int, count: int, number: int 
 
 
 def test_local_with_candidates_writes_the_likeliest_of_them(local: NeuralModel) -> None:
-    request = Generation(prompt=TEXT, max_symbols=12, deadline_unix_ms=2**42, temperature=0.8, seed=3, candidates=8)
+    request = Generation(prompt=TEXT, max_symbols=12, due_at=2**42, temperature=0.8, seed=3, candidates=8)
     account = Account()
 
     async def text() -> bytes:

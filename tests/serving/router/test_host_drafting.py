@@ -11,6 +11,7 @@ import pytest
 
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result
+from onesweep.stages.host.drafter import HeadDrafter
 from tests.serving.pretrained import add_random_draft_head, write_model
 from tests.serving.router.test_replicas import TRIES, Streaming, busy, doubled
 
@@ -88,6 +89,20 @@ def test_a_long_prompt_and_the_turn_after_it(client: Client) -> None:
     expected = client.generate(prompt, mode="ar", max_tokens=30, seed=4).output
     for _ in range(3):
         assert client.generate(prompt, max_tokens=30, seed=4, draft=30, branches=8, **BY_HOSTS).output == expected
+
+
+@pytest.mark.parametrize("step", ["read", "draft"])
+def test_a_draft_head_that_fails_costs_drafts_and_no_text(
+    client: Client, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    expected = client.generate(PROMPT, mode="ar", max_tokens=20, seed=3)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(HeadDrafter, step, fail)
+    result = client.generate(PROMPT, max_tokens=20, seed=3, **BY_HOSTS)
+    assert (result.output, result.drafted, result.replays) == (expected.output, 0, 0)
 
 
 def test_a_model_without_a_draft_head(tmp_path: Path, local_ring: Any) -> None:

@@ -58,7 +58,8 @@ def test_a_router_that_others_reach_adds_no_delay(bundles: Path, servers: Any, w
     topology = local_topology(HOSTS, HOSTS, bundles / "own", free_port_block(HOSTS + 1) + 1)
     servers.hosts(topology, bundles / "own")
     port = topology.router.rpartition(":")[2]
-    open_to_all = RouterSettings(topology, f"0.0.0.0:{port}", bundles / "own", security=Security(insecure=True))
+    security = Security(insecure=True)
+    open_to_all = RouterSettings(topology, f"0.0.0.0:{port}", bundles / "own", security=security, anybody=True)
     servers.run(lambda stop: run_router(open_to_all, stop))
     wait_ready(topology.router)
     check_refused(topology)

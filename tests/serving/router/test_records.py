@@ -266,10 +266,10 @@ def test_every_family_of_the_router_is_read() -> None:
         assert all(len(labels) == len(family.labels) for labels in read[family.name])
 
 
-@pytest.mark.parametrize(("deadline_unix_ms", "code"), [(0, "DEADLINE_EXCEEDED"), (1 << 45, "CANCELLED")])
-def test_a_call_that_grpc_ends_was_late_or_given_up(deadline_unix_ms: int, code: str) -> None:
+@pytest.mark.parametrize(("due_at", "code"), [(0, "DEADLINE_EXCEEDED"), (1 << 45, "CANCELLED")])
+def test_a_call_that_grpc_ends_was_late_or_given_up(due_at: float, code: str) -> None:
     figures = RouterCounters()
-    with pytest.raises(asyncio.CancelledError), RequestRecord("ar", deadline_unix_ms, figures):
+    with pytest.raises(asyncio.CancelledError), RequestRecord("ar", due_at, figures):
         raise asyncio.CancelledError
     assert figures.modes["ar"].codes == {code: 1}
 

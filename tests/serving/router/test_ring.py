@@ -18,6 +18,7 @@ from onesweep.serving.router.ring import Ring, RingView
 from onesweep.serving.router.session import Session
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.errors import InputError
+from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
 
@@ -53,6 +54,37 @@ async def write(ring: Ring) -> bytes:
     with Session(view, "ar", 8, deadline, Account()) as session:
         await session.push(stage_pb2.Decode(clean=b"The sea", remaining=1, codec="fp32"))
         return (await session.event()).text
+
+
+def test_a_clock_that_is_ahead_is_named_and_harms_no_request(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 70 * 10**9)  # of the hosts: the router asks for time.time
+
+    async def story(ring: Ring) -> tuple[bytes, list[str]]:
+        return await write(ring), [link.warning for link in ring.links]
+
+    text, warnings = tell(topology, story)
+    assert len(text) == 1
+    assert all("its clock is +70.0 s from here" in warning for warning in warnings)
+
+
+def test_hosts_hold_a_session_while_others_work(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch, eventually: Any
+) -> None:
+    """Its lease begins again without a hop."""
+    renewed = list[str]()
+    monkeypatch.setattr(SessionStore, "renew", lambda store, session: renewed.append(session.router))
+
+    async def story(ring: Ring) -> None:
+        with Session(RingView(ring), "ar", 8, 2**42, Account()) as session:
+            await session.push(stage_pb2.Decode(clean=b"The sea", remaining=1, codec="fp32"))
+            await session.event()
+            renewed.clear()
+            await eventually(lambda: len(renewed) >= 2)
+
+    tell(topology, story)
 
 
 def test_a_host_comes_back_under_another_name(topology: Topology) -> None:
@@ -92,7 +124,7 @@ def test_who_asks_a_host_that_is_taken_out_hears_its_answer(topology: Topology) 
         ring.set_hosts(topology.hosts[1:])
         assert (await asked).name == "host-1"
         with pytest.raises(StatusError, match=r"the link to host host-1 at .* was closed"):
-            await link.relay.run(stage_pb2.Hop(deadline_unix_ms=2**42))
+            await link.relay.run(stage_pb2.Hop(left_s=2**42))
         await link.release("some session")
 
     tell(topology, story)
@@ -110,6 +142,21 @@ def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> None:
     tell(topology, story)
 
 
+def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) -> None:
+    async def story(ring: Ring) -> None:
+        link = ring.links[1]
+        for hours in (1, 2, 4):
+            ring.quarantine(link, "it computed something else")
+            await link.describe()
+            assert f"it gets no work for {hours} h" in link.problem
+            assert link.quarantined_until - time.monotonic() == pytest.approx(3600 * hours, abs=600)
+            link.quarantined_until = time.monotonic()
+            await link.describe()
+            assert link.problem == ""
+
+    tell(topology, story)
+
+
 def test_a_message_without_an_answer_is_silence_and_a_pause_is_none(topology: Topology) -> None:
     async def story(ring: Ring) -> None:
         link = ring.links[0]
@@ -117,6 +164,36 @@ def test_a_message_without_an_answer_is_silence_and_a_pause_is_none(topology: To
         assert link.silent_s() is None
         link.relay.asked_at = time.monotonic() - 30.0
         assert (link.silent_s() or 0.0) >= 30.0
+
+    tell(topology, story)
+
+
+@pytest.mark.parametrize("who", ["its answers", "the host"])
+def test_a_host_that_was_late_of_late_is_waited_for_longer(topology: Topology, who: str) -> None:
+    async def story(ring: Ring) -> None:
+        link = ring.links[0]
+        assert link.info is not None
+        for late_ms, silent in ((0, True), (1500, False), (10**9, True)):  # at most as long as for a description
+            link.relay.late_ms, link.info.stall_ms = (late_ms, 0) if who == "its answers" else (0, late_ms % 2**32)
+            link.relay.asked_at = time.monotonic() - (3.0 if late_ms < 10**9 else 6.0)
+            assert (link.silent_s() is not None) == silent
+
+    tell(topology, story)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_silent_host_keeps_its_requests_unless_others_can_do_them(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    async def story(ring: Ring) -> None:
+        link, told = ring.links[0], list[str]()
+        ring.begin(tuple(ring.links), lambda attempt, event: told.append(event.fault.message))
+        monkeypatch.setattr(ring, "choose", lambda weights: tuple(ring.links) if elsewhere else None)
+        ring._lose(link, "it has been silent for 1.5 s", is_gone=False)
+        assert len(told) == elsewhere
+        assert "silent" in link.problem
+        ring._lose(link, "it closed the connection")
+        assert len(told) == elsewhere + 1
 
     tell(topology, story)
 

@@ -13,7 +13,7 @@ import pytest
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.audit import Auditor
 from onesweep.serving.router.paths import Attempt, HostLink, HostPath
-from onesweep.serving.router.ring import HEDGE_SHARE, HEDGES, LEAST_S, Hedging, Ring, RingView
+from onesweep.serving.router.ring import HEDGE_SHARE, HEDGES, LEAST_S, MOST_REPLAYS, Hedging, Ring, RingView
 from onesweep.serving.router.session import AuditFailed, Check, Session
 from onesweep.serving.router.settings import RingSettings
 from onesweep.serving.router.topology import HostEntry
@@ -95,13 +95,33 @@ def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
     assert ring.avoided == [set(), avoided]
 
 
+def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> None:
+    async def story() -> None:
+        ring = RecordingRing()
+        sessions = [opened(ring) for _ in range(MOST_REPLAYS + 3)]
+        for session in sessions:
+            await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+            session.attempts[0].fail(stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost"))
+        waiting = [asyncio.create_task(session.event()) for session in sessions]
+        done = 0
+        while done < len(sessions):
+            await asyncio.sleep(0)
+            moved = [session.attempts[0] for session in sessions if session.attempts]
+            assert sum(attempt.replays for attempt in moved) <= MOST_REPLAYS
+            if len(moved) == min(done + MOST_REPLAYS, len(sessions)):
+                deliver(next(attempt for attempt in moved if attempt.replays), stage_pb2.Event(text=b"b"))
+                done += 1
+        assert [event.text for event in await asyncio.gather(*waiting)] == [b"b"] * len(sessions)
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
 def deliver(attempt: Attempt, event: stage_pb2.Event) -> None:
     attempt.receive(attempt, event)
 
 
 def opened(ring: RecordingRing, deadline_s: float = 60.0, capacity: int = 8) -> Session:
-    deadline_ms = int((time.time() + deadline_s) * 1000)
-    return Session(RingView(ring, ("", "", "")), "ar", capacity, deadline_ms, Account())
+    return Session(RingView(ring, ("", "", "")), "ar", capacity, time.monotonic() + deadline_s, Account())
 
 
 Answer = Callable[[stage_pb2.Hop, int], list[stage_pb2.Event]]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from onesweep.stages.checkpoint.checkpoint import file_digest
 from onesweep.stages.checkpoint.weights import Shapes, read_weights, write_weights
 from onesweep.stages.errors import CheckpointError
 
@@ -93,6 +94,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 # A digest that fits, and yet not the tensors that the architecture asks for
+@pytest.mark.parametrize("through", [lambda path: read_weights(path, 0, "", SHAPES), file_digest])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, through: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "part.safetensors")
+    with pytest.raises(CheckpointError, match="is no regular file: put the file itself there"):
+        through(tmp_path / "part.safetensors")
+
+
 @pytest.mark.parametrize(
     ("shapes", "reason"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def plan(block: int) -> HostPlan:
 
 def hop(block: int) -> stage_pb2.Hop:
     request = stage_pb2.Hop(router="r", session="s", capacity=40, digest="d" * 64)
-    request.deadline_unix_ms = int(time.time() * 1000) + 60_000
+    request.left_s = 60
     clean = ALPHABET.encode([7, 1 << 16, 9])
     request.sweep.CopyFrom(stage_pb2.Sweep(block=block, clean=clean, slots=SLOTS, steps=1, codec="int8"))
     request.sweep.sampling.temperature = 0.8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from onesweep.stages.host.parts import Parts
 from onesweep.stages.model.scoring import MAX_CANDIDATES, candidates_together
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.hop_stream import Settled
 from onesweep.stages.wire.messages import hidden_rows, merged, results_of, step_hops, work_of
 from onesweep.stages.wire.status import StatusError
 from tests.stages.hops import LONG_PROMPT, opening
@@ -178,6 +180,24 @@ async def test_the_bytes_of_all_that_is_under_way_are_bounded(whole: Parts) -> N
         host.accept(third, 3 * size)  # what is alone is as large as a message may be
         with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "1572864 of 1048576 are under way"):
             host.accept(scoring(digest, "b"), 1)
+
+
+async def test_what_waits_for_the_next_host_or_the_router_is_bounded_too(
+    whole: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_host(whole, working=False, queue_mb=1) as host:
+        waiting = list[Settled]()
+        relay = SimpleNamespace(address="there", send=lambda hop, settled: waiting.append(settled))
+        large = opening(whole.plan.models["ar"].digest, hidden=bytes(1 << 20))
+        host._send(large, relay)  # type: ignore[arg-type]
+        with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "are under way"):
+            host.accept(opening(whole.plan.models["ar"].digest), 1)
+        waiting[0](None)
+        assert host.queued_bytes == 0
+        monkeypatch.setattr("onesweep.stages.host.next_hosts.MAX_WAITING_BYTES", 1000)
+        for _ in range(9):
+            host.subscribers.publish(ROUTER, stage_pb2.Event(text=bytes(400)))
+        assert host.subscribers.queues[ROUTER].qsize() == 3
 
 
 # Of pieces and batches alike

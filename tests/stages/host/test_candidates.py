@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +67,7 @@ class Line:
     def step(self, clean: bytes, start: int = 0, **fields: Any) -> stage_pb2.Event:
         source = self.hosts[0].plan.model(self.kind)
         hop = stage_pb2.Hop(router="r", session="s", capacity=self.capacity, digest=source.digest)
-        hop.deadline_unix_ms = int(time.time() * 1000) + 600_000
+        hop.left_s = 600
         sampling = stage_pb2.Sampling(seed=self.seed, temperature=self.temperature)
         sampling.MergeFrom(self.more)
         fields = {"remaining": 1, "codec": "fp32", **fields}
@@ -233,7 +232,7 @@ def test_plain_steps_write_what_the_scorer_samples(hosts, models) -> None:
     line, text, hop = Line([hosts[span] for span in SPLITS[-1]]), b"", stage_pb2.Hop()
     written = line.step(KNOWN, remaining=20).text
     source = line.hosts[0].plan.scorer
-    hop.digest, hop.capacity, hop.deadline_unix_ms = source.digest, CONTEXT, int(time.time() * 1000) + 600_000
+    hop.digest, hop.capacity, hop.left_s = source.digest, CONTEXT, 600
     hop.router, hop.session = "r", "s"
     sampling = stage_pb2.Sampling(seed=5, temperature=0.8)
     put_work(hop, step(clean=KNOWN, remaining=20, codec="fp32", sampling=sampling))

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.host.hop_work import KernelCall
 from onesweep.stages.host.parts import Parts
 from onesweep.stages.host.work import SweepWork
 from onesweep.stages.v1 import stage_pb2
@@ -21,19 +20,23 @@ def names_of(failed: Iterable[tuple[str, StatusError]], code: grpc.StatusCode) -
     return {name for name, refusal in failed if refusal.code is code}
 
 
-def test_a_call_that_fails_ends_those_in_it_and_nobody_else(parts: Parts) -> None:
-    """Of two that are in block 1 when it fails, and others that are not."""
-    expected = {name: alone(parts, make()) for name, make in (("later", sweeps), ("step", lambda: steps(count=9)))}
+@pytest.mark.parametrize("guilty", [None, "one"])
+def test_what_fails_in_company_is_computed_alone(parts: Parts, guilty: str | None) -> None:
+    """Block 1 fails for two together; and where it fails for one of them alone, for nobody else."""
+    makes = {"one": sweeps, "two": lambda: sweeps(seed=1), "later": sweeps, "step": lambda: steps(count=9)}
+    expected = {name: alone(parts, make()) for name, make in makes.items()}
     engine = Paced(parts)
-    engine.begin("one", sweeps())
-    engine.begin("two", sweeps(seed=1))
-    engine.begin("later", sweeps(), at=3)
-    engine.begin("step", steps(count=9))
-    watched(parts, 1).fails = lambda method, pieces: method == "denoise" and len(pieces) == 2
+    jobs = {name: engine.begin(name, make(), at=3 if name == "later" else 1) for name, make in makes.items()}
+    bad = jobs[guilty].session.caches[1] if guilty else None
+    watched(parts, 1).fails = lambda method, pieces: (
+        method == "denoise" and (len(pieces) == 2 if bad is None else any(piece.caches is bad for piece in pieces))
+    )
     texts = engine.finish()
-    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"one", "two"}
-    assert "the host's log says why" in engine.refusals["one"].message
-    assert {name: texts[name] for name in expected} == expected
+    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == ({guilty} if guilty else set())
+    assert all("the host's log says why" in refusal.message for refusal in engine.refusals.values())
+    assert {name: texts[name] for name in expected if name != guilty} == {
+        name: text for name, text in expected.items() if name != guilty
+    }
 
 
 def test_candidates_that_fail_harm_nobody_else(parts: Parts) -> None:
@@ -65,18 +68,19 @@ def test_what_cannot_begin_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyP
     assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
 
 
-def test_what_cannot_go_on_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["next_op", "complete"])
+def test_what_cannot_go_on_fails_alone(parts: Parts, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     engine = Paced(parts)
     engine.begin("bad", sweeps(seed=77))
     engine.begin("good", sweeps())
-    whole = SweepWork.next_op
+    whole = getattr(SweepWork, step)
 
-    def next_op(work: SweepWork) -> KernelCall:
+    def failing(work: SweepWork, *results: Any) -> Any:
         if work.hop.sweep.sampling.seed == 77:
             raise RuntimeError("boom")
-        return whole(work)
+        return whole(work, *results)
 
-    monkeypatch.setattr(SweepWork, "next_op", next_op)
+    monkeypatch.setattr(SweepWork, step, failing)
     assert len(engine.finish()["good"]) == 16
     assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
 
@@ -86,7 +90,7 @@ def test_a_hop_that_nobody_waits_for_ends_without_being_computed(parts: Parts) -
     for name in ("released", "late", "wanted"):
         job = engine.begin(name, sweeps())
         job.session.released = name == "released"
-        job.hop.deadline_unix_ms = 1 if name == "late" else job.hop.deadline_unix_ms
+        job.due_at = 0.0 if name == "late" else job.due_at
     engine.finish()
     assert {name: refusal.code for name, refusal in engine.refusals.items()} == {
         "released": grpc.StatusCode.CANCELLED,
@@ -104,7 +108,7 @@ def test_a_hop_under_way_ends_at_the_next_pass(parts: Parts, how: str) -> None:
 
     def meddle(method: str, pieces: Sequence[Any]) -> bool:
         job.session.released = how == "released"
-        job.hop.deadline_unix_ms = 1 if how == "late" else job.hop.deadline_unix_ms
+        job.due_at = 0.0 if how == "late" else job.due_at
         return False
 
     watched(parts, 1).fails = meddle

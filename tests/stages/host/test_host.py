@@ -15,9 +15,10 @@ from torch import Tensor
 
 from onesweep.stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from onesweep.stages.errors import InputError
-from onesweep.stages.host import host as subscribers
+from onesweep.stages.host import next_hosts as subscribers
 from onesweep.stages.host import scheduler as engine
-from onesweep.stages.host.host import Host, HostSettings, Subscribers
+from onesweep.stages.host.host import Host, HostSettings
+from onesweep.stages.host.next_hosts import Subscribers
 from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import LinkDelay
@@ -45,7 +46,7 @@ def parts(loaded: Parts) -> Parts:
 
 def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
     request = stage_pb2.Hop(router=ROUTER, session=session, capacity=30, digest=host.releases.newest.plan.chain.digest)
-    request.deadline_unix_ms = int(time.time() * 1000) + 30_000
+    request.left_s = 30
     fields = {"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes}
     request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
     return request
@@ -109,8 +110,7 @@ async def test_a_full_queue_sends_work_away(parts: Parts) -> None:
 async def test_work_that_became_late_is_dropped_and_told(parts: Parts) -> None:
     async with open_host(parts, working=False) as host:
         request = hop(host)
-        host.accept(request, 10)
-        request.deadline_unix_ms = 1
+        host.accept(request, 10).due_at = 0.0
         worker = asyncio.create_task(host.work())
         event = await event_of(host)
         assert event.fault.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
@@ -118,6 +118,16 @@ async def test_work_that_became_late_is_dropped_and_told(parts: Parts) -> None:
         assert event.fault.host == "h"
         assert (host.sessions.sessions, host.counters.faults, host.counters.completed) == ({}, 1, 0)
         worker.cancel()
+
+
+async def test_a_clock_that_is_ahead_ends_no_request(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines travel as the time that is left: this host's clock is an hour ahead of the router's."""
+    now = time.time
+    async with open_host(parts) as host:
+        sent = hop(host)
+        monkeypatch.setattr(time, "time", lambda: now() + 3600)
+        assert not host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[sent])).rejections
+        assert (await event_of(host)).text
 
 
 async def test_a_hop_that_fails_harms_none_after_it(parts: Parts) -> None:
@@ -259,6 +269,7 @@ async def test_requests_at_once_write_what_they_write_one_after_the_other(
 ) -> None:
     """Steps on the event loop and sweeps on the thread, at the same time."""
     monkeypatch.setattr(engine, "QUICK_MS", quick_ms)
+    parts.quick_rows[parts.plan.ar.digest] = engine.QUICK_ROWS
 
     def make(host: Host, name: str, i: int) -> stage_pb2.Hop:
         return step(host, name, seed=i, remaining=6) if i % 2 else hop(host, name, sampling=stage_pb2.Sampling(seed=i))

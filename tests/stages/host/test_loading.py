@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,11 +15,12 @@ import pytest
 
 from onesweep.stages.backends import backend_named
 from onesweep.stages.checkpoint.release_store import ReleaseStore, read_release_manifest
+from onesweep.stages.host import loading
 from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.loading import Loader, Sources, warm_up
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import Release, load_parts, plan_host
-from onesweep.stages.host.scheduler import HostObserver
+from onesweep.stages.host.scheduler import QUICK_ROWS, HostObserver
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
 from tests.stages.hosts import listening
@@ -63,7 +63,7 @@ def names(bundles: Path) -> dict[str, str]:
 
 def step(digest: str, session: str, number: int = 0, clean: bytes = b"Once ", start: int = 0) -> stage_pb2.Hop:
     hop = stage_pb2.Hop(router=ROUTER, session=session, capacity=40, digest=digest)
-    hop.deadline_unix_ms = int(time.time() * 1000) + 30_000
+    hop.left_s = 30
     hop.decode.CopyFrom(stage_pb2.Decode(number=number, start=start, clean=clean, remaining=1, codec="fp32"))
     return hop
 
@@ -217,6 +217,16 @@ async def test_a_release_that_was_let_go_of_is_not_loaded(held_by: HeldBy, names
         await rest
         assert waiting.parts is None
         assert held(host) == [names["own"]]
+
+
+@pytest.mark.parametrize(("quick_ms", "rows"), [(0.0, 0), (1e9, QUICK_ROWS)])
+def test_the_warm_up_tells_what_takes_no_time(
+    bundles: Path, monkeypatch: pytest.MonkeyPatch, quick_ms: float, rows: int
+) -> None:
+    monkeypatch.setattr(loading, "QUICK_MS", quick_ms)
+    parts = load_parts(plan_host(bundles / "own", (1,)))
+    warm_up(parts)
+    assert parts.quick_rows[parts.plan.ar.digest] == rows
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
 import pytest
 
 from onesweep.stages.host import scheduler as engines
-from onesweep.stages.host.parts import Parts
+from onesweep.stages.host.parts import WARM_POSITIONS, Parts
 from onesweep.stages.host.scheduler import PASS_ROWS, ScheduledHop, Scheduler
 from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.host.validation import parse_hop
@@ -217,7 +217,17 @@ def test_a_sweep_is_computed_on_the_thread_which_then_sleeps(loaded: dict[str, P
             assert isinstance(job.result, stage_pb2.Event)
 
 
-def test_a_quick_step_is_computed_at_once(loaded: dict[str, Parts], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def quick(loaded: dict[str, Parts], monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """Parts whose warm-up was quick."""
+    own = loaded["own"]
+    monkeypatch.setitem(own.quick_rows, own.plan.ar.digest, engines.QUICK_ROWS)
+    return own
+
+
+def test_a_quick_step_is_computed_at_once(
+    loaded: dict[str, Parts], quick: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engines, "QUICK_MS", 1000.0)  # this machine may be busy
     engine, expected = Scheduler(3, 64, 64), alone(loaded["own"], steps(count=1))
     for _ in range(3):
@@ -238,11 +248,26 @@ def test_a_quick_step_is_computed_at_once(loaded: dict[str, Parts], monkeypatch:
     ],
     ids=["sweep", "long prompt", "candidates", "slow model"],
 )
-def test_what_may_take_long_is_left_to_the_thread(loaded, monkeypatch, hops: Make, quick_ms: float) -> None:
+def test_what_may_take_long_is_left_to_the_thread(loaded, quick, monkeypatch, hops: Make, quick_ms: float) -> None:
     monkeypatch.setattr(engines, "QUICK_MS", quick_ms)
     engine = Scheduler(3, 64, 64)
     job = job_of(engine, loaded["own"], hops())
     assert (engine.go(), len(engine), job.result) == ([], 1, None)
+
+
+def test_what_the_warm_up_did_not_measure_is_left_to_the_thread(loaded: dict[str, Parts], quick: Parts) -> None:
+    """The first prompt after a start, steps together that have more rows, and a longer context."""
+    own, digest = loaded["own"], loaded["own"].plan.ar.digest
+    for rows, count, goes in ((0, 1, False), (8, 1, True), (8, 2, False)):
+        own.quick_rows[digest] = rows
+        engine = Scheduler(3, 64, 64)
+        for _ in range(count):
+            job_of(engine, own, steps(prompt=b"It was"))
+        assert engine._is_quick() == goes
+    far = Scheduler(3, 64, 64)
+    job = job_of(far, own, steps(prompt=b"It was"))
+    job.request = replace(job.request, start=WARM_POSITIONS)
+    assert not far._is_quick()
 
 
 def test_a_quick_step_joins_what_the_thread_is_at(loaded: dict[str, Parts]) -> None:
@@ -255,14 +280,14 @@ def test_a_quick_step_joins_what_the_thread_is_at(loaded: dict[str, Parts]) -> N
     assert engine._turn() == [job]
 
 
-def test_hops_may_be_taken_in_while_they_are_looked_at(loaded: dict[str, Parts]) -> None:
+def test_hops_may_be_taken_in_while_they_are_looked_at(loaded: dict[str, Parts], quick: Parts) -> None:
     engine = Scheduler(3, 64, 64)
     first, second = (job_of(engine, loaded["own"], steps(seed=i)) for i in range(2))
 
     class Seen:
         """A session whose hop the scheduler's thread takes in while the event loop looks at it."""
 
-        beginning = None
+        beginning, parts = None, quick
 
         @property
         def pending(self) -> int:

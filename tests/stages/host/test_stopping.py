@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def test_it_stays_registered_until_its_requests_have_ended(
         events = stub.Subscribe(stage_pb2.SubscribeRequest(router="r"))
         next(events)
         hop = stage_pb2.Hop(router="r", session="s", capacity=40, digest=described().releases[0].chain.digest)
-        hop.deadline_unix_ms = int(time.time() * 1000) + 60_000
+        hop.left_s = 60
         hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"The sea ", slots=16, steps=2, codec="int8"))
         assert not next(stub.Push(iter([stage_pb2.HopBatch(number=1, hops=[hop], protocol=PROTOCOL)]))).rejections
         assert next(events).events[0].text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -38,8 +37,7 @@ class Line:
 
     def hop(self, kind: PictureKind, session: str, plan: DrawPlan = PLAN, **fields: Any) -> stage_pb2.Hop:
         """The first hop of a Draw (chain) or a Denoise (steps)."""
-        deadline = int(time.time() * 1000) + 60_000
-        hop = stage_pb2.Hop(router=ROUTER, session=session, digest=self.digests[kind], deadline_unix_ms=deadline)
+        hop = stage_pb2.Hop(router=ROUTER, session=session, digest=self.digests[kind], left_s=60)
         hop.path.extend(self.path)
         work = stage_pb2.Draw if kind == "chain" else stage_pb2.Denoise
         put_work(hop, work(**{"drawing": drawing_of(plan), "codec": "int8", **fields}))

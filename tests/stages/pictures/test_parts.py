@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def test_the_most_pictures_fit_a_message_and_one_more_is_refused(architecture: A
         fields = {"stage": 1, "level": 1, "estimate": state, "before": state, "hidden": hidden}
         work = stage_pb2.Denoise(codec="fp32", **fields)
     work.drawing.CopyFrom(drawing_of(draws))
-    hop = stage_pb2.Hop(router="r", session="s", digest="d", deadline_unix_ms=int(time.time() * 1000) + 60_000)
+    hop = stage_pb2.Hop(router="r", session="s", digest="d", left_s=60)
     put_work(hop, work)
     request = parse_hop(hop, plan)
     assert isinstance(request, PictureRequest)

@@ -184,9 +184,7 @@ def host_that_fails(bundles: Path) -> Callable[[], Host]:
 
 def sweep_for(host: Host, **names: str) -> stage_pb2.Hop:
     source = host.releases.newest.plan.chain
-    hop = stage_pb2.Hop(
-        router=ROUTER, session="s", capacity=40, digest=source.digest, deadline_unix_ms=1 << 45, **names
-    )
+    hop = stage_pb2.Hop(router=ROUTER, session="s", capacity=40, digest=source.digest, left_s=60, **names)
     hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"A secret prompt", slots=4, steps=1, codec="int8"))
     return hop
 

@@ -13,6 +13,7 @@ from onesweep.stages.errors import InputError
 from onesweep.stages.telemetry.observability import (
     JsonLines,
     ObservabilitySettings,
+    TextLines,
     add_observability,
     observability_of,
 )
@@ -75,3 +76,7 @@ def test_options_become_settings() -> None:
 def test_options_that_are_refused(given: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         observability_of(options(*given))
+
+
+def test_a_message_is_one_line() -> None:
+    assert TextLines("%(levelname)s %(message)s").format(record()) == 'WARNING a "host" line'

@@ -103,6 +103,12 @@ async def test_hops_that_are_sent_at_once_arrive_in_one_parcel_and_in_their_orde
         assert service.streams == 1
 
 
+async def test_the_time_that_a_hop_waits_for_its_link_is_none_that_it_has_left() -> None:
+    async with relay_to(take) as (service, relay):
+        await relay.push(hop(left_s=60.0))
+        assert 0 < service.parcels[0].hops[0].left_s < 60
+
+
 async def test_a_rejected_hop_does_not_harm_the_others_of_its_parcel() -> None:
     async with relay_to(rejecting(invalid("no"), indices=(1, 3))) as (service, relay):
         heard = Heard(relay)

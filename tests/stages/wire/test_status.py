@@ -9,13 +9,28 @@ import grpc
 import grpc.aio
 import pytest
 
-from onesweep.stages.wire.status import MAX_CHARACTERS, StatusError, invalid
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import MAX_CHARACTERS, StatusError, invalid, made_printable
 
 
 def test_a_sentence_that_quotes_a_long_field_is_cut() -> None:
     refusal = invalid("x" * 10_000_000)
     assert refusal.message == str(refusal) == "x" * MAX_CHARACTERS + " ..."
     assert invalid("x" * MAX_CHARACTERS).message == "x" * MAX_CHARACTERS
+
+
+EVIL, TAMED = "a\x1b[2J\nERROR all is lost\u202e", "a�[2J ERROR all is lost�"
+
+
+def test_what_another_machine_says_is_printable() -> None:
+    assert StatusError(grpc.StatusCode.INTERNAL, EVIL).message == TAMED
+    told = stage_pb2.DescribeResponse(name=EVIL, blocks=[1], not_ready_reason=EVIL)
+    told.links.add(problem=EVIL)
+    told.releases.add(name=EVIL).steps.pictures.classes.extend(["sun", EVIL])
+    (link,), (release,) = made_printable(told).links, told.releases
+    assert {told.name, told.not_ready_reason, link.problem, release.name} == {TAMED}
+    assert list(release.steps.pictures.classes) == ["sun", TAMED]
+    assert list(told.blocks) == [1]
 
 
 def test_nobody_refuses_with_ok() -> None:

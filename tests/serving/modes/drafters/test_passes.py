@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -53,8 +54,8 @@ def encoded(model: LocalModel, text: bytes) -> bytes:
     return model.alphabet.encode([symbol % model.alphabet.size for symbol in text])
 
 
-def branches(model: LocalModel, seed: int, temperature: float = 0.8, deadline_ms: float = float("inf")) -> Branches:
-    return Branches(LocalSequence(model, 200, temperature, seed, deadline_ms))
+def branches(model: LocalModel, seed: int, temperature: float = 0.8, due_at: float = float("inf")) -> Branches:
+    return Branches(LocalSequence(model, 200, temperature, seed, due_at))
 
 
 async def written(model: LocalModel, seed: int) -> Candidates:
@@ -117,7 +118,7 @@ def test_who_goes_leaves_the_pass_and_changes_no_other_text(model: LocalModel) -
 
 def test_a_deadline_ends_the_writing(model: LocalModel) -> None:
     async def run() -> Candidates:
-        late = branches(model, 1, deadline_ms=time.time() * 1000 - 1)
+        late = branches(model, 1, due_at=time.monotonic() - 1)
         with pytest.raises(StatusError, match="the deadline of this request has passed") as error:
             await late.write(encoded(model, b"It"), 100, 2, 0)
         assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -137,6 +138,29 @@ def test_a_fault_ends_those_of_its_pass_and_no_later_ones(model: LocalModel, mon
     assert len(asyncio.run(written(model, 0)).texts) == REQUESTS[0][2]
 
 
+@pytest.mark.parametrize("guilty", [None, 2])
+def test_what_fails_in_company_is_written_alone(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, guilty: int | None
+) -> None:
+    alone = [asyncio.run(model.passes.draft(job_of(model, seed, 1, list))) for seed in (0, 2)]
+    whole, jobs = model.read, [job_of(model, seed, 1, list) for seed in (0, 2)]
+
+    def read(pieces: Sequence[Any]) -> Any:
+        if len(pieces) == 2 or any(guilty == 2 and forks is jobs[1]._forks for forks, _ in pieces):
+            raise RuntimeError("boom")
+        return whole(pieces)
+
+    monkeypatch.setattr(model, "read", read)
+    one, two = asyncio.run(together(model, jobs))
+    assert isinstance(one, Written)
+    assert np.array_equal(one.symbols, alone[0].symbols)
+    if guilty:
+        assert isinstance(two, RuntimeError)
+    else:
+        assert isinstance(two, Written)
+        assert np.array_equal(two.symbols, alone[1].symbols)
+
+
 def test_a_share_of_the_time_is_booked(model: LocalModel) -> None:
     assert asyncio.run(written(model, 0)).compute_ms > 0
     assert BYTES.size <= BLOCK, "bytes are drawn in one running sum"
@@ -146,7 +170,7 @@ def test_a_share_of_the_time_is_booked(model: LocalModel) -> None:
 
 
 def job_of(
-    model: LocalModel, seed: int, cache_bytes: int, opened: Callable[[], object], deadline_ms: float = float("inf")
+    model: LocalModel, seed: int, cache_bytes: int, opened: Callable[[], object], due_at: float = float("inf")
 ) -> DraftJob:
     """A job that calls `opened`, on the compute thread, when it gets its memory."""
     text, length, count, temperature = REQUESTS[seed]
@@ -155,7 +179,7 @@ def job_of(
         opened()
         return uniforms(seed, Purpose.CANDIDATE, 0, length, count)
 
-    return DraftJob(model.open(200), encoded(model, text), temperature, numbers, deadline_ms, cache_bytes)
+    return DraftJob(model.open(200), encoded(model, text), temperature, numbers, due_at, cache_bytes)
 
 
 async def together(model: LocalModel, jobs: Sequence[DraftJob]) -> list[Written | BaseException]:
@@ -188,7 +212,7 @@ def test_jobs_that_do_not_fit_together_are_written_one_after_the_other(model: Lo
 
 
 def expire(job: DraftJob) -> None:
-    job.deadline_unix_ms = 0
+    job.due_at = 0
 
 
 @pytest.mark.parametrize(
