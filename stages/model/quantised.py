@@ -70,6 +70,6 @@ def quantised(weight: Tensor) -> dict[str, Tensor]:
     offsets = groups.amin(2).half()
     scales = ((groups.amax(2) - offsets.float()) / LARGEST).half()
     divisor = scales.float().clamp(min=LEAST_SCALE).unsqueeze(2)
-    codes = ((groups - offsets.float().unsqueeze(2)) / divisor).round_().clamp_(0, LARGEST).to(torch.uint8)
+    codes = (groups - offsets.float().unsqueeze(2)).div_(divisor).round_().clamp_(0, LARGEST).to(torch.uint8)
     lower, upper = codes.chunk(2, dim=2)
     return {"codes": (lower | upper << 4).flatten(1), "scales": scales, "offsets": offsets}
