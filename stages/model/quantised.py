@@ -66,7 +66,7 @@ def quantised(weight: Tensor) -> dict[str, Tensor]:
     Codes 0 and 15 of a group are its smallest and its largest weight. A scale or an offset that float16 does not hold
     is infinite.
     """
-    # Least squares gave 7 % less error, and SmolLM2 more loss (docs/research/pretrained.md): large weights matter most.
+    # Fitted by least squares, some layers of SmolLM2 had 7 % less error and more loss (docs/research/pretrained.md).
     groups = weight.unflatten(1, (-1, GROUP))
     offsets = groups.amin(2).half()
     scales = ((groups.amax(2) - offsets.float()) / LARGEST).half()
