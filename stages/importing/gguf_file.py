@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from onesweep.stages.importing.gguf_tokenizer import gguf_speech
 from onesweep.stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
 from onesweep.stages.model.decoder_options import RopeScaling
 from onesweep.stages.model.llama import LlamaArchitecture, stretch
-from onesweep.stages.model.quantised import GROUP
+from onesweep.stages.model.quantised import GROUP, LARGEST
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
 MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary
@@ -85,7 +86,7 @@ LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
 LLAMA3_FACTORS = (8.0, 32.0)
 PIECE_ROWS = 4096  # rows that are dequantised at once: what that takes in between is several times the result
 JOINED_ROWS = 32  # of these, as one: the package works on 16 rows at a time, which alone are too few
-FLOATS, FOUR_BITS = ("F32", "F16", "BF16"), ("Q4_0", "Q4_1")
+FLOATS, FOUR_BITS = ("F32", "F16", "BF16"), ("Q4_0", "Q4_1", "Q4_K")
 _TOP = {"token_embd.weight": "embedding.weight", "output_norm.weight": "norm.weight", "output.weight": "head.weight"}
 # Metadata by their names in config.json; the first group must be there.
 _NEEDED = {
@@ -161,36 +162,25 @@ class GgufSource(Source):
     def read_four_bits(self, name: str) -> dict[str, Tensor]:
         place = self._places[name]
         tensor = self._tensors[place.stored]
-        if tensor.tensor_type.name in FLOATS:
+        if tensor.tensor_type.name not in FOUR_BITS:
             return super().read_four_bits(name)
-        data = tensor.data if place.part is None else tensor.data[place.part]
-        blocks = np.asarray(data).reshape(len(data), -1, tensor.data.shape[-1] * GROUP // place.shape[1])
-        codes = blocks[..., -GROUP // 2 :].reshape(len(data), -1)
-        numbers = torch.from_numpy(np.array(blocks[..., : -GROUP // 2]).view(np.float16).copy())
-        # Q4_0 has a scale d and means d * (code - 8); Q4_1 has an offset beside it. Float16 holds -8 d exactly.
-        scales = numbers[..., 0]
-        offsets = numbers[..., 1] if numbers.shape[2] == 2 else -8 * scales
-        found = {
-            "codes": torch.from_numpy(np.array(codes)),
-            "scales": scales.contiguous(),
-            "offsets": offsets.contiguous(),
-        }
-        return {part: self._in_order(name, each) for part, each in found.items()}
+        data = np.array(tensor.data if place.part is None else tensor.data[place.part])
+        size = self._gguf.GGML_QUANT_SIZES[tensor.tensor_type][1]
+        blocks = torch.from_numpy(data).view(len(data), -1, size)
+        found = _super_blocks(blocks) if tensor.tensor_type.name == "Q4_K" else _blocks(blocks)
+        return {part: self._in_order(name, each.contiguous()) for part, each in found.items()}
 
-    def check_four_bits(self) -> None:
+    def rounded_twice(self) -> str:
         kinds = {
             place.stored: self._tensors[place.stored].tensor_type.name
             for name, place in self._places.items()
             if is_matrix(name, place.shape)
         }
-        others = {name: kind for name, kind in kinds.items() if kind not in (*FLOATS, *FOUR_BITS)}
-        if others:
-            name, kind = next(iter(others.items()))
-            raise InputError(
-                f"{len(others)} of {len(kinds)} matrices of layers in {self.path.name} would be rounded a second time "
-                f"({', '.join(sorted(set(others.values())))}; {name} is the first, {kind}): take a file in "
-                f"{' or '.join(FOUR_BITS)}, or --weights float32"
-            )
+        others = Counter(kind for kind in kinds.values() if kind not in (*FLOATS, *FOUR_BITS))
+        if not others:
+            return ""
+        counts = ", ".join(f"{count} in {kind}" for kind, count in sorted(others.items()))
+        return f"{others.total()} of {len(kinds)} matrices of layers are rounded a second time: {counts}"
 
     def _check_quantisations(self) -> None:
         """On a row of each kind: before anything is written."""
@@ -282,6 +272,33 @@ def our_names(name: str, family: ModelFamily) -> str:
     if match is None or match[2] not in family.gguf_tensors:
         return _TOP.get(name, name)
     return " ".join(f"layers.{match[1]}.{each}.{match[3]}" for each in family.gguf_tensors[match[2]].split(" "))
+
+
+def _blocks(blocks: Tensor) -> dict[str, Tensor]:
+    """Q4_0 and Q4_1 as `QuantLinear` has them. blocks: (rows, groups, bytes) uint8."""
+    numbers = blocks[..., : -GROUP // 2].contiguous().view(torch.float16)
+    # Q4_0 has a scale d and means d * (code - 8); Q4_1 has an offset beside it. Float16 holds -8 d exactly.
+    scales = numbers[..., 0]
+    offsets = numbers[..., 1] if numbers.shape[2] == 2 else -8 * scales
+    return {"codes": blocks[..., -GROUP // 2 :].flatten(1), "scales": scales, "offsets": offsets}
+
+
+def _super_blocks(blocks: Tensor) -> dict[str, Tensor]:
+    """Q4_K as `QuantLinear` has it: the same codes; scales and offsets, products of a float16 and an integer of 6 bits,
+    are rounded to float16. blocks: (rows, super-blocks of 8 groups, bytes) uint8."""
+    whole = blocks[..., :4].contiguous().view(torch.float16).float()
+    # Integers of groups 0 to 3, then the upper two bits of those of groups 4 to 7, whose lower four come last.
+    scales, offsets, lower = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
+    scales = torch.cat([scales & 63, lower & LARGEST | scales >> 2 & 48], dim=-1)
+    offsets = torch.cat([offsets & 63, lower >> 4 | offsets >> 2 & 48], dim=-1)
+    # A byte has weight i of one group and weight i of the next; here, weights i and i + 16 of one.
+    first, second = blocks[..., 16:].unflatten(-1, (4, 2, GROUP // 2)).unbind(-2)
+    codes = torch.stack([first & LARGEST | second << 4, first >> 4 | second & LARGEST << 4], dim=-2)
+    return {
+        "codes": codes.flatten(1),
+        "scales": (whole[..., :1] * scales).half().flatten(1),
+        "offsets": (-whole[..., 1:] * offsets).half().flatten(1),
+    }
 
 
 def _shape(tensor: Any) -> Shape:  # noqa: ANN401

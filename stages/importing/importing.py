@@ -173,8 +173,6 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     progress.at(f"reading {settings.source}", 0.0)
     source = open_source(settings.source)
     source.check()
-    if settings.weights == "q4":
-        source.check_four_bits()
     architecture = _cut(source.architecture, settings)
     tokens = probe_tokens(source.speech.tokenizer, source.architecture, PROBE_TEXT)  # a short context tells too little
     memory, disk, layers = _needed(architecture), _written(architecture), sum(architecture.layers)
@@ -184,6 +182,8 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
     )
     for line in _stages(architecture):
         progress.say(line)
+    if settings.weights == "q4" and (sentence := source.rounded_twice()):
+        progress.say(sentence)
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
     nats = check_loss(

@@ -66,10 +66,11 @@ def quantised(weight: Tensor) -> dict[str, Tensor]:
     Codes 0 and 15 of a group are its smallest and its largest weight. A scale or an offset that float16 does not hold
     is infinite.
     """
+    # Fitted by least squares, some layers of SmolLM2 had 7 % less error and more loss (docs/research/pretrained.md).
     groups = weight.unflatten(1, (-1, GROUP))
     offsets = groups.amin(2).half()
     scales = ((groups.amax(2) - offsets.float()) / LARGEST).half()
     divisor = scales.float().clamp(min=LEAST_SCALE).unsqueeze(2)
-    codes = ((groups - offsets.float().unsqueeze(2)) / divisor).round_().clamp_(0, LARGEST).to(torch.uint8)
+    codes = (groups - offsets.float().unsqueeze(2)).div_(divisor).round_().clamp_(0, LARGEST).to(torch.uint8)
     lower, upper = codes.chunk(2, dim=2)
     return {"codes": (lower | upper << 4).flatten(1), "scales": scales, "offsets": offsets}

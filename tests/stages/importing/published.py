@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
@@ -113,17 +114,29 @@ def describe_letters(writer: Any) -> None:
     writer.add_chat_template("{{ messages }}")
 
 
+def random_blocks(rows: int, columns: int, kind: Any) -> Any:
+    """Rows in a kind that the package gguf reads and does not write, weights of about 0.02: (rows, bytes) uint8."""
+    import gguf
+
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(rows)
+    blocks = random.integers(0, 256, (rows, columns // numbers, size), dtype=np.uint8)
+    at, scales = (slice(-2, None), [2e-5]) if kind.name == "Q6_K" else (slice(4), [1e-4, 7.5e-4])
+    blocks[..., at] = (random.uniform(0.5, 1, (*blocks.shape[:2], 1)) * scales).astype(np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
 def write_gguf(
     path: Path,
     tensors: Mapping[str, Tensor],
     a: LlamaArchitecture = SHAPE,
     permuted: bool = True,
     describe: Callable[[Any], None] = describe_letters,
-    matrices: str = "F32",
+    matrices: str | Callable[[str], str] = "F32",
 ) -> Path:
     """:param permuted: queries and keys interleaved, as the format wants them.
 
-    :param matrices: quantisation of those in layers.
+    :param matrices: quantisation of those in layers, of all or by our names; in those with K, random numbers.
 
     :param describe: writes what the file says of its tokenizer.
     """
@@ -148,8 +161,10 @@ def write_gguf(
         _, layer, kind, end = name.split(".")
         if permuted and kind in ("q", "k"):
             tensor = interleaved(tensor, a.heads if kind == "q" else a.kv_heads)
-        stored = gguf.GGMLQuantizationType[matrices if tensor.dim() == 2 else "F32"]
-        numbers = gguf.quantize(tensor.numpy(), stored)
+        of_matrix = matrices if isinstance(matrices, str) else matrices(name)
+        stored = gguf.GGMLQuantizationType[of_matrix if tensor.dim() == 2 else "F32"]
+        is_random = stored.name.endswith("_K")
+        numbers = random_blocks(*tensor.shape, stored) if is_random else gguf.quantize(tensor.numpy(), stored)
         writer.add_tensor(f"blk.{layer}.{GGUF_NAMES[kind]}.{end}", numbers, raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,25 +16,28 @@ from torch.nn import functional as F
 from onesweep.serving.cli.__main__ import main
 from onesweep.stages.backends import TorchBackend, backend_named
 from onesweep.stages.backends.base import CleanPiece, StageRunner
-from onesweep.stages.backends.packed_llama import PackedLlamaStage, QuantProduct
+from onesweep.stages.backends.packed_llama import PackedLlamaStage, QuantProduct, product
 from onesweep.stages.backends.runner_checks import OneAtATime, check_rows
 from onesweep.stages.checkpoint.checkpoint import halve, load_stage
 from onesweep.stages.checkpoint.gate import probe_symbols
 from onesweep.stages.checkpoint.inspect import record, verify
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, InputError, ShapeError
-from onesweep.stages.importing.importing import ImportSettings, import_model, summary
+from onesweep.stages.importing.gguf_file import GgufSource
+from onesweep.stages.importing.importing import Imported, ImportSettings, import_model, summary
+from onesweep.stages.importing.source import is_matrix
 from onesweep.stages.model import quantised
 from onesweep.stages.model.decoder_options import Experts
 from onesweep.stages.model.llama import LlamaStage
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.quantised import GROUP, QuantLinear
 from onesweep.trainer.distill.distill import DistillSettings, distill
-from tests.stages.importing.published import SHAPE, learnt, write_folder, write_gguf
+from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf
 from tests.stages.model.tiny_llama import random_stages
 
 pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
 WIDE = replace(SHAPE, layers=(2,), head_dim=16)  # rows of all matrices are whole groups
+LONG = replace(WIDE, width=256, head_dim=64, mlp_width=512)  # and of Q4_K, whole super-blocks
 KINDS = ("Q4_0", "Q4_1")
 
 
@@ -100,7 +105,7 @@ def test_hosts_lose_less_than_a_fiftieth_of_a_nat(made: dict[str, Path], kind: s
 def test_a_host_holds_less_than_a_fifth_of_float32(made: dict[str, Path]) -> None:
     stage = stages(made["Q4_1 q4"])[0]
     numbers = sum(m.in_features * m.out_features for m in stage.modules() if isinstance(m, QuantLinear))
-    runner = PackedLlamaStage(stage)
+    runner = PackedLlamaStage(stage, product)
     products = [
         each
         for layer in runner.reader.layers
@@ -169,15 +174,75 @@ def test_a_folder_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: 
 
 
 def test_what_4_bits_do_not_hold_is_refused(weights: dict[str, Tensor], tmp_path: Path) -> None:
-    source = write_gguf(tmp_path / "model.gguf", weights, WIDE, matrices="Q8_0")
-    sentence = r"14 of 14 matrices .* a second time \(Q8_0; blk.0.\w+.weight is the first, Q8_0\): take .* Q4_0 or Q4_1"
-    with pytest.raises(InputError, match=sentence):
-        import_model(ImportSettings(source, tmp_path / "out", 2, weights="q4"))
     huge = {**weights, "layers.1.up.weight": weights["layers.1.up.weight"] * 1e8}
     source = write_folder(tmp_path / "huge", huge, WIDE)
     with pytest.raises(CheckpointError, match=r"layers.1.up.weight holds numbers that 4 bits and their scales do not"):
         import_model(ImportSettings(source, tmp_path / "out", 2, weights="q4", is_untrained=True))
     assert not (tmp_path / "out").exists()
+
+
+def whole_blocks(path: Path, matrices: str | Callable[[str], str], a: Any = LONG) -> GgufSource:
+    torch.manual_seed(0)
+    return GgufSource(write_gguf(path, taken_apart(LlamaStage(a, 0)), a, matrices=matrices))
+
+
+def test_a_file_in_q4_k_is_taken_over_but_for_the_rounding_of_float16(tmp_path: Path) -> None:
+    source = whole_blocks(tmp_path / "model.gguf", "Q4_K")
+    assert source.rounded_twice() == ""
+    for name in (name for name, shape in source.shapes().items() if is_matrix(name, shape)):
+        expected = source.tensor(name)  # by the package gguf
+        linear = QuantLinear(expected.shape[1], expected.shape[0], bias=False)
+        linear.load_state_dict(source.four_bits(name))
+        errors, groups = (x.unflatten(1, (-1, GROUP)) for x in (linear.dense(slice(None)) - expected, expected))
+        largest = torch.maximum(groups.amax(2) - groups.amin(2), groups.abs().amax(2))
+        assert (errors.abs().amax(2) <= largest * 2**-10).all(), name
+
+
+def test_other_kinds_are_rounded_to_4_bits_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = {"layers.1.v": "Q6_K", "layers.1.mlp_out": "Q6_K", "layers.0.v": "Q5_K", "layers.0.up": "Q8_0"}
+    path = tmp_path / "model.gguf"
+    whole_blocks(path, lambda name: kinds.get(name.removesuffix(".weight"), "Q4_K"))
+    for stored in ("float32", "q4"):
+        command = ["import", str(path), "--blocks", "2", "--out", str(tmp_path / stored), "--weights", stored]
+        assert main([*command, "--untrained"]) == 0
+        sentence = "4 of 14 matrices of layers are rounded a second time: 1 in Q5_K, 2 in Q6_K, 1 in Q8_0\n"
+        assert (sentence in capsys.readouterr().err) == (stored == "q4")
+    for expected, found in zip(stages(tmp_path / "float32"), stages(tmp_path / "q4"), strict=True):
+        for name, module in found.named_modules():
+            if isinstance(module, QuantLinear):
+                errors = module.dense(slice(None)) - expected.get_submodule(name).weight
+                limit = 0.51 * module.scales.float() + 2**-10 * module.offsets.float().abs()
+                assert (errors.unflatten(1, (-1, GROUP)).abs().amax(2) <= limit).all(), name
+    assert all(check.ok for check in verify(tmp_path / "q4"))
+    assert abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "q4")) < 0.02
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peak memory is read from /proc")
+@pytest.mark.parametrize(("kind", "copies"), [("Q4_K", 1), ("Q6_K", 3)])
+def test_a_matrix_takes_the_memory_that_an_import_plans(kind: str, copies: int, tmp_path: Path) -> None:
+    """copies: of the matrix in float32."""
+    source = whole_blocks(tmp_path / "model.gguf", kind, replace(LONG, layers=(1,), mlp_width=16384))
+
+    def peak() -> int:
+        return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
+
+    source.four_bits("layers.0.q.weight")  # imports and kernels
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = peak()
+    source.four_bits("layers.0.up.weight")
+    assert peak() - before < copies * 4 * LONG.width * 16384
+
+
+def test_a_damaged_super_block(imported: Callable[..., Imported], tmp_path: Path) -> None:
+    source, damaged = whole_blocks(tmp_path / "model.gguf", "Q4_K"), tmp_path / "damaged.gguf"
+    content, begin = bytearray(source.path.read_bytes()), source._tensors["blk.0.ffn_down.weight"].data_offset
+    content[begin : begin + 2] = b"\xff\xff"
+    damaged.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"layers.0.mlp_out.weight holds NaN or infinite numbers: .* are damaged"):
+        imported(damaged, weights="q4", is_untrained=True)
+    damaged.write_bytes(content[:-100])
+    with pytest.raises(CheckpointError, match=r"is damaged .it ends too soon.; fetch it again"):
+        imported(damaged, weights="q4", is_untrained=True)
 
 
 def test_shapes_that_4_bits_do_not_have() -> None:
