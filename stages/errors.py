@@ -15,8 +15,6 @@ OnesweepError           exit 1
 +- ServiceError         a server answered with an error, or not at all
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

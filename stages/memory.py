@@ -1,7 +1,5 @@
 """Memory of the process: room for weights, checked before they are read; and memory given back."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import mmap

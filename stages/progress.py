@@ -1,7 +1,5 @@
 """Progress of long work: one line that is rewritten on a terminal, a line every few seconds anywhere else."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import time

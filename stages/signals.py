@@ -1,7 +1,5 @@
 """Signals that end a command: what they call, and what they interrupt."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """Work on other threads that is never left half done behind somebody's back."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

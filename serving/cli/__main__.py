@@ -1,7 +1,5 @@
 """The `onesweep` command."""
 
-from __future__ import annotations
-
 import os
 import sys
 

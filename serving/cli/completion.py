@@ -1,7 +1,5 @@
 """`onesweep completion`: a script for a shell that completes commands, options and their choices."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 

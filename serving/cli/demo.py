@@ -1,7 +1,5 @@
 """`onesweep demo`: one prompt in every mode over three hosts here, and a picture; of a pretrained model, an answer."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """The client side of `onesweep deploy`: sends a release to the router, which brings it to the hosts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """The parser of a command: no abbreviations, and errors of one sentence that name a remedy."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

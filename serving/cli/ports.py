@@ -1,7 +1,5 @@
 """Free ports of this machine, reserved between processes."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket

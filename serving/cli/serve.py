@@ -1,7 +1,5 @@
 """Commands of those who run a service: `router`, `host`, `doctor`, `up`, `down`, `deploy` and `status`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ with Client() as client:
     print(result.text, result.latency_ms)
 """
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import math

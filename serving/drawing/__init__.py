@@ -1,7 +1,5 @@
 """Drawing: a request for pictures, and the ways of serving it. This file imports nothing heavy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

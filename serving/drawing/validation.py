@@ -1,7 +1,5 @@
 """Checks of a request for pictures that need the model: modes, sizes and classes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from onesweep.serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES

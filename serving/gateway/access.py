@@ -1,7 +1,5 @@
 """Dependencies of the handlers: the router as a caller may use it, and strict parsing of bodies."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ It is no part of the router: it needs no weights, can run on another machine or 
 slow the router's event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """The command `http`, and the settings of the gateway that it starts."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from dataclasses import dataclass, field

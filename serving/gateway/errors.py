@@ -1,7 +1,5 @@
 """Errors in the form of OpenAI's API: one JSON object, and the HTTP status that clients act on."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """ASGI middleware: checks a request's headers, bounds its body, cancels its handler when the client leaves, logs it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """/v1: the part of OpenAI's API that our models can serve; each mode of text is a model, `onesweep` chooses one."""
 
-from __future__ import annotations
-
 import base64
 import secrets
 import time

@@ -1,7 +1,5 @@
 """The pages, their files, and their API: /api/race with one prompt or picture in several modes, /api/hosts, health."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections.abc import AsyncGenerator, Sequence

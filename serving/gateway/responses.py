@@ -1,7 +1,5 @@
 """Responses: OpenAI's newer objects for a chat, whole and as events."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import time

@@ -1,7 +1,5 @@
 """`ar`: the AR pipeline over the same hosts. The last host samples; one symbol costs one trip round the ring."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from functools import partial
 

@@ -6,8 +6,6 @@ forecast from the links now, and what no longer fits is finished by an option th
 first served mode of PREFERENCE.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

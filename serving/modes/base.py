@@ -1,7 +1,5 @@
 """The interface of a mode: one request in, pieces of text out, every sweep booked."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator

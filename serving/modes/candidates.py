@@ -4,8 +4,6 @@ A candidate x weighs p(x) / q(x): drawn by weight from many candidates, a text h
 importance resampling; chunk by chunk, with a small model as drafter: arXiv 2604.15672).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

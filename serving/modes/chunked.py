@@ -1,7 +1,5 @@
 """`chunked` and `sweep`: the chain of blocks denoises a chunk, or the whole output, in one trip."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 
 from onesweep.serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, PipelineMode, count_symbols

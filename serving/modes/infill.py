@@ -6,8 +6,6 @@ fillings, as the scorer itself would write at this temperature where its text co
 is written in pieces: all but the last without a look at the suffix, as in `resample`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """`local`: a small AR model on the router's own machine, no sweep at all. What a sweep must beat on quality."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 

@@ -1,7 +1,5 @@
 """Text in the tokens of a model: the tokenizer of its checkpoint, and the chat template of a pretrained one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -5,8 +5,6 @@ travels with the first candidates, and the chosen chunk with the next ones. Samp
 serving/modes/candidates.py): with many candidates the text has the scorer's distribution, with one the drafter's.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 

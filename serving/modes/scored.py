@@ -1,7 +1,5 @@
 """Common part of `resample`, `verified` and `infill`: a drafter at the router, and hosts that score its texts."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from onesweep.serving.modes import SCORERS

@@ -3,8 +3,6 @@
 Exact: every symbol is the one that the pipeline itself samples at its place, so the text is that of `ar`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing

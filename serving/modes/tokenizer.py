@@ -1,7 +1,5 @@
 """Tokenizers and detokenizers: text in the symbols of a model, and back."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Every place is settled by the same steps and the same random numbers, on the hos
 serving/modes/verified.py), so the text does not depend on how much is guessed.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The cost of a request, added up from the accounts that travel with its sweeps."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field, fields
 

@@ -1,7 +1,5 @@
 """One release as the router serves it: the hosts' weights, its own model, and the modes over both."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ a short time; the next free place goes to the key that holds the fewest, and whe
 of the key with the most in it makes room. So who floods the router waits, and is refused, for himself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

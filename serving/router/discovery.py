@@ -1,7 +1,5 @@
 """From registrations to the hosts of a ring."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -1,7 +1,5 @@
 """`doctor`: every hop of a deployment measured, and what to do about each that is bad."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """The journal of a session's reads: with it, other hosts can take over where they stopped."""
 
-from __future__ import annotations
-
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import RingStep, Work, copy_of, draft_of

@@ -1,7 +1,5 @@
 """The router's side of the ring: a warm link to every host, over which the results of sessions come back."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """Exchanging the weights under a running service: all hosts load a release, it is tried, and new requests use it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

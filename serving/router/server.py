@@ -1,7 +1,5 @@
 """The router: takes requests and sends them round the ring."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """The gRPC face of the router."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine

@@ -1,7 +1,5 @@
 """Settings of a router, from which the flags of `onesweep router` derive. Help imports them: no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Each host has measured its own parts when it loaded them; this test looks at the
 the pipelines give the manifest's probe text the loss that the manifest says.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping

@@ -1,7 +1,5 @@
 """The topology: which host holds which blocks, where each listens, and where the router does. One TOML file."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checks a client's request field by field, before any host works for it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Backends: what computes a host's parts, by name."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

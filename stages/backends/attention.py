@@ -1,7 +1,5 @@
 """Attention of packed rows, one piece at a time: its shapes depend on that piece alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

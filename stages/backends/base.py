@@ -4,8 +4,6 @@ A call takes pieces of several requests at once. **The result for one of them do
 the last bit: a request's text may not depend on its company.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runners on a device other than the processor, for a host whose messages, codecs and sampling stay on it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The onnxruntime backend: graphs made of the loaded modules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache, partial
 

@@ -3,8 +3,6 @@
 torch's exporter takes many seconds a graph; this takes milliseconds, and says which fused operations are meant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

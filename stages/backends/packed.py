@@ -1,7 +1,5 @@
 """The torch backend: pieces of several requests share every operation that works on rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial

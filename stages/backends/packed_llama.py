@@ -1,7 +1,5 @@
 """Stages of pretrained models on packed rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Pictures of several requests, whose patches share every operation that works on rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 

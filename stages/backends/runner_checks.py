@@ -4,8 +4,6 @@ not depend on the rows beside it.
 Matrix libraries choose their kernels by shape and processor, and promise nothing about last bits.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence

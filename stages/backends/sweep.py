@@ -1,7 +1,5 @@
 """One block's part of a sweep: Euler steps over its noise range, an evaluation at a time."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

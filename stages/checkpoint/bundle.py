@@ -1,8 +1,6 @@
 """A bundle: the checkpoints that are served together, in one directory. One of text has `chain/`, `ar/`, `scorer/` and
 `local/`, one of pictures `chain/`, `steps/`, `experts/` and `local/`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints: a directory with a manifest and one safetensors file for each part. Nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import math

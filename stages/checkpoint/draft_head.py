@@ -1,7 +1,5 @@
 """The file of a draft head, beside the weights of its model."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

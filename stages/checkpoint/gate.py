@@ -3,8 +3,6 @@
 A mis-mapped checkpoint loads and runs cleanly; only a measured loss shows that the weights mean what they should.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Contents of a checkpoint, for people and scripts, and a check that it can be loaded."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Callable

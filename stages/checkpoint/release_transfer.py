@@ -1,7 +1,5 @@
 """Transfer of a release between machines: the sender offers it and sends the files that the receiver lacks."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable

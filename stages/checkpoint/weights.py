@@ -1,7 +1,5 @@
 """Reading and writing a part's safetensors file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Interface of a hop's work on its host: the kernel calls that it needs, one after the other, and its outcome."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A block host: accepts hops, runs its parts on them, and hands them on."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

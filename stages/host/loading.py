@@ -1,7 +1,5 @@
 """Loading of weights: at a host's start, and beside those that it serves."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

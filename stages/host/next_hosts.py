@@ -1,7 +1,5 @@
 """Ways out of a host: a warm connection to each host that may come next, and the routers that listen."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

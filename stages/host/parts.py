@@ -1,7 +1,5 @@
 """The parts of the models that one host holds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Validation of hops that carry pictures: every field is checked before anything of the pictures' size is allocated."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

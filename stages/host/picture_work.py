@@ -1,7 +1,5 @@
 """Hops that carry pictures, on their way through this host's blocks or stages."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections import deque
 from functools import partial

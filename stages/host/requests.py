@@ -1,7 +1,5 @@
 """Typed requests: hops after validation, their payloads decoded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

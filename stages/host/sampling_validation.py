@@ -1,7 +1,5 @@
 """Validation of a hop's sampling: seed, temperature, what shapes the distribution, and the grammar of a text."""
 
-from __future__ import annotations
-
 import math
 
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME

@@ -1,7 +1,5 @@
 """A stage server: live at once, ready when its weights are loaded and warm and its next hop is reached."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Sessions: KV caches under leases, within a byte budget."""
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Every field is checked here and nowhere else, and every payload is decoded once: decoding is checking it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import grpc

@@ -4,8 +4,6 @@ The one place that ties the wire to the model. The scheduler has the next calls 
 each hop continues from its result.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections import deque

@@ -1,7 +1,5 @@
 """The gate of an import: the model must read the probe text as such a model does, or is refused with a reason."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

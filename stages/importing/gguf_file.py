@@ -1,7 +1,5 @@
 """A GGUF file: weights in one of its quantisations, and the tokenizer, in one file."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """tokenizer.json of what a GGUF file says of its tokenizer."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

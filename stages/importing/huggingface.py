@@ -1,7 +1,5 @@
 """A Hugging Face folder: config.json, safetensors with or without an index, tokenizer.json."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """An import from beginning to end: read what it is, check it, cut it, write it stage by stage."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

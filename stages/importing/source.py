@@ -1,7 +1,5 @@
 """Sources of pretrained models: one interface for every format of their files."""
 
-from __future__ import annotations
-
 import math
 import re
 from abc import ABC, abstractmethod

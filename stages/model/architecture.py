@@ -1,7 +1,5 @@
 """The shapes of the two model families: a chain of diffusion blocks and an AR pipeline."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """One block of the chain: clean stream, noisy slots, next-byte head."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Every codec knows its size before encoding, so a message can be checked before anything is allocated.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Options of a decoder layer: all that families of pretrained models differ in, beside their sizes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

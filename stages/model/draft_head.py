@@ -4,8 +4,6 @@ At each place it reads the model's last hidden state and the symbol after it. It
 the next place, so it can go on from itself (EAGLE, Li et al. 2024, arXiv 2401.15077).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Noise partitions: which block takes which range of sigma."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The AR pipeline's model: the same layers, trained end to end, cut into contiguous stages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol, cast
 

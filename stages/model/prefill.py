@@ -3,8 +3,6 @@
 Prompts are cut where a host cuts what it reads at once, so the text is that of one hop, to the last bit.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

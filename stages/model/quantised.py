@@ -1,7 +1,5 @@
 """Weights of 4 bits: a number from 0 to 15 for each, and a scale and an offset for each group of 32 in a row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

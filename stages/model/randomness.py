@@ -5,8 +5,6 @@ the numbers of one position do not depend on how many others are drawn. Only num
 which its stream policy (NEP 19) keeps stable; the normal transform is our own.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

@@ -5,8 +5,6 @@ denoised point at every step (consistency sampling: Song et al. 2023, arXiv 2303
 request's temperature at every step.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """Scores of candidates: what a model says about symbols that it is given."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor

@@ -3,8 +3,6 @@
 A pure function of logits and symbols so far: `ar`, and what verifies guesses of it, draw from the same numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Guesses of what a model will write: a chain of symbols, or a tree of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

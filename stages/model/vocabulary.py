@@ -3,8 +3,6 @@
 A byte model's symbols are bytes, and their encoding is the text itself; a token model's are the numbers of its tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

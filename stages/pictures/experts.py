@@ -4,8 +4,6 @@ Decentralized diffusion models (arXiv 2501.05450): where p(k | z, sigma, class) 
 comes from cluster k, the denoised picture of all data is the sum of p(k) D_k over the experts' own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Generator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args

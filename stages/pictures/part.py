@@ -1,7 +1,5 @@
 """One part of a model that draws: a block with a noise range of its own, or a stage of an undivided net."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal, cast

@@ -6,8 +6,6 @@ on, z = a z0 + (1 - a) E with a = sigma / sigma_0: every host makes z0 from the 
 denoised pictures so far.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

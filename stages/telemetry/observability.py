@@ -3,8 +3,6 @@
 No line of a log holds a prompt or a generated text.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

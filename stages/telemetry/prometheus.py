@@ -1,7 +1,5 @@
 """Metrics for Prometheus: copied on the event loop that counts them, formatted on another thread."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -4,8 +4,6 @@ etcd is asked over its HTTP gateway, on threads. `EtcdClient` reads the answers 
 answers of any size, for any time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Flags of connections, without what makes the connections: a command's help does not wait for gRPC."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

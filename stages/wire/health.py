@@ -1,8 +1,6 @@
 """gRPC's health service: the library's own writes with its lock held, so that one client that reads nothing would
 hold up every change of status, and the end of the process."""
 
-from __future__ import annotations
-
 import asyncio
 
 import grpc

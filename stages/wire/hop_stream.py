@@ -5,8 +5,6 @@ processor time. A small message every 150 ms keeps TCP's congestion window from 
 hops of a request; gRPC's keepalive pings do not. A link that no request uses is asked for a sign of life only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """Measurements for the doctor: the kernel's TCP settings, and a link's round trip and rate."""
 
-from __future__ import annotations
-
 import platform
 import statistics
 import time

@@ -1,7 +1,5 @@
 """The work that hops carry: cutting a long step into several hops, and what follows from one or comes of all."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard, TypeVar

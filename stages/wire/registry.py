@@ -1,7 +1,5 @@
 """Host registries: the entry of a host, the interface, the settings and flags, and the next hosts of a sweep."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

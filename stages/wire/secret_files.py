@@ -1,7 +1,5 @@
 """Files that nobody else may read: keys and tokens. Written whole or not at all."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

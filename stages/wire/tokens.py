@@ -3,8 +3,6 @@
 A token is 256 random bits, so a plain SHA-256 keeps it secret: a slow hash protects only what can be guessed.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import hmac

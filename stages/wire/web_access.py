@@ -1,7 +1,5 @@
 """Checks of a browser's Host and Origin headers, and the security headers of every page."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """A server of pages: uvicorn on one socket, with limits for each connection and a certificate that can be renewed."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

@@ -1,7 +1,5 @@
 """A deployment of real processes for the tests that only ask it for text, and one to break."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

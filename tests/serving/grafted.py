@@ -1,7 +1,5 @@
 """A small pretrained model with a chain that is grafted on it, as training and export would leave them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Checkpoints that are harmed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

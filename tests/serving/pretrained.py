@@ -1,7 +1,5 @@
 """A small pretrained model as `import` would leave it: random weights, a tokenizer of its own, a chat template."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

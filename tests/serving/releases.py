@@ -1,7 +1,5 @@
 """Releases to exchange, and what is asked of them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Rings over TLS, and routers that want a token: real handshakes on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tokens: the file, who is let in, and the commands."""
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

@@ -1,7 +1,5 @@
 """The kinds of checkpoints, and their files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

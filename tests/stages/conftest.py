@@ -1,7 +1,5 @@
 """Small models for the maths tests, and what hosts hold of them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A stage server without a model, and a relay to it, each with its certificate."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests to an engine: hops, each made of the results before it."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Generator, Sequence
 from typing import Any

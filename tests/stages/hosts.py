@@ -1,7 +1,5 @@
 """A host without a network, whose router is the test."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager

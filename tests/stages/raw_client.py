@@ -1,7 +1,5 @@
 """A test that talks to one host as routers and other hosts do."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

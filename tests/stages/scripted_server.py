@@ -1,7 +1,5 @@
 """A server that answers a relay as it is told, and what became of the hops."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A host's engine, pass by pass, and parts that write down what is asked of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether counts are what chance makes of given odds."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from numpy.typing import NDArray

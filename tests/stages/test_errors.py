@@ -1,7 +1,5 @@
 """The tree of errors in the module's docstring is the tree of its classes."""
 
-from __future__ import annotations
-
 import inspect
 import re
 

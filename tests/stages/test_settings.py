@@ -1,7 +1,5 @@
 """Flags and TOML keys made from a dataclass: what a user may write, and the sentence for what is wrong."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, field
 from pathlib import Path

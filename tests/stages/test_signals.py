@@ -1,7 +1,5 @@
 """Signals that end a command, sent to this process and to others."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """The models on the router's own machine, by the name that a request has for them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

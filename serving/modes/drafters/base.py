@@ -1,7 +1,5 @@
 """Models on the router's own machine: what drafts, whatever it is and whatever its symbols are."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -1,7 +1,5 @@
 """Guessing what the AR pipeline will write next, so that one sweep can confirm several symbols."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """A small AR model as the router's own: the same weights and the same code as those of a host."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast

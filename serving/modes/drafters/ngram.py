@@ -1,7 +1,5 @@
 """The n-grams of one length, and all lengths together: arrays that are searched, not walked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

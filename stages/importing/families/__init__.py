@@ -1,7 +1,5 @@
 """Families of pretrained models that are read, one file for each line of models."""
 
-from __future__ import annotations
-
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.importing.families.base import ModelFamily
 from onesweep.stages.importing.families.gemma import GEMMA2, GEMMA3

@@ -1,7 +1,5 @@
 """A family of pretrained models as it is published: its names in files, and what its layers are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

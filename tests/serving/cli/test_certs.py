@@ -1,7 +1,5 @@
 """`onesweep certs`: what is made, who may read it, and what is said of mistakes."""
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Callable
 from pathlib import Path

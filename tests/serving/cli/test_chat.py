@@ -1,7 +1,5 @@
 """A conversation in the terminal: a person types, answers come as they are written, Ctrl-C ends one of them."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

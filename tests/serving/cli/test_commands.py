@@ -1,7 +1,5 @@
 """The tree of commands: what help loads, examples that work, groups, and completion by a real shell."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

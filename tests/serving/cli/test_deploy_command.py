@@ -1,7 +1,5 @@
 """`onesweep deploy`: what it does not send, and options that make no sense."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

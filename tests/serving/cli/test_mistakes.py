@@ -1,7 +1,5 @@
 """Careless mistakes, each in a process of its own: a sentence with the remedy, the right exit code, no traceback."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

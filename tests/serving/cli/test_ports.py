@@ -1,7 +1,5 @@
 """Ports that are free, and kept from other processes that look for some at the same time."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`onesweep serve`: hosts without a checkpoint get a model's stages, and hold them for the next run."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """`onesweep run`: from a file to an answer in one command; what was imported once is not imported again."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`up`, `status`, `down`: what is started here is stopped here."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

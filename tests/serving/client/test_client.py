@@ -1,7 +1,5 @@
 """The client's own parts: text that arrives in pieces, requests, and what statuses become."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Several modes on one prompt: who is run, and the table and the page that show it."""
 
-from __future__ import annotations
-
 import html.parser
 import unicodedata
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A host that draws something else than it should is found, and its pictures are never handed out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

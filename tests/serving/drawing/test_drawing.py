@@ -1,7 +1,5 @@
 """Pictures from real hosts and a router: every mode, every bad request, a lost host, a faulty one, OpenAI's client."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

@@ -1,7 +1,5 @@
 """Experts on hosts: the pictures of one process wherever they are, each where its expert is, and nobody lost."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Rings that draw, through trouble and change: hosts that die with a picture in hand, new weights, large answers."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What an operator sees of drawing: figures and spans that add up to the answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

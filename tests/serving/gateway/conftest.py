@@ -1,7 +1,5 @@
 """A gateway as a real process in front of real hosts."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

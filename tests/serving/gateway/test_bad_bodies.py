@@ -1,7 +1,5 @@
 """What is no request of ours is refused in OpenAI's words, never with a 500."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The chat page, in a real browser and in front of a model with a chat template."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Connections that nobody may hold open for ever, and answers that end with whoever waits for them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Who may call, and what every answer says to browsers."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 from starlette.datastructures import Headers

@@ -1,7 +1,5 @@
 """`onesweep http` and `up --http`: where they listen, and what they refuse."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The official client against real hosts: the text is the router's own."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The pages, in a real browser."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

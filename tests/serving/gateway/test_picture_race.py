@@ -1,7 +1,5 @@
 """A race of pictures: one class in every mode of drawing, over the API and on the page."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Trips: every sweep of a request is told as it comes back, to those who ask."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

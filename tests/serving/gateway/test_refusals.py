@@ -1,7 +1,5 @@
 """A router that refuses, fails or is not there: the HTTP status that clients act on."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

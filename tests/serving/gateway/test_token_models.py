@@ -1,7 +1,5 @@
 """The official client and a token model: chats by its template, ends, stops and usage in tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tools of the official client: a model's template is given them, and its calls come back as OpenAI has them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator

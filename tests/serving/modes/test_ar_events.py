@@ -1,7 +1,5 @@
 """What a host may send back for a step: its symbols, and beside them what the request asks for, and no more."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`auto` over a real ring: it keeps its budget, says what it picked, and what it writes can be asked for by name."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

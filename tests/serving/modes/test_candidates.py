@@ -1,7 +1,5 @@
 """Candidates: what the drafter writes, what it says about it, how they are weighed, and how many are taken."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A conversation in a model's own template: as transformers renders it, and without harm from a hostile one."""
 
-from __future__ import annotations
-
 import pytest
 
 from onesweep.serving.modes.chat_template import ChatTemplate, TemplateProblem

@@ -1,7 +1,5 @@
 """What `auto` picks, and when another option has to take over: from forecasts made by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

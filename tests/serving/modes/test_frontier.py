@@ -1,7 +1,5 @@
 """The frontier file: what it holds, what is wrong with a bad one, and how sweeps follow from it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

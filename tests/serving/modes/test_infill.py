@@ -1,7 +1,5 @@
 """`infill`: the middle of a text whose end is given, with one sweep for each piece."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

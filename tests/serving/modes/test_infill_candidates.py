@@ -1,7 +1,5 @@
 """Fillings: all different, with the odds of the model, and weights that make a few stand for all."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Forecasts: from the links' round trips at once, and better with every request."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

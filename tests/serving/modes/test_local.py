@@ -1,7 +1,5 @@
 """Models on the router's own machine: of bytes and of tokens, in one stage and in several."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 That the text is the one of a single process is shown in tests/e2e/test_lossless.py, its law in test_candidates.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

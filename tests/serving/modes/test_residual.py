@@ -1,7 +1,5 @@
 """What comes in place of a refused guess: guesses and draws together have the scorer's odds, exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

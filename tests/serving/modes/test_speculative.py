@@ -1,7 +1,5 @@
 """`ar-speculative` writes the text of `ar`, whoever guesses and however badly."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from functools import cache

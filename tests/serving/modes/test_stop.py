@@ -1,7 +1,5 @@
 """Stop strings: the cut is the same however the text comes."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A token model over hosts: its own text in every mode, whole characters, and limits, ends and accounts in tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What holds for byte models under load and harm holds for token models: failover, audits, deployments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

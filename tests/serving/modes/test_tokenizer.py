@@ -1,7 +1,5 @@
 """Tokens come back as the text that they are, whole characters at a time, whatever the tokenizer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

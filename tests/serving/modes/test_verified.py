@@ -3,8 +3,6 @@
 That the text is the scorer's is shown in tests/e2e/test_lossless.py and tests/serving/modes/test_residual.py.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

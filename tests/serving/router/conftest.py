@@ -1,7 +1,5 @@
 """Rings of two hosts for every block, of which one is lost in the middle of a request."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What a request cost: sweeps, hops, bytes and milliseconds."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Quotas and places: who continues, who waits, and who is sent away."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections import Counter

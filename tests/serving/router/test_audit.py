@@ -1,7 +1,5 @@
 """A host that computes something else than it should is found, named, quarantined, and its text never believed."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Callable, Iterator

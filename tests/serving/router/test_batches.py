@@ -1,7 +1,5 @@
 """Candidates in batches at the router: what a session makes of their results, and of a host that is lost between."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

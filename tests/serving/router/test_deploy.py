@@ -1,7 +1,5 @@
 """Weights are exchanged under running requests: each text is of the old ones or of the new ones, and none fails."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import shutil

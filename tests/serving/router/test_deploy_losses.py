@@ -1,7 +1,5 @@
 """Deployments that lose their router, or do without a host."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

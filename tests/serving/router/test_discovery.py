@@ -1,7 +1,5 @@
 """A router that learns its hosts from a registry."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

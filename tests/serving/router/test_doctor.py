@@ -1,7 +1,5 @@
 """`onesweep doctor`: real hosts on loopback, and what is said of bad ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

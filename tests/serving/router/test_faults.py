@@ -1,7 +1,5 @@
 """Hosts that die, hang or come back, and clients that leave. With real processes."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A chain made from a pretrained model, over hosts: `sweep` and `chunked` in tokens, beside `ar` of the same model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

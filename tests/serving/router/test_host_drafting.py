@@ -1,7 +1,5 @@
 """Hosts that draft: the text is that of `ar`, whatever their draft head guesses and whatever happens to them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What was read, so that others can go on: a replay has the same bytes, in the same pieces."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import given

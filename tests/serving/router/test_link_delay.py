@@ -1,7 +1,5 @@
 """Delay that a request adds to every hop of a ring on one machine."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which hosts a request goes through."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

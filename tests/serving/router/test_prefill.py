@@ -1,7 +1,5 @@
 """Long prompts that travel in pieces: the text, the account, and what becomes of it when a host is lost under way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The second turn of a chat: hosts have the beginning of its prompt in memory, and the text is as if they had not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

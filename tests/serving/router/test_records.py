@@ -1,7 +1,5 @@
 """What an operator sees of a real deployment: figures that add up to the answers, traces, logs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A release is brought to a host, whole, and what a deployment hears of one that is taken out of the ring under it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Two hosts for every block: one dies or freezes in the middle of a request, and the text is the same."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Requests over hosts that are full, late or lost, and sessions that are freed."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The ring itself: hosts that come, go and come back under other names, and those that were found to lie."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

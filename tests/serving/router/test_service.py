@@ -1,7 +1,5 @@
 """The router's own face: health, reflection, and the demo command."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """Whom a session blames when a try fails, and what it learns of how long work takes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence

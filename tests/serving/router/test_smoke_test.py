@@ -1,7 +1,5 @@
 """The smoke test of a release: under load, beside faulty hosts, and by its loss."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Topology files: what they say, and what is said about a wrong one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a user can get wrong in a request: one sentence that says what to do, and the right code."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Pieces of requests, with caches that hold something."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

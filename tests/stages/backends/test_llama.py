@@ -1,7 +1,5 @@
 """Runners of pretrained stages, of every backend: what the modules compute, and for each piece as if it were alone."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from functools import lru_cache

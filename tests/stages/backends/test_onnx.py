@@ -1,7 +1,5 @@
 """The onnxruntime backend: the same numbers and texts as torch's, or a sentence that says what is wrong."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import sys

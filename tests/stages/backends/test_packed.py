@@ -1,7 +1,5 @@
 """The packed backend: what the modules compute, and for each piece as if it were alone, to the last bit."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable, Iterator

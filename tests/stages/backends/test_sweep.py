@@ -1,7 +1,5 @@
 """A whole sweep, block by block, against Euler steps written out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise

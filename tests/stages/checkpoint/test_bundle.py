@@ -1,7 +1,5 @@
 """A bundle: which models are there, and whether hosts can share them out."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Checkpoints: what was saved is what is loaded, or nothing is loaded; and of the files no more than it takes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

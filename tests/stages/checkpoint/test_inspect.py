@@ -1,7 +1,5 @@
 """What `inspect` tells about a checkpoint, and whether it finds what is wrong."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

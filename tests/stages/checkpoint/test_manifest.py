@@ -1,7 +1,5 @@
 """Manifests: they come back as they were written, and anything odd is refused in one sentence."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

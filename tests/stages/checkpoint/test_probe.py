@@ -1,7 +1,5 @@
 """The probe: losses that agree with cross-entropies written out, and the gate that they make."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

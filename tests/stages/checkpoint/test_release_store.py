@@ -1,7 +1,5 @@
 """A shelf takes in what a release's manifests name, and nothing else; it knows what was in use when it comes back."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Saving a checkpoint never costs what was saved before."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

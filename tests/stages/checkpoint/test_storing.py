@@ -1,7 +1,5 @@
 """Releases that are stored on a stage server, loaded and dropped: what it answers when that cannot be."""
 
-from __future__ import annotations
-
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Reading a part's file: exactly the tensors that were asked for, or a refusal."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Hops of a grafted chain: fields are checked before anything is made of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Candidates of one step in batches: where they are cut, and what hosts do with them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace

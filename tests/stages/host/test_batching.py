@@ -1,7 +1,5 @@
 """Continuous batching: nobody's text shows with whom it shared its passes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

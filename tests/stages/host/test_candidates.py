@@ -1,7 +1,5 @@
 """Scores and verdicts along hosts: what they say is what the whole model says of the same bytes, without a cache."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

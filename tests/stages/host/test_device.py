@@ -3,8 +3,6 @@
 No GPU is needed: the device of `fake_gpu` refuses what a GPU refuses.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Sequence

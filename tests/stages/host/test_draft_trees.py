@@ -1,7 +1,5 @@
 """Trees of guesses: each gives, to the last bit, what its branch would have given symbol by symbol."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hosts that are started without a checkpoint get a stage, serve it, and have it still when they are started anew."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Hops that fail in an engine, and those that nobody waits for: they harm no other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

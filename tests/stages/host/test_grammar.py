@@ -1,7 +1,5 @@
 """Which symbols may come next by a JSON schema: of the text so far alone, however it was come to."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

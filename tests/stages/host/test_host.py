@@ -1,7 +1,5 @@
 """A host without a network: what it does with hops that it has accepted."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A host with two releases: sessions end on the weights that they began with, whatever is loaded or let go of."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref

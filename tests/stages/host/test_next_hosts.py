@@ -1,7 +1,5 @@
 """Links to the hosts that may come next: checked, kept warm, and changed while they are in use."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

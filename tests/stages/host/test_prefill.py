@@ -1,7 +1,5 @@
 """A long step in pieces: where it is cut, and what a host does with them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Prefix memory on one host: what is kept of a text, who finds it, and that a text that goes on from it is the same."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

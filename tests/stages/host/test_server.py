@@ -1,7 +1,5 @@
 """A stage server over gRPC: health, readiness, and what it says of itself and its neighbours."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Sequence

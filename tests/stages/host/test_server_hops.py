@@ -1,7 +1,5 @@
 """What a stage server does with hops: their accounts, their order, and the memory that they take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Anything at all, sent to a stage server: it is refused for a reason, or computed."""
 
-from __future__ import annotations
-
 import secrets
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Sessions: leases, order, and the byte budget."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import grpc

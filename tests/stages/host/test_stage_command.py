@@ -1,7 +1,5 @@
 """`onesweep stage`: options, checkpoints and ports that it cannot use."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How a stage server ends: after the requests that it has, and not without a word when something fails."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every field of a hop is checked before anything is made of it."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path

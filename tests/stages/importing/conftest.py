@@ -1,7 +1,5 @@
 """One small model that knows the probe text, for every test of imports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models as they are published, in small: the folder and the GGUF file of given weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Families beyond Llama's: from a folder and from a GGUF file, each computes what `transformers` computes."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

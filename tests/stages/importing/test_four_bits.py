@@ -1,7 +1,5 @@
 """Weights of 4 bits: taken over as a GGUF file has them, served in company as alone, and small."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Weights that load, and are not what they should be: each break is refused, with its cause."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """GGUF files that say what is not so: each ends in a sentence, and at once."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from pathlib import Path

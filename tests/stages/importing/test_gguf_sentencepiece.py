@@ -1,7 +1,5 @@
 """A SentencePiece tokenizer out of a GGUF file cuts text as the library sentencepiece does."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 from collections.abc import Sequence

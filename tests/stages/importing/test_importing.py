@@ -1,7 +1,5 @@
 """Imports: what is written, from a folder and from a GGUF file, and what is refused before."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

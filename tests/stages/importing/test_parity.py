@@ -1,7 +1,5 @@
 """What is imported computes what `transformers` computes from the same files."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from functools import cache

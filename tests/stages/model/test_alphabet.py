@@ -1,7 +1,5 @@
 """Symbols come back from their encoding as they were, and nothing else does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

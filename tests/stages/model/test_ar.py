@@ -1,7 +1,5 @@
 """The AR model: cutting it into stages, caching and batching change nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

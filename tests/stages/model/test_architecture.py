@@ -1,7 +1,5 @@
 """Sizes that a model can have, and those that are refused by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from onesweep.stages.errors import ShapeError

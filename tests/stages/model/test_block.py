@@ -1,7 +1,5 @@
 """One block: its streams do not leak into each other, and serving computes what was trained."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """State codecs: what is lost, what it costs, and what is refused."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

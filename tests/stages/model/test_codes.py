@@ -1,7 +1,5 @@
 """Codes: fixed for ever, of unit norm, and as telling under noise as the design counts on."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Trees of guesses: grown by a drafter, each with the guesses before it, the likeliest of all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

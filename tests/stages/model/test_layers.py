@@ -1,7 +1,5 @@
 """Layers: positions, caches and masks."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints of pretrained models: what the manifest says of them, and the gate."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """EDM's input scale, loss weight and noise levels, against forms that the code does not use."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Noise partitions, against integrals and bisection that know nothing of the code's inverse CDF."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

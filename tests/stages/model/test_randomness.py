@@ -1,7 +1,5 @@
 """Random numbers: the same everywhere, independent where they must be, and distributed as they say."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from itertools import product

@@ -1,7 +1,5 @@
 """Samplers: what a state is made of, and that nothing but E needs to travel."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Scores: what they say about given bytes is what the model's probabilities say."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

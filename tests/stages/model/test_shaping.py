@@ -1,7 +1,5 @@
 """What shapes a distribution, against the library whose names the settings have."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

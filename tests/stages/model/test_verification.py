@@ -1,7 +1,5 @@
 """Verdicts on guesses, on an alphabet of a few letters: how far they stand, and what is drawn from p."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A pretrained model in small: random weights, and the checkpoint that an import of it would make."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

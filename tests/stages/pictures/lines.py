@@ -1,7 +1,5 @@
 """Lines of hosts that draw, whose router is the test, and the same pictures drawn without them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

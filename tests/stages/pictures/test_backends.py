@@ -1,7 +1,5 @@
 """Backends that draw: they compute what the loaded part computes, and a picture does not depend on its company."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints that draw: what is saved is what is loaded, and what is wrong is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Hosts that draw, over gRPC: the same pixels wherever the parts lie and whatever is drawn beside them."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace

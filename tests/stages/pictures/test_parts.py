@@ -1,7 +1,5 @@
 """A host's plan and parts of models that draw."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

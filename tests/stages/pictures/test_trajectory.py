@@ -1,7 +1,5 @@
 """The way from noise to pictures, against exact solutions."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """A bundle that draws, so small that a test reads it in milliseconds. Its weights are random and none of them is 0."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

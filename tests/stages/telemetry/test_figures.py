@@ -1,7 +1,5 @@
 """Counts of a host's work: buckets, families, and that the set of links has an end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

@@ -1,7 +1,5 @@
 """Lines of a server's log, and its options."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,7 +1,5 @@
 """Trace contexts to the letter, spans in a file, and what `--traces` may name."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """What a certificate allows: hosts, routers and clients at a stage server."""
 
-from __future__ import annotations
-
 import grpc
 import pytest
 

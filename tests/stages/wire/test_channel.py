@@ -1,7 +1,5 @@
 """Addresses, names, and who may listen where."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hosts register in a real etcd, and are followed there, whatever becomes of them and of it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import datetime

@@ -1,7 +1,5 @@
 """Health over real sockets: one client that reads nothing holds up nobody, and no process from its end."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import struct

@@ -1,7 +1,5 @@
 """The link to the next host: hops over one stream, refusals, and streams that break. Each hop is settled once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

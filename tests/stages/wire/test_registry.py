@@ -1,7 +1,5 @@
 """What a host may say of itself, and what is believed of what others say."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

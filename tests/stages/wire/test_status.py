@@ -1,7 +1,5 @@
 """Refusals: sentences for people, whatever somebody sent."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

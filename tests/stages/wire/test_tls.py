@@ -1,7 +1,5 @@
 """Who gets through to a stage server, and what is said of a handshake that fails."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """Which token a command shows, and to whom."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

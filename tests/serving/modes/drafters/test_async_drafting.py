@@ -1,7 +1,5 @@
 """Drafting while a sweep is under way: what is used, what is thrown away, and when nothing is begun."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """Guesses: what a lookup finds, and a small model that goes back on what it wrote."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """N-grams against a plain reckoning of the formula, and their file against what may be wrong with it."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Passes that requests share: each text is the one that its request would write alone."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
