@@ -1,6 +1,9 @@
 """Runners of pretrained stages, of every backend: what the modules compute, and for each piece as if it were alone."""
 
 import copy
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from functools import lru_cache
 
@@ -13,7 +16,7 @@ from torch.nn import functional as F
 
 from onesweep.stages.backends import BACKENDS, attention, backend_named
 from onesweep.stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, GrowingPiece, StageRunner
-from onesweep.stages.backends.packed_llama import Product
+from onesweep.stages.backends.packed_llama import Int8Product, Product
 from onesweep.stages.backends.rows import independent_rows
 from onesweep.stages.backends.runner_checks import OneAtATime, StageProbe
 from onesweep.stages.errors import InputError
@@ -185,3 +188,28 @@ def test_a_product_is_a_product(monkeypatch: pytest.MonkeyPatch, is_packed: bool
     expected = linear(x)
     assert torch.allclose(Product(linear)(x), expected, atol=1e-5)
     assert Product.rows([3], 64).total == (4 if is_packed else independent_rows(torch.get_num_threads()))
+
+
+@pytest.mark.parametrize("instructions", ["", "AVX2"])
+def test_products_in_integers_are_close_on_every_processor_and_the_same_in_any_company(instructions: str) -> None:
+    """Without VNNI the products of the largest numbers of 8 bits would not fit."""
+    program = """
+import torch
+from onesweep.stages.backends.packed_llama import rounded_product
+generator = torch.Generator().manual_seed(0)
+linear = torch.nn.Linear(192, 320)
+torch.nn.init.normal_(linear.weight, generator=generator)
+linear.weight.data[:, 7] = linear.weight.data[0].abs().max()
+x = torch.randn(9, 192, generator=generator).abs() * torch.rand(9, 1, generator=generator) * 1e3
+expected = linear(x)
+rounded = rounded_product(linear)
+found = rounded(x)
+print(type(rounded).__name__, float((found - expected).norm() / expected.norm()) < 0.02)
+print(torch.equal(found[3:5], rounded(x[3:5])), torch.equal(found[:1], rounded(x[:1])))
+"""
+    environment = {**os.environ, "FBGEMM_ENABLE_INSTRUCTIONS": instructions}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, env=environment
+    )
+    kind = "Int8Product" if Int8Product.largest() else "Product"
+    assert run.stdout.split() == [kind, "True", "True", "True"], run.stderr
