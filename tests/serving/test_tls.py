@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "watcher": {"scopes": ("status",)},
     "slow": {"rate": 1e-3},
     "greedy": {"bytes_per_day": 10},
+    "hasty": {"bytes_per_day": 10},
 }
 
 
@@ -174,6 +176,32 @@ def test_quotas_over_the_wire(served: Served) -> None:
         with pytest.raises(RouterError, match="2 are left until midnight UTC, and 3 were asked for"):
             ask(client, 3)
         assert ask(client, 2) == 2
+
+
+def test_what_was_written_for_a_whole_answer_counts_where_nobody_waits(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = threading.Event()
+
+    async def stuck(*given: Any) -> AsyncIterator[bytes]:
+        yield b"four"
+        written.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with AsyncClient(served.address, tls=served.ca, token=served.tokens["hasty"]) as client:
+            with monkeypatch.context() as patched:
+                patched.setattr("onesweep.serving.router.service.retry_after_audit", stuck)
+                asked = asyncio.create_task(client.generate("x", mode="local", max_bytes=10))
+                assert await asyncio.to_thread(written.wait, 30)
+            asked.cancel()
+            said = ""
+            while "6 are left" not in said:
+                with pytest.raises(RouterError) as caught:
+                    await client.generate("x", mode="local", max_bytes=8)
+                said = str(caught.value)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_clients_check_the_router(served: Served, new_pki: NewPki) -> None:
