@@ -226,7 +226,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         return response
 
     def _own(self, names: Iterable[str], context: Context) -> list[str]:
-        """Those of the sessions that are not of another router than the caller."""
+        """Names of sessions without those of other routers than the caller."""
         peer, there = identity_of(context), self.host.sessions.sessions
         return [n for n in names if peer is None or n not in there or there[n].router.startswith(f"{peer.name}.")]
 
