@@ -48,6 +48,9 @@ class SiteGuard:
 
 MAX_BODY_BYTES = 2 << 20  # twice the longest prompt that can be sent on
 BODY_S = 15.0
+# Bodies that are being received may have so many bytes together, beside the first SMALL_BODY_BYTES of each: those who
+# send large ones slowly keep nobody from a usual request.
+BODIES_BYTES, SMALL_BODY_BYTES = 64 << 20, 64 << 10
 
 
 class Gone(Exception):
@@ -62,12 +65,13 @@ class RequestBounds:
 
     def __init__(self, app: ASGIApp, guard: SiteGuard) -> None:
         self.app, self.guard = app, guard
+        self._received_bytes = 0  # of bodies that are not whole yet, beyond the small part of each
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         try:
             self.guard.check(scope["method"], headers)
-            body = await _read(receive, headers)
+            body = await self._read(receive, headers)
         except Gone:
             return
         except ApiError as error:
@@ -75,28 +79,37 @@ class RequestBounds:
             return
         await _while_connected(self.app(scope, _replay(body), _with_headers(send)), receive)
 
-
-async def _read(receive: Receive, headers: Headers) -> bytes:
-    """The body. Raises ApiError if it is too large or too slow, Gone if the client left."""
-    too_large = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less", code="body_too_large")
-    declared = headers.get("content-length", "")
-    if declared.isdecimal() and int(declared[:20]) > MAX_BODY_BYTES:
-        raise too_large
-    body, more = bytearray(), True
-    try:
-        async with asyncio.timeout(BODY_S):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Gone
-                body += message.get("body", b"")
-                if len(body) > MAX_BODY_BYTES:
-                    raise too_large
-                more = message.get("more_body", False)
-    except TimeoutError:
-        headers_ = {"connection": "close"}  # the rest may never come
-        raise ApiError(408, f"the body did not come within {BODY_S:g} s: send it faster", headers=headers_) from None
-    return bytes(body)
+    async def _read(self, receive: Receive, headers: Headers) -> bytes:
+        """The body. Raises ApiError if it is too large or too slow, or too many come, Gone if the client left."""
+        too_large = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes: send less", code="body_too_large")
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared[:20]) > MAX_BODY_BYTES:
+            raise too_large
+        closing = {"connection": "close"}  # the rest may never come
+        body, more, counted = bytearray(), True, 0
+        try:
+            async with asyncio.timeout(BODY_S):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Gone
+                    body += message.get("body", b"")
+                    if len(body) > MAX_BODY_BYTES:
+                        raise too_large
+                    grown = max(len(body) - SMALL_BODY_BYTES, 0) - counted
+                    if grown and self._received_bytes + grown > BODIES_BYTES:
+                        raise ApiError(
+                            503,
+                            "too many large bodies are on their way: send it later",
+                            headers=closing | {"retry-after": "1"},
+                        )
+                    counted, self._received_bytes = counted + grown, self._received_bytes + grown
+                    more = message.get("more_body", False)
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within {BODY_S:g} s: send it faster", headers=closing) from None
+        finally:
+            self._received_bytes -= counted
+        return bytes(body)
 
 
 def _replay(body: bytes) -> Receive:

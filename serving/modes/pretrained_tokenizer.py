@@ -3,7 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ class PretrainedTokenizer(Tokenizer):
         """:param id: as `Tokenizer.id`."""
         self.encoding, self.alphabet, self.ends, self.template = encoding, alphabet, ends, template
         self.id, self.chats = id, template is not None
+        controls = [
+            each.content
+            for each in encoding.get_added_tokens_decoder().values()
+            if each.special and len(each.content) > 1
+        ]
+        self._controls = re.compile("|".join(re.escape(each) for each in controls) or "(?!)")
 
     async def encode_text(self, text: bytes) -> bytes:
         return await self._encoded(text.decode(), specials=True)
@@ -61,13 +68,30 @@ class PretrainedTokenizer(Tokenizer):
         if self.template is None:
             raise failed_precondition("this model has no chat template: send a prompt in place of messages")
         told = [{**each.more, "role": ROLES.get(each.role, each.role), "content": each.content} for each in messages]
+        # control tokens in what a user sends stay text: a stand-in goes through the template in place of each
+        mark, found = secrets.token_hex(8), list[str]()
+
+        def stand_in(match: re.Match[str]) -> str:
+            found.append(match[0])
+            return f"{mark}{len(found) - 1}{mark}"
+
+        told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, text))
         try:
-            text = await asyncio.to_thread(self.template.render, told, tools)
+            text = await asyncio.to_thread(self.template.render, told, shown)
             schema = self.template.call_schema(tools, must_call) if must_call else ""
         except TemplateProblem as problem:
             raise invalid(str(problem)) from None
         text += self.template.call_opening if must_call else ""
-        return EncodedChat(await self._encoded(text, specials=False), len(text.encode()), schema)
+        if not found:
+            return EncodedChat(await self._encoded(text, specials=False), len(text.encode()), schema)
+        pieces = re.split(f"{mark}([0-9]+){mark}", text)
+        pieces[1::2] = [found[int(number)] for number in pieces[1::2]]
+        symbols = await asyncio.to_thread(
+            lambda: b"".join(
+                self._plain(each) if at % 2 else self._encode(each, False) for at, each in enumerate(pieces)
+            )
+        )
+        return EncodedChat(symbols, len("".join(pieces).encode()), schema)
 
     def token_text(self, symbol: int) -> bytes:
         # after another token: by itself some tokenizers take the space before a word away
@@ -86,9 +110,25 @@ class PretrainedTokenizer(Tokenizer):
             return self._encode(text, specials)
         return await asyncio.to_thread(self._encode, text, specials)
 
+    def _plain(self, text: str) -> bytes:
+        """A text in symbols, of which none is a control token: each of their names is cut in two."""
+        symbols = b""
+        while match := self._controls.search(text):
+            symbols, text = symbols + self._encode(text[: match.start() + 1], False), text[match.start() + 1 :]
+        return symbols + self._encode(text, False)
+
     def _encode(self, text: str, specials: bool) -> bytes:
         ids: list[int] = self.encoding.encode(text, add_special_tokens=specials).ids
         return self.alphabet.encode(ids)
+
+
+def _in_strings(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
+    """A value of JSON with its strings changed, but for the names of fields."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: _in_strings(each, change) for name, each in value.items()}
+    return [_in_strings(each, change) for each in value] if isinstance(value, Sequence) else value
 
 
 # The letters that byte-level tokens have for bytes: printable ones for themselves, those from U+0100 on for others.

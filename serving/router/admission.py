@@ -32,6 +32,7 @@ class Usage:
     """Use of one key, so far and now."""
 
     held: int = 0
+    most: int = 0  # that it may hold
     # When it was last given a place, counted in places given.
     turn: int = 0
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -68,6 +69,8 @@ class Admission:
         self._pace = Throttler(rate_limit=self.settings.requests_per_s, period=1.0)
         limit = self.settings.request_limit
         self._reserved = max(limit // RESERVED_SHARE, 1) if reserves and limit > 1 else 0
+        # Most places of a key that has no limit of its own: it may fill them with requests that take an hour each.
+        self._share = max(limit // 2, 1) if reserves else limit
         # Nobody enters any more.
         self.stopping = False
 
@@ -83,6 +86,7 @@ class Admission:
         if self.stopping:
             raise unavailable("the router is stopping: ask another one, or this one later")
         usage = self._usage.setdefault(key.name, Usage())
+        usage.most = key.concurrent or self._share
         # waiting for one's own quota helps nobody: the caller knows best when to come back
         self._check_quotas(key, usage, max_bytes)
         ticket, day = AdmittedRequest(), usage.day
@@ -179,7 +183,7 @@ class Admission:
 
     def _may_take(self, usage: Usage) -> bool:
         free = self.settings.request_limit - self.requests
-        return free > (self._reserved if usage.held else 0)
+        return free > (self._reserved if usage.held else 0) and usage.held < usage.most
 
     def _seat(self, usage: Usage) -> None:
         self.requests += 1

@@ -76,9 +76,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     self.admission.enter(key, request.max_bytes or request.max_tokens, ticket.left_s) as place,
                     aclosing(self._admit(request, ticket)) as responses,
                 ):
-                    async for response in responses:
-                        place.spend(len(response.text))
-                        yield response
+                    try:
+                        async for response in responses:
+                            yield response
+                    finally:  # what was written for a whole answer counts, too, where nobody waited for it
+                        place.spend(ticket.account.output_bytes if ticket.account else 0)
         except StatusError as refusal:
             await refusal.abort(context)
 

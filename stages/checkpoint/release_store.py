@@ -248,6 +248,8 @@ class IncomingRelease:
             most = f"the {part.bytes} bytes that its manifest says" if part.bytes else f"{MOST_BESIDE_BYTES} bytes"
             raise CheckpointError(f"{path} has more than {most}")
         try:
+            if shutil.disk_usage(self.coming).free < SPARE_BYTES:  # the sizes of those beside weights are told nowhere
+                raise ServiceError(f"no room on {self.coming.parent}: free some space")
             with target.open("wb" if self._written == len(data) else "ab") as file:
                 file.write(data)
                 if self._written == part.bytes:

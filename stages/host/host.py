@@ -111,13 +111,17 @@ class Host:
             self.meter.refused(refusal)
             raise
 
-    def take(self, batch: stage_pb2.HopBatch) -> stage_pb2.Ack:
-        """Accept the hops of a batch, and start them together; the answer lists those that were refused."""
+    def take(self, batch: stage_pb2.HopBatch, sender: Callable[[stage_pb2.Hop], str] = lambda _: "") -> stage_pb2.Ack:
+        """Accept the hops of a batch, and start them together; the answer lists those that were refused.
+
+        :param sender: the host that a hop is from, or empty. Raises StatusError for one that may not send it."""
         ack = stage_pb2.Ack(number=batch.number)
         for index, hop in enumerate(batch.hops):
             try:
                 self.check_protocol(batch.protocol)
+                self.bind(hop, who := sender(hop))
                 self.accept(hop, hop.ByteSize())
+                self.bind(hop, who)  # the session, if this hop opened it
             except StatusError as refusal:
                 ack.rejections.add(
                     index=index,
@@ -127,6 +131,18 @@ class Host:
                 )
         self._go()
         return ack
+
+    def bind(self, hop: stage_pb2.Hop, sender: str) -> None:
+        """Raise StatusError for a hop of another router, path or host than its session's."""
+        session = self.sessions.sessions.get(hop.session)
+        if session is None:
+            return
+        if (session.router, session.path) != (hop.router, tuple(hop.path)):
+            raise StatusError(grpc.StatusCode.PERMISSION_DENIED, "this session is of another router, or another path")
+        if sender and not hop.HasField("consult"):  # experts take turns; else one host alone hands on to this one
+            session.sender = session.sender or sender
+            if session.sender != sender:
+                raise StatusError(grpc.StatusCode.PERMISSION_DENIED, f"this session's hops come from {session.sender}")
 
     async def run(self, hop: stage_pb2.Hop) -> Outcome:
         """One hop's outcome, instead of passing it on. Raises StatusError."""
@@ -231,7 +247,7 @@ class Host:
         beginning = self._beginning(hop)
         session = self.sessions.open(hop.session, hop.router, request.kind, capacity, source.manifest, parts)
         session.next_number = request.number  # a replay starts where another host's session ended
-        session.beginning = beginning
+        session.beginning, session.path = beginning, tuple(hop.path)
         return session
 
     def _beginning(self, hop: stage_pb2.Hop) -> Beginning | None:

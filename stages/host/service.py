@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -24,6 +24,7 @@ from onesweep.stages.host.parts import full_state_bytes
 from onesweep.stages.host.validation import check_label
 from onesweep.stages.threads import in_thread
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
+from onesweep.stages.wire.auth import check_sender, identity_of
 from onesweep.stages.wire.channel import check_target
 from onesweep.stages.wire.hop_stream import Relay
 from onesweep.stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
@@ -161,7 +162,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         self._probing, self._storing = asyncio.Lock(), asyncio.Lock()
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Context) -> stage_pb2.DescribeResponse:
-        for name in request.sessions:
+        for name in self._own(request.sessions, context):
             if (session := self.host.sessions.sessions.get(name)) is not None:
                 self.host.sessions.renew(session)
         description = self.description()
@@ -190,11 +191,12 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Context) -> AsyncIterator[stage_pb2.Ack]:
         async for batch in batches:
-            yield self.host.take(batch)
+            yield self.host.take(batch, lambda hop: check_sender(context, hop))
 
     async def Run(self, request: stage_pb2.RunRequest, context: Context) -> stage_pb2.RunResponse:
         try:
             self.host.check_protocol(request.protocol)
+            self.host.bind(request.hop, check_sender(context, request.hop))
             outcome = await self.host.run(request.hop)
         except StatusError as refusal:
             await refusal.abort(context)
@@ -218,10 +220,15 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Release(self, request: stage_pb2.ReleaseRequest, context: Context) -> stage_pb2.ReleaseResponse:
         if len(request.sessions) > MAX_RELEASED:
             await invalid(f"at most {MAX_RELEASED} sessions can be released at once").abort(context)
-        response = stage_pb2.ReleaseResponse(released=await self.host.end(list(request.sessions)))
+        response = stage_pb2.ReleaseResponse(released=await self.host.end(self._own(request.sessions, context)))
         if request.HasField("prefixes"):
             response.prefixes.CopyFrom(self.host.prefixes.listing(request.prefixes))
         return response
+
+    def _own(self, names: Iterable[str], context: Context) -> list[str]:
+        """Names of sessions without those of other routers than the caller."""
+        peer, there = identity_of(context), self.host.sessions.sessions
+        return [n for n in names if peer is None or n not in there or there[n].router.startswith(f"{peer.name}.")]
 
     async def Warm(self, request: stage_pb2.WarmRequest, context: Context) -> stage_pb2.WarmResponse:
         if request.reply_bytes > MAX_PROBE_BYTES:

@@ -36,6 +36,8 @@ class Session:
     bytes: int
     expires_at: float
     parts: Parts  # that it began with: it ends with them, whatever is loaded since
+    path: tuple[str, ...] = ()  # of all of its hops
+    sender: str = ""  # the host whose hops it gets, by its certificate; empty while there was none
     pending: int = 0  # hops accepted and not computed yet: a session with such does not expire
     length: int = 0  # clean positions accepted so far, those still in the queue included
     next_number: int = 0  # the sweep or step that is due

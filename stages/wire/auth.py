@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -51,6 +52,35 @@ class Identity:
 def identity_of(context: Context) -> Identity | None:
     """The caller's identity, from the certificate that the handshake verified; None without one of onesweep."""
     return Identity.of(uri.decode() for uri in context.auth_context().get("peer_uri", ()))
+
+
+def check_sender(context: Context, hop: stage_pb2.Hop) -> str:
+    """The name of the host that sent a hop; empty for a router, or without TLS.
+
+    Raises StatusError unless the sender is the hop's own router, or a host of its path.
+    """
+    peer = identity_of(context)
+    if peer is None:
+        return ""
+    if peer.role == ROUTER:
+        if hop.router.rpartition(".")[0] != peer.name:
+            raise _denied(f"your certificate is {peer.uri}: {hop.router} is another router")
+        return ""
+    shown = context.auth_context()
+    own = {_plain(name.decode()) for kind in ("peer_dns", "peer_ip") for name in shown.get(kind, ())}
+    places = {_plain(address.rpartition(":")[0].strip("[]")) for address in hop.path}
+    # who dials a host finds the dialled name in its certificate, maybe as one of many
+    if not own & {name for place in places for name in (place, f"*.{place.partition('.')[2]}")}:
+        raise _denied(f"your certificate is {peer.uri}, for {', '.join(sorted(own))}: no host of this hop's path")
+    return peer.name
+
+
+def _plain(host: str) -> str:
+    """The one form of a name or IP address."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower()
 
 
 def check_caller(peer: Identity | None, method: str, request: object) -> None:

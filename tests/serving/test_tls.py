@@ -2,7 +2,8 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from onesweep.serving.router.topology import HostEntry, Topology, local_topology
 from onesweep.stages.errors import InputError
 from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER
 from onesweep.stages.wire.certificates import Authority
+from onesweep.stages.wire.channel import MOST_ARRIVING, open_channel
 from onesweep.stages.wire.tls import Security
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Pki
@@ -82,6 +84,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "watcher": {"scopes": ("status",)},
     "slow": {"rate": 1e-3},
     "greedy": {"bytes_per_day": 10},
+    "hasty": {"bytes_per_day": 10},
 }
 
 
@@ -137,6 +140,28 @@ def test_tokens_over_the_wire(served: Served) -> None:
         write_tokens(served.file, served.keys)
 
 
+def test_requests_that_are_not_whole_yet_are_few_where_no_token_comes_with_them(served: Served) -> None:
+    path = "/serving.v1.RouterService/"
+
+    async def main() -> None:
+        security = Security(served.ca)
+        async with open_channel(served.address, security=security) as stranger:
+            silent = [stranger.stream_unary(path + "Generate")() for _ in range(MOST_ARRIVING + 3)]
+            codes = asyncio.as_completed([asyncio.ensure_future(call.code()) for call in silent])
+            for _ in range(3):
+                assert await next(codes) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            async with AsyncClient(served.address, tls=served.ca, token=served.tokens["alice"]) as alice:
+                assert (await alice.generate("x", mode="local", max_bytes=4)).output_bytes == 4
+            known = (("authorization", f"Bearer {served.tokens['alice']}"),)
+            large = stranger.unary_unary(path + "Status")(b"\xfa\x7f\xff\xff\x07" + bytes(131071), metadata=known)
+            assert await large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "takes 65536 at most" in await large.details()
+            for call in silent:
+                call.cancel()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_quotas_over_the_wire(served: Served) -> None:
     with served.client("slow") as client:
         ask(client)
@@ -149,6 +174,32 @@ def test_quotas_over_the_wire(served: Served) -> None:
         with pytest.raises(RouterError, match="2 are left until midnight UTC, and 3 were asked for"):
             ask(client, 3)
         assert ask(client, 2) == 2
+
+
+def test_what_was_written_for_a_whole_answer_counts_where_nobody_waits(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = threading.Event()
+
+    async def stuck(*given: Any) -> AsyncIterator[bytes]:
+        yield b"four"
+        written.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with AsyncClient(served.address, tls=served.ca, token=served.tokens["hasty"]) as client:
+            with monkeypatch.context() as patched:
+                patched.setattr("onesweep.serving.router.service.retry_after_audit", stuck)
+                asked = asyncio.create_task(client.generate("x", mode="local", max_bytes=10))
+                assert await asyncio.to_thread(written.wait, 30)
+            asked.cancel()
+            said = ""
+            while "6 are left" not in said:
+                with pytest.raises(RouterError) as caught:
+                    await client.generate("x", mode="local", max_bytes=8)
+                said = str(caught.value)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_clients_check_the_router(served: Served, new_pki: NewPki) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import select
 import socket
 import time
 from collections.abc import AsyncGenerator
@@ -78,6 +79,24 @@ def test_a_body_that_does_not_come_is_a_408(port: int, monkeypatch: pytest.Monke
         connected.sendall(POST + b"Content-Length: 10\r\n\r\n{")
         answer = b"".join(iter(partial(connected.recv, 4096), b""))  # to its end: the connection is closed at once
     assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_large_bodies_that_do_not_end_have_so_much_memory_together(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "BODIES_BYTES", 100_000)  # one of these, and no other beside it
+    head, rest = POST + b"Content-Length: 200000\r\n\r\n", b"x" * (middleware.SMALL_BODY_BYTES + 60_000)
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(dial(port)) for _ in range(4)]
+        for connected in slow:
+            connected.sendall(head + rest)
+        refused = list[socket.socket]()
+        while len(refused) < 3:
+            ready = select.select([each for each in slow if each not in refused], [], [], WAIT_S)[0]
+            assert ready, "all of them are kept"
+            assert all(each.recv(4096).startswith(b"HTTP/1.1 503") for each in ready)
+            refused += ready
+        usual = stack.enter_context(dial(port))
+        usual.sendall(POST + b"Content-Length: 10\r\n\r\nsome words")
+        assert usual.recv(4096).startswith(b"HTTP/1.1 400")
 
 
 def test_a_body_that_comes_slowly_is_read_to_its_end(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,12 +247,17 @@ async def test_a_flood_does_not_starve_others() -> None:
 
 @story
 async def test_a_place_is_kept_for_who_holds_none() -> None:
-    gate = admission(4, reserves=True)
+    gate = admission(4, reserves=True)  # half of them, without a limit of its own
     async with AsyncExitStack() as places:
-        for _ in range(3):
+        for _ in range(2):
             await places.enter_async_context(gate.enter(ALICE, 1))
-        assert "key alice has 3 requests under way, and the places left are kept" in str(await refused(gate, ALICE))
+        assert "key alice has 2 requests under way, and the places left are kept" in str(await refused(gate, ALICE))
         await enters(gate, BOB)
+    gate, greedy = admission(8, reserves=True), Key("greedy", concurrent=8)
+    async with AsyncExitStack() as places:
+        for _ in range(7):  # and one is kept
+            await places.enter_async_context(gate.enter(greedy, 1))
+        assert "key greedy has 7 requests under way" in str(await refused(gate, greedy))
 
 
 @story

@@ -122,6 +122,10 @@ def test_a_full_disk_is_named(stub: Stub, other: ReleaseManifest, monkeypatch: p
     code, says = refusal(store, stub, other)
     assert code is grpc.StatusCode.INTERNAL
     assert "no room on" in says
+    frees = iter([1 << 40])  # and then none: files beside weights are larger than an offer says
+    usage = "onesweep.stages.checkpoint.release_store.shutil.disk_usage"
+    monkeypatch.setattr(usage, lambda path: Usage(1, 1, next(frees, 0)))
+    assert refusal(store, stub, other)[0] is grpc.StatusCode.INTERNAL
 
 
 def test_a_release_is_stored_loaded_and_dropped(stub: Stub, other: ReleaseManifest, bundles: Path, monkeypatch) -> None:

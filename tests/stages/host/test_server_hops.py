@@ -1,5 +1,6 @@
 """What a stage server does with hops: their accounts, their order, and the memory that they take."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,13 @@ import grpc
 import pytest
 
 from onesweep.serving.cli.ports import free_port_block
+from onesweep.stages.host.host import HostSettings
+from onesweep.stages.host.server import StageServer, StageSettings
 from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.auth import HOST, ROUTER
+from onesweep.stages.wire.channel import open_blocking_channel
+from onesweep.stages.wire.tls import Security
+from tests.conftest import NAMES
 from tests.stages.raw_client import SESSION_BYTES, Peer, Until, peer, sweep
 
 
@@ -76,6 +83,47 @@ def test_sessions_end_with_their_router(bundles: Path, alone: Peer, digest: str,
     assert alone.describe().counters.sessions == 1
     gone.cancel()
     until(lambda: alone.describe().counters.sessions == 0, 3)
+
+
+def test_a_session_takes_hops_of_its_own_router_path_and_host(
+    bundles: Path, new_pki: Any, servers: Any, until: Until
+) -> None:
+    pki, address = new_pki("a"), f"127.0.0.1:{free_port_block(1)}"
+    host = HostSettings("alone")
+    own = Security(pki.issue(HOST, "alone"))
+    servers.run(StageServer(StageSettings(bundles / "own", (0, 1, 2), address, (), host, 1, own)).run)
+    with ExitStack() as stack:
+
+        def caller(role: str, name: str, *addresses: str) -> Peer:
+            tls = pki.issue(role, name, addresses or NAMES)
+            opened = open_blocking_channel(address, security=Security(tls), connect_ms=20_000)
+            return Peer(address, stack.enter_context(opened))
+
+        router, rival, paris, tokyo = (caller(*who) for who in ((ROUTER, "r"), (ROUTER, "x"), (HOST, "p"), (HOST, "t")))
+        stranger = caller(HOST, "stranger", "127.0.0.9")
+        until(lambda: router.describe().ready, 30)
+        events = router.stub.Subscribe(stage_pb2.SubscribeRequest(router="r.1"))
+        next(events)
+        digest, text = router.describe().releases[-1].chain.digest, b"The sea "
+
+        def refusal(sender: Peer, path: str = address) -> str:
+            hop = sweep(digest, number=number, start=8 * number, clean=text, slots=4)
+            hop.router, hop.path[:] = "r.1", [path]
+            rejections = sender.send(hop).rejections
+            return rejections[0].message if rejections else ""
+
+        number = 0
+        assert refusal(stranger).endswith("for 127.0.0.9: no host of this hop's path")
+        assert refusal(rival).endswith("r.1 is another router")
+        assert refusal(router) == ""
+        number, text = 1, b"and more"
+        assert refusal(stranger, "127.0.0.9:1").endswith("of another router, or another path")
+        assert rival.stub.Release(stage_pb2.ReleaseRequest(sessions=["s"])).released == 0
+        assert refusal(paris) == ""
+        number = 2
+        assert refusal(tokyo) == "this session's hops come from p"
+        assert refusal(paris) == ""
+        events.cancel()
 
 
 def test_a_subscription_needs_a_name(alone: Peer) -> None:

@@ -1,7 +1,7 @@
 """Addresses, names, and who may listen where."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.server import SERVICE, StageServer, StageSettings
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import bind, check_name, is_loopback, new_server, parse_address
+from onesweep.stages.wire import channel
+from onesweep.stages.wire.channel import CallBounds, bind, check_name, is_loopback, new_server, parse_address
 from onesweep.stages.wire.tls import Security
 
 
@@ -112,6 +113,35 @@ def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytes
     assert said == ([] if is_loopback(address) else [due])
 
 
+def test_a_client_that_does_not_read_ends_what_writes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "UNREAD_S", 0.2)
+
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        class Talker(grpc.GenericRpcHandler):
+            def service(self, _: object) -> Any:
+                return grpc.unary_stream_rpc_method_handler(self.talk, health_pb2.HealthCheckRequest.FromString)
+
+            async def talk(self, *_: object) -> AsyncIterator[bytes]:
+                try:
+                    while True:
+                        yield bytes(20_000)
+                finally:
+                    ended.set()
+
+        server = new_server(interceptors=[CallBounds()])
+        server.add_generic_rpc_handlers((Talker(),))
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{bind(server, '127.0.0.1:0')}") as caller:
+            await server.start()
+            call = caller.unary_stream("/a/b")(b"")
+            await asyncio.wait_for(ended.wait(), 30)
+            call.cancel()
+        await server.stop(grace=0)
+
+    asyncio.run(main())
+
+
 # The health port: what a probe may ask, and nothing else. With a real server.
 Until = Callable[..., Any]
 
@@ -121,8 +151,8 @@ def test_probes_learn_of_life_and_readiness_only(bundles: Path, servers: Any, un
     host = HostSettings("whole")
     settings = StageSettings(bundles / "own", (0, 1, 2), "127.0.0.1:0", (), host, threads=1, health=where)
     running = servers.run(StageServer(settings).run)
-    with grpc.insecure_channel(where) as channel:
-        probe = health_pb2_grpc.HealthStub(channel)
+    with grpc.insecure_channel(where) as wire:
+        probe = health_pb2_grpc.HealthStub(wire)
 
         def status(service: str) -> int:
             request = health_pb2.HealthCheckRequest(service=service)
@@ -132,7 +162,7 @@ def test_probes_learn_of_life_and_readiness_only(bundles: Path, servers: Any, un
         assert status("") == health_pb2.HealthCheckResponse.SERVING
         until(lambda: status(SERVICE) == health_pb2.HealthCheckResponse.SERVING, 30)
         with pytest.raises(grpc.RpcError) as caught:
-            stage_pb2_grpc.StageServiceStub(channel).Describe(stage_pb2.DescribeRequest(), timeout=10)
+            stage_pb2_grpc.StageServiceStub(wire).Describe(stage_pb2.DescribeRequest(), timeout=10)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     running.end()
 
