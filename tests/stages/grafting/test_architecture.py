@@ -1,4 +1,3 @@
-
 import json
 from dataclasses import asdict
 from pathlib import Path
