@@ -36,7 +36,7 @@ class DistillSettings:
     )
     guesses: int = field(
         default=16384,
-        metadata=flag("most frequent symbols, which a draft head guesses", least=2, most=1 << 20),
+        metadata=flag("most frequent symbols, which a new draft head guesses", least=2, most=1 << 20),
     )
     start: Path | None = field(
         default=None,
