@@ -7,7 +7,7 @@ import torch
 from onesweep.stages.backends.base import Backend, BlockRunner, DraftingRunner, PictureRunner, StageRunner
 from onesweep.stages.backends.on_device import DeviceRunner
 from onesweep.stages.backends.packed import PackedBlock
-from onesweep.stages.backends.packed_llama import packed_stage, product, rounded_product
+from onesweep.stages.backends.packed_llama import packed_stage
 from onesweep.stages.backends.pictures import PackedPictures
 from onesweep.stages.backends.runner_checks import checked, checked_pictures
 from onesweep.stages.checkpoint.checkpoint import CPU
@@ -64,9 +64,6 @@ def backend_named(name: str, device: torch.device = CPU) -> Backend:
     return OnnxInt8Backend() if name == OnnxInt8Backend.name else OnnxBackend()
 
 
-def drafting_runner(stage: PipelineStage, rounded: bool = False) -> DraftingRunner:
-    """Runner for a stage of a drafter. It may take the stage's matrices over.
-
-    :param rounded: Llama's layers compute with 8 bits where the processor can.
-    """
-    return packed_stage(stage, rounded_product if rounded else product)
+def drafting_runner(stage: PipelineStage) -> DraftingRunner:
+    """Runner for a stage of the router's own model. It may take the stage's matrices over."""
+    return packed_stage(stage)

@@ -138,7 +138,7 @@ class QuantProduct:
 _INT8: Any = torch.ops.quantized
 # Largest of the integers that weights and, where the processor adds up their products rightly, rows are rounded to.
 # Without VNNI two products are added in 16 bits, which holds those of rows with 7 bits.
-INT8_LARGEST, INT7_LARGEST = 127, 63
+INT8_LEVELS, INT7_LEVELS = 127, 63
 
 
 # One, four and sixteen rows with a matrix of 3072 x 576, a thread of an EPYC, ms: float32 0.16, 0.16 and 0.57, this
@@ -149,19 +149,19 @@ class Int8Product:
     """x @ weight.T + bias in integers of 8 bits: the weight is rounded by its own rows, and x by its own. Sums of
     integers are exact, so a row's result is the same in any company.
 
-    The operators have no public name, as oneDNN's; `largest` tells where they add up rightly.
+    The operators have no public name, as oneDNN's; `levels` tells whether they add up rightly here.
     """
 
-    def __init__(self, linear: nn.Linear | TiedHead, largest: int) -> None:
+    def __init__(self, linear: nn.Linear | TiedHead, levels: int) -> None:
         """Takes the linear layer's weight over, which is empty afterwards.
 
-        :param largest: of the integers that stand for x.
+        :param levels: largest of the integers that stand for x.
         """
-        weight, self.largest_integer = linear.weight.detach(), largest
+        weight, self._levels = linear.weight.detach(), levels
         if isinstance(linear, nn.Linear):
             linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
         self.bias = None if linear.bias is None else linear.bias.detach()
-        scales = weight.abs().amax(1).double().clamp(min=1e-20) / INT8_LARGEST
+        scales = weight.abs().amax(1).double().clamp(min=1e-20) / INT8_LEVELS
         zeros = torch.zeros(len(weight), dtype=torch.int64)
         self.packed = _INT8.linear_prepack(torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8), None)
 
@@ -169,22 +169,22 @@ class Int8Product:
         """x: (rows, in) -> (rows, out)."""
         largest = x.abs().amax(1, keepdim=True).clamp_(min=1e-20)
         result: Tensor = _INT8.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x / largest, 1 / self.largest_integer, self.largest_integer + 1, self.packed
+            x / largest, 1 / self._levels, self._levels + 1, self.packed
         )
         result *= largest
         return result if self.bias is None else result.add_(self.bias)
 
     @staticmethod
     @lru_cache
-    def largest() -> int:
-        """Largest integer that x may be rounded to here; 0 where the products do not work."""
+    def levels() -> int:
+        """The largest that this processor adds up rightly; 0 where the products do not work."""
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             return 0
-        for largest in (INT8_LARGEST, INT7_LARGEST):
+        for levels in (INT8_LEVELS, INT7_LEVELS):
             linear = nn.Linear(64, 32, bias=False)
             nn.init.ones_(linear.weight)
-            if bool((Int8Product(linear, largest)(torch.ones(4, 64)) - 64).abs().max() < 1e-3):
-                return largest
+            if bool((Int8Product(linear, levels)(torch.ones(4, 64)) - 64).abs().max() < 1e-3):
+                return levels
         return 0
 
 
@@ -198,7 +198,7 @@ def product(linear: nn.Linear | TiedHead) -> Product | QuantProduct:
 
 def rounded_product(linear: nn.Linear | TiedHead) -> Product | QuantProduct | Int8Product:
     """With 8 bits where the processor can; takes the linear layer's numbers over."""
-    return Int8Product(linear, largest) if (largest := Int8Product.largest()) else product(linear)
+    return Int8Product(linear, levels) if (levels := Int8Product.levels()) else product(linear)
 
 
 class PackedLlamaLayer:

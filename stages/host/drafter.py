@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from onesweep.stages.backends import drafting_runner
 from onesweep.stages.backends.base import CleanPiece, Continuations, GrowingPiece
 from onesweep.stages.backends.packed import PackedNorm
-from onesweep.stages.backends.packed_llama import rounded_product
+from onesweep.stages.backends.packed_llama import packed_stage, rounded_product
 from onesweep.stages.model.draft_head import DraftHead
 from onesweep.stages.model.draft_tree import (
     DEFAULT_BRANCHES,
@@ -68,7 +67,7 @@ class HeadDrafter:
         self.architecture = head.stage.architecture
         assert isinstance(head.stage.head, nn.Linear)
         head.stage.head.weight = nn.Parameter(model_head[head.symbols.long()], requires_grad=False)
-        self.runner = drafting_runner(head.stage, rounded=True)
+        self.runner = packed_stage(head.stage, rounded_product)
         self.worth = DraftLength(SweepTime())
 
     def begin(self, capacity: int, origin: int) -> DraftState:
