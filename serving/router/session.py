@@ -23,7 +23,7 @@ from onesweep.serving.router.paths import Attempt, HostLink, HostPath, kept_by, 
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
 from onesweep.stages.host.validation import check_timings
-from onesweep.stages.model.prefill import READ_POSITIONS, prefix_digests, prefix_root
+from onesweep.stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
 from onesweep.stages.model.scoring import batch_rows, most_scored
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
@@ -323,7 +323,7 @@ class Session:
         if not self._space or self._tries or self._forgotten or self._journal.text or not isinstance(work, Step):
             return []
         # the last known symbol is read in any case: the hosts are asked for what follows it
-        most = (self._known(work) - 1) // READ_POSITIONS * READ_POSITIONS
+        most = (self._known(work) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
         root = prefix_root(self._space, self._digest, work.codec)
         return prefix_digests(root, self.alphabet.cut(work.clean, 0, most), self.alphabet)
 
@@ -340,10 +340,10 @@ class Session:
         self.attempts.append(attempt)
         self._catch_up()
         work, memory = self._replay(), None
-        if self._space and isinstance(work, Step) and self._known(work) >= READ_POSITIONS:
+        if self._space and isinstance(work, Step) and self._known(work) >= ATTEND_POSITIONS:
             memory = stage_pb2.Memory(space=self._space)
             if prefixes and (kept := kept_by(path, prefixes)):
-                memory.prefix, attempt.recalled = prefixes[kept - 1], kept * READ_POSITIONS
+                memory.prefix, attempt.recalled = prefixes[kept - 1], kept * ATTEND_POSITIONS
                 work = after_prefix(work, attempt.recalled, self.alphabet)
         self._send(attempt, work, memory)
 

@@ -92,7 +92,7 @@ class HeadDrafter:
         if not known:
             return
         for piece in split_reads(self.joined(states[:known], torch.tensor(following))):
-            (read,) = self.runner.read([CleanPiece(piece, state.caches, at_once=True)])
+            (read,) = self.runner.read([CleanPiece(piece, state.caches)])
             state.last = read[-1:]
 
     @torch.inference_mode()

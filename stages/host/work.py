@@ -146,6 +146,7 @@ class PipelineWork(_StageWork):
         super().__init__(request, hop, session, following)
         self.request = request
         self._unread = deque((request.clean if request.hidden is None else request.hidden).split(request.lengths))
+        self._read = 0  # new symbols in the reads before this one
         self._depths: tuple[int, ...] = ()
         if isinstance(request, SamplingRequest) and request.depths:
             before = len(self._unread[-1]) - request.draft
@@ -176,10 +177,10 @@ class PipelineWork(_StageWork):
         if self._at == len(self._stages):
             return KernelCall(self._runners[self._stages[-1]].next_byte, self._x, self.rows)
         stage = self._stages[self._at]
-        at_once = isinstance(self.request, PrefillRequest) and self.request.for_score
+        one_by_one = self.request.one_by_one(self._read, self.rows)
         depths = () if self._unread else self._depths
         return KernelCall(
-            self._runners[stage].read, CleanPiece(self._x, self.session.caches[stage], at_once, depths), self.rows
+            self._runners[stage].read, CleanPiece(self._x, self.session.caches[stage], one_by_one, depths), self.rows
         )
 
     def complete(self, result: Tensor | Denoised) -> None:
@@ -193,6 +194,7 @@ class PipelineWork(_StageWork):
             return
         self._hidden.append(self._x)
         if self._unread:
+            self._read += self.rows
             self._x, self._at = self._unread.popleft(), 0
             return
         hidden = torch.cat(self._hidden) if len(self._hidden) > 1 else self._x
@@ -358,7 +360,7 @@ class ScoreWork(_StageWork):
         runner, caches = self._runners[stage], self.session.caches[stage]
         if self._branching:
             return KernelCall(runner.branch, BranchPiece(self._x, caches), self.rows)
-        return KernelCall(runner.read, CleanPiece(self._x, caches, at_once=True), self.rows)
+        return KernelCall(runner.read, CleanPiece(self._x, caches), self.rows)
 
     def complete(self, result: Tensor | Denoised) -> None:
         assert isinstance(result, Tensor)

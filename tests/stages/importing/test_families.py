@@ -145,12 +145,17 @@ def made(request: pytest.FixtureRequest, transformers: Any, tmp_path_factory: py
     return Made(model, folder, out, None if request.param in UNSAID else said)
 
 
+def piece(x: Tensor, caches: list[LayerCache]) -> CleanPiece:
+    """A short one is one by one."""
+    return CleanPiece(x, caches, one_by_one=0 if len(x) >= 20 else len(x))
+
+
 def logits(runners: list[StageRunner], caches: list[list[LayerCache]], pieces: list[Tensor]) -> Tensor:
     """After each position of pieces that come one after the other, long ones at once: (positions, vocabulary)."""
     found = []
     for x in pieces:
         for runner, held in zip(runners, caches, strict=True):
-            (x,) = runner.read([CleanPiece(x, held, at_once=len(x) >= 20)])
+            (x,) = runner.read([piece(x, held)])
         found += runners[-1].next_byte([x])
     return torch.cat(found)
 
@@ -179,7 +184,7 @@ def test_company_changes_no_bit(made: Made) -> None:
     for _ in range(3):
         apart = [logits(runners, caches, [each]) for caches, each in zip(alone, x, strict=True)]
         for i, runner in enumerate(runners):
-            x = runner.read([CleanPiece(each, caches[i]) for caches, each in zip(together, x, strict=True)])
+            x = runner.read([piece(each, caches[i]) for caches, each in zip(together, x, strict=True)])
         found = runners[-1].next_byte(x)
         assert all(map(torch.equal, found, apart))
         x = [each[-1:].argmax(1) for each in found]
