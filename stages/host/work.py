@@ -282,7 +282,8 @@ class PipelineWork(_StageWork):
         self._read_for_drafts(self._states[rows], before[:known] + written)
         draft, state = Draft(), self.session.draft
         text = np.append(self.session.symbols[: request.start], before[:known] + written)
-        law = Law(request.temperature, request.seed, request.shaping)
+        allowed = None if self._grammar is None else self._grammar.allowed_after(text[self._grammar.settings.prompt :])
+        law = Law(request.temperature, request.seed, request.shaping, allowed)
         with self._without_drafts():
             if state is not None:
                 drafter.learn(state, written)
