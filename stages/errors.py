@@ -51,6 +51,10 @@ class TopologyError(InputError): ...
 class CheckpointError(OnesweepError): ...
 
 
+class StalePart(CheckpointError):
+    """A file is not the one that its first part seemed to be of; that was removed, and the next try asks for all."""
+
+
 class ResumeError(OnesweepError): ...
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, NGRAM_NAME, Bundle, find_bundle
 from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_manifest
-from onesweep.stages.errors import CheckpointError, ServiceError, regular
+from onesweep.stages.errors import CheckpointError, ServiceError, StalePart, regular
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
 # Kinds of the models that may lie in a folder; in all others `ar`.
@@ -227,10 +227,6 @@ class ReleaseStore:
         return False
 
 
-class WrongBeginning(CheckpointError):
-    """A file is not the one that its first part seemed to be of; that was removed, and the next try asks for all."""
-
-
 class IncomingRelease:
     """A release that is being stored. Its methods block."""
 
@@ -301,7 +297,7 @@ class IncomingRelease:
         if file_digest(target) != part.sha256:
             target.unlink()
             if self._start:
-                raise WrongBeginning(f"{self._path} went on from a beginning here that was damaged: deploy again")
+                raise StalePart(f"{self._path} went on from a beginning here that was damaged: deploy again")
             raise CheckpointError(f"{self._path} does not have its manifest's SHA-256: it is damaged")
         del self._left[self._path]
         self._written = 0

@@ -10,15 +10,8 @@ import grpc
 
 from onesweep.stages.checkpoint.bundle import NGRAM_NAME
 from onesweep.stages.checkpoint.manifest import Part, read_manifest
-from onesweep.stages.checkpoint.release_store import (
-    FOLDERS,
-    IncomingRelease,
-    ReleaseManifest,
-    ReleaseStore,
-    Wants,
-    WrongBeginning,
-)
-from onesweep.stages.errors import CheckpointError, InputError, OnesweepError, regular
+from onesweep.stages.checkpoint.release_store import FOLDERS, IncomingRelease, ReleaseManifest, ReleaseStore, Wants
+from onesweep.stages.errors import CheckpointError, InputError, OnesweepError, StalePart, regular
 from onesweep.stages.threads import in_thread
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
@@ -151,7 +144,7 @@ def manifest_of(offer: stage_pb2.Offer) -> ReleaseManifest:
 def transfer_error(error: OnesweepError) -> StatusError:
     """The status of a failed transfer: FAILED_PRECONDITION for bad files, INTERNAL for this machine, DATA_LOSS for a
     beginning that was damaged here, without which the next try can be whole."""
-    if isinstance(error, WrongBeginning):
+    if isinstance(error, StalePart):
         return StatusError(grpc.StatusCode.DATA_LOSS, str(error))
     if isinstance(error, CheckpointError | InputError):
         return failed_precondition(str(error))
