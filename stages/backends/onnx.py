@@ -45,6 +45,7 @@ from onesweep.stages.backends.runner_checks import (
 )
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.block import Block
+from onesweep.stages.model.decoder_options import WEIGHT_WORDS
 from onesweep.stages.model.families import FamilyPart, PipelineStage
 from onesweep.stages.model.layers import LayerCache, soft_capped
 from onesweep.stages.model.llama import LlamaStage
@@ -220,7 +221,8 @@ class OnnxBackend(Backend):
         if isinstance(stage, LlamaStage) and stage.architecture.experts is not None:
             raise InputError(f"the backend {self.name} does not run mixtures of experts: choose --backend torch")
         if isinstance(stage, LlamaStage) and stage.architecture.weights != "float32":
-            raise InputError(f"the backend {self.name} does not run weights of 4 bits: choose --backend torch")
+            words = WEIGHT_WORDS[stage.architecture.weights]
+            raise InputError(f"the backend {self.name} does not run {words}: choose --backend torch")
         probe = StageProbe(stage)
         runner = OnnxStage(stage, self.int8)
         probe.check(runner, self.int8)

@@ -6,6 +6,8 @@ same distribution. llguidance parses (https://github.com/guidance-ai/llguidance)
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -97,12 +99,24 @@ class Grammar:
         return after
 
 
+def with_tags_as_text(tokenizer: str) -> str:
+    """A tokenizer's file for llguidance, to which every added token like `<this>` is a control token, unless it is one
+    of the vocabulary; to a reader of texts those alone are that are marked as special."""
+    told = json.loads(tokenizer)
+    vocabulary, added = told["model"].get("vocab"), told.get("added_tokens") or []
+    tags = [each for each in added if not each["special"] and re.fullmatch("<[!-~]*>", each["content"])]
+    if tags and isinstance(vocabulary, dict):
+        vocabulary.update({each["content"]: each["id"] for each in tags})
+        told["added_tokens"] = [each for each in added if each not in tags]
+    return json.dumps(told)
+
+
 @lru_cache(maxsize=4)
 def _token_tokenizer(directory: Path, digest: str, size: int, ends: tuple[int, ...]) -> LLTokenizer:
     from llguidance import LLTokenizer
 
     text = read_companion(directory, read_manifest(directory), TOKENIZER_NAME).decode()
-    return LLTokenizer(text, n_vocab=size, eos_token=list(ends))
+    return LLTokenizer(with_tags_as_text(text), n_vocab=size, eos_token=list(ends))
 
 
 def _tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:

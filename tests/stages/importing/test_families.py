@@ -25,7 +25,7 @@ from onesweep.stages.model.decoder_options import LinearScaling
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import new_caches
-from tests.stages.importing.published import describe_letters
+from tests.stages.importing.published import describe_letters, describe_shape
 from tests.stages.importing.test_parity import SIZES, TOLERANCE, transformers
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
@@ -341,15 +341,7 @@ def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def describe(writer: Any, a: LlamaArchitecture, said: dict[str, Any]) -> None:
     import gguf
 
-    writer.add_block_count(a.total_layers)
-    writer.add_context_length(a.positions)
-    writer.add_embedding_length(a.width)
-    writer.add_feed_forward_length(a.mlp_width)
-    writer.add_head_count(a.heads)
-    writer.add_head_count_kv(a.kv_heads)
-    writer.add_key_length(a.head_dim)
-    writer.add_layer_norm_rms_eps(a.norm_epsilon)
-    writer.add_rope_freq_base(a.rope_theta)
+    describe_shape(writer, a)
     if isinstance(a.rope_scaling, LinearScaling):
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(a.rope_scaling.factor)
