@@ -100,11 +100,11 @@ class Grammar:
 
 
 def with_tags_as_text(tokenizer: str) -> str:
-    """A tokenizer's file for llguidance, to which every added token like `<this>` is a control token, unless it is one
-    of the vocabulary; to a reader of texts those alone are that are marked as special."""
+    """A tokenizer's file with added tokens such as `<think>` in its vocabulary, unless they are marked as special:
+    llguidance takes every added token in angle brackets for a control token, which no text has."""
     told = json.loads(tokenizer)
     vocabulary, added = told["model"].get("vocab"), told.get("added_tokens") or []
-    tags = [each for each in added if not each["special"] and re.fullmatch("<[!-~]*>", each["content"])]
+    tags = [each for each in added if not each.get("special") and re.fullmatch("<[!-~]*>", each["content"])]
     if tags and isinstance(vocabulary, dict):
         vocabulary.update({each["content"]: each["id"] for each in tags})
         told["added_tokens"] = [each for each in added if each not in tags]
