@@ -26,6 +26,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 TOKENIZER_NAME = "tokenizer.json"
 MAX_FILES = 16
 MAX_PROBE_TOKENS = 4096
+MAX_CODES = 1 << 24  # numbers in a table of codes, which is computed while a manifest is read
 
 Kind = Literal["chain", "ar", "steps", "experts"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -214,7 +215,7 @@ def _build(record: dict[str, Any]) -> Manifest:
     if kind == "chain":
         partition = _partition(record["partition"], architecture.parts)
     if kind == "chain" and isinstance(architecture, Architecture):
-        codes = _codes(record["codes"], architecture)
+        codes = _codes(record["codes"], architecture, parts)
     return Manifest(
         kind=kind,
         architecture=architecture,
@@ -295,10 +296,17 @@ def _part(record: dict[str, Any]) -> Part:
     return part
 
 
-def _codes(record: dict[str, Any], architecture: Architecture) -> Codes:
-    codes = Codes(int(record["seed"]), int(record["dim"]), architecture.vocabulary)
-    if codes.dim != architecture.code_dim:
-        raise CheckpointError(f"codes of {codes.dim} numbers, the architecture has {architecture.code_dim}")
+def _codes(record: dict[str, Any], architecture: Architecture, parts: tuple[Part | None, ...]) -> Codes:
+    a = architecture
+    codes = Codes(int(record["seed"]), int(record["dim"]), a.vocabulary)
+    if codes.dim != a.code_dim:
+        raise CheckpointError(f"codes of {codes.dim} numbers, the architecture has {a.code_dim}")
+    if codes.dim * codes.size > MAX_CODES:
+        raise CheckpointError(f"{codes.size} codes of {codes.dim} numbers; at most {MAX_CODES} numbers are read")
+    # both inputs of codes and both heads, in 16 bits: files that hold less are refused before the table is computed
+    least = 4 * a.width * (a.code_dim + a.vocabulary)
+    if any(part is not None and part.bytes < least for part in parts):
+        raise CheckpointError(f"files of blocks need at least {least} bytes by the architecture, and have fewer")
     if codes.digest() != record["digest"]:
         raise CheckpointError(f"codes from seed {codes.seed} do not have the recorded digest {record['digest'][:12]}")
     return codes

@@ -16,7 +16,7 @@ from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Codes
 from onesweep.stages.model.partition import NoisePartition
 
-PART = Part("block-0-0123456789ab.safetensors", "0" * 64, 1000, {"next_byte_nats": 2.25})
+PART = Part("block-0-0123456789ab.safetensors", "0" * 64, 200_000, {"next_byte_nats": 2.25})
 
 
 @pytest.fixture
