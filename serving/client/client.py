@@ -8,82 +8,41 @@ with Client() as client:
 import asyncio
 import codecs
 import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.serving.client.result import DrawnPictures, Logprobs, Result, pictures_of, result_of
+from onesweep.serving.client.failover import (
+    RequestRefused,
+    RoutedAnswer,
+    RouterError,
+    Routers,
+    Turns,
+    error_of,
+    is_unreachable,
+    router_addresses,
+)
+from onesweep.serving.client.result import DrawnPictures, Logprobs, Result, pictures_of
 from onesweep.serving.drawing.request import drawing_message
 from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.errors import InputError, ServiceError, printable
+from onesweep.stages.errors import InputError
 from onesweep.stages.wire.channel import check_target, is_loopback, open_blocking_channel, open_channel
-from onesweep.stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms, trailing_metadata
-from onesweep.stages.wire.tls import Security, Tls, handshake_problem
+from onesweep.stages.wire.status import REQUEST_KEY
+from onesweep.stages.wire.tls import Security, Tls
 from onesweep.stages.wire.tokens import token_metadata
 
 # The client's public surface.
 __all__ = ["AsyncClient", "Client", "DrawnPictures", "RequestRefused", "Result", "RouterError", "TextDecoder", "Tls"]
 
+T = TypeVar("T")
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
-
-
-_USER_MISTAKES = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-)
-
-
-class RequestRefused(InputError):
-    """The router found the token, or a field of the request, wrong; `code` is the gRPC status."""
-
-    def __init__(self, message: str, code: grpc.StatusCode, request: str = "") -> None:
-        super().__init__(message)
-        self.code, self.request = code, request
-
-
-class RouterError(ServiceError):
-    """The router, or a host behind it, failed or did not answer; `code` is the gRPC status.
-
-    `request` is what the router's log calls the request; empty where it never got there."""
-
-    def __init__(
-        self, message: str, code: grpc.StatusCode, retry_after_ms: int | None = None, request: str = ""
-    ) -> None:
-        super().__init__(message)
-        self.code, self.retry_after_ms, self.request = code, retry_after_ms, request
-
-
-def error_of(
-    error: grpc.RpcError | grpc.aio.AioRpcError, address: str, timeout_s: float, security: Security
-) -> Exception:
-    """The exception for people that a status stands for."""
-    code, details = error.code(), printable(error.details() or "", newline=" ")
-    metadata = call_metadata(error)
-    request = metadata.get(REQUEST_KEY, "")
-    if code in _USER_MISTAKES:
-        return RequestRefused(details, code, request)
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return RouterError(f"no answer within {timeout_s:g} s: {details}", code, request=request)
-    if is_unreachable(error):
-        problem = handshake_problem(details, security)
-        missing = f"no router answers at {address}; start one with `onesweep up` ({details})"
-        return RouterError(f"the router at {address} {problem}" if problem else missing, code)
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return RouterError(f"{address} is no router; give the router's address", code)
-    return RouterError(details or code.name, code, retry_after_ms(metadata), request)
-
-
-def is_unreachable(error: grpc.RpcError | grpc.aio.AioRpcError) -> bool:
-    """True where no router answered."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and STATUS_MARK not in trailing_metadata(error)
 
 
 class _Connection(ABC):
@@ -92,20 +51,25 @@ class _Connection(ABC):
     def __init__(
         self, address: str = DEFAULT_ROUTER, *, tls: Tls | None = None, token: str = "", insecure: bool = False
     ) -> None:
-        """:param tls: the authority that the router's certificate must be signed by; None = plain text.
+        """:param address: HOST:PORT, or several with commas between: where a router is lost, the next one continues its
+            requests, and their text is the same.
+        :param tls: the authority that the router's certificate must be signed by; None = plain text.
         :param token: sent with every call, for routers that ask for one.
         :param insecure: accept plain text to another machine, without a token.
 
         Raises InputError for a connection that would not be safe.
         """
-        self.address, self._security = address, checked_security(address, tls, token, insecure)
+        self.address, self.routers = address, Routers(router_addresses(address))
+        for each in self.routers.addresses:
+            self._security = checked_security(each, tls, token, insecure)
         self._metadata = token_metadata(token)
+        self._channels: list[Any] = []  # the newest of each router last: calls under way end on the one they began on
         self._open()
 
     @property
     def is_private(self) -> bool:
         """True where a token that is sent cannot be read on its way."""
-        return _is_private(self.address, self._security.tls)
+        return all(_is_private(each, self._security.tls) for each in self.routers.addresses)
 
     def _open(self) -> None:
         """Connect with the certificates as they are now."""
@@ -116,45 +80,31 @@ class _Connection(ABC):
 
     @abstractmethod
     def _dial(self) -> None:
-        """Open a channel, and the stub that calls go over from now on."""
+        """Open a channel to each router, and the stubs that calls go over from now on."""
 
     @contextmanager
-    def _errors(self, timeout_s: float) -> Iterator[None]:
-        """Failures of a call as the exceptions that its caller gets."""
+    def _errors(self, timeout_s: float, at: int) -> Iterator[None]:
+        """Failures of a call to a router as the exceptions that its caller gets."""
         try:
             yield
         except grpc.RpcError as error:
-            raise self._failed(error, timeout_s) from None
+            raise self._failed(error, timeout_s, self.routers.addresses[at]) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # gRPC raises it, too, where it was the connection that ended
-            raise RouterError(f"the connection to {self.address} was closed", grpc.StatusCode.UNAVAILABLE) from None
+            # gRPC raises it, too, where it was the connection that ended: another router helps, unless we closed it
+            code = grpc.StatusCode.UNAVAILABLE if self._channels else grpc.StatusCode.CANCELLED
+            raise RouterError(
+                f"the connection to {self.address} was closed", code, reached=not self._channels
+            ) from None
 
-    def _failed(self, error: grpc.RpcError | grpc.aio.AioRpcError, timeout_s: float) -> Exception:
+    def _failed(self, error: grpc.RpcError | grpc.aio.AioRpcError, timeout_s: float, address: str) -> Exception:
         """The exception to raise for a call that failed; the next call uses certificates that were renewed."""
         if is_unreachable(error) and self._security.stamp() != self._stamp:
             with suppress(InputError):  # half of it may be replaced yet
                 self._open()
-        return error_of(error, self.address, timeout_s, self._security)
-
-
-class _Answer:
-    """The responses to one request, as clients hand them out."""
-
-    def __init__(self) -> None:
-        self._output = b""
-
-    def read(self, response: router_pb2.GenerateResponse) -> bytes | router_pb2.Trip | Result:
-        """A piece of text, a sweep that came back, or the result, which is last."""
-        match response.WhichOneof("kind"):
-            case "summary":
-                return result_of(response.summary, self._output)
-            case "trip":
-                return response.trip
-        self._output += response.text
-        return response.text
+        return error_of(error, address, timeout_s, self._security)
 
 
 class _DrawnAnswer:
@@ -192,9 +142,21 @@ class AsyncClient(_Connection):
     """Talks to a router from asyncio code."""
 
     def _dial(self) -> None:
-        # calls under way end on the channel that they began on
-        self._channels = [*getattr(self, "_channels", ()), open_channel(self.address, security=self._security)]
-        self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channels[-1])
+        self._newest = [open_channel(each, security=self._security) for each in self.routers.addresses]
+        self._channels += self._newest
+        self._stubs: list[router_pb2_grpc.RouterServiceAsyncStub]
+        self._stubs = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._newest]
+
+    async def _ask(self, timeout_s: float, ask: Callable[[int, float], Awaitable[T]]) -> T:
+        """Answer of a router, asked by its place and with the time left; where it is lost, of the next one."""
+        turns = Turns(self.routers, timeout_s)
+        while True:
+            try:
+                with self._errors(timeout_s, turns.at):
+                    return await ask(turns.at, turns.left_s)
+            except RouterError as error:
+                pause_s = turns.lost(error)
+            await asyncio.sleep(pause_s)
 
     async def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
         """Generate a whole text; `settings` are those of `Request`, and timeout_s.
@@ -231,19 +193,23 @@ class AsyncClient(_Connection):
         :param named: called first, with the router's name of the request, where it tells one.
         """
         request = Request(prompt=prompt, **settings).message(whole, trips)
-        timeout_s = _checked_timeout(timeout_s)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._credentials(authorization))
-        answer = _Answer()
-        try:
-            with self._errors(timeout_s):
-                if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
-                    named(str(name))
-                async for response in call:
-                    if response.logprobs:
-                        yield list(response.logprobs)
-                    yield answer.read(response)
-        finally:
-            call.cancel()
+        metadata, answer = self._credentials(authorization), RoutedAnswer(self.routers, _checked_timeout(timeout_s))
+        while True:
+            call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=metadata)
+            try:
+                with self._errors(timeout_s, answer.at):
+                    if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
+                        named(str(name))
+                        named = None
+                    async for response in call:
+                        for item in answer.read(response):
+                            yield item
+                return
+            except RouterError as error:
+                pause_s = answer.lost(error)
+            finally:
+                call.cancel()
+            await asyncio.sleep(pause_s)
 
     async def draw(
         self,
@@ -261,28 +227,30 @@ class AsyncClient(_Connection):
         Raises RequestRefused or RouterError.
         """
         request = drawing_message(classes, settings, previews=preview is not None)
-        timeout_s = _checked_timeout(timeout_s)
-        call = self._stub.Draw(request, timeout=timeout_s, metadata=self._credentials(authorization))
-        answer = _DrawnAnswer(preview)
-        try:
-            with self._errors(timeout_s):
+        metadata = self._credentials(authorization)
+
+        async def ask(at: int, left_s: float) -> DrawnPictures:
+            call, answer = self._stubs[at].Draw(request, timeout=left_s, metadata=metadata), _DrawnAnswer(preview)
+            try:
                 async for response in call:
                     answer.read(response)
-        finally:
-            call.cancel()
-        return answer.end()
+            finally:
+                call.cancel()
+            return answer.end()
+
+        return await self._ask(_checked_timeout(timeout_s), ask)
 
     async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
-        metadata = self._credentials(authorization)
-        with self._errors(timeout_s):
-            return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=metadata)
+        metadata, asked = self._credentials(authorization), router_pb2.StatusRequest()
+        return await self._ask(timeout_s, lambda at, s: self._stubs[at].Status(asked, timeout=s, metadata=metadata))
 
     async def serves(self, timeout_s: float = 5.0) -> bool:
         """True where the router can take requests; no token is needed. Raises RouterError."""
-        health = health_pb2_grpc.HealthStub(self._channels[-1])
-        with self._errors(timeout_s):
-            answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s)
+        asked = health_pb2.HealthCheckRequest(service=SERVICE)
+        answer = await self._ask(
+            timeout_s, lambda at, s: health_pb2_grpc.HealthStub(self._newest[at]).Check(asked, timeout=s)
+        )
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def exchange(
@@ -290,18 +258,21 @@ class AsyncClient(_Connection):
     ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
         """The router's progress while it exchanges its weights for those that `requests` bring (`onesweep deploy`).
 
-        :param requests: None = it goes back to the release before. Raises RequestRefused or RouterError.
+        :param requests: None = it goes back to the release before. Raises RequestRefused or RouterError, and InputError
+            for several routers.
         """
+        if len(self.routers.addresses) > 1:
+            raise InputError(f"one router deploys, not {self.address}: name the one that has the --shelf")
         call: (
             grpc.aio.UnaryStreamCall[router_pb2.RollbackRequest, router_pb2.DeployProgress]
             | grpc.aio.StreamStreamCall[router_pb2.DeployRequest, router_pb2.DeployProgress]
         )
         if requests is None:
-            call = self._stub.Rollback(router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
+            call = self._stubs[0].Rollback(router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
         else:
-            call = self._stub.Deploy(requests, timeout=timeout_s, metadata=self._metadata)
+            call = self._stubs[0].Deploy(requests, timeout=timeout_s, metadata=self._metadata)
         try:
-            with self._errors(timeout_s):
+            with self._errors(timeout_s, 0):
                 async for progress in call:
                     yield progress
         finally:
@@ -311,11 +282,13 @@ class AsyncClient(_Connection):
         """Metadata with the caller's token, or this client's. Raises InputError for plain text to another machine."""
         if authorization is None:
             return self._metadata
-        checked_security(self.address, self._security.tls, authorization, self._security.insecure)
+        for address in self.routers.addresses:
+            checked_security(address, self._security.tls, authorization, self._security.insecure)
         return (("authorization", authorization),)
 
     async def close(self) -> None:
-        for channel in self._channels:
+        channels, self._channels = self._channels, []
+        for channel in channels:
             await channel.close()
 
     async def __aenter__(self) -> Self:
@@ -329,8 +302,20 @@ class Client(_Connection):
     """Talks to a router from plain code; see `AsyncClient` for what its methods do."""
 
     def _dial(self) -> None:
-        self._channels = [*getattr(self, "_channels", ()), open_blocking_channel(self.address, security=self._security)]
-        self._stub = router_pb2_grpc.RouterServiceStub(self._channels[-1])
+        self._newest = [open_blocking_channel(each, security=self._security) for each in self.routers.addresses]
+        self._channels += self._newest
+        self._stubs = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._newest]
+
+    def _ask(self, timeout_s: float, ask: Callable[[int, float], T]) -> T:
+        """As `AsyncClient._ask`."""
+        turns = Turns(self.routers, timeout_s)
+        while True:
+            try:
+                with self._errors(timeout_s, turns.at):
+                    return ask(turns.at, turns.left_s)
+            except RouterError as error:
+                pause_s = turns.lost(error)
+            time.sleep(pause_s)
 
     def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
         """Generate a whole text; `settings` are those of `Request`, and timeout_s.
@@ -351,16 +336,20 @@ class Client(_Connection):
         **settings: Any,  # noqa: ANN401
     ) -> Iterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        request, answer = Request(prompt=prompt, **settings).message(whole), _Answer()
-        call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s), metadata=self._metadata)
-        try:
-            with self._errors(timeout_s):
-                for response in call:
-                    item = answer.read(response)
-                    assert not isinstance(item, router_pb2.Trip)
-                    yield item
-        finally:
-            call.cancel()
+        request = Request(prompt=prompt, **settings).message(whole)
+        answer = RoutedAnswer(self.routers, _checked_timeout(timeout_s))
+        while True:
+            call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=self._metadata)
+            try:
+                with self._errors(timeout_s, answer.at):
+                    for response in call:
+                        yield from (item for item in answer.read(response) if isinstance(item, bytes | Result))
+                return
+            except RouterError as error:
+                pause_s = answer.lost(error)
+            finally:
+                call.cancel()
+            time.sleep(pause_s)
 
     def draw(
         self,
@@ -372,30 +361,34 @@ class Client(_Connection):
     ) -> DrawnPictures:
         """Like `AsyncClient.draw`."""
         request = drawing_message(classes, settings, previews=preview is not None)
-        call = self._stub.Draw(request, timeout=_checked_timeout(timeout_s), metadata=self._metadata)
-        answer = _DrawnAnswer(preview)
-        try:
-            with self._errors(timeout_s):
+
+        def ask(at: int, left_s: float) -> DrawnPictures:
+            call, answer = self._stubs[at].Draw(request, timeout=left_s, metadata=self._metadata), _DrawnAnswer(preview)
+            try:
                 for response in call:
                     answer.read(response)
-        finally:
-            call.cancel()
-        return answer.end()
+            finally:
+                call.cancel()
+            return answer.end()
+
+        return self._ask(_checked_timeout(timeout_s), ask)
 
     def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
-        with self._errors(timeout_s):
-            return self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
+        asked = router_pb2.StatusRequest()
+        return self._ask(timeout_s, lambda at, s: self._stubs[at].Status(asked, timeout=s, metadata=self._metadata))
 
     def serves(self, timeout_s: float = 5.0) -> bool:
         """True where the router can take requests; no token is needed. Raises RouterError."""
-        health = health_pb2_grpc.HealthStub(self._channels[-1])
-        with self._errors(timeout_s):
-            answer = health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s)
+        asked = health_pb2.HealthCheckRequest(service=SERVICE)
+        answer = self._ask(
+            timeout_s, lambda at, s: health_pb2_grpc.HealthStub(self._newest[at]).Check(asked, timeout=s)
+        )
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
-        for channel in self._channels:
+        channels, self._channels = self._channels, []
+        for channel in channels:
             channel.close()
 
     def __enter__(self) -> Self:

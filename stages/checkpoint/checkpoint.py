@@ -386,7 +386,7 @@ def _load(
 def check_size(directory: Path, part: Part, module: AnyPart) -> None:
     """Raise CheckpointError where the part's file is too small for `module` (of `new_part`), or for its tables.
 
-    Tables (rotary angles, codes) are in no file: an absurd one is told by its size beside the weights."""
+    Tables (rotary angles, codes) are in no file: their size is compared with that of the weights."""
     path, stored = directory / part.file, module.state_dict()
     least = sum(t.nbytes // 2 if t.dtype is torch.float32 else t.nbytes for t in stored.values())  # 16 bits are read
     if part.bytes < least:
