@@ -11,7 +11,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -63,7 +63,10 @@ class _Connection(ABC):
         for each in self.routers.addresses:
             self._security = checked_security(each, tls, token, insecure)
         self._metadata = token_metadata(token)
-        self._channels: list[Any] = []  # the newest of each router last: calls under way end on the one they began on
+        self.closed, self._channels = (
+            False,
+            list[Any](),
+        )  # the newest of each router last: calls under way end on the one they began on
         self._open()
 
     @property
@@ -75,36 +78,50 @@ class _Connection(ABC):
         """Connect with the certificates as they are now."""
         # taken before the files are read: what changes meanwhile is noticed at the next failure
         stamp = self._security.stamp()
-        self._dial()
+        self._newest = [self._dial(each) for each in self.routers.addresses]
+        self._channels += self._newest
+        self._stubs = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._newest]
         self._stamp = stamp
 
     @abstractmethod
-    def _dial(self) -> None:
-        """Open a channel to each router, and the stubs that calls go over from now on."""
+    def _dial(self, address: str) -> Any:  # noqa: ANN401
+        """A channel of the client's kind."""
 
-    @contextmanager
-    def _errors(self, timeout_s: float, at: int) -> Iterator[None]:
-        """Failures of a call to a router as the exceptions that its caller gets."""
-        try:
-            yield
-        except grpc.RpcError as error:
-            raise self._failed(error, timeout_s, self.routers.addresses[at]) from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # gRPC raises it, too, where it was the connection that ended: another router helps, unless we closed it
-            code = grpc.StatusCode.UNAVAILABLE if self._channels else grpc.StatusCode.CANCELLED
-            raise RouterError(
-                f"the connection to {self.address} was closed", code, reached=not self._channels
-            ) from None
-
-    def _failed(self, error: grpc.RpcError | grpc.aio.AioRpcError, timeout_s: float, address: str) -> Exception:
+    def failed(self, error: grpc.RpcError | grpc.aio.AioRpcError, turns: Turns) -> RequestRefused | RouterError:
         """The exception to raise for a call that failed; the next call uses certificates that were renewed."""
         if is_unreachable(error) and self._security.stamp() != self._stamp:
             with suppress(InputError):  # half of it may be replaced yet
                 self._open()
-        return error_of(error, address, timeout_s, self._security)
+        return error_of(error, turns.address, turns.timeout_s, self._security)
+
+
+class _Turn:
+    """One call, which ends with the `with` block. Where it fails, the block ends without it: it is another router's turn.
+
+    Raises RequestRefused or RouterError where that would not help.
+    """
+
+    def __init__(
+        self, client: _Connection, turns: Turns, call: grpc.RpcContext | grpc.aio.RpcContext | None = None
+    ) -> None:
+        self._client, self._turns, self._call = client, turns, call
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if self._call is not None:
+            self._call.cancel()
+        if isinstance(error, grpc.RpcError):
+            error = self._client.failed(error, self._turns)
+        elif isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and not task.cancelling():
+            # gRPC raises it, too, where it was the connection that ended: another router helps, unless we closed it
+            code = grpc.StatusCode.CANCELLED if self._client.closed else grpc.StatusCode.UNAVAILABLE
+            said = f"the connection to {self._turns.address} was closed"
+            error = RouterError(said, code, reached=self._client.closed)
+        if not isinstance(error, RequestRefused | RouterError):
+            return False
+        self._turns.lost(error)
+        return True
 
 
 class _DrawnAnswer:
@@ -141,22 +158,18 @@ def _checked_pictures(message: router_pb2.Pictures, summary: router_pb2.DrawSumm
 class AsyncClient(_Connection):
     """Talks to a router from asyncio code."""
 
-    def _dial(self) -> None:
-        self._newest = [open_channel(each, security=self._security) for each in self.routers.addresses]
-        self._channels += self._newest
-        self._stubs: list[router_pb2_grpc.RouterServiceAsyncStub]
-        self._stubs = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._newest]
+    _stubs: list[router_pb2_grpc.RouterServiceAsyncStub]
+
+    def _dial(self, address: str) -> grpc.aio.Channel:
+        return open_channel(address, security=self._security, silence_ms=self.routers.silence_ms)
 
     async def _ask(self, timeout_s: float, ask: Callable[[int, float], Awaitable[T]]) -> T:
         """Answer of a router, asked by its place and with the time left; where it is lost, of the next one."""
         turns = Turns(self.routers, timeout_s)
         while True:
-            try:
-                with self._errors(timeout_s, turns.at):
-                    return await ask(turns.at, turns.left_s)
-            except RouterError as error:
-                pause_s = turns.lost(error)
-            await asyncio.sleep(pause_s)
+            with _Turn(self, turns):
+                return await ask(turns.at, turns.left_s)
+            await asyncio.sleep(turns.pause_s)
 
     async def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
         """Generate a whole text; `settings` are those of `Request`, and timeout_s.
@@ -196,20 +209,15 @@ class AsyncClient(_Connection):
         metadata, answer = self._credentials(authorization), RoutedAnswer(self.routers, _checked_timeout(timeout_s))
         while True:
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=metadata)
-            try:
-                with self._errors(timeout_s, answer.at):
-                    if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
-                        named(str(name))
-                        named = None
-                    async for response in call:
-                        for item in answer.read(response):
-                            yield item
+            with _Turn(self, answer, call):
+                if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
+                    named(str(name))
+                    named = None
+                async for response in call:
+                    for item in answer.read(response):
+                        yield item
                 return
-            except RouterError as error:
-                pause_s = answer.lost(error)
-            finally:
-                call.cancel()
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(answer.pause_s)
 
     async def draw(
         self,
@@ -227,18 +235,15 @@ class AsyncClient(_Connection):
         Raises RequestRefused or RouterError.
         """
         request = drawing_message(classes, settings, previews=preview is not None)
-        metadata = self._credentials(authorization)
-
-        async def ask(at: int, left_s: float) -> DrawnPictures:
-            call, answer = self._stubs[at].Draw(request, timeout=left_s, metadata=metadata), _DrawnAnswer(preview)
-            try:
+        metadata, turns = self._credentials(authorization), Turns(self.routers, _checked_timeout(timeout_s))
+        while True:
+            answer = _DrawnAnswer(preview)
+            call = self._stubs[turns.at].Draw(request, timeout=turns.left_s, metadata=metadata)
+            with _Turn(self, turns, call):
                 async for response in call:
                     answer.read(response)
-            finally:
-                call.cancel()
-            return answer.end()
-
-        return await self._ask(_checked_timeout(timeout_s), ask)
+                return answer.end()
+            await asyncio.sleep(turns.pause_s)
 
     async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
@@ -271,12 +276,9 @@ class AsyncClient(_Connection):
             call = self._stubs[0].Rollback(router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
         else:
             call = self._stubs[0].Deploy(requests, timeout=timeout_s, metadata=self._metadata)
-        try:
-            with self._errors(timeout_s, 0):
-                async for progress in call:
-                    yield progress
-        finally:
-            call.cancel()
+        with _Turn(self, Turns(self.routers, timeout_s), call):
+            async for progress in call:
+                yield progress
 
     def _credentials(self, authorization: str | None) -> tuple[tuple[str, str], ...]:
         """Metadata with the caller's token, or this client's. Raises InputError for plain text to another machine."""
@@ -287,8 +289,8 @@ class AsyncClient(_Connection):
         return (("authorization", authorization),)
 
     async def close(self) -> None:
-        channels, self._channels = self._channels, []
-        for channel in channels:
+        self.closed = True
+        for channel in self._channels:
             await channel.close()
 
     async def __aenter__(self) -> Self:
@@ -301,21 +303,17 @@ class AsyncClient(_Connection):
 class Client(_Connection):
     """Talks to a router from plain code; see `AsyncClient` for what its methods do."""
 
-    def _dial(self) -> None:
-        self._newest = [open_blocking_channel(each, security=self._security) for each in self.routers.addresses]
-        self._channels += self._newest
-        self._stubs = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._newest]
+    _stubs: list[router_pb2_grpc.RouterServiceStub]
+
+    def _dial(self, address: str) -> grpc.Channel:
+        return open_blocking_channel(address, security=self._security, silence_ms=self.routers.silence_ms)
 
     def _ask(self, timeout_s: float, ask: Callable[[int, float], T]) -> T:
-        """As `AsyncClient._ask`."""
         turns = Turns(self.routers, timeout_s)
         while True:
-            try:
-                with self._errors(timeout_s, turns.at):
-                    return ask(turns.at, turns.left_s)
-            except RouterError as error:
-                pause_s = turns.lost(error)
-            time.sleep(pause_s)
+            with _Turn(self, turns):
+                return ask(turns.at, turns.left_s)
+            time.sleep(turns.pause_s)
 
     def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
         """Generate a whole text; `settings` are those of `Request`, and timeout_s.
@@ -340,16 +338,11 @@ class Client(_Connection):
         answer = RoutedAnswer(self.routers, _checked_timeout(timeout_s))
         while True:
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=self._metadata)
-            try:
-                with self._errors(timeout_s, answer.at):
-                    for response in call:
-                        yield from (item for item in answer.read(response) if isinstance(item, bytes | Result))
+            with _Turn(self, answer, call):
+                for response in call:
+                    yield from (item for item in answer.read(response) if isinstance(item, bytes | Result))
                 return
-            except RouterError as error:
-                pause_s = answer.lost(error)
-            finally:
-                call.cancel()
-            time.sleep(pause_s)
+            time.sleep(answer.pause_s)
 
     def draw(
         self,
@@ -361,17 +354,15 @@ class Client(_Connection):
     ) -> DrawnPictures:
         """Like `AsyncClient.draw`."""
         request = drawing_message(classes, settings, previews=preview is not None)
-
-        def ask(at: int, left_s: float) -> DrawnPictures:
-            call, answer = self._stubs[at].Draw(request, timeout=left_s, metadata=self._metadata), _DrawnAnswer(preview)
-            try:
+        turns = Turns(self.routers, _checked_timeout(timeout_s))
+        while True:
+            answer = _DrawnAnswer(preview)
+            call = self._stubs[turns.at].Draw(request, timeout=turns.left_s, metadata=self._metadata)
+            with _Turn(self, turns, call):
                 for response in call:
                     answer.read(response)
-            finally:
-                call.cancel()
-            return answer.end()
-
-        return self._ask(_checked_timeout(timeout_s), ask)
+                return answer.end()
+            time.sleep(turns.pause_s)
 
     def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
@@ -387,8 +378,8 @@ class Client(_Connection):
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
-        channels, self._channels = self._channels, []
-        for channel in channels:
+        self.closed = True
+        for channel in self._channels:
             channel.close()
 
     def __enter__(self) -> Self:

@@ -6,6 +6,7 @@ promise: tokens, penalties, schemas, stop strings and the borders of chunks depe
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,11 +16,12 @@ import grpc.aio
 from onesweep.serving.client.result import Logprobs, Result, result_of
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError, ServiceError, printable
-from onesweep.stages.wire.channel import parse_address
+from onesweep.stages.wire.channel import SILENCE_MS, parse_address
 from onesweep.stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms, trailing_metadata
 from onesweep.stages.wire.tls import Security, handshake_problem
 
 MOST_ROUTERS = 8
+LOST_AFTER_MS = 5_000  # pings of an idle connection are 10 s apart (channel.py)
 _USER_MISTAKES = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -100,53 +102,57 @@ class Routers:
     addresses: tuple[str, ...]
     first: int = 0
 
+    @property
+    def silence_ms(self) -> int:
+        """Time that a ping may go unanswered. Only one router deploys: to several, no message is large."""
+        return LOST_AFTER_MS if len(self.addresses) > 1 else SILENCE_MS
+
 
 class Turns:
     """One request, and the router whose turn it is. A router is asked again only once text came from another."""
 
     def __init__(self, routers: Routers, timeout_s: float) -> None:
-        self.routers, self.at = routers, routers.first
+        self.routers, self.timeout_s, self.at = routers, timeout_s, routers.first
+        self.pause_s = 0.0  # before the next turn
         self._deadline_s = time.monotonic() + timeout_s
         self._lost: dict[int, RouterError] = {}  # by router, since text came last
+
+    @property
+    def address(self) -> str:
+        return self.routers.addresses[self.at]
 
     @property
     def left_s(self) -> float:
         """Time until the request's deadline, which all routers share."""
         return max(self._deadline_s - time.monotonic(), 0.0)
 
-    def lost(self, error: RouterError) -> float:
-        """Give the turn to another router; return the seconds to wait before it is asked.
+    def lost(self, error: RequestRefused | RouterError) -> None:
+        """Give the turn to another router.
 
         Raises `error` where another router would not help, and RouterError where none is left.
         """
-        addresses, pause_s = self.routers.addresses, (error.retry_after_ms or 0) / 1000
-        if self._lost and error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and 0 < pause_s < self.left_s:
-            return pause_s  # everybody moved here from a router that died: there will be room
+        addresses, self.pause_s = self.routers.addresses, 0.0
+        if isinstance(error, RequestRefused) or len(addresses) == 1:
+            raise error from None
+        wait_s = (error.retry_after_ms or 0) / 1000
+        if self._lost and error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and 0 < wait_s < self.left_s:
+            self.pause_s = wait_s  # everybody moved here from a router that died: there will be room
+            return
         cut_off = error.code is grpc.StatusCode.CANCELLED and not error.reached
-        if len(addresses) == 1 or not (cut_off or error.code is grpc.StatusCode.UNAVAILABLE):
-            raise error
+        if not cut_off and error.code is not grpc.StatusCode.UNAVAILABLE:
+            raise error from None
         self._lost[self.at] = error
         others = [i % len(addresses) for i in range(self.at + 1, self.at + len(addresses))]
         left = [i for i in others if i not in self._lost]
         if not left:
-            raise next((each for each in self._lost.values() if each.reached), self._nobody(error))
+            raise next((each for each in self._lost.values() if each.reached), self._nobody(error)) from None
         if self.routers.first == self.at:
             self.routers.first = left[0]
         self.at = left[0]
-        return 0.0
 
     def _nobody(self, last: RouterError) -> RouterError:
         said = "; ".join(f"{self.routers.addresses[i]}: {error}" for i, error in self._lost.items())
         return RouterError(nobody_answers(" or ".join(self.routers.addresses), said), last.code, reached=False)
-
-
-@dataclass
-class _Read:
-    """Length of an answer so far: as read from one router, or as handed out."""
-
-    text_bytes: int = 0
-    tokens: int = 0  # with log-probabilities
-    trips: int = 0
 
 
 class RoutedAnswer(Turns):
@@ -154,48 +160,49 @@ class RoutedAnswer(Turns):
 
     def __init__(self, routers: Routers, timeout_s: float) -> None:
         super().__init__(routers, timeout_s)
-        self._output, self._done, self._here = b"", _Read(), _Read()
+        self._output = b""
+        # Numbers of bytes, tokens and trips: handed out, and those among them that this router has not repeated yet.
+        self._out, self._old = Counter[str](), Counter[str]()
 
-    def lost(self, error: RouterError) -> float:
-        pause_s = super().lost(error)
-        self._here = _Read()
-        return pause_s
+    def lost(self, error: RequestRefused | RouterError) -> None:
+        super().lost(error)
+        self._old = self._out.copy()
 
     def read(self, response: router_pb2.GenerateResponse) -> Iterator[bytes | Logprobs | router_pb2.Trip | Result]:
         """New parts: log-probabilities before the text that they are of, a sweep, or the result, which is last.
 
         Raises RouterError where this router's text is not the one that was begun.
         """
-        here, done = self._here, self._done
-        if response.logprobs:
-            here.tokens += len(response.logprobs)
-            if (new := here.tokens - done.tokens) > 0:
-                done.tokens = here.tokens
-                yield list(response.logprobs)[-new:]
+        if told := list(response.logprobs)[self._repeated("tokens", len(response.logprobs)) :]:
+            yield told
         match response.WhichOneof("kind"):
+            case "summary" if self._old["bytes"]:
+                raise self._differs()
             case "summary":
-                if here.text_bytes < done.text_bytes:
-                    raise self._differs()
                 yield result_of(response.summary, self._output)
             case "trip":
-                here.trips += 1
-                if here.trips > done.trips:
-                    done.trips = here.trips
+                if not self._repeated("trips", 1):
                     yield response.trip
             case _:
-                old = self._output[here.text_bytes : here.text_bytes + len(response.text)]
-                if not response.text.startswith(old):
+                at = self._out["bytes"] - self._old["bytes"]
+                old = self._repeated("bytes", len(response.text))
+                if response.text[:old] != self._output[at : at + old]:
                     raise self._differs()
-                here.text_bytes += len(response.text)
-                if new_text := response.text[len(old) :]:
-                    self._output += new_text
-                    done.text_bytes = here.text_bytes
+                if new := response.text[old:]:
+                    self._output += new
                     self._lost.clear()
-                    yield new_text
+                    yield new
+
+    def _repeated(self, kind: str, count: int) -> int:
+        """Number of those among `count` that were handed out before."""
+        old = min(self._old[kind], count)
+        self._old[kind] -= old
+        self._out[kind] += count - old
+        return old
 
     def _differs(self) -> RouterError:
         said = (
-            f"the router at {self.routers.addresses[self.at]} does not write the text that another began: they serve "
-            "different weights, or mode auto chose by their own latencies; ask again"
+            f"the router at {self.address} does not write the text that another began: they serve different weights, "
+            "or mode auto chose by their own latencies; ask again"
         )
         return RouterError(said, grpc.StatusCode.ABORTED)

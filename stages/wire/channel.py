@@ -43,6 +43,7 @@ DRAIN_S = 25.0  # time for running requests to end after SIGTERM (--drain-s)
 
 # A first attempt to connect may take so long; later ones as long as the pause before the next, which grows to 2 s.
 CONNECT_MS = 100
+SILENCE_MS = 60_000  # gRPC's own default
 
 # gRPC's keepalive finds dead peers. It does not keep the congestion window open: Warm messages do (hop_stream.py).
 _OPTIONS: list[tuple[str, int]] = [
@@ -101,11 +102,17 @@ def check_target(address: str, security: Security, what: str = "address") -> Non
 
 
 def open_channel(
-    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY
+    address: str,
+    message_bytes: int = DEFAULT_MESSAGE_BYTES,
+    security: Security = LOOPBACK_ONLY,
+    silence_ms: int = SILENCE_MS,
 ) -> grpc.aio.Channel:
-    """A channel that connects with its first call. Raises InputError."""
+    """A channel that connects with its first call. Raises InputError.
+
+    :param silence_ms: how long a ping may go unanswered; a large message on a slow link holds pings up.
+    """
     check_target(address, security)
-    options = _message_options(message_bytes)
+    options = _message_options(message_bytes, silence_ms=silence_ms)
     if security.tls is None:
         return with_decode_errors(grpc.aio.insecure_channel(address, options=options))
     return with_decode_errors(grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options))
@@ -116,13 +123,14 @@ def open_blocking_channel(
     message_bytes: int = DEFAULT_MESSAGE_BYTES,
     security: Security = LOOPBACK_ONLY,
     connect_ms: int = CONNECT_MS,
+    silence_ms: int = SILENCE_MS,
 ) -> grpc.Channel:
     """Like `open_channel`, for code without an event loop.
 
     :param connect_ms: more where there is no other server to ask: connecting takes two round trips, with TLS three.
     """
     check_target(address, security)
-    options = _message_options(message_bytes, connect_ms)
+    options = _message_options(message_bytes, connect_ms, silence_ms)
     if security.tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, channel_credentials(security.tls), options=options)
@@ -256,10 +264,13 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     return bound
 
 
-def _message_options(message_bytes: int, connect_ms: int = CONNECT_MS) -> list[tuple[str, int]]:
+def _message_options(
+    message_bytes: int, connect_ms: int = CONNECT_MS, silence_ms: int = SILENCE_MS
+) -> list[tuple[str, int]]:
     return [
         *_OPTIONS,
         ("grpc.min_reconnect_backoff_ms", connect_ms),  # gRPC takes it as the time-out of an attempt
+        ("grpc.http2.ping_timeout_ms", silence_ms),
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
     ]
