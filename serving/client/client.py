@@ -7,121 +7,30 @@ with Client() as client:
 
 import asyncio
 import codecs
-import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.serving.client.failover import (
-    RequestRefused,
-    RoutedAnswer,
-    RouterError,
-    Routers,
-    Turns,
-    error_of,
-    is_unreachable,
-    router_addresses,
-)
+from onesweep.serving.client.failover import RequestRefused, RoutedAnswer, RouterConnection, RouterError, Turns
 from onesweep.serving.client.result import DrawnPictures, Logprobs, Result, pictures_of
 from onesweep.serving.drawing.request import drawing_message
-from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, Request
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.errors import InputError
-from onesweep.stages.wire.channel import check_target, is_loopback, open_blocking_channel, open_channel
+from onesweep.stages.wire.channel import Options, open_blocking_channel, open_channel
 from onesweep.stages.wire.status import REQUEST_KEY
-from onesweep.stages.wire.tls import Security, Tls
-from onesweep.stages.wire.tokens import token_metadata
+from onesweep.stages.wire.tls import Tls
 
 # The client's public surface.
 __all__ = ["AsyncClient", "Client", "DrawnPictures", "RequestRefused", "Result", "RouterError", "TextDecoder", "Tls"]
 
 T = TypeVar("T")
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
-
-
-class _Connection(ABC):
-    """Common part of the two clients: address, certificates and token, and how calls end."""
-
-    def __init__(
-        self, address: str = DEFAULT_ROUTER, *, tls: Tls | None = None, token: str = "", insecure: bool = False
-    ) -> None:
-        """:param address: HOST:PORT, or several with commas between: where a router is lost, the next one continues its
-            requests, and their text is the same.
-        :param tls: the authority that the router's certificate must be signed by; None = plain text.
-        :param token: sent with every call, for routers that ask for one.
-        :param insecure: accept plain text to another machine, without a token.
-
-        Raises InputError for a connection that would not be safe.
-        """
-        self.address, self.routers = address, Routers(router_addresses(address))
-        for each in self.routers.addresses:
-            self._security = checked_security(each, tls, token, insecure)
-        self._metadata = token_metadata(token)
-        self.closed, self._channels = (
-            False,
-            list[Any](),
-        )  # the newest of each router last: calls under way end on the one they began on
-        self._open()
-
-    @property
-    def is_private(self) -> bool:
-        """True where a token that is sent cannot be read on its way."""
-        return all(_is_private(each, self._security.tls) for each in self.routers.addresses)
-
-    def _open(self) -> None:
-        """Connect with the certificates as they are now."""
-        # taken before the files are read: what changes meanwhile is noticed at the next failure
-        stamp = self._security.stamp()
-        self._newest = [self._dial(each) for each in self.routers.addresses]
-        self._channels += self._newest
-        self._stubs = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._newest]
-        self._stamp = stamp
-
-    @abstractmethod
-    def _dial(self, address: str) -> Any:  # noqa: ANN401
-        """A channel of the client's kind."""
-
-    def failed(self, error: grpc.RpcError | grpc.aio.AioRpcError, turns: Turns) -> RequestRefused | RouterError:
-        """The exception to raise for a call that failed; the next call uses certificates that were renewed."""
-        if is_unreachable(error) and self._security.stamp() != self._stamp:
-            with suppress(InputError):  # half of it may be replaced yet
-                self._open()
-        return error_of(error, turns.address, turns.timeout_s, self._security)
-
-
-class _Turn:
-    """One call, which ends with the `with` block. Where it fails, the block ends without it: it is another router's turn.
-
-    Raises RequestRefused or RouterError where that would not help.
-    """
-
-    def __init__(
-        self, client: _Connection, turns: Turns, call: grpc.RpcContext | grpc.aio.RpcContext | None = None
-    ) -> None:
-        self._client, self._turns, self._call = client, turns, call
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if self._call is not None:
-            self._call.cancel()
-        if isinstance(error, grpc.RpcError):
-            error = self._client.failed(error, self._turns)
-        elif isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and not task.cancelling():
-            # gRPC raises it, too, where it was the connection that ended: another router helps, unless we closed it
-            code = grpc.StatusCode.CANCELLED if self._client.closed else grpc.StatusCode.UNAVAILABLE
-            said = f"the connection to {self._turns.address} was closed"
-            error = RouterError(said, code, reached=self._client.closed)
-        if not isinstance(error, RequestRefused | RouterError):
-            return False
-        self._turns.lost(error)
-        return True
 
 
 class _DrawnAnswer:
@@ -155,19 +64,19 @@ def _checked_pictures(message: router_pb2.Pictures, summary: router_pb2.DrawSumm
         raise RouterError("the router sent pictures of another size than it says", grpc.StatusCode.INTERNAL) from None
 
 
-class AsyncClient(_Connection):
+class AsyncClient(RouterConnection):
     """Talks to a router from asyncio code."""
 
-    _stubs: list[router_pb2_grpc.RouterServiceAsyncStub]
+    _stubs: "list[router_pb2_grpc.RouterServiceAsyncStub]"
 
-    def _dial(self, address: str) -> grpc.aio.Channel:
-        return open_channel(address, security=self._security, silence_ms=self.routers.silence_ms)
+    def _dial(self, address: str, options: Options) -> grpc.aio.Channel:
+        return open_channel(address, security=self.security, options=options)
 
     async def _ask(self, timeout_s: float, ask: Callable[[int, float], Awaitable[T]]) -> T:
         """Answer of a router, asked by its place and with the time left; where it is lost, of the next one."""
-        turns = Turns(self.routers, timeout_s)
+        turns = Turns(self, timeout_s)
         while True:
-            with _Turn(self, turns):
+            with turns:
                 return await ask(turns.at, turns.left_s)
             await asyncio.sleep(turns.pause_s)
 
@@ -206,10 +115,10 @@ class AsyncClient(_Connection):
         :param named: called first, with the router's name of the request, where it tells one.
         """
         request = Request(prompt=prompt, **settings).message(whole, trips)
-        metadata, answer = self._credentials(authorization), RoutedAnswer(self.routers, _checked_timeout(timeout_s))
+        metadata, answer = self._credentials(authorization), RoutedAnswer(self, timeout_s)
         while True:
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=metadata)
-            with _Turn(self, answer, call):
+            with answer.of(call):
                 if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
                     named(str(name))
                     named = None
@@ -235,11 +144,11 @@ class AsyncClient(_Connection):
         Raises RequestRefused or RouterError.
         """
         request = drawing_message(classes, settings, previews=preview is not None)
-        metadata, turns = self._credentials(authorization), Turns(self.routers, _checked_timeout(timeout_s))
+        metadata, turns = self._credentials(authorization), Turns(self, timeout_s)
         while True:
             answer = _DrawnAnswer(preview)
             call = self._stubs[turns.at].Draw(request, timeout=turns.left_s, metadata=metadata)
-            with _Turn(self, turns, call):
+            with turns.of(call):
                 async for response in call:
                     answer.read(response)
                 return answer.end()
@@ -266,17 +175,14 @@ class AsyncClient(_Connection):
         :param requests: None = it goes back to the release before. Raises RequestRefused or RouterError, and InputError
             for several routers.
         """
-        if len(self.routers.addresses) > 1:
+        if len(self.addresses) > 1:
             raise InputError(f"one router deploys, not {self.address}: name the one that has the --shelf")
-        call: (
-            grpc.aio.UnaryStreamCall[router_pb2.RollbackRequest, router_pb2.DeployProgress]
-            | grpc.aio.StreamStreamCall[router_pb2.DeployRequest, router_pb2.DeployProgress]
-        )
+        call: Any
         if requests is None:
             call = self._stubs[0].Rollback(router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
         else:
             call = self._stubs[0].Deploy(requests, timeout=timeout_s, metadata=self._metadata)
-        with _Turn(self, Turns(self.routers, timeout_s), call):
+        with Turns(self, timeout_s).of(call):
             async for progress in call:
                 yield progress
 
@@ -284,8 +190,7 @@ class AsyncClient(_Connection):
         """Metadata with the caller's token, or this client's. Raises InputError for plain text to another machine."""
         if authorization is None:
             return self._metadata
-        for address in self.routers.addresses:
-            checked_security(address, self._security.tls, authorization, self._security.insecure)
+        self._check(authorization)
         return (("authorization", authorization),)
 
     async def close(self) -> None:
@@ -300,18 +205,18 @@ class AsyncClient(_Connection):
         await self.close()
 
 
-class Client(_Connection):
+class Client(RouterConnection):
     """Talks to a router from plain code; see `AsyncClient` for what its methods do."""
 
     _stubs: list[router_pb2_grpc.RouterServiceStub]
 
-    def _dial(self, address: str) -> grpc.Channel:
-        return open_blocking_channel(address, security=self._security, silence_ms=self.routers.silence_ms)
+    def _dial(self, address: str, options: Options) -> grpc.Channel:
+        return open_blocking_channel(address, security=self.security, options=options)
 
     def _ask(self, timeout_s: float, ask: Callable[[int, float], T]) -> T:
-        turns = Turns(self.routers, timeout_s)
+        turns = Turns(self, timeout_s)
         while True:
-            with _Turn(self, turns):
+            with turns:
                 return ask(turns.at, turns.left_s)
             time.sleep(turns.pause_s)
 
@@ -335,10 +240,10 @@ class Client(_Connection):
     ) -> Iterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
         request = Request(prompt=prompt, **settings).message(whole)
-        answer = RoutedAnswer(self.routers, _checked_timeout(timeout_s))
+        answer = RoutedAnswer(self, timeout_s)
         while True:
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=self._metadata)
-            with _Turn(self, answer, call):
+            with answer.of(call):
                 for response in call:
                     yield from (item for item in answer.read(response) if isinstance(item, bytes | Result))
                 return
@@ -354,11 +259,11 @@ class Client(_Connection):
     ) -> DrawnPictures:
         """Like `AsyncClient.draw`."""
         request = drawing_message(classes, settings, previews=preview is not None)
-        turns = Turns(self.routers, _checked_timeout(timeout_s))
+        turns = Turns(self, timeout_s)
         while True:
             answer = _DrawnAnswer(preview)
             call = self._stubs[turns.at].Draw(request, timeout=turns.left_s, metadata=self._metadata)
-            with _Turn(self, turns, call):
+            with turns.of(call):
                 for response in call:
                     answer.read(response)
                 return answer.end()
@@ -407,22 +312,3 @@ class TextDecoder:
 
     def end(self) -> str:
         return self._decoder.decode(b"", final=True)
-
-
-def checked_security(address: str, tls: Tls | None, token: str, insecure: bool) -> Security:
-    """TLS or plain text for a router. Raises InputError; a token never leaves the machine in plain text."""
-    security = Security(tls, insecure)
-    check_target(address, security, "router address")
-    if token and not _is_private(address, tls):
-        raise InputError(f"a token is not sent to {address} in plain text: give --tls-ca")
-    return security
-
-
-def _is_private(address: str, tls: Tls | None) -> bool:
-    return tls is not None or is_loopback(address)
-
-
-def _checked_timeout(timeout_s: float) -> float:
-    if not 0 < timeout_s < math.inf:
-        raise InputError(f"timeout_s must be above 0, not {timeout_s}")
-    return timeout_s

@@ -5,23 +5,31 @@ was handed out already is compared and left out. To have it continue a given tex
 promise: tokens, penalties, schemas, stop strings and the borders of chunks depend on where a text began.
 """
 
+from __future__ import annotations
+
+import asyncio
+import math
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from typing import Any, Self
 
 import grpc
 import grpc.aio
 
 from onesweep.serving.client.result import Logprobs, Result, result_of
-from onesweep.serving.v1 import router_pb2
+from onesweep.serving.router.request import DEFAULT_ROUTER
+from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.errors import InputError, ServiceError, printable
-from onesweep.stages.wire.channel import SILENCE_MS, parse_address
+from onesweep.stages.wire.channel import Options, check_target, is_loopback, parse_address
 from onesweep.stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms, trailing_metadata
-from onesweep.stages.wire.tls import Security, handshake_problem
+from onesweep.stages.wire.tls import Security, Tls, handshake_problem
+from onesweep.stages.wire.tokens import token_metadata
 
 MOST_ROUTERS = 8
-LOST_AFTER_MS = 5_000  # pings of an idle connection are 10 s apart (channel.py)
+LOST_AFTER_MS = 5_000  # a ping's answer; gRPC gives it a minute, and sends one every 10 s (channel.py)
 _USER_MISTAKES = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -95,43 +103,115 @@ def is_unreachable(error: grpc.RpcError | grpc.aio.AioRpcError) -> bool:
     return error.code() is grpc.StatusCode.UNAVAILABLE and STATUS_MARK not in trailing_metadata(error)
 
 
-@dataclass
-class Routers:
-    """Addresses of a client's routers, and which of them the next request asks first."""
+class RouterConnection(ABC):
+    """Common part of the two clients: addresses, certificates and token."""
 
-    addresses: tuple[str, ...]
-    first: int = 0
+    def __init__(
+        self, address: str = DEFAULT_ROUTER, *, tls: Tls | None = None, token: str = "", insecure: bool = False
+    ) -> None:
+        """:param address: HOST:PORT, or several with commas between: where a router is lost, the next one continues its
+            requests, and their text is the same.
+        :param tls: the authority that the router's certificate must be signed by; None = plain text.
+        :param token: sent with every call, for routers that ask for one.
+        :param insecure: accept plain text to another machine, without a token.
+
+        Raises InputError for a connection that would not be safe.
+        """
+        self.address, self.addresses, self.security = address, router_addresses(address), Security(tls, insecure)
+        self.first = 0  # the router that the next request asks first
+        self._check(token)
+        self._metadata = token_metadata(token)
+        self.closed = False
+        self._channels: list[Any] = []  # calls under way end on the channel that they began on
+        self._open()
 
     @property
-    def silence_ms(self) -> int:
-        """Time that a ping may go unanswered. Only one router deploys: to several, no message is large."""
-        return LOST_AFTER_MS if len(self.addresses) > 1 else SILENCE_MS
+    def is_private(self) -> bool:
+        """True where a token that is sent cannot be read on its way."""
+        return self.security.tls is not None or all(map(is_loopback, self.addresses))
+
+    def _check(self, token: str) -> None:
+        """Raise InputError for plain text that was not allowed, or that would bring a token to another machine."""
+        for address in self.addresses:
+            check_target(address, self.security, "router address")
+        if token and not self.is_private:
+            raise InputError(f"a token is not sent to {self.address} in plain text: give --tls-ca")
+
+    def _open(self) -> None:
+        """Connect with the certificates as they are now."""
+        # taken before the files are read: what changes meanwhile is noticed at the next failure
+        stamp = self.security.stamp()
+        # only one router deploys: to several, no message is so large that a ping waits long behind it
+        options = [("grpc.http2.ping_timeout_ms", LOST_AFTER_MS)] if len(self.addresses) > 1 else []
+        self._newest = [self._dial(each, options) for each in self.addresses]
+        self._channels += self._newest
+        self._stubs = [router_pb2_grpc.RouterServiceStub(channel) for channel in self._newest]
+        self._stamp = stamp
+
+    @abstractmethod
+    def _dial(self, address: str, options: Options) -> Any:  # noqa: ANN401
+        """A channel of the client's kind."""
+
+    def failed(self, error: grpc.RpcError | grpc.aio.AioRpcError, turns: Turns) -> RequestRefused | RouterError:
+        """The exception to raise for a call that failed; the next call uses certificates that were renewed."""
+        if is_unreachable(error) and self.security.stamp() != self._stamp:
+            with suppress(InputError):  # half of it may be replaced yet
+                self._open()
+        return error_of(error, turns.address, turns.timeout_s, self.security)
 
 
 class Turns:
-    """One request, and the router whose turn it is. A router is asked again only once text came from another."""
+    """One request, and the router whose turn it is. A router is asked again only once text came from another.
 
-    def __init__(self, routers: Routers, timeout_s: float) -> None:
-        self.routers, self.timeout_s, self.at = routers, timeout_s, routers.first
+    As a context manager it is one call. A call that fails ends the block without an exception: it is another's turn.
+    """
+
+    def __init__(self, client: RouterConnection, timeout_s: float) -> None:
+        if not 0 < timeout_s < math.inf:
+            raise InputError(f"timeout_s must be above 0, not {timeout_s}")
+        self.client, self.timeout_s, self.at = client, timeout_s, client.first
         self.pause_s = 0.0  # before the next turn
         self._deadline_s = time.monotonic() + timeout_s
+        self._call: grpc.RpcContext | grpc.aio.RpcContext | None = None
         self._lost: dict[int, RouterError] = {}  # by router, since text came last
 
     @property
     def address(self) -> str:
-        return self.routers.addresses[self.at]
+        return self.client.addresses[self.at]
 
     @property
     def left_s(self) -> float:
         """Time until the request's deadline, which all routers share."""
         return max(self._deadline_s - time.monotonic(), 0.0)
 
+    def of(self, call: grpc.RpcContext | grpc.aio.RpcContext) -> Self:
+        """This turn, which ends `call`, too."""
+        self._call = call
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if self._call is not None:
+            self._call.cancel()
+        if isinstance(error, grpc.RpcError):
+            error = self.client.failed(error, self)
+        elif isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and not task.cancelling():
+            # gRPC raises it, too, where it was the connection that ended: another router helps, unless we closed it
+            closed, said = self.client.closed, f"the connection to {self.address} was closed"
+            code = grpc.StatusCode.CANCELLED if closed else grpc.StatusCode.UNAVAILABLE
+            error = RouterError(said, code, reached=closed)
+        if isinstance(error, RequestRefused | RouterError):
+            self.lost(error)
+            return True
+        return False
+
     def lost(self, error: RequestRefused | RouterError) -> None:
         """Give the turn to another router.
 
         Raises `error` where another router would not help, and RouterError where none is left.
         """
-        addresses, self.pause_s = self.routers.addresses, 0.0
+        addresses, self.pause_s = self.client.addresses, 0.0
         if isinstance(error, RequestRefused) or len(addresses) == 1:
             raise error from None
         wait_s = (error.retry_after_ms or 0) / 1000
@@ -146,20 +226,20 @@ class Turns:
         left = [i for i in others if i not in self._lost]
         if not left:
             raise next((each for each in self._lost.values() if each.reached), self._nobody(error)) from None
-        if self.routers.first == self.at:
-            self.routers.first = left[0]
+        if self.client.first == self.at:
+            self.client.first = left[0]
         self.at = left[0]
 
     def _nobody(self, last: RouterError) -> RouterError:
-        said = "; ".join(f"{self.routers.addresses[i]}: {error}" for i, error in self._lost.items())
-        return RouterError(nobody_answers(" or ".join(self.routers.addresses), said), last.code, reached=False)
+        said = "; ".join(f"{self.client.addresses[i]}: {error}" for i, error in self._lost.items())
+        return RouterError(nobody_answers(" or ".join(self.client.addresses), said), last.code, reached=False)
 
 
 class RoutedAnswer(Turns):
     """The responses to one request for text, as clients hand them out, whichever routers they come from."""
 
-    def __init__(self, routers: Routers, timeout_s: float) -> None:
-        super().__init__(routers, timeout_s)
+    def __init__(self, client: RouterConnection, timeout_s: float) -> None:
+        super().__init__(client, timeout_s)
         self._output = b""
         # Numbers of bytes, tokens and trips: handed out, and those among them that this router has not repeated yet.
         self._out, self._old = Counter[str](), Counter[str]()

@@ -43,7 +43,6 @@ DRAIN_S = 25.0  # time for running requests to end after SIGTERM (--drain-s)
 
 # A first attempt to connect may take so long; later ones as long as the pause before the next, which grows to 2 s.
 CONNECT_MS = 100
-SILENCE_MS = 60_000  # gRPC's own default
 
 # gRPC's keepalive finds dead peers. It does not keep the congestion window open: Warm messages do (hop_stream.py).
 _OPTIONS: list[tuple[str, int]] = [
@@ -56,6 +55,14 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_http_proxy", 0),  # hosts are dialled directly, whatever proxy the shell has for the web
 ]
+
+
+Options = Sequence[tuple[str, int]]
+
+
+def connecting_within(ms: int) -> Options:
+    """An option: more time where there is no other server to ask. It takes two round trips, with TLS three."""
+    return [("grpc.min_reconnect_backoff_ms", ms)]  # gRPC takes it as the time-out of an attempt
 
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:
@@ -105,14 +112,11 @@ def open_channel(
     address: str,
     message_bytes: int = DEFAULT_MESSAGE_BYTES,
     security: Security = LOOPBACK_ONLY,
-    silence_ms: int = SILENCE_MS,
+    options: Options = (),
 ) -> grpc.aio.Channel:
-    """A channel that connects with its first call. Raises InputError.
-
-    :param silence_ms: how long a ping may go unanswered; a large message on a slow link holds pings up.
-    """
+    """A channel that connects with its first call. Raises InputError. :param options: further ones of gRPC."""
     check_target(address, security)
-    options = _message_options(message_bytes, silence_ms=silence_ms)
+    options = [*_message_options(message_bytes), *options]
     if security.tls is None:
         return with_decode_errors(grpc.aio.insecure_channel(address, options=options))
     return with_decode_errors(grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options))
@@ -122,15 +126,11 @@ def open_blocking_channel(
     address: str,
     message_bytes: int = DEFAULT_MESSAGE_BYTES,
     security: Security = LOOPBACK_ONLY,
-    connect_ms: int = CONNECT_MS,
-    silence_ms: int = SILENCE_MS,
+    options: Options = (),
 ) -> grpc.Channel:
-    """Like `open_channel`, for code without an event loop.
-
-    :param connect_ms: more where there is no other server to ask: connecting takes two round trips, with TLS three.
-    """
+    """Like `open_channel`, for code without an event loop."""
     check_target(address, security)
-    options = _message_options(message_bytes, connect_ms, silence_ms)
+    options = [*_message_options(message_bytes), *options]
     if security.tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, channel_credentials(security.tls), options=options)
@@ -264,13 +264,10 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     return bound
 
 
-def _message_options(
-    message_bytes: int, connect_ms: int = CONNECT_MS, silence_ms: int = SILENCE_MS
-) -> list[tuple[str, int]]:
+def _message_options(message_bytes: int) -> list[tuple[str, int]]:
     return [
         *_OPTIONS,
-        ("grpc.min_reconnect_backoff_ms", connect_ms),  # gRPC takes it as the time-out of an attempt
-        ("grpc.http2.ping_timeout_ms", silence_ms),
+        *connecting_within(CONNECT_MS),
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
     ]

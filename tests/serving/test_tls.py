@@ -251,11 +251,11 @@ def test_a_renewal_breaks_nothing_off_and_opens_one_connection(served: Served, t
             pieces = client.stream("x", mode="local", max_bytes=400)
             await anext(pieces)
             mine.write_bytes(whole[:50])
-            client.failed(lost, Turns(client.routers, 1.0))
+            client.failed(lost, Turns(client, 1.0))
             assert len(client._channels) == 1, "half an authority is not taken"
             mine.write_bytes(whole + b"\n")
             for _ in range(3):
-                client.failed(lost, Turns(client.routers, 1.0))
+                client.failed(lost, Turns(client, 1.0))
             assert len(client._channels) == 2
             *_, last = [piece async for piece in pieces]
             assert isinstance(last, Result)
