@@ -64,13 +64,13 @@ class RouterError(ServiceError):
         self.code, self.retry_after_ms, self.request, self.reached = code, retry_after_ms, request, reached
 
 
-def router_addresses(text: str, what: str = "router address") -> tuple[str, ...]:
+def router_addresses(text: str) -> tuple[str, ...]:
     """The routers of "HOST:PORT[,HOST:PORT...]", in the order in which they are asked. Raises InputError."""
     addresses = tuple(text.split(","))
     for address in addresses:
-        parse_address(address, what)
+        parse_address(address, "router address")
     if len(set(addresses)) != len(addresses) or len(addresses) > MOST_ROUTERS:
-        raise InputError(f"{what} {text!r} must name up to {MOST_ROUTERS} routers, each once")
+        raise InputError(f"router address {text!r} must name up to {MOST_ROUTERS} routers, each once")
     return addresses
 
 
@@ -87,15 +87,11 @@ def error_of(
         return RouterError(f"no answer within {timeout_s:g} s: {details}", code, request=request)
     if is_unreachable(error):
         problem = handshake_problem(details, security)
-        said = f"the router at {address} {problem}" if problem else nobody_answers(address, details)
-        return RouterError(said, code, reached=False)
+        missing = f"no router answers at {address}; start one with `onesweep up` ({details})"
+        return RouterError(f"the router at {address} {problem}" if problem else missing, code, reached=False)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return RouterError(f"{address} is no router; give the router's address", code)
     return RouterError(details or code.name, code, retry_after_ms(metadata), request, reached)
-
-
-def nobody_answers(where: str, details: str) -> str:
-    return f"no router answers at {where}; start one with `onesweep up` ({details})"
 
 
 def is_unreachable(error: grpc.RpcError | grpc.aio.AioRpcError) -> bool:
@@ -225,14 +221,12 @@ class Turns:
         others = [i % len(addresses) for i in range(self.at + 1, self.at + len(addresses))]
         left = [i for i in others if i not in self._lost]
         if not left:
-            raise next((each for each in self._lost.values() if each.reached), self._nobody(error)) from None
+            nobody = f"none of the routers {' and '.join(addresses)} answers: {error}"
+            answered = [each for each in self._lost.values() if each.reached]
+            raise (*answered, RouterError(nobody, error.code, reached=False))[0] from None
         if self.client.first == self.at:
             self.client.first = left[0]
         self.at = left[0]
-
-    def _nobody(self, last: RouterError) -> RouterError:
-        said = "; ".join(f"{self.client.addresses[i]}: {error}" for i, error in self._lost.items())
-        return RouterError(nobody_answers(" or ".join(self.client.addresses), said), last.code, reached=False)
 
 
 class RoutedAnswer(Turns):

@@ -43,6 +43,8 @@ DRAIN_S = 25.0  # time for running requests to end after SIGTERM (--drain-s)
 
 # A first attempt to connect may take so long; later ones as long as the pause before the next, which grows to 2 s.
 CONNECT_MS = 100
+CONNECTING_MS = "grpc.min_reconnect_backoff_ms"  # gRPC takes it as the time-out of an attempt
+Options = Sequence[tuple[str, int]]
 
 # gRPC's keepalive finds dead peers. It does not keep the congestion window open: Warm messages do (hop_stream.py).
 _OPTIONS: list[tuple[str, int]] = [
@@ -55,14 +57,6 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_http_proxy", 0),  # hosts are dialled directly, whatever proxy the shell has for the web
 ]
-
-
-Options = Sequence[tuple[str, int]]
-
-
-def connecting_within(ms: int) -> Options:
-    """An option: more time where there is no other server to ask. It takes two round trips, with TLS three."""
-    return [("grpc.min_reconnect_backoff_ms", ms)]  # gRPC takes it as the time-out of an attempt
 
 
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:
@@ -267,7 +261,7 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
 def _message_options(message_bytes: int) -> list[tuple[str, int]]:
     return [
         *_OPTIONS,
-        *connecting_within(CONNECT_MS),
+        (CONNECTING_MS, CONNECT_MS),
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
     ]

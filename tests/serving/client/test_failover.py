@@ -97,7 +97,9 @@ def test_a_request_continues_at_the_other_router(
 def test_both_are_down() -> None:
     with Client("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(RouterError) as caught:
         client.generate("x")
-    assert "no router answers at 127.0.0.1:1 or 127.0.0.1:2; start one" in str(caught.value)
+    assert "none of the routers 127.0.0.1:1 and 127.0.0.1:2 answers: no router answers at 127.0.0.1:2" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("second", [GenerateResponse(text=b" sun"), GenerateResponse(summary=Summary())])
