@@ -47,7 +47,8 @@ class ServingTestbed:
 
     @property
     def router(self) -> str:
-        return self.deployment.topology.router
+        """Address, or addresses, for clients."""
+        return ",".join([self.deployment.topology.router, *self.routers[1:]])
 
     @property
     def hosts(self) -> list[str]:
@@ -55,7 +56,8 @@ class ServingTestbed:
 
     @property
     def routers(self) -> list[str]:
-        return [ROUTER]
+        """Names of their processes: that of a second one is its address."""
+        return [name for name in self.deployment.processes if name not in self.hosts]
 
     @property
     def links(self) -> list[str]:
@@ -180,7 +182,12 @@ def node_of(name: str, hosts: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def open_serving_testbed(
-    profile: str, checkpoint: Path, request_limit: int, profiles: Path | None = None, audit: float = 0.0
+    profile: str,
+    checkpoint: Path,
+    request_limit: int,
+    profiles: Path | None = None,
+    audit: float = 0.0,
+    routers: int = 1,
 ) -> Iterator[ServingTestbed]:
     """A ready deployment with two hosts for every block. Raises OnesweepError.
 
@@ -191,7 +198,8 @@ def open_serving_testbed(
     with open_network(profile, MOST_HOSTS, profiles) as network:
         addresses = [network.address(node) for node in network.nodes]
         topology = replicated(checkpoint, addresses[1:], addresses[0])
-        with deployed(network, checkpoint, topology, router_options=options) as opened:
+        second = network.second_router if routers > 1 else None
+        with deployed(network, checkpoint, topology, router_options=options, second=second) as opened:
             assert opened.deployment is not None
             testbed = ServingTestbed(opened.deployment, network)
             try:
@@ -244,6 +252,8 @@ def _no_impostor(conditions: Conditions) -> str:
 
 
 def _no_second(conditions: Conditions) -> str:
+    if conditions.routers > 1:
+        return "a swap is for one router: of several only one deploys"
     return second_problem(conditions.checkpoint)
 
 

@@ -166,7 +166,7 @@ class Turns:
         if not 0 < timeout_s < math.inf:
             raise InputError(f"timeout_s must be above 0, not {timeout_s}")
         self.client, self.timeout_s, self.at = client, timeout_s, client.first
-        self.pause_s = 0.0  # before the next turn
+        self.pause_s, self.moves = 0.0, 0  # before the next turn; from router to router
         self._deadline_s = time.monotonic() + timeout_s
         self._call: grpc.RpcContext | grpc.aio.RpcContext | None = None
         self._lost: dict[int, RouterError] = {}  # by router, since text came last
@@ -226,7 +226,7 @@ class Turns:
             raise (*answered, RouterError(nobody, error.code, reached=False))[0] from None
         if self.client.first == self.at:
             self.client.first = left[0]
-        self.at = left[0]
+        self.at, self.moves = left[0], self.moves + 1
 
 
 class RoutedAnswer(Turns):
@@ -253,6 +253,7 @@ class RoutedAnswer(Turns):
             case "summary" if self._old["bytes"]:
                 raise self._differs()
             case "summary":
+                response.summary.replays += self.moves
                 yield result_of(response.summary, self._output)
             case "trip":
                 if not self._repeated("trips", 1):
