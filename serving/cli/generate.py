@@ -38,7 +38,7 @@ class Credentials(TypedDict):
 
 
 def add_router_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--router", metavar="HOST:PORT[,HOST:PORT]", help=ROUTER_HELP)
+    parser.add_argument("--router", metavar="HOST:PORT", help=ROUTER_HELP)
     add_client_options(parser)
     add_token_options(parser)
 

@@ -29,7 +29,7 @@ class HttpSettings:
     """Settings of a gateway. Raises InputError when made with bad ones."""
 
     listen: str = field(default=DEFAULT_LISTEN, metadata=flag("", metavar="HOST:PORT"))
-    router: str = field(default=DEFAULT_ROUTER, metadata=flag(ROUTER_HELP, shown="", metavar="HOST:PORT[,HOST:PORT]"))
+    router: str = field(default=DEFAULT_ROUTER, metadata=flag(ROUTER_HELP, shown="", metavar="HOST:PORT"))
     tls_cert: Path | None = field(default=None, metadata=flag("serve https: certificate chain, PEM"))
     tls_key: Path | None = field(default=None, metadata=flag("its key, PEM"))
     # None: the router speaks plain text.
