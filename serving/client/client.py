@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.serving.client.failover import RequestRefused, RoutedAnswer, RouterConnection, RouterError, Turns
+from onesweep.serving.client.failover import RequestRefused, RouterConnection, RouterError, Turns
 from onesweep.serving.client.result import DrawnPictures, Logprobs, Result, pictures_of
 from onesweep.serving.drawing.request import drawing_message
 from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, Request
@@ -115,7 +115,7 @@ class AsyncClient(RouterConnection):
         :param named: called first, with the router's name of the request, where it tells one.
         """
         request = Request(prompt=prompt, **settings).message(whole, trips)
-        metadata, answer = self._credentials(authorization), RoutedAnswer(self, timeout_s)
+        metadata, answer = self._credentials(authorization), Turns(self, timeout_s)
         while True:
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=metadata)
             with answer.of(call):
@@ -221,10 +221,7 @@ class Client(RouterConnection):
             time.sleep(turns.pause_s)
 
     def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
-        """Generate a whole text; `settings` are those of `Request`, and timeout_s.
-
-        Raises RequestRefused or RouterError.
-        """
+        """Like `AsyncClient.generate`."""
         result: Result | None = None
         for item in self.stream(prompt, whole=True, **settings):
             result = item if isinstance(item, Result) else result
@@ -240,7 +237,7 @@ class Client(RouterConnection):
     ) -> Iterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
         request = Request(prompt=prompt, **settings).message(whole)
-        answer = RoutedAnswer(self, timeout_s)
+        answer = Turns(self, timeout_s)
         while True:
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=self._metadata)
             with answer.of(call):

@@ -18,30 +18,26 @@ from typing import Any, Self
 
 import grpc
 import grpc.aio
+from grpc import StatusCode
 
 from onesweep.serving.client.result import Logprobs, Result, result_of
 from onesweep.serving.router.request import DEFAULT_ROUTER
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.errors import InputError, ServiceError, printable
 from onesweep.stages.wire.channel import Options, check_target, is_loopback, parse_address
-from onesweep.stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms, trailing_metadata
+from onesweep.stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms
 from onesweep.stages.wire.tls import Security, Tls, handshake_problem
 from onesweep.stages.wire.tokens import token_metadata
 
 MOST_ROUTERS = 8
 LOST_AFTER_MS = 5_000  # a ping's answer; gRPC gives it a minute, and sends one every 10 s (channel.py)
-_USER_MISTAKES = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-)
+_USER_MISTAKES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
 class RequestRefused(InputError):
     """The router found the token, or a field of the request, wrong; `code` is the gRPC status."""
 
-    def __init__(self, message: str, code: grpc.StatusCode, request: str = "") -> None:
+    def __init__(self, message: str, code: StatusCode, request: str = "") -> None:
         super().__init__(message)
         self.code, self.request = code, request
 
@@ -53,12 +49,7 @@ class RouterError(ServiceError):
     own word, not that of a connection which ended."""
 
     def __init__(
-        self,
-        message: str,
-        code: grpc.StatusCode,
-        retry_after_ms: int | None = None,
-        request: str = "",
-        reached: bool = True,
+        self, message: str, code: StatusCode, retry_after_ms: int | None = None, request: str = "", reached: bool = True
     ) -> None:
         super().__init__(message)
         self.code, self.retry_after_ms, self.request, self.reached = code, retry_after_ms, request, reached
@@ -72,31 +63,6 @@ def router_addresses(text: str) -> tuple[str, ...]:
     if len(set(addresses)) != len(addresses) or len(addresses) > MOST_ROUTERS:
         raise InputError(f"router address {text!r} must name up to {MOST_ROUTERS} routers, each once")
     return addresses
-
-
-def error_of(
-    error: grpc.RpcError | grpc.aio.AioRpcError, address: str, timeout_s: float, security: Security
-) -> RequestRefused | RouterError:
-    """The exception for people that a status stands for."""
-    code, details = error.code(), printable(error.details() or "", newline=" ")
-    metadata = call_metadata(error)
-    request, reached = metadata.get(REQUEST_KEY, ""), STATUS_MARK in trailing_metadata(error)
-    if code in _USER_MISTAKES:
-        return RequestRefused(details, code, request)
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return RouterError(f"no answer within {timeout_s:g} s: {details}", code, request=request)
-    if is_unreachable(error):
-        problem = handshake_problem(details, security)
-        missing = f"no router answers at {address}; start one with `onesweep up` ({details})"
-        return RouterError(f"the router at {address} {problem}" if problem else missing, code, reached=False)
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return RouterError(f"{address} is no router; give the router's address", code)
-    return RouterError(details or code.name, code, retry_after_ms(metadata), request, reached)
-
-
-def is_unreachable(error: grpc.RpcError | grpc.aio.AioRpcError) -> bool:
-    """True where no router answered."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and STATUS_MARK not in trailing_metadata(error)
 
 
 class RouterConnection(ABC):
@@ -148,16 +114,28 @@ class RouterConnection(ABC):
     def _dial(self, address: str, options: Options) -> Any:  # noqa: ANN401
         """A channel of the client's kind."""
 
-    def failed(self, error: grpc.RpcError | grpc.aio.AioRpcError, turns: Turns) -> RequestRefused | RouterError:
-        """The exception to raise for a call that failed; the next call uses certificates that were renewed."""
-        if is_unreachable(error) and self.security.stamp() != self._stamp:
-            with suppress(InputError):  # half of it may be replaced yet
-                self._open()
-        return error_of(error, turns.address, turns.timeout_s, self.security)
+    def failed(self, error: grpc.RpcError, turns: Turns) -> RequestRefused | RouterError:
+        """The exception for people that a status stands for; the next call uses certificates that were renewed."""
+        code, details, metadata = error.code(), printable(error.details() or "", newline=" "), call_metadata(error)
+        request, reached = metadata.get(REQUEST_KEY, ""), STATUS_MARK in metadata
+        if code.name in _USER_MISTAKES:
+            return RequestRefused(details, code, request)
+        if code is StatusCode.DEADLINE_EXCEEDED:
+            return RouterError(f"no answer within {turns.timeout_s:g} s: {details}", code, request=request)
+        if code is StatusCode.UNAVAILABLE and not reached:
+            if self.security.stamp() != self._stamp:
+                with suppress(InputError):  # half of it may be replaced yet
+                    self._open()
+            problem = handshake_problem(details, self.security)
+            missing = f"no router answers at {turns.address}; start one with `onesweep up` ({details})"
+            return RouterError(f"the router at {turns.address} {problem}" if problem else missing, code, reached=False)
+        if code is StatusCode.UNIMPLEMENTED:
+            return RouterError(f"{turns.address} is no router; give the router's address", code)
+        return RouterError(details or code.name, code, retry_after_ms(metadata), request, reached)
 
 
 class Turns:
-    """One request, and the router whose turn it is. A router is asked again only once text came from another.
+    """One request, the router whose turn it is, and what was handed out of the answer, whichever routers it came from.
 
     As a context manager it is one call. A call that fails ends the block without an exception: it is another's turn.
     """
@@ -169,7 +147,10 @@ class Turns:
         self.pause_s, self.moves = 0.0, 0  # before the next turn; from router to router
         self._deadline_s = time.monotonic() + timeout_s
         self._call: grpc.RpcContext | grpc.aio.RpcContext | None = None
-        self._lost: dict[int, RouterError] = {}  # by router, since text came last
+        self._lost: dict[int, RouterError] = {}  # by router, since text came last: only then it is asked again
+        self._output = b""
+        # Numbers of bytes, tokens and trips: handed out, and those among them that this router has not repeated yet.
+        self._out, self._old = Counter[str](), Counter[str]()
 
     @property
     def address(self) -> str:
@@ -195,7 +176,7 @@ class Turns:
         elif isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and not task.cancelling():
             # gRPC raises it, too, where it was the connection that ended: another router helps, unless we closed it
             closed, said = self.client.closed, f"the connection to {self.address} was closed"
-            code = grpc.StatusCode.CANCELLED if closed else grpc.StatusCode.UNAVAILABLE
+            code = StatusCode.CANCELLED if closed else StatusCode.UNAVAILABLE
             error = RouterError(said, code, reached=closed)
         if isinstance(error, RequestRefused | RouterError):
             self.lost(error)
@@ -211,11 +192,11 @@ class Turns:
         if isinstance(error, RequestRefused) or len(addresses) == 1:
             raise error from None
         wait_s = (error.retry_after_ms or 0) / 1000
-        if self._lost and error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and 0 < wait_s < self.left_s:
+        if self._lost and error.code is StatusCode.RESOURCE_EXHAUSTED and 0 < wait_s < self.left_s:
             self.pause_s = wait_s  # everybody moved here from a router that died: there will be room
             return
-        cut_off = error.code is grpc.StatusCode.CANCELLED and not error.reached
-        if not cut_off and error.code is not grpc.StatusCode.UNAVAILABLE:
+        cut_off = error.code is StatusCode.CANCELLED and not error.reached
+        if not cut_off and error.code is not StatusCode.UNAVAILABLE:
             raise error from None
         self._lost[self.at] = error
         others = [i % len(addresses) for i in range(self.at + 1, self.at + len(addresses))]
@@ -226,21 +207,7 @@ class Turns:
             raise (*answered, RouterError(nobody, error.code, reached=False))[0] from None
         if self.client.first == self.at:
             self.client.first = left[0]
-        self.at, self.moves = left[0], self.moves + 1
-
-
-class RoutedAnswer(Turns):
-    """The responses to one request for text, as clients hand them out, whichever routers they come from."""
-
-    def __init__(self, client: RouterConnection, timeout_s: float) -> None:
-        super().__init__(client, timeout_s)
-        self._output = b""
-        # Numbers of bytes, tokens and trips: handed out, and those among them that this router has not repeated yet.
-        self._out, self._old = Counter[str](), Counter[str]()
-
-    def lost(self, error: RequestRefused | RouterError) -> None:
-        super().lost(error)
-        self._old = self._out.copy()
+        self.at, self.moves, self._old = left[0], self.moves + 1, self._out.copy()
 
     def read(self, response: router_pb2.GenerateResponse) -> Iterator[bytes | Logprobs | router_pb2.Trip | Result]:
         """New parts: log-probabilities before the text that they are of, a sweep, or the result, which is last.
@@ -280,4 +247,4 @@ class RoutedAnswer(Turns):
             f"the router at {self.address} does not write the text that another began: they serve different weights, "
             "or mode auto chose by their own latencies; ask again"
         )
-        return RouterError(said, grpc.StatusCode.ABORTED)
+        return RouterError(said, StatusCode.ABORTED)

@@ -16,7 +16,7 @@ import pytest
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import AsyncClient, Client, RouterError
-from onesweep.serving.client.failover import RoutedAnswer
+from onesweep.serving.client.failover import Turns
 from onesweep.serving.router.topology import local_topology
 from onesweep.serving.v1.router_pb2 import GenerateResponse, Summary
 from tests.serving.gateway.conftest import run
@@ -104,7 +104,7 @@ def test_both_are_down() -> None:
 
 @pytest.mark.parametrize("second", [GenerateResponse(text=b" sun"), GenerateResponse(summary=Summary())])
 def test_another_text_is_an_error_and_is_never_glued(second: GenerateResponse) -> None:
-    answer = RoutedAnswer(Client("127.0.0.1:1,127.0.0.1:2"), 9.0)
+    answer = Turns(Client("127.0.0.1:1,127.0.0.1:2"), 9.0)
     assert list(answer.read(GenerateResponse(text=b"The sea"))) == [b"The sea"]
     answer.lost(RouterError("gone", grpc.StatusCode.UNAVAILABLE))
     assert not list(answer.read(GenerateResponse(text=b"The")))
