@@ -108,9 +108,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Raises OnesweepError when there is no deployment, or no text to compare with."""
     selection = check_chaos(settings)
     limit, checkpoint = settings.requests_at_once * REQUEST_LIMIT, (settings.checkpoint or SHIPPED).resolve()
-    with open_serving_testbed(
-        settings.profile, checkpoint, limit, settings.profiles, settings.audit, settings.routers
-    ) as testbed:
+    with open_serving_testbed(settings, checkpoint, limit) as testbed:
         facts = _router_health(testbed)
         wanted = settings.modes or tuple(DRAWINGS if facts.classes else REQUESTS)
         served = [mode for mode in wanted if mode in facts.modes]

@@ -60,11 +60,6 @@ class Network:
         host = self.lab.address(node) if self.lab else "127.0.0.1"
         return f"{host}:{self.first_port + self.nodes.index(node)}"
 
-    @property
-    def second_router(self) -> str:
-        """Address of another router in the first one's node."""
-        return f"{self.address(ROUTER).rpartition(':')[0]}:{self.first_port + self.hosts + 1}"
-
     def command(self, node: str, argv: list[str]) -> list[str]:
         """The command that runs `argv` in a node and ends with the thread that starts it."""
         if self.lab:

@@ -25,6 +25,7 @@ from onesweep.serving.client.client import Client, RequestRefused, RouterError
 from onesweep.serving.router.request import DEFAULT_ROUTER
 from onesweep.serving.router.topology import HostEntry, Topology, read_topology
 from onesweep.stages.errors import InputError, OnesweepError, ServiceError, TopologyError
+from onesweep.stages.progress import ProgressLine
 from onesweep.stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from onesweep.stages.wire.tls import tls_arguments
 from onesweep.stages.wire.tokens import token_for
@@ -327,6 +328,26 @@ def temporary_deployment(
             deployment.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def present(
+    deployment: Deployment, http: str | None, progress: ProgressLine | None = None, note: str = "", watched: bool = True
+) -> None:
+    """Print where everything is, once it is ready, and watch it; stop it where that fails. Raises OnesweepError."""
+    try:
+        deployment.wait_ready(progress.at if progress else lambda reason: None)
+        if http:
+            deployment.wait_listening(http)
+        if progress:
+            progress.close()
+        lines = [f"{host.name:10} {host.address:22} blocks {host.span}" for host in deployment.topology.hosts]
+        lines.append(f"{'router':10} {deployment.topology.router:22} ready; logs in {deployment.directory}")
+        print("\n".join([*lines, *[f"{'http':10} http://{http}"] * bool(http), *[note] * bool(note)]), flush=True)
+        if watched:
+            watch(deployment)
+    except BaseException:
+        deployment.stop()
+        raise
 
 
 def watch(deployment: Deployment) -> None:

@@ -85,10 +85,7 @@ class AsyncClient(RouterConnection):
 
         Raises RequestRefused or RouterError.
         """
-        result: Result | None = None
-        async for item in self.events(prompt, whole=True, **settings):
-            result = item if isinstance(item, Result) else result
-        return _complete(result)
+        return _complete([item async for item in self.events(prompt, whole=True, **settings)])
 
     async def stream(self, prompt: str | bytes, **settings: Any) -> AsyncIterator[bytes | Result]:  # noqa: ANN401
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
@@ -222,10 +219,7 @@ class Client(RouterConnection):
 
     def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
         """Like `AsyncClient.generate`."""
-        result: Result | None = None
-        for item in self.stream(prompt, whole=True, **settings):
-            result = item if isinstance(item, Result) else result
-        return _complete(result)
+        return _complete(list(self.stream(prompt, whole=True, **settings)))
 
     def stream(
         self,
@@ -291,11 +285,11 @@ class Client(RouterConnection):
         self.close()
 
 
-def _complete(result: Result | None) -> Result:
+def _complete(items: Sequence[object]) -> Result:
     """The end of a whole answer. Raises RouterError where there is none."""
-    if result is None:
+    if not items or not isinstance(items[-1], Result):
         raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
-    return result
+    return items[-1]
 
 
 class TextDecoder:

@@ -387,15 +387,13 @@ def check_size(directory: Path, part: Part, module: AnyPart) -> None:
     """Raise CheckpointError where the part's file is too small for `module` (of `new_part`), or for its tables.
 
     Tables (rotary angles, codes) are in no file: their size is compared with that of the weights."""
-    path, stored = directory / part.file, module.state_dict()
+    stored = module.state_dict()
     least = sum(t.nbytes // 2 if t.dtype is torch.float32 else t.nbytes for t in stored.values())  # 16 bits are read
-    if part.bytes < least:
-        raise CheckpointError(f"{path} has {part.bytes} bytes, the manifest's architecture needs {least} or more")
     tables = sum(t.nbytes for name, t in module.named_buffers() if name not in stored)
-    if tables > max(MAX_TABLE_BYTES, TABLES_PER_WEIGHTS * part.bytes):
+    if part.bytes < least or tables > max(MAX_TABLE_BYTES, TABLES_PER_WEIGHTS * part.bytes):
         raise CheckpointError(
-            f"{path} has {part.bytes} bytes, and its tables would take {tables}: "
-            "the manifest's context is too long for such weights"
+            f"{directory / part.file} has {part.bytes} bytes: its manifest asks for weights of at least {least} bytes, "
+            f"and for a context with tables of {tables}"
         )
 
 

@@ -104,10 +104,7 @@ def check_target(address: str, security: Security, what: str = "address") -> Non
 
 
 def open_channel(
-    address: str,
-    message_bytes: int = DEFAULT_MESSAGE_BYTES,
-    security: Security = LOOPBACK_ONLY,
-    options: Options = (),
+    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY, options: Options = ()
 ) -> grpc.aio.Channel:
     """A channel that connects with its first call. Raises InputError. :param options: further ones of gRPC."""
     check_target(address, security)
@@ -118,10 +115,7 @@ def open_channel(
 
 
 def open_blocking_channel(
-    address: str,
-    message_bytes: int = DEFAULT_MESSAGE_BYTES,
-    security: Security = LOOPBACK_ONLY,
-    options: Options = (),
+    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY, options: Options = ()
 ) -> grpc.Channel:
     """Like `open_channel`, for code without an event loop."""
     check_target(address, security)

@@ -159,12 +159,11 @@ class WebServer(uvicorn.Server):
 
     async def startup(self, sockets: Sequence[socket.socket]) -> None:  # type: ignore[override]
         """As uvicorn's for open sockets, with a limit for handshakes, which it does not offer."""
-        config, loop = self.config, asyncio.get_running_loop()
-        made = partial(self._connection, config=config, server_state=self.server_state, app_state={})
-        limit_s = HANDSHAKE_S if config.ssl else None
+        made = partial(self._connection, config=self.config, server_state=self.server_state, app_state={})
+        start, tls = asyncio.get_running_loop().create_server, self.config.ssl
+        limit_s = HANDSHAKE_S if tls else None
         self.servers = [
-            await loop.create_server(made, sock=each, ssl=config.ssl, backlog=BACKLOG, ssl_handshake_timeout=limit_s)
-            for each in sockets
+            await start(made, sock=each, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=limit_s) for each in sockets
         ]
         self.started = True
 

@@ -44,12 +44,12 @@ def test_an_ar_models_parameters_are_counted(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "sizes", "said"),
     [
-        ("chain", {"code_dim": 1 << 20}, "at most 16777216 numbers are read"),
-        ("chain", {"code_dim": 1 << 12}, "files of blocks need at least"),
-        ("chain", {"condition_dim": 1 << 20}, "architecture needs"),
-        ("chain", {"context_length": 1 << 20}, "context is too long for such weights"),
-        ("ar", {"context_length": 1 << 20, "heads": 1}, "context is too long for such weights"),
-        ("ar", {"width": 1 << 15}, "architecture needs"),
+        ("chain", {"code_dim": 1 << 20}, "at most 16777216 are read"),
+        ("chain", {"code_dim": 1 << 12}, "at most 16777216 are read"),
+        ("chain", {"condition_dim": 1 << 20}, "asks for weights of at least"),
+        ("chain", {"context_length": 1 << 20}, "a context with tables of"),
+        ("ar", {"context_length": 1 << 20, "heads": 1}, "a context with tables of"),
+        ("ar", {"width": 1 << 15}, "asks for weights of at least"),
         ("ar", {"parts": 1025}, "at most 1024 are read"),
     ],
 )

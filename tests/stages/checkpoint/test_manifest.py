@@ -118,7 +118,7 @@ def test_a_number_that_is_not_finite(write: Callable[..., Path], number: str) ->
 @pytest.mark.parametrize("text", [b"[]", b"null", b"{}", b'{"format": "1"}', b'{"format": true}', b'{"format": 1.0}'])
 def test_what_has_no_format_is_no_manifest(tmp_path: Path, text: bytes) -> None:
     (tmp_path / MANIFEST_NAME).write_bytes(text)
-    with pytest.raises(CheckpointError, match="no format number"):
+    with pytest.raises(CheckpointError, match=r"no format number|holds no object"):
         read_manifest(tmp_path)
 
 
