@@ -117,15 +117,10 @@ def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(channel, "HANDSHAKE_MS", 200)
 
     async def main() -> bytes:
-        server = new_server()
-        port = bind(server, "127.0.0.1:0")
+        port = bind(server := new_server(), "127.0.0.1:0")
         await server.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        async with asyncio.timeout(20):
-            said = await reader.read()
-        writer.close()
-        await server.stop(0)
-        return said
+        reader, _ = await asyncio.open_connection("127.0.0.1", port)
+        return await asyncio.wait_for(reader.read(), 20)
 
     assert b"handshake timeout" in asyncio.run(main())
 
