@@ -21,7 +21,7 @@ from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, RequestRefused
 from onesweep.serving.client.result import DrawnPictures
-from onesweep.serving.router.topology import HostEntry, Topology, local_topology
+from onesweep.serving.router.topology import local_topology
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.checkpoint.checkpoint import load_picture_part
 from onesweep.stages.checkpoint.manifest import read_manifest
@@ -29,6 +29,7 @@ from onesweep.stages.errors import RequestError
 from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, range_sigmas
 from onesweep.stages.wire.channel import open_blocking_channel
 from tests.serving.gateway.conftest import run
+from tests.serving.releases import doubled
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 
 SEED = 7
@@ -250,18 +251,6 @@ def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Pat
         ):
             with pytest.raises((openai.BadRequestError, openai.NotFoundError), match=message):
                 api.images.generate(**{"prompt": "two", **fields})  # type: ignore[call-overload]
-
-
-def doubled(checkpoint: Path) -> Topology:
-    """Every block on two hosts, cut differently."""
-    port = free_port_block(5)
-    spans = {"a-1": (0, 1), "a-2": (0, 1), "b-1": (2,), "b-2": (2,)}
-    addresses = [f"127.0.0.1:{port + 1 + i}" for i in range(4)]
-    hosts = [
-        HostEntry(name, address, blocks, address)
-        for (name, blocks), address in zip(spans.items(), addresses, strict=True)
-    ]
-    return Topology(tuple(hosts), f"127.0.0.1:{port}", checkpoint)
 
 
 def test_a_lost_host_costs_no_picture(bundle: Path, artist: Client, until: Any) -> None:

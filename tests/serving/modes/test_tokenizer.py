@@ -11,11 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.normalizers import NFKC
 
 from onesweep.serving.modes.chat_template import ChatTemplate
-from onesweep.serving.modes.pretrained_tokenizer import (
-    UNKNOWN,
-    PretrainedTokenizer,
-    read_pretrained_tokenizer,
-)
+from onesweep.serving.modes.pretrained_tokenizer import UNKNOWN, PretrainedTokenizer, read_pretrained_tokenizer
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
