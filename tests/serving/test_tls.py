@@ -357,6 +357,9 @@ def test_a_wrong_option_is_explained(
         (["--tls-ca", "/nowhere"], "cannot read /nowhere"),
         (["--router", "10.8.0.1:1"], "router address 10.8.0.1:1 is on another machine"),
         (["--router", "10.8.0.1:1", "--insecure", "--token", "x"], "a token is not sent to 10.8.0.1:1 in plain text"),
+        (["--router", "127.0.0.1:1,10.8.0.1:1"], "router address 10.8.0.1:1 is on another machine"),
+        (["--router", "127.0.0.1:1,10.8.0.1:1", "--insecure", "--token", "x"], "10.8.0.1:1 in plain text"),
+        (["--router", "127.0.0.1:1,127.0.0.1:1"], "each once"),
     ],
 )
 def test_a_wrong_option_of_a_client(onesweep: Run, tmp_path: Path, arguments: list[str], says: str) -> None:
