@@ -30,6 +30,8 @@ from onesweep.stages.wire.tls import Security, Tls, handshake_problem
 from onesweep.stages.wire.tokens import token_metadata
 
 MOST_ROUTERS = 8
+# A router that is back may not be reached for 2 s, gRPC's pause between attempts: so long all are asked again.
+BACK_S, PAUSE_S = 3.0, 0.25
 LOST_AFTER_MS = 5_000  # a ping's answer; gRPC gives it a minute, and sends one every 10 s (channel.py)
 _USER_MISTAKES = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -147,7 +149,7 @@ class Turns:
         self.pause_s, self.moves = 0.0, 0  # before the next turn; from router to router
         self._deadline_s = time.monotonic() + timeout_s
         self._call: grpc.RpcContext | grpc.aio.RpcContext | None = None
-        self._lost: dict[int, RouterError] = {}  # by router, since text came last: only then it is asked again
+        self._lost, self._since_s = dict[int, RouterError](), 0.0  # by router, and from when on, since text came last
         self._output = b""
         # Numbers of bytes, tokens and trips: handed out, and those among them that this router has not repeated yet.
         self._out, self._old = Counter[str](), Counter[str]()
@@ -198,16 +200,19 @@ class Turns:
         cut_off = error.code is StatusCode.CANCELLED and not error.reached
         if not cut_off and error.code is not StatusCode.UNAVAILABLE:
             raise error from None
+        self._since_s = self._since_s if self._lost else time.monotonic()
         self._lost[self.at] = error
         others = [i % len(addresses) for i in range(self.at + 1, self.at + len(addresses))]
         left = [i for i in others if i not in self._lost]
+        if not left and time.monotonic() < self._since_s + BACK_S:
+            left, self.pause_s = others, PAUSE_S
         if not left:
             nobody = f"none of the routers {' and '.join(addresses)} answers: {error}"
             answered = [each for each in self._lost.values() if each.reached]
             raise (*answered, RouterError(nobody, error.code, reached=False))[0] from None
         if self.client.first == self.at:
             self.client.first = left[0]
-        self.at, self.moves, self._old = left[0], self.moves + 1, self._out.copy()
+        self.at, self.moves, self._old = left[0], self.moves + (not self.pause_s), self._out.copy()
 
     def read(self, response: router_pb2.GenerateResponse) -> Iterator[bytes | Logprobs | router_pb2.Trip | Result]:
         """New parts: log-probabilities before the text that they are of, a sweep, or the result, which is last.

@@ -69,8 +69,19 @@ def test_a_request_continues_at_the_other_router(
         assert text in (whole, whole.decode(errors="replace").encode())
         until(lambda: "router" in deployment.ended())
         assert client.generate(PROMPT, mode="local", max_bytes=4).output_bytes == 4, "new ones ask the one that answers"
-    deployment.revive("router")
-    wait_ready(router)
+        deployment.revive("router")
+        wait_ready(router)
+        deployment.kill(second)
+        assert client.generate(PROMPT, mode="local", max_bytes=4).output_bytes == 4, "the first one is back"
+    deployment.revive(second)
+    wait_ready(second)
+
+
+def test_both_are_asked_again_before_they_are_given_up() -> None:
+    turns = Turns(Client("127.0.0.1:1,127.0.0.1:2"), 9.0)
+    for _ in range(2):
+        turns.lost(RouterError("gone", grpc.StatusCode.UNAVAILABLE, reached=False))
+    assert (turns.at, turns.pause_s > 0) == (0, True)
 
 
 def test_both_are_down() -> None:
