@@ -49,10 +49,11 @@ class _DrawnAnswer:
         elif self._preview is not None:
             self._preview(_checked_pictures(response.pictures))
 
-    def end(self) -> DrawnPictures:
-        """The pictures. Raises RouterError where there are none."""
+    def end(self, moves: int = 0) -> DrawnPictures:
+        """The pictures; moves from router to router count as replays. Raises RouterError where there are none."""
         if self._pictures is None or self._summary is None:
             raise RouterError("the router ended the answer without pictures", grpc.StatusCode.INTERNAL)
+        self._summary.replays += moves
         return _checked_pictures(self._pictures, self._summary)
 
 
@@ -148,7 +149,7 @@ class AsyncClient(RouterConnection):
             with turns.of(call):
                 async for response in call:
                     answer.read(response)
-                return answer.end()
+                return answer.end(turns.moves)
             await asyncio.sleep(turns.pause_s)
 
     async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
@@ -257,7 +258,7 @@ class Client(RouterConnection):
             with turns.of(call):
                 for response in call:
                     answer.read(response)
-                return answer.end()
+                return answer.end(turns.moves)
             time.sleep(turns.pause_s)
 
     def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:

@@ -17,7 +17,7 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, RouterError
 from onesweep.serving.client.failover import Turns
 from onesweep.serving.router.topology import local_topology
-from onesweep.serving.v1.router_pb2 import GenerateResponse, Summary
+from onesweep.serving.v1.router_pb2 import GenerateResponse, Summary, TokenLogprob
 from tests.serving.gateway.conftest import run
 
 PROMPT, SEED, LINK_MS, LENGTH = "The road went ", 5, 50, 12  # slow enough to lose a router before the text is whole
@@ -93,8 +93,9 @@ def test_both_are_down() -> None:
 @pytest.mark.parametrize("second", [GenerateResponse(text=b" sun"), GenerateResponse(summary=Summary())])
 def test_another_text_is_an_error_and_is_never_glued(second: GenerateResponse) -> None:
     answer = Turns(Client("127.0.0.1:1,127.0.0.1:2"), 9.0)
-    assert list(answer.read(GenerateResponse(text=b"The sea"))) == [b"The sea"]
+    tokens = [TokenLogprob(text=b"The"), TokenLogprob(text=b" sea")]
+    assert list(answer.read(GenerateResponse(text=b"The sea", logprobs=tokens))) == [tokens, b"The sea"]
     answer.lost(RouterError("gone", grpc.StatusCode.UNAVAILABLE))
-    assert not list(answer.read(GenerateResponse(text=b"The")))
+    assert not list(answer.read(GenerateResponse(text=b"The", logprobs=tokens[:1])))
     with pytest.raises(RouterError, match=":2 does not write the text that another began"):
         list(answer.read(second))
