@@ -10,6 +10,7 @@ OnesweepError           exit 1
 |  +- ConfigError       settings of a run
 |  +- TopologyError     a topology file
 +- CheckpointError      files that cannot be loaded or saved
+|  +- StalePart         what a file began with was another's; it was removed
 +- ResumeError          a training state that cannot be gone on from
 +- Interrupted          asked to stop, state saved; exit 130
 +- ServiceError         a server answered with an error, or not at all
@@ -49,6 +50,9 @@ class TopologyError(InputError): ...
 
 
 class CheckpointError(OnesweepError): ...
+
+
+class StalePart(CheckpointError): ...
 
 
 class ResumeError(OnesweepError): ...

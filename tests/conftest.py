@@ -46,6 +46,7 @@ from onesweep.stages.wire.certificates import Authority
 from onesweep.stages.wire.registry import RegistrySettings, parse_url
 from onesweep.stages.wire.tls import Tls
 from tests import forking
+from tests.stages.pictures.tiny import tiny_picture_bundle
 
 TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_length": 512, "code_dim": 32, "condition_dim": 16}
 INITIAL_SEED = 67280421310721  # torch's own default
@@ -115,6 +116,12 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_bundle(root / "other", seed=50)
     write_bundle(root / "scored", seed=70, scorer=True)
     return root
+
+
+@pytest.fixture(scope="session")
+def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that draws. Not to be changed."""
+    return tiny_picture_bundle(tmp_path_factory.mktemp("drawing"))
 
 
 # Certificates

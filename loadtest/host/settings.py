@@ -15,6 +15,9 @@ MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 MOST_REQUESTS = 100_000
 
 
+DEVICE = flag("where it computes", metavar="cpu|cuda[:N]")
+
+
 def numbers_flag(name: str, one: str) -> dict[str, Any]:
     """Metadata of a flag that takes a list of whole numbers."""
     return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name)}
@@ -50,6 +53,7 @@ class StageSettings:
     batches: tuple[int, ...] = setting((1, 4, 16), "pieces computed together", **numbers_flag("--batch", "N"))
     threads: int = setting(1, "processor threads", metavar="T")
     text: Path | None = setting(None, "text to measure losses on", shown="the probe text")
+    device: str = field(default="cpu", metadata=DEVICE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,7 @@ class ShapesSettings:
     slots: int = setting(128, "output tokens of a sweep")
     steps: int = setting(1, "Euler steps in each block", metavar="K")
     dtype: str = setting("fp32", "fp32 or bf16", metavar="T")
+    device: str = field(default="cpu", metadata=DEVICE)
     seed: int = 0
 
 

@@ -4,8 +4,6 @@ Weights are random and one block is held at a time: time depends on shapes only.
 (arXiv 2606.24722) are theirs, on other hardware and other links: never the same test.
 """
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,8 +13,10 @@ import torch
 
 from onesweep.loadtest.host.benchmark import Benchmark
 from onesweep.loadtest.host.settings import ShapesSettings
+from onesweep.loadtest.host.stage import times_of
 from onesweep.loadtest.lab.profile import Profile, node_names, profile_named
 from onesweep.loadtest.report.table import aligned
+from onesweep.stages.device import check_device, device_kind
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block, Codes
@@ -29,7 +29,6 @@ PROMPT_BYTES = 64
 BLOCKS = 3
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 MEMORY_SHARE = 0.8  # of the available memory, for one block: the rest is for activations and caches
-EVALUATIONS = 5  # of a block, after one to warm up
 PATTERN = 1 << 16
 
 # BlockTrain's B=3, L=4 rows by width: parameters, output tokens, seconds, tokens a second. Theirs.
@@ -81,10 +80,11 @@ class ShapesBench(Benchmark[ShapesSettings, list[ShapeFigures]]):
             raise InputError(f"--dtype must be one of {', '.join(DTYPES)}, not {s.dtype!r}")
         if not 1 <= s.slots <= 4096 or not 1 <= s.steps <= 64:
             raise InputError("--slots must be 1 to 4096 and --steps 1 to 64")
+        check_device(s.device)
 
     def measure(self) -> list[ShapeFigures]:
         """Figures of each width; one that does not fit the memory has a reason instead."""
-        s, figures = self.settings, []
+        s, figures, device = self.settings, [], torch.device(self.settings.device)
         for width in s.widths:
             a = Architecture(
                 parts=BLOCKS,
@@ -96,6 +96,8 @@ class ShapesBench(Benchmark[ShapesSettings, list[ShapeFigures]]):
             with without_memory():
                 parameters = sum(p.numel() for p in Block(a, 0, Codes(0, a.code_dim)).parameters())
             size, free = parameters * DTYPES[s.dtype].itemsize, psutil.virtual_memory().available
+            if device.type == "cuda":
+                free = min(free, torch.cuda.mem_get_info(device)[0])
             if size > MEMORY_SHARE * free:
                 refused = f"a block takes {size / 1e9:.1f} GB, {free / 1e9:.1f} GB of memory are free"
                 nothing = (0.0,) * 5
@@ -116,7 +118,7 @@ class ShapesBench(Benchmark[ShapesSettings, list[ShapeFigures]]):
         return "\n".join(
             [
                 f"{BLOCKS} blocks of {LAYERS} layers, {s.slots} slots, {s.steps} step(s) a block, {s.dtype}, "
-                f"{torch.get_num_threads()} thread(s); links: {s.profile}",
+                f"{torch.get_num_threads()} thread(s) of {device_kind(torch.device(s.device))}; links: {s.profile}",
                 aligned(header, [_row(f) for f in result]),
                 *(f"width {f.width}: not measured, {f.refused}" for f in result if f.refused),
                 "",
@@ -134,6 +136,7 @@ class ShapesBench(Benchmark[ShapesSettings, list[ShapeFigures]]):
             "steps": s.steps,
             "seed": s.seed,
             "threads": torch.get_num_threads(),
+            "device": device_kind(torch.device(s.device)),
             "figures": [{**asdict(f), "tokens_per_s": f.tokens_per_s} for f in result],
             "theirs": {str(width): row for width, row in THEIRS.items()},
         }
@@ -141,7 +144,8 @@ class ShapesBench(Benchmark[ShapesSettings, list[ShapeFigures]]):
 
 def _measure(settings: ShapesSettings, a: Architecture, parameters: int, size: int) -> ShapeFigures:
     dtype, profile = DTYPES[settings.dtype], profile_named(settings.profile)
-    with torch.inference_mode(), torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+    kind = torch.device(settings.device).type
+    with torch.no_grad(), torch.autocast(kind, dtype, enabled=dtype is not torch.float32):
         evaluation_s = _evaluation_s(a, settings)
         token_s = _token_s(a, settings)
     stage_s = settings.steps * evaluation_s
@@ -164,35 +168,37 @@ def _measure(settings: ShapesSettings, a: Architecture, parameters: int, size: i
 def _evaluation_s(a: Architecture, settings: ShapesSettings) -> float:
     """Seconds of one evaluation of one block."""
     codes, generator = Codes(0, a.code_dim), torch.Generator().manual_seed(settings.seed)
+    device = torch.device(settings.device)
     with without_memory():  # torch's own initialisation of a large block takes longer than the measurement
         block = Block(a, 0, codes)
-    _fill(block, DTYPES[settings.dtype], generator)
-    block.restore_tables()
-    _, memory = block.read(torch.randint(0, 256, (1, PROMPT_BYTES), generator=generator))
-    z = torch.randn(1, settings.slots, a.code_dim, generator=generator)
-    return _timed(lambda: block.denoise(z, 0.1 * z, torch.ones(1, 1), memory, PROMPT_BYTES))
+    _fill(block, DTYPES[settings.dtype], generator, device)
+    _, memory = block.read(torch.randint(0, 256, (1, PROMPT_BYTES), generator=generator).to(device))
+    z = torch.randn(1, settings.slots, a.code_dim, generator=generator).to(device)
+    sigma = torch.ones(1, 1, device=device)
+    evaluate = torch.inference_mode()(lambda: block.denoise(z, 0.1 * z, sigma, memory, PROMPT_BYTES))
+    return min(times_of(evaluate, device))
 
 
 def _token_s(a: Architecture, settings: ShapesSettings) -> float:
     """Seconds of one AR step of one stage."""
-    generator = torch.Generator().manual_seed(settings.seed)
+    generator, device = torch.Generator().manual_seed(settings.seed), torch.device(settings.device)
     with without_memory():
         stage = ArStage(a, 1)  # a middle one: layers only
-    _fill(stage, DTYPES[settings.dtype], generator)
-    stage.restore_tables()
-    hidden = torch.randn(1, PROMPT_BYTES, a.width, generator=generator).to(DTYPES[settings.dtype])
-    caches = new_caches(a.layers, a, a.context_length)
+    _fill(stage, DTYPES[settings.dtype], generator, device)
+    hidden = torch.randn(1, PROMPT_BYTES, a.width, generator=generator).to(device, DTYPES[settings.dtype])
+    caches = new_caches(a.layers, a, a.context_length, device=device)
     stage.read(hidden, caches)
 
+    @torch.inference_mode()
     def step() -> None:
         for cache in caches:
             cache.length = PROMPT_BYTES
         stage.read(hidden[:, :1], caches)
 
-    return _timed(step)
+    return min(times_of(step, device))
 
 
-def _fill(module: torch.nn.Module, dtype: torch.dtype, generator: torch.Generator) -> None:
+def _fill(module: Block | ArStage, dtype: torch.dtype, generator: torch.Generator, device: torch.device) -> None:
     """Give a module on the meta device numbers, cheaply: a repeated pattern multiplies no faster than others."""
     module.to(dtype).to_empty(device="cpu")
     for parameter in module.parameters():
@@ -203,17 +209,8 @@ def _fill(module: torch.nn.Module, dtype: torch.dtype, generator: torch.Generato
         flat[:whole].view(-1, PATTERN)[:] = pattern
         flat[whole:] = pattern[: len(flat) - whole]
     module.eval().requires_grad_(False)
-
-
-def _timed(call: Callable[[], object]) -> float:
-    """The best of some, after one to warm up: other programs can only make it longer."""
-    call()
-    seconds = []
-    for _ in range(EVALUATIONS):
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
+    module.restore_tables()
+    module.to(device)
 
 
 def _links_s(profile: Profile, payload_bits: int, home: bool) -> float:

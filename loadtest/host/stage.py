@@ -24,11 +24,13 @@ from onesweep.loadtest.host.settings import StageSettings
 from onesweep.loadtest.report.table import aligned
 from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.modes.tokenizer import tokenizer_of
-from onesweep.stages.backends import BACKENDS, backend_named
+from onesweep.stages.backends import BACKENDS, DEFAULT_BACKEND, backend_named
 from onesweep.stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
+from onesweep.stages.backends.on_device import DeviceRunner
 from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_block, load_stage
+from onesweep.stages.checkpoint.checkpoint import CPU, load_block, load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.device import check_device, device_kind
 from onesweep.stages.errors import InputError
 from onesweep.stages.memory import return_large_buffers, trim
 from onesweep.stages.model.architecture import VOCABULARY, Architecture
@@ -93,6 +95,7 @@ class StageBench(Benchmark[StageSettings, StageReport]):
         s = self.settings
         if min(s.slots, s.threads, *s.batches) < 1:
             raise InputError("--slots, --batch and --threads must be at least 1")
+        check_device(s.device)
         block, _ = _parts(s.checkpoint)
         if s.slots > block.architecture.context_length:
             raise InputError(f"--slots {s.slots}: the context has {block.architecture.context_length} positions")
@@ -101,11 +104,12 @@ class StageBench(Benchmark[StageSettings, StageReport]):
 
     def measure(self) -> StageReport:
         s = self.settings
-        installed = [name for name in BACKENDS if is_installed(name)]
+        computing = BACKENDS if s.device == "cpu" else (DEFAULT_BACKEND,)
+        installed = [name for name in computing if is_installed(name)]
         rate = alone(best_rate, s)
         figures = [figure for name in (PLAIN, *installed) for figure in alone(_measure, s, name, rate)]
-        losses = [x for name in installed for x in alone(chain_losses, s.checkpoint, name, s.text)]
-        return StageReport(rate / 1e9, figures, losses, [name for name in BACKENDS if name not in installed])
+        losses = [x for name in installed for x in alone(chain_losses, s.checkpoint, name, s.text, s.device)]
+        return StageReport(rate / 1e9, figures, losses, [name for name in computing if name not in installed])
 
     def table(self, result: StageReport) -> str:
         header = ("backend", "dtype", "what", "batch", "ms", "median", "floor ms", "x floor", "positions/s", "MB")
@@ -119,7 +123,8 @@ class StageBench(Benchmark[StageSettings, StageReport]):
         losses = [(x.backend, x.part, f"{x.next_byte_nats:.4f}", f"{x.denoise_nats:.4f}") for x in result.losses]
         return "\n".join(
             [
-                f"multiply-adds: {result.gflops:.1f} GFLOP/s with {self.settings.threads} thread(s)",
+                f"multiply-adds: {result.gflops:.1f} GFLOP/s with {self.settings.threads} thread(s) of "
+                f"{device_kind(torch.device(self.settings.device))}",
                 aligned(header, rows),
                 "",
                 aligned(("backend", "part", "next-byte nats", "denoising nats"), losses),
@@ -132,6 +137,7 @@ class StageBench(Benchmark[StageSettings, StageReport]):
             "bench": "stage",
             "slots": self.settings.slots,
             "threads": self.settings.threads,
+            "device": device_kind(torch.device(self.settings.device)),
             "gflops": result.gflops,
             "target_ratio": TARGET_RATIO,
             "rows": [asdict(figure) for figure in result.figures],
@@ -156,10 +162,10 @@ def best_rate(settings: StageSettings) -> float:
     torch.set_num_threads(settings.threads)
     width, rows = _parts(settings.checkpoint)[0].architecture.width, settings.slots
     shapes = ((rows, width, 3 * width), (rows, width, 4 * width), (rows, 4 * width, width), (LARGE, LARGE, LARGE))
-    rates = []
+    rates, device = [], torch.device(settings.device)
     for m, k, n in shapes:
-        x, y, out = torch.rand(m, k), torch.rand(k, n), torch.empty(m, n)
-        rates.append(2 * m * k * n / min(times_of(partial(torch.mm, x, y, out=out))))
+        x, y, out = (torch.rand(*shape).to(device) for shape in ((m, k), (k, n), (m, n)))
+        rates.append(2 * m * k * n / min(times_of(partial(torch.mm, x, y, out=out), device)))
     return max(rates)
 
 
@@ -167,13 +173,13 @@ def _layer_products(a: Architecture, keys: int) -> int:
     return 12 * a.width**2 + 2 * keys * a.width
 
 
-def _parts(checkpoint: Path) -> tuple[Block, ArStage | None]:
+def _parts(checkpoint: Path, device: torch.device = CPU) -> tuple[Block, ArStage | None]:
     """The first block and the first stage."""
     bundle = find_bundle(checkpoint)
     if bundle.chain is None:
         raise InputError(f"{checkpoint} has no chain of blocks, which this bench measures")
-    block = load_block(bundle.chain, 0)
-    stage = load_stage(bundle.ar, 0) if bundle.ar else None
+    block = load_block(bundle.chain, 0, device)
+    stage = load_stage(bundle.ar, 0, device) if bundle.ar else None
     if isinstance(stage, LlamaStage):
         raise InputError(f"{bundle.ar} holds a pretrained model; this bench measures models that are trained here")
     return block, stage
@@ -196,19 +202,19 @@ def alone(function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
 def _measure(settings: StageSettings, name: str, rate: float) -> list[StageFigure]:
     """The figures of a backend; of PLAIN those of the modules without one, and of the block in bfloat16."""
     torch.set_num_threads(settings.threads)
-    block, stage = _parts(settings.checkpoint)
-    backend = None if name == PLAIN else backend_named(name)
+    device = torch.device(settings.device)
+    block, stage = _parts(settings.checkpoint, device)
+    backend = None if name == PLAIN else backend_named(name, device)
     labels = (name, "int8" if name.endswith("int8") else "float32")
-    trim()  # a library's own memory is not that of a runner
-    before = resident()
-    runner = PlainBlock(block) if backend is None else backend.block(block)
+    before = _held(block)  # a library's own memory is not that of a runner
+    runner = _plain(PlainBlock(block), device) if backend is None else backend.block(block)
     figures = list(_denoise_figures(settings, runner, block, labels, rate, before))
     if stage is not None:
-        before = resident()
-        reader = PlainStage(stage) if backend is None else backend.stage(stage)
+        before = _held(stage)
+        reader = _plain(PlainStage(stage), device) if backend is None else backend.stage(stage)
         figures += _step_figures(settings, reader, stage, labels, rate, before)
     if backend is None:
-        runner = PlainBlock(block, bfloat16=True)
+        runner = _plain(PlainBlock(block, bfloat16=True), device)
         figures += _denoise_figures(settings, runner, block, (PLAIN, "bfloat16"), rate, before)
     return figures
 
@@ -225,8 +231,8 @@ def _denoise_figures(
             z, estimate = torch.randn(2, slots, a.code_dim)
             # caches of random numbers: time depends on no value, but zeros can be quicker to multiply
             pieces.append(NoisyPiece(z, estimate * block.data_std, SIGMA, start, _caches(block, start)))
-        times = times_of(partial(runner.denoise, pieces))
-        yield _figure(labels, "denoise", batch, times, batch * flops / rate, batch * slots, before)
+        times = times_of(partial(runner.denoise, pieces), block.rotary.device)
+        yield _figure(labels, "denoise", batch, times, batch * flops / rate, batch * slots, _held(block) - before)
 
 
 def _step_figures(
@@ -243,25 +249,24 @@ def _step_figures(
                     cache.length = past  # or each call would have a longer past than the last
             runner.read(pieces)
 
-        yield _figure(labels, "ar step", batch, times_of(step), batch * step_flops(a, past) / rate, batch, before)
+        times, floor_s = times_of(step, stage.rotary.device), batch * step_flops(a, past) / rate
+        yield _figure(labels, "ar step", batch, times, floor_s, batch, _held(stage) - before)
 
 
 def _figure(
-    labels: tuple[str, str], what: str, batch: int, times: list[float], floor_s: float, positions: int, before: int
+    labels: tuple[str, str], what: str, batch: int, times: list[float], floor_s: float, positions: int, added: int
 ) -> StageFigure:
     best, (backend, dtype) = min(times), labels
-    trim()
-    memory_mb = max(resident() - before, 0) / 1e6
     median_ms = statistics.median(times) * 1000
     return StageFigure(
         *(backend, dtype, what, batch, best * 1000, median_ms, floor_s * 1000, best / floor_s, positions / best),
-        memory_mb,
+        max(added, 0) / 1e6,
     )
 
 
-def times_of(function: Callable[[], object]) -> list[float]:
+def times_of(function: Callable[[], object], device: torch.device = CPU) -> list[float]:
     """Seconds of each call, for about MEASURE_S; with one thread its processor time, which others do not share."""
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = time.thread_time if device == CPU and torch.get_num_threads() == 1 else time.perf_counter
     # twice: the first call allocates, the second finds kernels chosen and caches warm
     function()
     function()
@@ -270,6 +275,8 @@ def times_of(function: Callable[[], object]) -> list[float]:
     while not times or time.perf_counter() < end:
         begin = clock()
         function()
+        if device.type == "cuda":  # which has only been given the work by now
+            torch.cuda.synchronize(device)
         times.append(clock() - begin)
     return times
 
@@ -279,7 +286,8 @@ def _new_position(stage: ArStage) -> torch.Tensor:
 
 
 def _caches(part: Block | ArStage, length: int) -> list[Any]:
-    caches = new_caches(part.architecture.layers, part.architecture, part.architecture.context_length)
+    a = part.architecture
+    caches = new_caches(a.layers, a, a.context_length, device=part.rotary.device)
     for cache in caches:
         cache.keys.normal_()
         cache.values.normal_()
@@ -289,6 +297,17 @@ def _caches(part: Block | ArStage, length: int) -> list[Any]:
 
 def resident() -> int:
     return int(psutil.Process().memory_info().rss)
+
+
+def _held(part: Block | ArStage) -> int:
+    """Bytes in use where a part is: this process's, or its device's."""
+    trim()
+    device = part.rotary.device
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident()
+
+
+def _plain(runner: Any, device: torch.device) -> Any:  # noqa: ANN401 - of a block or a stage
+    return runner if device == CPU else DeviceRunner(runner, device)
 
 
 class PlainBlock(BlockRunner):
@@ -309,8 +328,8 @@ class PlainBlock(BlockRunner):
         memory = [cache.stored() for cache in piece.caches]
         if self.bfloat16:
             memory = [(keys.bfloat16(), values.bfloat16()) for keys, values in memory]
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.bfloat16):
-            sigma = torch.full((1, 1), piece.sigma)
+        with torch.autocast(piece.z.device.type, torch.bfloat16, enabled=self.bfloat16):
+            sigma = piece.z.new_full((1, 1), piece.sigma)
             logits = self.block.denoise(piece.z[None], piece.estimate[None], sigma, memory, piece.start)
         return Denoised(logits[0], self.block.point(logits / piece.divisor)[0])
 
@@ -335,7 +354,7 @@ class PlainStage(StageRunner):
         return [self.stage.next_byte(piece[None])[0] for piece in hidden]
 
 
-def chain_losses(checkpoint: Path, backend: str, text: Path | None) -> list[BlockLosses]:
+def chain_losses(checkpoint: Path, backend: str, text: Path | None, device: str = "cpu") -> list[BlockLosses]:
     """:param text: windows spread over this file; the manifest's probe text if None."""
     directory = find_bundle(checkpoint).chain
     assert directory is not None
@@ -344,11 +363,11 @@ def chain_losses(checkpoint: Path, backend: str, text: Path | None) -> list[Bloc
     windows = _windows(symbols_of(tokenizer_of(directory), text.read_bytes() if text else manifest.probe_text.encode()))
     losses = []
     for index in range(manifest.architecture.parts):
-        block = load_block(directory, index)
+        block = load_block(directory, index, torch.device(device))
         if not block.reads_bytes:  # of a chained chain: it needs the features of the block before
             continue
         high, low = manifest.partition.range(index)
-        runner = backend_named(backend).block(block)
+        runner = backend_named(backend, torch.device(device)).block(block)
         sums = torch.tensor([_losses(runner, block, window, (high * low) ** 0.5) for window in windows])
         losses.append(BlockLosses(backend, f"block {index}", *sums.mean(dim=0).tolist()))
     return losses
@@ -369,12 +388,13 @@ def _losses(runner: BlockRunner, block: Block, window: Tensor, sigma: float) -> 
     a = block.architecture
     window = window[: a.context_length]
     half = len(window) // 2  # the second half is denoised after the first, as a chunk after its prompt
-    caches = new_caches(a.layers, a, len(window))
+    device = block.rotary.device
+    caches = new_caches(a.layers, a, len(window), device=device)
     (first,) = runner.read([CleanPiece(window[:half], caches)])
     target = window[half:]
     noise = normals(0, Purpose.INITIAL_NOISE, half, len(target), a.code_dim)
-    z = block.codes[target] + sigma * noise
+    z = block.codes.cpu()[target] + sigma * noise
     (denoised,) = runner.denoise([NoisyPiece(z, torch.zeros_like(z), sigma, half, caches)])
     (second,) = runner.read([CleanPiece(target, caches)])
-    logits = block.next_byte(torch.cat([first, second])[None])[0, :-1]
+    logits = block.next_byte(torch.cat([first, second])[None].to(device)).cpu()[0, :-1]
     return float(F.cross_entropy(logits, window[1:])), float(F.cross_entropy(denoised.logits, target))

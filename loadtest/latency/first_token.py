@@ -392,7 +392,7 @@ def serve_plain(topology: str, listen: str, pieces: str) -> None:
     start_log("text", "router")
     found = read_topology(Path(topology))
     ring, security = RingSettings(pieces=int(pieces), memory=False), Security(insecure=True)
-    serve(RouterSettings(found, listen, found.checkpoint, ring=ring, threads=1, security=security))
+    serve(RouterSettings(found, listen, found.checkpoint, ring=ring, threads=1, security=security, anybody=True))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onesweep.serving.modes.chat_template import CALL_TAG
 from onesweep.serving.modes.tokenizer import StopCutter
+from onesweep.stages.host.schema_check import CALL_END, CALL_TAG
 
 _TAG = CALL_TAG.encode()
-# the last call may lack its end, where a stop string or the limit cut it off
-_TAGGED = re.compile(rf"{CALL_TAG}(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+# A string in it may hold the end. The last call may lack one, where a stop string or the limit cut it off.
+_TAGGED = re.compile(rf'{CALL_TAG}((?:"(?:\\.|[^"\\])*"|.)*?)(?:{CALL_END}|\Z)', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class CallReader:
     @property
     def _bare(self) -> list[str]:
         """The text where all of it may be a call."""
-        return [self._text] if self._text.lstrip().startswith("{") else []
+        return [self._text] if self._text.lstrip(" \t\r\n").startswith("{") else []
 
     def _call(self, told: dict[str, Any]) -> ToolCall:
         arguments = told.get("arguments", told.get("parameters"))

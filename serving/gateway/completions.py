@@ -108,7 +108,7 @@ def _told_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
 
 def _tools_json(tools: Sequence[FunctionTool]) -> str:
     """Tools as chat templates know them."""
-    told = [tool.model_dump(exclude_none=True, exclude={"strict"}) for tool in tools]
+    told = [tool.model_dump(exclude_none=True) for tool in tools]
     return json.dumps([{"type": "function", "function": each} for each in told])
 
 

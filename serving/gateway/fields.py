@@ -203,7 +203,7 @@ class FunctionTool(FunctionName):
 
     description: str | None = None
     parameters: Annotated[dict[str, Any] | None, AfterValidator(_check_parameters)] = Field(None, validate_default=True)
-    strict: bool | None = Field(default=None, description="true: only where tool_choice requires a call")
+    strict: bool | None = Field(default=None, description="true: each call follows its parameters: ar, ar-speculative")
 
 
 class ChatTool(Fields):

@@ -179,8 +179,6 @@ def _check_tools(request: ChatRequest, format_field: str) -> None:
         raise ApiError(400, "tool_choice needs tools", param="tool_choice")
     if not {*must} <= {*names}:
         raise ApiError(400, f"tool_choice names {must[0]!r}, which is not among the tools", param="tool_choice")
-    if not must and any(tool.strict for tool in request.offered):
-        raise ApiError(400, "strict: true needs a tool_choice that requires a call: leave strict out", param="tools")
     if names and request.response_format not in (None, PlainFormat(type="text")):
         raise ApiError(400, f"{format_field} leaves no tool to call: leave it or tools out", param=format_field)
 

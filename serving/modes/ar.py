@@ -31,7 +31,11 @@ class ArMode(PipelineMode):
             # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
             await session.push(
                 stage_pb2.Decode(
-                    clean=request.prompt, remaining=request.max_symbols, sampling=request.sampling, codec=request.codec
+                    clean=request.prompt,
+                    prompt=request.given_symbols,
+                    remaining=request.max_symbols,
+                    sampling=request.sampling,
+                    codec=request.codec,
                 )
             )
             for _ in range(request.max_symbols):

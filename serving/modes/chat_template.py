@@ -25,6 +25,7 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from onesweep.stages.errors import CheckpointError, OnesweepError
+from onesweep.stages.host.schema_check import CALL_TAG, OF_CALLS
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
@@ -35,8 +36,6 @@ MAX_RENDERED = 4 << 20
 # Of a template's process: time for one conversation, and memory.
 RENDER_CPU_S = 2.0
 TEMPLATE_BYTES = 512 << 20
-# Before a call, in the way of most templates.
-CALL_TAG = "<tool_call>"
 
 
 class TemplateProblem(OnesweepError):
@@ -78,19 +77,22 @@ class ChatTemplate:
             raise TemplateProblem(f"the model's chat template {problem}") from None
         return text
 
-    def call_schema(self, tools: Sequence[Any], names: Sequence[str]) -> str:
-        """JSON schema of one call of one of the tools `names`, after `call_opening`. Raises TemplateProblem."""
+    def call_schema(self, tools: Sequence[Any], must_call: Sequence[str]) -> str:
+        """JSON schema of one call of one of the tools `must_call`, after `call_opening`. Where none must be called, and
+        one is strict, that of each call in a text; else empty. Raises TemplateProblem."""
         key, calls, parameters = self._arguments, list[dict[str, Any]](), dict[str, Any]()
         try:
             functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-            for name in names:
+            strict = not must_call and any(function.get("strict") is True for function in functions.values())
+            for name in functions if strict else must_call:
                 parts = {"name": {"const": name}, key: {"$ref": f"#/$defs/{name}"}}
                 closed = {"required": [*parts], "additionalProperties": False}
                 calls.append({"type": "object", "properties": parts, **closed})
                 parameters[name] = _moved(functions[name]["parameters"], f"#/$defs/{name}")
         except (LookupError, TypeError, AttributeError, RecursionError):
             raise TemplateProblem("must_call names tools; a tool has a function with name and parameters") from None
-        return json.dumps({"anyOf": calls, "$defs": parameters})
+        schema = {"anyOf": calls, "$defs": parameters, **({OF_CALLS: True} if strict else {})}
+        return json.dumps(schema) if calls else ""
 
     def _rendered(self, given: Sequence[Mapping[str, Any]]) -> list[str]:
         """A text for each of `given`, what the template's names stand for. Raises TemplateProblem: what it does."""

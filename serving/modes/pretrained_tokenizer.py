@@ -76,10 +76,13 @@ class PretrainedTokenizer(Tokenizer):
             found.append(match[0])
             return f"{mark}{len(found) - 1}{mark}"
 
-        told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
         try:
+            schema = self.template.call_schema(tools, must_call)
+            # strict is for us: a template may write all that it is given
+            plain = [{name: told for name, told in each["function"].items() if name != "strict"} for each in tools]
+            tools = [each | {"function": function} for each, function in zip(tools, plain, strict=True)]
+            told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
             text = await asyncio.to_thread(self.template.render, told, shown)
-            schema = self.template.call_schema(tools, must_call) if must_call else ""
         except TemplateProblem as problem:
             raise invalid(str(problem)) from None
         text += self.template.call_opening if must_call else ""

@@ -65,6 +65,7 @@ class SpeculativeMode(ArMode):
                         number=number,
                         start=read,
                         clean=alphabet.cut(text, read) + alphabet.encode(draft.symbols),
+                        prompt=request.given_symbols,
                         sampling=request.sampling,
                         codec=request.codec,
                         draft=drafted,
@@ -108,7 +109,11 @@ class SpeculativeMode(ArMode):
             drafting = stage_pb2.Drafting(remaining=left, most=request.draft or 0, branches=request.branches or 0)
             await session.push(
                 stage_pb2.Verify(
-                    clean=request.prompt, sampling=request.sampling, codec=request.codec, drafting=drafting
+                    clean=request.prompt,
+                    prompt=request.given_symbols,
+                    sampling=request.sampling,
+                    codec=request.codec,
+                    drafting=drafting,
                 )
             )
             while left:

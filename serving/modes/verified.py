@@ -121,6 +121,7 @@ class _Judges:
                 number=self._number,
                 start=start,
                 clean=self.alphabet.cut(text, start) + drafted,
+                prompt=request.given_symbols,
                 sampling=request.sampling,
                 codec=request.codec,
                 draft=len(odds),

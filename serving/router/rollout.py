@@ -35,6 +35,9 @@ WATCH_S = 0.5
 AGAIN_S = 10.0
 
 STORE_S = 3600.0
+# A transfer that is cut off begins again where it was, so many times at most.
+STORE_TRIES, STORE_PAUSE_S = 4, 1.0
+CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS)
 LOAD_S = 600.0
 DROP_S = LOAD_S  # A host that is loading lets go of a release when it is done
 # How a host refuses a release whose files it lacks, or has damaged ones of.
@@ -344,21 +347,25 @@ async def store(link: HostLink, contents: ReleaseManifest, assignment: stage_pb2
     :param contents: with its directories.
     :param assignment: the stage of a host that was started without a checkpoint.
     """
-    sent: list[int] = []
-    delivery = ReleaseTransfer(contents, lambda _, size: sent.append(size), assignment)
-    try:
-        with _refusals(link):
-            async for response in link.relay.stub.Store(delivery.requests(), timeout=STORE_S):
-                if response.stored:
-                    return sum(sent)
-                delivery.hear(response)
-    except StatusError:
-        if delivery.failure:
-            raise transfer_error(delivery.failure) from None
-        raise
-    finally:
-        delivery.close()
-    raise internal(f"{link.relay.host} did not say that the release is stored")
+    sent, tries = dict[str, int](), 0
+    while True:
+        delivery, tries = ReleaseTransfer(contents, sent.setdefault, assignment), tries + 1
+        try:
+            with _refusals(link):
+                async for response in link.relay.stub.Store(delivery.requests(), timeout=STORE_S):
+                    if response.stored:
+                        return sum(sent.values())
+                    delivery.hear(response)
+            raise internal(f"{link.relay.host} did not say that the release is stored")
+        except StatusError as refusal:
+            if delivery.failure:
+                raise transfer_error(delivery.failure) from None
+            # what came before a cut is still there: only the rest is sent again
+            if tries == STORE_TRIES or not sent or refusal.code not in CUT:
+                raise
+        finally:
+            delivery.close()
+        await asyncio.sleep(STORE_PAUSE_S)
 
 
 async def load(

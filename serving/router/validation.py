@@ -173,7 +173,11 @@ async def tokenized(
     tokenizer = mode.tokenizer
     if messages:
         prompt, account.prompt_bytes, schema = await tokenizer.encode_chat(messages, tools, generation.must_call)
-        generation = replace(generation, json_schema=schema or generation.json_schema)
+        if schema:
+            _check_taken("tools that are strict", mode, TELLING)
+            if generation.json_schema:
+                raise invalid("json_schema leaves no tool to call: leave it out, or the tools")
+            generation = replace(generation, json_schema=schema)
     else:
         prompt, account.prompt_bytes = await tokenizer.encode_text(generation.prompt), len(generation.prompt)
     if not prompt:

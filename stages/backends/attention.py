@@ -11,6 +11,7 @@ from onesweep.stages.backends.base import CleanPiece
 from onesweep.stages.backends.rows import Rows
 from onesweep.stages.model.layers import Layer, LayerCache, Numbers, seen_keys, soft_capped
 from onesweep.stages.model.llama import LlamaLayer
+from onesweep.stages.model.prefill import ATTEND_POSITIONS
 from onesweep.stages.model.speculation import first_branch
 
 ROUND = 16  # numbers between addresses that kernels treat alike: those of a cache line
@@ -76,27 +77,31 @@ def by_head(qkv: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Ten
     return q, k, v
 
 
-# What the positions of a piece see: keys by a mask; by depth, what is above them in a tree; all keys before them.
-Sight = Tensor | tuple[int, ...] | None
+@dataclass(frozen=True)
+class Sight:
+    """Keys that the positions of a piece see."""
+
+    # Of those that attend at once, the first ones of the piece: ends of the groups that do, and their masks (positions,
+    # keys); None for a group that sees all before it.
+    groups: list[tuple[int, Tensor | None]]
+    depths: tuple[int, ...]  # of the others, below the first of them, where they are a tree
 
 
-def sights(pieces: Sequence[CleanPiece], few: int, window: int | None = None) -> list[Sight]:
-    """For each piece: what its positions see.
+def sights(pieces: Sequence[CleanPiece], window: int | None = None) -> list[Sight]:
+    """For each piece: what its positions see. window: of `AttentionShape`."""
+    return [_sight(piece, window) for piece in pieces]
 
-    :param few: a piece of up to so many positions after others needs no mask: it is computed one by one, as if
-        they came one at a time, to the last bit the same.
-    :param window: of `AttentionShape`.
-    """
-    found: list[Sight] = []
-    for piece in pieces:
-        if piece.depths:
-            found.append(piece.depths)
-            continue
-        past, count = piece.caches[0].length, piece.source.shape[0]
-        together = past and count > (1 if piece.at_once else few)
-        is_cut = window is not None and not past and count > window
-        found.append(seen_keys(count, past, window, piece.source.device) if together or is_cut else None)
-    return found
+
+def _sight(piece: CleanPiece, window: int | None) -> Sight:
+    past, at_once, groups = piece.caches[0].length, piece.source.shape[0] - piece.one_by_one, []
+    depths = tuple(depth - at_once for depth in piece.depths[at_once:])
+    at = 0
+    while at < at_once:
+        start = past + at
+        count = min(ATTEND_POSITIONS - start % ATTEND_POSITIONS, at_once - at)
+        is_plain = count == 1 or (not start and (window is None or count <= window))
+        groups.append((at := at + count, None if is_plain else seen_keys(count, start, window, piece.source.device)))
+    return Sight(groups, depths)
 
 
 def attend_clean(
@@ -116,14 +121,20 @@ def attend_clean(
         for i, cache in enumerate(caches):
             attend(shape, queries[i], numbers[i], cache, results[i])
         return mixed.view(rows.total, -1)
-    for (begin, end), cache, mask in zip(rows, caches, seen, strict=True):
-        if isinstance(mask, tuple):
-            _attend_tree(shape, q[begin:end], numbers[begin:end], cache, mask, mixed[begin:end], attend)
-        elif end - begin == 1 or (mask is None and cache.length):
-            for i in range(begin, end):
-                attend(shape, q[i], numbers[i], cache, mixed[i])
-        else:
-            mixed[begin:end] = _attend_many(shape, q[begin:end], k[begin:end], v[begin:end], cache, mask)
+    for (begin, end), cache, sight in zip(rows, caches, seen, strict=True):
+        at = begin
+        for count, mask in sight.groups:
+            group = slice(at, begin + count)
+            at = group.stop
+            if group.stop - group.start > 1:
+                mixed[group] = _attend_many(shape, q[group], k[group], v[group], cache, mask)
+            else:
+                attend(shape, q[group.start], numbers[group.start], cache, mixed[group.start])
+        if sight.depths:
+            _attend_tree(shape, q[at:end], numbers[at:end], cache, sight.depths, mixed[at:end], attend)
+            continue
+        for i in range(at, end):
+            attend(shape, q[i], numbers[i], cache, mixed[i])
     return mixed.view(rows.total, -1)
 
 

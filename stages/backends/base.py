@@ -30,11 +30,11 @@ class CleanPiece:
     source: Tensor
     # One for each layer of the part, of a batch of one; its length is the position of the first new one.
     caches: list[LayerCache]
-    # Whether a few positions need not give, to the last bit, what they would give one by one, as guesses must.
-    at_once: bool = False
+    # So many of the last positions give, to the last bit, what they would give one by one, as guesses must. Those
+    # before attend at once, in groups that end where the grid of ATTEND_POSITIONS does, and with the last of them.
+    one_by_one: int = 0
     # Of a tree, depth first (stages/model/speculation.py), how far each is below the first new position; empty where
-    # they follow each other. The first branch is appended, the others are not kept; all give what they would give one
-    # by one.
+    # they follow each other. The first branch is appended, the others are not kept. All that part are one by one.
     depths: tuple[int, ...] = ()
 
 

@@ -33,7 +33,7 @@ from onesweep.stages.backends.onnx_graphs import (
     head_graph,
     product_graph,
 )
-from onesweep.stages.backends.packed import FEW_POSITIONS, NOISE_LEVELS, Angles, PackedReader, PipelineRunner
+from onesweep.stages.backends.packed import NOISE_LEVELS, Angles, PackedReader, PipelineRunner
 from onesweep.stages.backends.pictures import PackedPictures, Product
 from onesweep.stages.backends.rows import Rows
 from onesweep.stages.backends.runner_checks import (
@@ -45,6 +45,7 @@ from onesweep.stages.backends.runner_checks import (
 )
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.block import Block
+from onesweep.stages.model.decoder_options import WEIGHT_WORDS
 from onesweep.stages.model.families import FamilyPart, PipelineStage
 from onesweep.stages.model.layers import LayerCache, soft_capped
 from onesweep.stages.model.llama import LlamaStage
@@ -121,8 +122,8 @@ class OnnxLayer:
 class OnnxReader(PackedReader):
     """The clean stream of a part."""
 
-    def __init__(self, part: Block | PipelineStage, layers: Sequence[OnnxLayer], few: int = FEW_POSITIONS) -> None:
-        super().__init__(part, layers, part.layers[0].mlp_in.out_features, few)
+    def __init__(self, part: Block | PipelineStage, layers: Sequence[OnnxLayer]) -> None:
+        super().__init__(part, layers, part.layers[0].mlp_in.out_features)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
         """Unpadded but for whole vectors: these kernels add up one row as they add up many."""
@@ -137,7 +138,7 @@ class OnnxReader(PackedReader):
 class OnnxBlock(BlockRunner):
     def __init__(self, block: Block, int8: bool) -> None:
         self.block = block
-        self.reader = OnnxReader(block, [OnnxLayer(block, layer, int8) for layer in block.layers], few=1)
+        self.reader = OnnxReader(block, [OnnxLayer(block, layer, int8) for layer in block.layers])
         self.session = Session(denoise_graph(block, int8))
         self.modulation = lru_cache(NOISE_LEVELS)(partial(_modulation, block))
 
@@ -220,7 +221,8 @@ class OnnxBackend(Backend):
         if isinstance(stage, LlamaStage) and stage.architecture.experts is not None:
             raise InputError(f"the backend {self.name} does not run mixtures of experts: choose --backend torch")
         if isinstance(stage, LlamaStage) and stage.architecture.weights != "float32":
-            raise InputError(f"the backend {self.name} does not run weights of 4 bits: choose --backend torch")
+            words = WEIGHT_WORDS[stage.architecture.weights]
+            raise InputError(f"the backend {self.name} does not run {words}: choose --backend torch")
         probe = StageProbe(stage)
         runner = OnnxStage(stage, self.int8)
         probe.check(runner, self.int8)

@@ -164,8 +164,6 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 NOISE_LEVELS = 64  # how many noise levels' AdaLN numbers are kept: a sweep comes back to the same few
-# What a stage of an AR model reads at once as if it came byte by byte: guesses must give what the bytes would have.
-FEW_POSITIONS = 72
 
 
 @dataclass(frozen=True)
@@ -181,14 +179,11 @@ class PackedReader:
 
     :param layers: not those of `part`, but what computes them.
     :param hidden: numbers in a row of the widest layer.
-    :param few: positions that are computed as if they came one at a time.
     """
 
-    def __init__(
-        self, part: Block | PipelineStage, layers: Sequence[PipelineLayer], hidden: int, few: int = FEW_POSITIONS
-    ) -> None:
+    def __init__(self, part: Block | PipelineStage, layers: Sequence[PipelineLayer], hidden: int) -> None:
         self.embedding = None if part.embedding is None else part.embedding.weight.detach()
-        self.layers, self.hidden, self.few = layers, hidden, few
+        self.layers, self.hidden = layers, hidden
         self.kinds, self.kind_of = kinds_of(part)
         self.device = part.rotary.device
 
@@ -203,7 +198,7 @@ class PackedReader:
         x = rows.pack([self.input(piece.source) for piece in pieces])
         depths = [piece.depths for piece in pieces]
         angles = [self.angles_of(rows, starts, depths, kind) for kind in self.kinds]
-        seen = [sights(pieces, self.few, kind.window) for kind in self.kinds]
+        seen = [sights(pieces, kind.window) for kind in self.kinds]
         held = zip(*(piece.caches for piece in pieces), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
             layer.clean(x, rows, angles[kind], caches, seen[kind])
@@ -293,7 +288,7 @@ class PackedBlock(BlockRunner):
     def __init__(self, block: Block) -> None:
         self.block = block
         self.layers = [PackedLayer(layer) for layer in block.layers]
-        self.reader = PackedReader(block, self.layers, 4 * block.architecture.width, few=1)
+        self.reader = PackedReader(block, self.layers, 4 * block.architecture.width)
         self.inputs = torch.cat([block.state_in.weight.detach(), block.estimate_in.weight.detach()], dim=1).t()
         self.norm = PackedNorm(block.noisy_norm)
         self.head, self.bias = block.noisy_head.weight.detach().t(), block.noisy_head.bias.detach()

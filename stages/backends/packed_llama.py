@@ -47,6 +47,7 @@ BLOCK_BYTES = 32 << 20
 # in torch, so its version is exact.
 class Product:
     """x @ weight.T + bias, with the weight in oneDNN's blocked layout: read in order, it is there in fewer accesses.
+    With a weight in bfloat16 x and the product are rounded to it, sums are not.
 
     Takes the linear layer's weight over, which is empty afterwards; that of a tied head stays, for the embedding reads
     it. The operators are those that torch's compiler uses, and have no public name: the exact version of torch that
@@ -60,7 +61,10 @@ class Product:
         if isinstance(linear, nn.Linear):
             linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)
         self.is_packed = self.is_packed and weight.is_cpu
-        count = max(1, BLOCK_BYTES // (4 * weight.shape[1])) if self.is_packed else len(weight)
+        self.type = weight.dtype
+        if self.type is torch.bfloat16 and not (self.is_packed and _ONEDNN._is_mkldnn_bf16_supported()):
+            raise CheckpointError("this processor has no products in bfloat16: import the model with --weights float32")
+        count = max(1, BLOCK_BYTES // (weight.itemsize * weight.shape[1])) if self.is_packed else len(weight)
         starts = range(0, len(weight), count)
         self.biases = [None if bias is None else bias[start : start + count] for start in starts]
         owned = self.is_packed and is_owned(weight)
@@ -82,6 +86,9 @@ class Product:
         return results[0] if len(results) == 1 else torch.cat(results, dim=1)
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.type is torch.bfloat16:
+            rounded: Tensor = _ONEDNN._linear_pointwise(x.bfloat16(), weight, None, "none", [], "").float()
+            return rounded if bias is None else rounded.add_(bias)
         if self.is_packed:
             result: Tensor = _ONEDNN._linear_pointwise(x, weight, bias, "none", [], "")
             return result
@@ -315,7 +322,7 @@ class LlamaReader(PackedReader):
     def __init__(self, stage: LlamaStage, make: Make) -> None:
         self.architecture = a = stage.architecture
         # A row of 4-bit products is the same in any company, but the head and a mixture's router are of the other kind.
-        self.is_padded = a.weights == "float32" or stage.is_last or a.experts is not None
+        self.is_padded = a.weights != "q4" or stage.is_last or a.experts is not None
         super().__init__(stage, [PackedLlamaLayer(layer, make) for layer in stage.layers], a.mlp_width)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:

@@ -47,12 +47,12 @@ MAX_TABLE_BYTES, TABLES_PER_WEIGHTS = 64 << 20, 4
 NOUNS = {"chain": "block", "steps": "stage", "experts": "expert"}  # of a drawing part, in the name of its file
 
 
-def load_block(directory: Path, index: int) -> Block:
+def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block:
     """One block of a chain that was trained here, digest, shapes and loss checked. Reads that block's file only."""
     manifest = read_manifest(directory)
     if manifest.kind == "chain" and manifest.codes is None:
         raise CheckpointError(f"{directory} holds a chain that is grafted on a pretrained model: it is only served")
-    block = load_chain_part(directory, index)
+    block = load_chain_part(directory, index, device)
     assert isinstance(block, Block)
     return block
 

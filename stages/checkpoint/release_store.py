@@ -21,7 +21,7 @@ from pathlib import Path
 from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, NGRAM_NAME, Bundle, find_bundle
 from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_manifest
-from onesweep.stages.errors import CheckpointError, ServiceError, regular
+from onesweep.stages.errors import CheckpointError, ServiceError, StalePart, regular
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
 # Kinds of the models that may lie in a folder; in all others `ar`.
@@ -204,12 +204,14 @@ class ReleaseStore:
             except CheckpointError as error:
                 raise CheckpointError(str(error).replace(f"{coming}/", "")) from None
             wanted = {path: part for path, part in files.items() if not self._have(coming, path, part)}
-            need, free = sum(part.bytes for part in wanted.values()), shutil.disk_usage(coming).free
+            begun = {path: _begun(coming / path, part) for path, part in wanted.items()}
+            need = sum(part.bytes - begun[path] for path, part in wanted.items())
+            free = shutil.disk_usage(coming).free
         except OSError as error:
             raise _trouble(coming, error) from None
         if need + SPARE_BYTES > free:
             raise ServiceError(f"no room on {self.directory}: {need} bytes needed, {free} free; free some space")
-        return IncomingRelease(coming, self.directory / contents.name, wanted)
+        return IncomingRelease(coming, self.directory / contents.name, wanted, begun)
 
     def _have(self, coming: Path, path: str, part: Part) -> bool:
         """True if a file is in its place, or another release had it."""
@@ -228,21 +230,32 @@ class ReleaseStore:
 class IncomingRelease:
     """A release that is being stored. Its methods block."""
 
-    def __init__(self, coming: Path, place: Path, wanted: dict[str, Part]) -> None:
-        """:param wanted: missing files by their path in the release; no other file is written."""
+    def __init__(self, coming: Path, place: Path, wanted: dict[str, Part], begun: Mapping[str, int]) -> None:
+        """:param wanted: missing files by their path in the release; no other file is written.
+        :param begun: bytes of each that a transfer before brought.
+        """
         # the receiver makes this list from the manifests, so the other side cannot choose a path here
         self.coming, self.place, self.wanted = coming, place, wanted
-        self._left = dict(wanted)
-        self._path, self._written = "", 0
+        self._left, self._begun = dict(wanted), begun
+        self._path, self._start, self._written = "", 0, 0  # bytes of the file that is being written
 
-    def write(self, path: str, data: bytes) -> None:
+    @property
+    def asked(self) -> list[str]:
+        """Missing files as the other side is asked for them: `path@bytes` is the rest of one after so many bytes."""
+        return [f"{path}@{begun}" if (begun := self._begun[path]) else path for path in self.wanted]
+
+    def write(self, asked: str, data: bytes) -> None:
         """Append to a file. Raises CheckpointError for a file that is not wanted, or has other contents."""
+        path, _, begun = asked.partition("@")
         part = self._left.get(path)
-        if part is None:
-            raise CheckpointError(f"{path[:80]!r} was not asked for")
+        if part is None or begun not in ("", str(self._begun[path])):
+            raise CheckpointError(f"{asked[:80]!r} was not asked for")
         if self._written and path != self._path:
             self._end_file()
         self._path, target = path, self.coming / path
+        if not self._written:
+            self._start = self._written = int(begun or 0)
+        mode = "ab" if self._written else "wb"
         self._written += len(data)
         if self._written > (part.bytes or MOST_BESIDE_BYTES):
             most = f"the {part.bytes} bytes that its manifest says" if part.bytes else f"{MOST_BESIDE_BYTES} bytes"
@@ -250,7 +263,7 @@ class IncomingRelease:
         try:
             if shutil.disk_usage(self.coming).free < SPARE_BYTES:  # the sizes of those beside weights are told nowhere
                 raise ServiceError(f"no room on {self.coming.parent}: free some space")
-            with target.open("wb" if self._written == len(data) else "ab") as file:
+            with target.open(mode) as file:
                 file.write(data)
                 if self._written == part.bytes:
                     file.flush()
@@ -283,6 +296,8 @@ class IncomingRelease:
             raise self._short()
         if file_digest(target) != part.sha256:
             target.unlink()
+            if self._start:
+                raise StalePart(f"{self._path} went on from a beginning here that was damaged: deploy again")
             raise CheckpointError(f"{self._path} does not have its manifest's SHA-256: it is damaged")
         del self._left[self._path]
         self._written = 0
@@ -299,6 +314,12 @@ def _is_name(name: object) -> bool:
 def has_size(path: Path, part: Part) -> bool:
     """True for a file of the size of `part`, if that is known."""
     return path.is_file() and part.bytes in (0, path.stat().st_size)
+
+
+def _begun(path: Path, part: Part) -> int:
+    """Bytes of a file that came already, of a part that is not whole."""
+    size = path.stat().st_size if path.is_file() else 0
+    return size if size < part.bytes else 0
 
 
 def _is_part(path: Path, part: Part) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import grpc
 from onesweep.stages.checkpoint.bundle import NGRAM_NAME
 from onesweep.stages.checkpoint.manifest import Part, read_manifest
 from onesweep.stages.checkpoint.release_store import FOLDERS, IncomingRelease, ReleaseManifest, ReleaseStore, Wants
-from onesweep.stages.errors import CheckpointError, InputError, OnesweepError, regular
+from onesweep.stages.errors import CheckpointError, InputError, OnesweepError, StalePart, regular
 from onesweep.stages.threads import in_thread
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
@@ -46,15 +47,18 @@ class ReleaseTransfer:
             offer.assignment.CopyFrom(self._assignment)
         yield stage_pb2.StoreRequest(offer=offer)
         try:
-            for path in await self._wanted:
+            for wanted in await self._wanted:
                 if self._stopped:
                     return
+                rest = re.fullmatch("(.+)@([0-9]{1,18})", wanted)
+                path, start = (rest[1], int(rest[2])) if rest else (wanted, 0)
                 source = regular(self._source(path))
                 if self._progress:
-                    self._progress(path, source.stat().st_size)
+                    self._progress(path, source.stat().st_size - start)
                 with source.open("rb") as file:
+                    file.seek(start)
                     while not self._stopped and (data := await asyncio.to_thread(file.read, PIECE_BYTES)):
-                        yield stage_pb2.StoreRequest(piece=stage_pb2.Piece(path=path, data=data))
+                        yield stage_pb2.StoreRequest(piece=stage_pb2.Piece(path=wanted, data=data))
         except CheckpointError as error:
             self.failure = error
         except OSError as error:
@@ -96,7 +100,7 @@ async def receive_release(
                 if intake is not None:
                     raise invalid("a delivery has one offer")
                 intake = await in_thread(shelf.begin, manifest_of(request.offer), wants_of(request.offer))
-                yield stage_pb2.StoreResponse(wanted=list(intake.wanted))
+                yield stage_pb2.StoreResponse(wanted=intake.asked)
             elif intake is None:
                 raise invalid("a delivery begins with an offer")
             else:
@@ -138,7 +142,10 @@ def manifest_of(offer: stage_pb2.Offer) -> ReleaseManifest:
 
 
 def transfer_error(error: OnesweepError) -> StatusError:
-    """The status of a failed transfer: FAILED_PRECONDITION for bad files, INTERNAL for this machine."""
+    """The status of a failed transfer: FAILED_PRECONDITION for bad files, INTERNAL for this machine, DATA_LOSS for a
+    beginning that was damaged here, without which the next try can be whole."""
+    if isinstance(error, StalePart):
+        return StatusError(grpc.StatusCode.DATA_LOSS, str(error))
     if isinstance(error, CheckpointError | InputError):
         return failed_precondition(str(error))
     return StatusError(grpc.StatusCode.INTERNAL, str(error))

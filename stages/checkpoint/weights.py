@@ -18,7 +18,7 @@ MAX_HEADER_BYTES = 1 << 20
 
 # Names of the format's types that are read. Where float32 is wanted, weights of 16 bits take half the room on a disk,
 # and the same in memory.
-TYPES = {"F32": torch.float32, "F16": torch.float16, "U8": torch.uint8, "I32": torch.int32}
+TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8, "I32": torch.int32}
 
 Shapes = dict[str, tuple[int, ...]]
 Types = Mapping[str, torch.dtype]  # of tensors that are not float32
@@ -97,7 +97,7 @@ def _read_tensor(
 ) -> Tensor:
     # torch's own alignment, as for fresh weights: kernels depend on it
     tensor = torch.empty(math.prod(shape), dtype=TYPES[stored])
-    if file.readinto(tensor.numpy().data.cast("B")) != tensor.nbytes:
+    if file.readinto(tensor.view(torch.uint8).numpy().data) != tensor.nbytes:
         raise CheckpointError(f"{path} ends within tensor {name}; fetch it again")
     tensor = tensor.to(wanted)
     low, high = tensor.aminmax()  # both NaN if any number is; needs no copy
@@ -122,4 +122,4 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            file.write(tensor.detach().cpu().contiguous().view(-1).numpy().data.cast("B"))
+            file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

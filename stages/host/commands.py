@@ -53,9 +53,9 @@ def add_import(pretrained: argparse.ArgumentParser) -> None:
     )
     pretrained.add_argument(
         "--weights",
-        choices=["float32", "q4"],
+        choices=["float32", "bfloat16", "q4"],
         default="float32",
-        help="of layers: 4 bytes a number, or 4 bits (float32)",
+        help="of layers: 4 bytes a number, 2 bytes, or 4 bits (float32)",
     )
     pretrained.add_argument(
         "--draft-head", type=Path, metavar="FILE", help="of `distill --head`: the last host drafts by it"

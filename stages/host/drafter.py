@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from onesweep.stages.model.draft_head import DraftHead
 from onesweep.stages.model.draft_tree import (
     DEFAULT_BRANCHES,
     MAX_DRAFT,
+    Allowed,
     Draft,
     DraftLength,
     DraftPlan,
@@ -47,8 +48,9 @@ class DraftState:
     unread: Tensor | None = None
     # Output of the head at the last place that it read, (1, width).
     last: Tensor | None = None
-    # The last draft, and when it left.
+    # The last draft, when it left, and by whose record it was cut.
     draft: Draft = field(default_factory=Draft)
+    worth: DraftLength | None = None
     left_at: float = 0.0
 
 
@@ -68,7 +70,9 @@ class HeadDrafter:
         assert isinstance(head.stage.head, nn.Linear)
         head.stage.head.weight = nn.Parameter(model_head[head.symbols.long()], requires_grad=False)
         self.runner = packed_stage(head.stage, rounded_product)
-        self.worth = DraftLength(SweepTime())
+        # A grammar leaves few symbols at most places: guesses are right more often there.
+        self.sweeps = SweepTime()
+        self.free, self.held = (DraftLength(self.sweeps) for _ in range(2))
 
     def begin(self, capacity: int, origin: int) -> DraftState:
         """For a session whose first hop brings symbols from `origin` on."""
@@ -92,7 +96,7 @@ class HeadDrafter:
         if not known:
             return
         for piece in split_reads(self.joined(states[:known], torch.tensor(following))):
-            (read,) = self.runner.read([CleanPiece(piece, state.caches, at_once=True)])
+            (read,) = self.runner.read([CleanPiece(piece, state.caches)])
             state.last = read[-1:]
 
     @torch.inference_mode()
@@ -105,16 +109,23 @@ class HeadDrafter:
         """
         begin = time.perf_counter()
         if state.left_at and state.draft.symbols:
-            self.worth.sweeps.learn(len(state.draft.symbols), (begin - state.left_at) * 1000)
-        state.draft = Draft()
+            self.sweeps.learn(len(state.draft.symbols), (begin - state.left_at) * 1000)
+        state.draft, state.worth = Draft(), self.free if law.allowed is None else self.held
         if left > 1 and state.last is not None:
             plan = DraftPlan(min(left - 1, MAX_DRAFT), min(most, left - 1) or None, branches or DEFAULT_BRANCHES)
             text = _HeadText(self, state)
             grower = TreeGrower(
-                text, self.alphabet, self.worth, law.temperature, law.seed, law.shaping, symbols=self.symbols
+                text,
+                self.alphabet,
+                state.worth,
+                law.temperature,
+                law.seed,
+                law.shaping,
+                symbols=self.symbols,
+                allowed=law.allowed,
             )
             growth = grower.grow(self.alphabet.encode(known), plan)
-            state.draft = growth.draft(chosen(growth, plan, self.worth))
+            state.draft = growth.draft(chosen(growth, plan, state.worth))
         state.left_at = time.perf_counter()
         return state.draft
 
@@ -122,7 +133,8 @@ class HeadDrafter:
         """Book what the hosts made of the last draft. written: the symbols that came of it."""
         draft = state.draft
         kept = draft.kept(written[:-1])
-        self.worth.learn(draft.first, kept, sum(draft.odds[: kept + 1]), draft.levels, draft.compute_ms)
+        if state.worth is not None:
+            state.worth.learn(draft.first, kept, sum(draft.odds[: kept + 1]), draft.levels, draft.compute_ms)
 
     def joined(self, states: Tensor, symbols: Tensor) -> Tensor:
         """Input of the layers: (places, width)."""
@@ -137,6 +149,8 @@ class Law:
     temperature: float
     seed: int
     shaping: Shaping
+    # By a grammar, symbols that can follow guesses after the text.
+    allowed: Callable[[Sequence[int]], Allowed | None] | None = None
 
 
 class _HeadText(LocalText):

@@ -6,7 +6,9 @@ same distribution. llguidance parses (https://github.com/guidance-ai/llguidance)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,12 +16,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.checkpoint.checkpoint import read_companion
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
 from onesweep.stages.host.parts import ModelSource
 from onesweep.stages.host.schema_check import byte_tokenizer, compiled
+from onesweep.stages.model.draft_tree import Allowed
 from onesweep.stages.model.vocabulary import BYTES
 
 if TYPE_CHECKING:
@@ -70,16 +74,41 @@ class Grammar:
         self._matcher.consume_tokens(list(written[same:]))
         self._read = list(written)
 
-    def masked(self, logits: Tensor) -> Tensor | None:
-        """Logits with -inf for symbols that cannot follow; None where none can. logits: (1, vocabulary), as the
-        result."""
+    def allowed(self) -> Allowed | None:
+        """Which symbols can follow, (vocabulary,); None where none can."""
         if self._matcher.is_stopped():
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, bitorder="little")[: self._size].astype(bool)
-        if self.problem or not allowed.any():
+        return None if self.problem or not allowed.any() else allowed
+
+    def masked(self, logits: Tensor) -> Tensor | None:
+        """Logits with -inf for symbols that cannot follow; None where none can. logits: (1, vocabulary), as the
+        result."""
+        if (allowed := self.allowed()) is None:
             return None
         return logits.masked_fill(torch.from_numpy(~allowed).to(logits.device), -torch.inf)
+
+    def allowed_after(self, text: NDArray[np.int64]) -> Callable[[Sequence[int]], Allowed | None]:
+        """`allowed` once guesses are read, too, which follow `text` and were allowed themselves."""
+
+        def after(guesses: Sequence[int]) -> Allowed | None:
+            self.read([*text.tolist(), *guesses])
+            return self.allowed()
+
+        return after
+
+
+def with_tags_as_text(tokenizer: str) -> str:
+    """A tokenizer's file with added tokens such as `<think>` in its vocabulary, unless they are marked as special:
+    llguidance takes every added token in angle brackets for a control token, which no text has."""
+    told = json.loads(tokenizer)
+    vocabulary, added = told["model"].get("vocab"), told.get("added_tokens") or []
+    tags = [each for each in added if not each.get("special") and re.fullmatch("<[!-~]*>", each["content"])]
+    if tags and isinstance(vocabulary, dict):
+        vocabulary.update({each["content"]: each["id"] for each in tags})
+        told["added_tokens"] = [each for each in added if each not in tags]
+    return json.dumps(told)
 
 
 @lru_cache(maxsize=4)
@@ -87,7 +116,7 @@ def _token_tokenizer(directory: Path, digest: str, size: int, ends: tuple[int, .
     from llguidance import LLTokenizer
 
     text = read_companion(directory, read_manifest(directory), TOKENIZER_NAME).decode()
-    return LLTokenizer(text, n_vocab=size, eos_token=list(ends))
+    return LLTokenizer(with_tags_as_text(text), n_vocab=size, eos_token=list(ends))
 
 
 def _tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:

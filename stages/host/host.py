@@ -22,7 +22,6 @@ from onesweep.stages.host.requests import (
     PictureRequest,
     PipelineRequest,
     PrefillRequest,
-    SamplingRequest,
     WorkRequest,
 )
 from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
@@ -415,8 +414,7 @@ def _book_reads(job: ScheduledHop) -> None:
         return
     alphabet, work = session.alphabet, work_of(job.hop)
     assert isinstance(work, StageWork)
-    known = request.clean.shape[0] - (request.draft if isinstance(request, SamplingRequest) else 0)
-    session.beginning.read(request.start, request.lengths, alphabet.cut(work.clean, 0, known), alphabet)
+    session.beginning.read(request.start, request.lengths, alphabet.cut(work.clean, 0, request.at_once), alphabet)
 
 
 def _add_up(outcome: Outcome) -> None:

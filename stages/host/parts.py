@@ -17,6 +17,7 @@ from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.device import AUTO, check_device
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.drafter import HeadDrafter
+from onesweep.stages.model.decoder_options import WEIGHT_WORDS
 from onesweep.stages.model.families import FamilyArchitecture, PipelineStage
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import cache_bytes
@@ -107,7 +108,7 @@ class HostPlan:
         for kind, source in self.pipelines.items():
             a = source.manifest.pipeline_architecture
             if isinstance(a, LlamaArchitecture) and a.weights != "float32":
-                return f"weights of 4 bits ({kind}) compute on CPUs: import the model with --weights float32"
+                return f"{WEIGHT_WORDS[a.weights]} ({kind}) compute on CPUs: import the model with --weights float32"
         return ""
 
     def model(self, kind: str) -> ModelSource | None:

@@ -1,7 +1,7 @@
 """Prefix memory: KV caches of the beginnings of texts, kept for later texts that begin alike, within a byte budget.
 
-It is made of whole reads (`READ_POSITIONS` in stages/model/prefill.py), each under a digest of all symbols up to its
-end. Texts that begin alike share their first pieces, and a longer text adds only the pieces that are new.
+It is made of pieces of ATTEND_POSITIONS (stages/model/prefill.py), each under a digest of all symbols up to its end.
+Texts that begin alike share their first pieces, and a longer text adds only the pieces that are new.
 """
 
 from __future__ import annotations
@@ -18,48 +18,46 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.prefill import READ_POSITIONS, prefix_digests
+from onesweep.stages.model.prefill import ATTEND_POSITIONS, prefix_digests
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
 
-MOST_LISTED = 1024  # pieces that a host tells routers of: 8 KB, once a second at most and only after a change
+MOST_LISTED = 4096  # pieces that a host tells routers of: 32 KB, once a second at most and only after a change
 LISTED_BYTES = 8  # of a digest: a router that takes one for another is refused, and reads anew
 
 
 @dataclass
 class Beginning:
-    """Beginning of a session's text, as far as it was read in whole pieces that a longer text would be read in, too."""
+    """Beginning of a session's text, as far as it attended in whole groups, as that of a longer text would."""
 
     root: bytes  # of `prefix_root`
     digests: list[bytes] = field(default_factory=list)  # one for each piece
     recalled: list[KeptPiece] = field(default_factory=list)  # pieces from memory that the session still lacks
 
     def read(self, start: int, lengths: Sequence[int], text: bytes, alphabet: Alphabet) -> None:
-        """Book reads of these lengths, from `start` on. text: their symbols, those of draft tokens left out."""
-        del self.digests[start // READ_POSITIONS :]
-        whole = 0
-        if start == len(self.digests) * READ_POSITIONS:
-            most = alphabet.count(text) // READ_POSITIONS
-            while whole < min(most, len(lengths)) and lengths[whole] == READ_POSITIONS:
-                whole += 1
-        if whole:
-            last = self.digests[-1] if self.digests else self.root
-            self.digests += prefix_digests(last, alphabet.cut(text, 0, whole * READ_POSITIONS), alphabet)
+        """Book reads of these lengths, from `start` on. text: their first symbols, those that attended at once."""
+        del self.digests[start // ATTEND_POSITIONS :]
+        if start != len(self.digests) * ATTEND_POSITIONS:
+            return
+        # a read that ends beside the grid ends a group there: only groups before it are whole
+        odd = next((i for i, length in enumerate(lengths) if length % ATTEND_POSITIONS), len(lengths))
+        whole = alphabet.cut(text, 0, sum(lengths[: odd + 1]))
+        self.digests += prefix_digests(self.digests[-1] if self.digests else self.root, whole, alphabet)
 
     def recall(self, caches: Sequence[LayerCache], symbols: NDArray[np.int64]) -> None:
         """Put what memory had into a session's caches, all layers of all parts in their order, and its text."""
         for at, piece in enumerate(self.recalled):
-            symbols[at * READ_POSITIONS : (at + 1) * READ_POSITIONS] = piece.symbols
+            symbols[at * ATTEND_POSITIONS : (at + 1) * ATTEND_POSITIONS] = piece.symbols
             for numbers, kept in zip(_numbers(caches, at), piece.numbers, strict=True):
                 numbers.copy_(kept)
         self.recalled = []
 
 
 def _numbers(caches: Sequence[LayerCache], at: int) -> list[Tensor]:
-    """Keys and values of piece `at` of a sequence: views (kv_heads, READ_POSITIONS, head_dim) of its caches."""
-    begin = at * READ_POSITIONS
-    return [x[0, :, begin : begin + READ_POSITIONS] for cache in caches for x in (cache.keys, cache.values)]
+    """Keys and values of piece `at` of a sequence: views (kv_heads, ATTEND_POSITIONS, head_dim) of its caches."""
+    begin = at * ATTEND_POSITIONS
+    return [x[0, :, begin : begin + ATTEND_POSITIONS] for cache in caches for x in (cache.keys, cache.values)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +66,8 @@ class KeptPiece:
 
     root: bytes
     before: bytes  # digest of the piece before; the root for the first
-    numbers: Tensor  # (2 x layers, kv_heads, READ_POSITIONS, head_dim)
-    symbols: NDArray[np.int64]  # (READ_POSITIONS,): penalties go by all of a text
+    numbers: Tensor  # (2 x layers, kv_heads, ATTEND_POSITIONS, head_dim)
+    symbols: NDArray[np.int64]  # (ATTEND_POSITIONS,): penalties go by all of a text
 
 
 class PrefixStore:
@@ -89,7 +87,7 @@ class PrefixStore:
         while (piece := self._pieces.get(at)) is not None and piece.root == root:
             digests.insert(0, at)
             at = piece.before
-        if at != root or len(digests) * READ_POSITIONS != positions:
+        if at != root or len(digests) * ATTEND_POSITIONS != positions:
             raise StatusError(
                 grpc.StatusCode.NOT_FOUND,
                 f"the first {positions} symbols are not in memory here any more; send the whole text",
@@ -110,7 +108,7 @@ class PrefixStore:
         if digest in self._pieces or (at and before not in self._pieces):
             return
         source = _numbers(caches, at)  # kept where it is: recalled, it need not cross to a device again
-        text = symbols[at * READ_POSITIONS : (at + 1) * READ_POSITIONS].copy()
+        text = symbols[at * ATTEND_POSITIONS : (at + 1) * ATTEND_POSITIONS].copy()
         need = text.nbytes + sum(numbers.numel() * numbers.element_size() for numbers in source)
         while self.bytes + need > self.budget_bytes:
             oldest = next(iter(self._pieces), None)

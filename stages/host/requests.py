@@ -59,18 +59,22 @@ class PipelineRequest(WorkRequest):
 
     codec: StateCodec
     hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
+    at_once: int  # so many of the new symbols, the first, attend at once; the others give what they would one by one
 
     @property
     def lengths(self) -> list[int]:
         """Lengths of the reads in which the host reads the new symbols."""
-        return read_lengths(self.clean.shape[0], start=self.start, reads=self.reads)
+        return read_lengths(self.clean.shape[0], self.reads)
+
+    def one_by_one(self, begin: int, count: int) -> int:
+        """Number of those that do not attend at once, among `count` new symbols after the first `begin`."""
+        return min(max(begin + count - self.at_once, 0), count)
 
 
 @dataclass(frozen=True, eq=False)
 class PrefillRequest(PipelineRequest):
     """The beginning of a long prompt; more of it follows."""
 
-    for_score: bool
     for_drafting: bool  # this host's draft head reads it, too
 
 
@@ -106,8 +110,7 @@ class SamplingRequest(PipelineRequest):
 
     @property
     def lengths(self) -> list[int]:
-        is_tree = bool(self.depths)
-        return read_lengths(self.clean.shape[0], start=self.start, reads=self.reads, draft=self.draft, is_tree=is_tree)
+        return read_lengths(self.clean.shape[0], tree=len(self.depths))
 
 
 @dataclass(frozen=True, eq=False)

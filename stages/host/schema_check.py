@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import math
 import resource
 import subprocess
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 MAX_SCHEMA_BYTES = 16 << 10  # it travels with every hop
 # Memory that one schema may come to take: up to 2 KB a state.
 MAX_LEXER_STATES = 10_000
+# Begins the fault of a text that no symbol can continue, on any host.
+NOT_FOLLOWED = "the JSON schema cannot be followed"
 ABSENT = "llguidance is not installed: pip install 'onesweep[schema]'"
 # Of a check's process. Hosts compile the schema once more, between the work of others, so this bounds that, too.
 CHECK_CPU_S = 1
@@ -30,6 +33,21 @@ CHECK_BYTES = 2 << 30
 CHECK_S = 60.0  # where the machine is so busy that the process gets no second in that time
 CHECKS_AT_ONCE = 2
 KEPT_VERDICTS = 256
+# Around a call in a text, in the way of most chat templates.
+CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
+# Keyword of a schema that is of each call in a text, and not of the text.
+OF_CALLS = "x-onesweep-calls"
+# A text is a call, or words, then calls and words. Few blanks where nothing else can come: a weak model writes no end
+# of them. A lazy terminal ends where the tag first does, so no tag is ever part of the words.
+CALLS_GRAMMAR = rf"""
+start: BLANKS json | FIRST_WORDS | first call (next call)* WORDS
+first[lazy]: FIRST_WORDS "{CALL_TAG}"
+next[lazy]: WORDS "{CALL_TAG}"
+call: BLANKS json BLANKS "{CALL_END}"
+FIRST_WORDS: /[ \t\r\n]*([^{{ \t\r\n](.|\n)*)?/
+WORDS: /(.|\n)*/
+BLANKS: /[ \t\r\n]{{0,2}}/
+json: %json """
 
 
 def grammar_absent() -> str:
@@ -64,7 +82,7 @@ def problem_of(schema: str) -> str:
     matcher = compiled(byte_tokenizer(), schema)
     if isinstance(matcher, str) or matcher.is_error():
         words = matcher if isinstance(matcher, str) else matcher.get_error()
-        return f"the JSON schema cannot be used: {' '.join(words.split())[:300]}"
+        return f"the JSON schema cannot be used: {words.partition(chr(10))[0][:300]}"
     return ""
 
 
@@ -94,7 +112,9 @@ def compiled(tokenizer: LLTokenizer, schema: str) -> LLMatcher | str:
     spacing: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema, overrides=spacing)
-    except ValueError as error:
+        if OF_CALLS in schema and (told := json.loads(schema)).pop(OF_CALLS, False) is True:
+            grammar = CALLS_GRAMMAR + json.dumps(told | {"x-guidance": spacing})
+    except (ValueError, RecursionError) as error:
         return str(error)
     return LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(max_lexer_states=MAX_LEXER_STATES))
 

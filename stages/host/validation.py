@@ -34,7 +34,7 @@ from onesweep.stages.host.sampling_validation import (
 )
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
 from onesweep.stages.model.draft_tree import MAX_BRANCHES
-from onesweep.stages.model.prefill import READ_POSITIONS, max_new_symbols
+from onesweep.stages.model.prefill import ATTEND_POSITIONS, max_new_symbols
 from onesweep.stages.model.samplers import SAMPLERS, Ode
 from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
 from onesweep.stages.model.speculation import (
@@ -47,7 +47,7 @@ from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.traces import parse_traceparent
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import MAX_NAME
-from onesweep.stages.wire.messages import AnyWork, StageWork, TextWork, drafts_itself, has_more, work_of
+from onesweep.stages.wire.messages import AnyWork, RingStep, StageWork, drafts_itself, has_more, work_of
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 MAX_STEPS = 64
@@ -159,8 +159,9 @@ def _check_memory(memory: stage_pb2.Memory, work: AnyWork) -> None:
         raise invalid(f"a space in memory has {SPACE_BYTES} bytes, not {len(memory.space)}")
     if not memory.prefix and work.start:
         raise invalid(f"a session opens at 0, or after a kept prefix, not at {work.start}")
-    if memory.prefix and (len(memory.prefix) != DIGEST_BYTES or not work.start or work.start % READ_POSITIONS):
-        raise invalid(f"a kept prefix has a digest of {DIGEST_BYTES} bytes, and ends at a multiple of {READ_POSITIONS}")
+    if memory.prefix and (len(memory.prefix) != DIGEST_BYTES or not work.start or work.start % ATTEND_POSITIONS):
+        grid = f"a multiple of {ATTEND_POSITIONS}"
+        raise invalid(f"a kept prefix has a digest of {DIGEST_BYTES} bytes, and ends at {grid}")
 
 
 def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tuple[ModelKind, ModelSource]:
@@ -190,7 +191,7 @@ def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, source: ModelSource) -> S
     _check_extent(hop.capacity, sweep.start, known, a.positions)
     if sweep.reads and sweep.start:
         raise invalid("only a sweep that opens a session can be a replay of reads")
-    _check_reads(sweep, known, 0)
+    _check_reads(sweep.reads, known)
     if not (known if a.hands_on_slots else start):
         raise invalid("a sweep needs at least one known symbol before its slots")
     if sweep.slots < 1 or start + sweep.slots > a.positions:
@@ -238,7 +239,8 @@ def _pipeline(
     draft, depths = _drafts(work, count) if isinstance(work, stage_pb2.Verify) else (0, ())
     extent = tree_positions(count, depths)
     _check_extent(hop.capacity, work.start, extent, a.positions)
-    _check_reads(work, count, draft)
+    reads = () if isinstance(work, RingStep) else tuple(work.reads)
+    _check_reads(reads, count)
     if count > (most := max_new_symbols(a.positions)):
         raise invalid(f"{count} new symbols in one hop; at most {most}: send the step in pieces")
     _check_remaining(work, work.start + extent, a.positions)
@@ -250,20 +252,21 @@ def _pipeline(
     candidates = _candidates(work, work.start + count, source) if isinstance(work, stage_pb2.Score) else None
     branch_rows = 0 if candidates is None else candidates[:, 1:].numel()
     codec, hidden = _hidden(work, count + branch_rows, a.width)
-    begin = kind, work.number, work.start, clean, tuple(work.reads), codec, hidden
+    known = work.start + count - draft
+    if isinstance(work, RingStep) and work.prompt > known:
+        raise invalid(f"a prompt of {work.prompt} symbols, where {known} are known")
+    at_once = count if isinstance(work, stage_pb2.Score) else min(max(work.prompt - work.start, 0), count)
+    begin = kind, work.number, work.start, clean, reads, codec, hidden, at_once
     if isinstance(work, stage_pb2.Prefill):
-        return PrefillRequest(*begin, work.for_score, work.for_drafting)
+        return PrefillRequest(*begin, work.for_drafting)
     if candidates is not None:
         assert isinstance(work, stage_pb2.Score)
         _, temperature = plain_sampling(work.sampling, "a score")
         return ScoreRequest(*begin, temperature, candidates, work.batch, has_more(work))
     assert isinstance(work, stage_pb2.Decode | stage_pb2.Verify)
     seed, temperature = parse_sampling(work.sampling)
-    shaping = parse_shaping(work.sampling.shaping, a.vocabulary, work.start + count - draft)
-    logprobs, grammar = (
-        parse_logprobs(work.sampling),
-        parse_grammar(work.sampling, source, work.start + count - draft, plan.is_last),
-    )
+    shaping = parse_shaping(work.sampling.shaping, a.vocabulary, known)
+    logprobs, grammar = parse_logprobs(work.sampling), parse_grammar(work.sampling, source, known, plan.is_last)
     if odds is not None:
         if logprobs is not None or grammar is not None:
             raise invalid("a verification by rejection takes no grammar and tells no log-probabilities")
@@ -381,10 +384,9 @@ def _symbols(data: bytes, alphabet: Alphabet) -> Tensor:
         raise invalid(str(error)) from None
 
 
-def _check_reads(work: TextWork, clean: int, draft: int) -> None:
-    """Draft tokens were never read before."""
-    if work.reads and (not all(work.reads) or sum(work.reads) > clean - draft):
-        raise invalid(f"reads of {sum(work.reads)} symbols, some maybe empty, do not fit {clean} clean ones")
+def _check_reads(reads: Sequence[int], clean: int) -> None:
+    if reads and (not all(reads) or sum(reads) > clean):
+        raise invalid(f"reads of {sum(reads)} symbols, some maybe empty, do not fit {clean} clean ones")
 
 
 def _check_part(work: AnyWork, plan: HostPlan) -> None:

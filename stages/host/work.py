@@ -31,6 +31,7 @@ from onesweep.stages.host.requests import (
     ScoreRequest,
     SweepRequest,
 )
+from onesweep.stages.host.schema_check import NOT_FOLLOWED
 from onesweep.stages.host.sessions import Session
 from onesweep.stages.model.codec import FEATURE_LIMIT
 from onesweep.stages.model.draft_tree import Draft
@@ -146,6 +147,7 @@ class PipelineWork(_StageWork):
         super().__init__(request, hop, session, following)
         self.request = request
         self._unread = deque((request.clean if request.hidden is None else request.hidden).split(request.lengths))
+        self._read = 0  # new symbols in the reads before this one
         self._depths: tuple[int, ...] = ()
         if isinstance(request, SamplingRequest) and request.depths:
             before = len(self._unread[-1]) - request.draft
@@ -176,10 +178,10 @@ class PipelineWork(_StageWork):
         if self._at == len(self._stages):
             return KernelCall(self._runners[self._stages[-1]].next_byte, self._x, self.rows)
         stage = self._stages[self._at]
-        at_once = isinstance(self.request, PrefillRequest) and self.request.for_score
+        one_by_one = self.request.one_by_one(self._read, self.rows)
         depths = () if self._unread else self._depths
         return KernelCall(
-            self._runners[stage].read, CleanPiece(self._x, self.session.caches[stage], at_once, depths), self.rows
+            self._runners[stage].read, CleanPiece(self._x, self.session.caches[stage], one_by_one, depths), self.rows
         )
 
     def complete(self, result: Tensor | Denoised) -> None:
@@ -193,6 +195,7 @@ class PipelineWork(_StageWork):
             return
         self._hidden.append(self._x)
         if self._unread:
+            self._read += self.rows
             self._x, self._at = self._unread.popleft(), 0
             return
         hidden = torch.cat(self._hidden) if len(self._hidden) > 1 else self._x
@@ -280,7 +283,8 @@ class PipelineWork(_StageWork):
         self._read_for_drafts(self._states[rows], before[:known] + written)
         draft, state = Draft(), self.session.draft
         text = np.append(self.session.symbols[: request.start], before[:known] + written)
-        law = Law(request.temperature, request.seed, request.shaping)
+        allowed = None if self._grammar is None else self._grammar.allowed_after(text[self._grammar.settings.prompt :])
+        law = Law(request.temperature, request.seed, request.shaping, allowed)
         with self._without_drafts():
             if state is not None:
                 drafter.learn(state, written)
@@ -313,7 +317,7 @@ class PipelineWork(_StageWork):
     def _without_symbol(self, problem: str) -> stage_pb2.Event:
         """The event where no symbol can follow: raised, it would fail the hops that were computed with this one."""
         words = problem or "no token of the model can continue a text by it"
-        fault = stage_pb2.Fault(code=invalid("").number, message=f"the JSON schema cannot be followed: {words[:300]}")
+        fault = stage_pb2.Fault(code=invalid("").number, message=f"{NOT_FOLLOWED}: {words[:300]}")
         return stage_pb2.Event(session=self.hop.session, number=self.request.number, fault=fault)
 
     def _tell(self, told: stage_pb2.Logprobs, row: Tensor, symbol: bytes, count: int) -> None:
@@ -358,7 +362,7 @@ class ScoreWork(_StageWork):
         runner, caches = self._runners[stage], self.session.caches[stage]
         if self._branching:
             return KernelCall(runner.branch, BranchPiece(self._x, caches), self.rows)
-        return KernelCall(runner.read, CleanPiece(self._x, caches, at_once=True), self.rows)
+        return KernelCall(runner.read, CleanPiece(self._x, caches), self.rows)
 
     def complete(self, result: Tensor | Denoised) -> None:
         assert isinstance(result, Tensor)

@@ -21,7 +21,7 @@ from onesweep.stages.importing.gguf_file import GgufSource
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
 from onesweep.stages.memory import require_memory
-from onesweep.stages.model.decoder_options import Weights
+from onesweep.stages.model.decoder_options import WEIGHT_WORDS, Weights
 from onesweep.stages.model.families import without_memory
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
 from onesweep.stages.model.quantised import BYTES_EACH
@@ -51,7 +51,7 @@ def stage_cost(architecture: LlamaArchitecture, layers: int, first: bool, last: 
     attention, mlp, table = a.width * (a.qkv_width + a.query_width), 3 * a.width * a.mlp_width, a.vocabulary * a.width
     used, count, router = (a.experts.used, a.experts.count, a.experts.count * a.width) if a.experts else (1, 1, 0)
     step = layers * (attention + used * mlp + router) + last * table
-    each = BYTES_EACH if a.weights == "q4" else NUMBER_BYTES
+    each = {"float32": NUMBER_BYTES, "bfloat16": 2, "q4": BYTES_EACH}[a.weights]
     in_layer = each * (attention + count * mlp) + NUMBER_BYTES * router
     return StageCost(layers, step, int(layers * in_layer) + NUMBER_BYTES * (first + last) * table)
 
@@ -214,6 +214,7 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
     with without_memory():
         stage = LlamaStage(architecture, index)
     stage.restore_tables()
+    types = {name: tensor.dtype for name, tensor in stage.state_dict().items()}
     tensors = {}
     if stage.is_first:
         tensors["embedding.weight"] = source.tensor(EMBEDDING)
@@ -221,7 +222,7 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
     for i in range(architecture.layers_in(index)):
         stored = four_bit_tensors if architecture.weights == "q4" else layer_tensors
         layer = joined(stored(source, begin + i))
-        tensors |= {f"layers.{i}.{name}": tensor for name, tensor in layer.items()}
+        tensors |= {f"layers.{i}.{name}": tensor.to(types[f"layers.{i}.{name}"]) for name, tensor in layer.items()}
     if stage.is_last:
         tensors["norm.weight"] = source.tensor(NORM)
         if isinstance(stage.head, nn.Linear):
@@ -308,7 +309,8 @@ def summary(imported: Imported) -> str:
     limit = math.log(a.vocabulary)
     last = manifest.parts[-1]
     assert last is not None
-    as_stored = f", {last.probe['next_token_nats']:.3f} with weights in 4 bits" if a.weights == "q4" else ""
+    nats = last.probe["next_token_nats"]
+    as_stored = f", {nats:.3f} with {WEIGHT_WORDS[a.weights]}" if a.weights in WEIGHT_WORDS else ""
     lines = [
         f"{imported.nats:.3f} nats a token on the probe text{as_stored} (ln({a.vocabulary}) = {limit:.2f} is no model)"
     ]

@@ -15,8 +15,9 @@ QkNorm = Literal["none", "head", "projection"]
 Norms = Literal["before", "after", "both"]
 # Of the MLP's gate; gelu in the form with a tanh.
 Activation = Literal["silu", "gelu_tanh"]
-# Of the matrices in layers: numbers of 4 bytes, or of 4 bits with a scale and an offset for 32 of them.
-Weights = Literal["float32", "q4"]
+# Of the matrices in layers: numbers of 4 bytes, of 2, or of 4 bits with a scale and an offset for 32 of them.
+Weights = Literal["float32", "bfloat16", "q4"]
+WEIGHT_WORDS: dict[str, str] = {"bfloat16": "weights in bfloat16", "q4": "weights of 4 bits"}
 
 MAX_POSITIONS = 1 << 22
 MAX_EXPERTS = 1 << 15  # in all layers together

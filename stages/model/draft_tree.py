@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -24,6 +24,7 @@ from onesweep.stages.model.vocabulary import Alphabet
 
 
 Indices = NDArray[np.int64]
+Allowed = NDArray[np.bool_]
 MAX_DRAFT = 32
 MAX_BRANCHES = 8
 DEFAULT_BRANCHES = 4  # grown where a request asks for no certain number: what does not pay of them is not sent
@@ -277,10 +278,12 @@ class TreeGrower:
         seed: int,
         shaping: Shaping = PLAIN,
         symbols: Indices | None = None,
+        allowed: Callable[[Sequence[int]], Allowed | None] | None = None,
     ) -> None:
         """:param symbols: what the columns of the text's logits stand for; None: each for its own number. Penalties
-        and biases are left out then: they change what is guessed, never what is written."""
-        self.text, self.alphabet, self.worth, self.symbols = text, alphabet, worth, symbols
+        and biases are left out then: they change what is guessed, never what is written.
+        :param allowed: by a grammar, which symbols of all can follow guesses after the text; None where none can."""
+        self.text, self.alphabet, self.worth, self.symbols, self.allowed = text, alphabet, worth, symbols, allowed
         self.temperature, self.seed, self.shaping = temperature, seed, shaping
 
     @torch.inference_mode()
@@ -310,6 +313,11 @@ class TreeGrower:
     ) -> tuple[Indices, Indices]:
         """The likeliest few after each of `nodes`. Returns those to go on with: the rows that they follow, and they."""
         sums = logits.double().numpy()
+        before = np.array([growth.chances[node] if node >= 0 else 1.0 for node in nodes])
+        forced = dict[int, int]()
+        if self.allowed is not None:
+            sums, before = sums.copy(), before.copy()
+            forced = self._hold(growth, nodes, sums, before)
         sums = sums - sums.max(axis=1, keepdims=True)
         if self.temperature > 0:
             with np.errstate(over="ignore"):
@@ -319,16 +327,43 @@ class TreeGrower:
         symbols = torch.from_numpy(sums).topk(width, dim=1).indices.numpy()  # a fifth of np.argpartition's time
         exponentials = np.exp(sums)
         odds = np.take_along_axis(exponentials, symbols, axis=1) / exponentials.sum(axis=1, keepdims=True)
-        before = np.array([growth.chances[node] if node >= 0 else 1.0 for node in nodes])
-        chances = (np.minimum(odds * self.worth.trust, MOST_SURE) * before[:, None]).flatten()
-        first = len(growth.symbols)
+        chances = np.minimum(odds * self.worth.trust, MOST_SURE)
         numbers = symbols if self.symbols is None else self.symbols[symbols]
+        for row, symbol in forced.items():
+            numbers[row], odds[row], chances[row] = symbol, 0.0, 0.0
+            odds[row, 0] = chances[row, 0] = 1.0
+        chances = (chances * before[:, None]).flatten()
+        first = len(growth.symbols)
         growth.symbols += numbers.flatten().tolist()
         growth.above += nodes.repeat(width).tolist()
         growth.odds += odds.flatten().tolist()
         growth.chances += chances.tolist()
         best = np.argsort(-chances, kind="stable")[:width]
+        best = best[chances[best] > 0]
         return best // width, first + best
+
+    def _hold(
+        self, growth: Growth, nodes: Indices, sums: NDArray[np.float64], before: NDArray[np.float64]
+    ) -> dict[int, int]:
+        """Hold the guesses after `nodes` to a grammar, in place. Returns the only symbol that can follow, by rows.
+
+        :param sums: -inf afterwards for symbols that cannot follow.
+        :param before: chances of the nodes; 0 afterwards where none of the columns can follow.
+        """
+        assert self.allowed is not None
+        forced = dict[int, int]()
+        for i, node in enumerate(nodes):
+            allowed = self.allowed(growth.branch(node))
+            if allowed is not None and np.count_nonzero(allowed) == 1:
+                forced[i] = int(allowed.argmax())
+                continue
+            if allowed is not None and self.symbols is not None:
+                allowed = allowed[self.symbols]
+            if allowed is None or not allowed.any():
+                before[i] = 0.0
+            else:
+                sums[i, ~allowed] = -np.inf
+        return forced
 
     def _noise(self, position: int, width: int) -> NDArray[np.float64]:
         """Gumbel numbers that the hosts add to the logits of a position: (1, width)."""
@@ -338,7 +373,7 @@ class TreeGrower:
         return gumbels_of(drawn[:, self.symbols])
 
     def _goes_on(self, growth: Growth, nodes: Indices, plan: DraftPlan) -> bool:
-        if growth.levels >= plan.most:
+        if growth.levels >= plan.most or not len(nodes):
             return False
         ends = [growth.chances[node] for node in nodes]
         if plan.guesses is None:

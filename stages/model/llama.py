@@ -37,7 +37,7 @@ from onesweep.stages.model.layers import (
     seen_keys,
     soft_capped,
 )
-from onesweep.stages.model.quantised import GROUP, QuantLinear
+from onesweep.stages.model.quantised import GROUP, Bfloat16Linear, QuantLinear
 
 _BOUNDS = {
     "width": (2, 1 << 16),
@@ -174,8 +174,8 @@ class LlamaArchitecture:
 
     def linear(self, numbers_in: int, numbers_out: int, bias: bool = False) -> nn.Linear:
         """A matrix of a layer, in the model's kind of weights."""
-        kind = QuantLinear if self.weights == "q4" else nn.Linear
-        return kind(numbers_in, numbers_out, bias=bias)
+        kinds: dict[str, type[nn.Linear]] = {"float32": nn.Linear, "bfloat16": Bfloat16Linear, "q4": QuantLinear}
+        return kinds[self.weights](numbers_in, numbers_out, bias=bias)
 
     @property
     def is_plain(self) -> bool:

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from onesweep.stages.model.vocabulary import Alphabet
 
-# Rounding depends on which positions are read together, so pieces end where this grid does, on every host.
 # Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others. Pieces are
 # cut by a sequence's own positions, never by its company.
 READ_POSITIONS = 128
+# Positions of a prompt that attend at once: groups end where this grid does. Rounding depends on them, and on nothing
+# else that is read with them, so hosts keep a prompt in such pieces for the next one that begins alike.
+ATTEND_POSITIONS = 32
 # The router cuts, not the hosts: a chunk is a hop like others, checked, queued, acknowledged, refused and resent by the
 # same code. Each costs about a millisecond of every host, so there are few.
 MAX_PREFILL_CHUNKS = 16  # hops that a step may come in
@@ -26,16 +28,14 @@ def max_new_symbols(positions: int) -> int:
     return max(-(-positions // MAX_PREFILL_CHUNKS) + 2 * READ_POSITIONS, LEAST_ROOM)
 
 
-def read_lengths(count: int, *, start: int, reads: Sequence[int], draft: int = 0, is_tree: bool = False) -> list[int]:
-    """Lengths of the reads in which a host reads `count` new symbols, the last `draft` of which are draft tokens.
+def read_lengths(count: int, reads: Sequence[int] = (), tree: int = 0) -> list[int]:
+    """Lengths of the reads in which a host reads `count` new symbols.
 
-    :param start: position of the first new symbol.
     :param reads: lengths of the reads in which the first of them came before, in a replay.
+    :param tree: so many of the last symbols are a tree of draft tokens, which is one read.
     """
-    rest = count - sum(reads)
-    # drafts after a prompt are a read of their own: the prompt is then read as without them; and a tree is one read
-    apart = (start == 0 and not reads) or (is_tree and rest > READ_POSITIONS)
-    return split_lengths(count, [*reads, *([rest - draft] if apart else [])])
+    apart = tree if count > READ_POSITIONS else 0
+    return [*split_lengths(count - apart, reads), *([apart] if apart else [])]
 
 
 def prefill_chunks(lengths: Sequence[int], known: int, least: int) -> list[list[int]]:
@@ -51,14 +51,6 @@ def prefill_chunks(lengths: Sequence[int], known: int, least: int) -> list[list[
         if at < known and sum(chunks[-1]) >= least:
             chunks.append([])
     return chunks
-
-
-# A replay carries the lengths of its reads: caches of the same symbols read in other pieces differ in the last bits,
-# and a symbol whose two best candidates are near can then fall the other way.
-def minimal_reads(lengths: list[int]) -> list[int]:
-    """The shortest beginning of `lengths` that the others follow from."""
-    count = sum(lengths)
-    return next(lengths[:end] for end in range(len(lengths)) if split_lengths(count, lengths[:end]) == lengths)
 
 
 def split_reads(source: Tensor, reads: Sequence[int] = ()) -> list[Tensor]:
@@ -77,19 +69,19 @@ def split_lengths(count: int, reads: Sequence[int] = ()) -> list[int]:
 
 
 # A prefix: the beginning of a text whose keys and values hosts keep for a later text that begins alike. It ends where
-# whole reads of this grid end. Other positions were read with fewer at once, or one by one, and differ in the last bits
-# from what a longer text's reads would give.
+# the grid of ATTEND_POSITIONS does. Later positions attended with fewer at once, or one by one, and differ in the last
+# bits from what a longer text's would give.
 def prefix_root(space: bytes, weights: str, codec: str) -> bytes:
     """Digest that all prefixes of one client, under the same weights and codec of hidden states, follow from."""
     return hashlib.sha256(b"\0".join([space.hex().encode(), weights.encode(), codec.encode()])).digest()
 
 
 def prefix_digests(root: bytes, text: bytes, alphabet: Alphabet) -> list[bytes]:
-    """Digests of the prefixes of `text`, the shortest first: a SHA-256 chain over its whole pieces.
+    """Digests of the prefixes of `text`, the shortest first: a SHA-256 chain over its pieces of ATTEND_POSITIONS.
 
     :param root: of `prefix_root`, or the digest of the symbols before `text`.
     """
-    digests, size = list[bytes](), READ_POSITIONS * alphabet.symbol_bytes
+    digests, size = list[bytes](), ATTEND_POSITIONS * alphabet.symbol_bytes
     for at in range(0, len(text) - size + 1, size):
         root = hashlib.sha256(root + text[at : at + size]).digest()
         digests.append(root)

@@ -1,4 +1,4 @@
-"""Weights of 4 bits: a number from 0 to 15 for each, and a scale and an offset for each group of 32 in a row."""
+"""Weights in fewer bits: in bfloat16, or of 4 bits, with a scale and an offset for each group of 32 in a row."""
 
 from collections.abc import Iterator
 
@@ -14,6 +14,18 @@ BYTES_EACH = 0.5 + 2 * 2 / GROUP  # of a weight, with its share of the scale and
 # multiple of the blocks of rows that kernels have.
 PIECE_NUMBERS = 1 << 21
 PIECE_ROWS = 64
+
+
+class Bfloat16Linear(nn.Linear):
+    """A linear map whose matrix has numbers of bfloat16. Its bias, its arithmetic and its results are of float32."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.weight = nn.Parameter(self.weight.bfloat16())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (..., in) -> (..., out)."""
+        return F.linear(x, self.weight.float(), self.bias)
 
 
 class QuantLinear(nn.Linear):

@@ -641,7 +641,7 @@ Global___Hop: _TypeAlias = Hop  # noqa: Y015
 @_typing.final
 class Memory(_message.Message):
     """Where the hosts may keep the beginning of a session's text, and where they find it. A digest is a SHA-256 chain over
-    space, weights, codec and whole pieces of 128 symbols (stages/model/prefill.py); hosts compute their own.
+    space, weights, codec and whole pieces of 32 symbols (stages/model/prefill.py); hosts compute their own.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -945,7 +945,8 @@ Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
 @_typing.final
 class Prefill(_message.Message):
     """The other four are work for a pipeline, `ar` or `scorer` by the hop's digest. They bring new symbols, and begin alike:
-    number, stage, start, clean, reads, codec, hidden.
+    number, stage, start, clean, codec, hidden. Those of a Decode or Verify that are at positions from `prompt` on give, to
+    the last bit, what they would give one by one; those before attend 32 at a time, at positions from a multiple of 32 on.
 
     Known symbols of a long Decode, Verify or Score of the same number, which follows in the next hops: hosts along the
     chain work on its hops at the same time. It has no outcome of its own.
@@ -960,8 +961,8 @@ class Prefill(_message.Message):
     READS_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     HIDDEN_FIELD_NUMBER: _builtins.int
-    FOR_SCORE_FIELD_NUMBER: _builtins.int
     FOR_DRAFTING_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     stage: _builtins.int
@@ -974,13 +975,13 @@ class Prefill(_message.Message):
     """of `hidden`: fp32, int8"""
     hidden: _builtins.bytes
     """hidden states of the stage before; empty before stage 0"""
-    for_score: _builtins.bool
-    """a Score follows, so few symbols need not be read as if one by one"""
     for_drafting: _builtins.bool
     """a Verify with `drafting` follows"""
+    prompt: _builtins.int
+    """before a Decode or Verify, as there; before a Score, the end of its new symbols"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """as in a Sweep, wherever it starts: rounding depends on what is read together"""
+        """before a Score, as there"""
 
     def __init__(
         self,
@@ -992,12 +993,12 @@ class Prefill(_message.Message):
         reads: _abc.Iterable[_builtins.int] | None = ...,
         codec: _builtins.str = ...,
         hidden: _builtins.bytes = ...,
-        for_score: _builtins.bool = ...,
         for_drafting: _builtins.bool = ...,
+        prompt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "for_drafting", b"for_drafting", "for_score", b"for_score", "hidden", b"hidden", "number", b"number", "reads", b"reads", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "for_drafting", b"for_drafting", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "reads", b"reads", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1013,7 +1014,7 @@ class Decode(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CLEAN_FIELD_NUMBER: _builtins.int
-    READS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     HIDDEN_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
@@ -1022,12 +1023,12 @@ class Decode(_message.Message):
     stage: _builtins.int
     start: _builtins.int
     clean: _builtins.bytes
+    prompt: _builtins.int
+    """symbols that were given, at most all that are known"""
     codec: _builtins.str
     hidden: _builtins.bytes
     remaining: _builtins.int
     """steps still to make, this one included"""
-    @_builtins.property
-    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     def __init__(
@@ -1037,7 +1038,7 @@ class Decode(_message.Message):
         stage: _builtins.int = ...,
         start: _builtins.int = ...,
         clean: _builtins.bytes = ...,
-        reads: _abc.Iterable[_builtins.int] | None = ...,
+        prompt: _builtins.int = ...,
         codec: _builtins.str = ...,
         hidden: _builtins.bytes = ...,
         sampling: Global___Sampling | None = ...,
@@ -1045,7 +1046,7 @@ class Decode(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "hidden", b"hidden", "number", b"number", "reads", b"reads", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1063,7 +1064,7 @@ class Verify(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CLEAN_FIELD_NUMBER: _builtins.int
-    READS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     HIDDEN_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
@@ -1075,11 +1076,10 @@ class Verify(_message.Message):
     stage: _builtins.int
     start: _builtins.int
     clean: _builtins.bytes
+    prompt: _builtins.int
     codec: _builtins.str
     hidden: _builtins.bytes
     draft: _builtins.int
-    @_builtins.property
-    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -1099,7 +1099,7 @@ class Verify(_message.Message):
         stage: _builtins.int = ...,
         start: _builtins.int = ...,
         clean: _builtins.bytes = ...,
-        reads: _abc.Iterable[_builtins.int] | None = ...,
+        prompt: _builtins.int = ...,
         codec: _builtins.str = ...,
         hidden: _builtins.bytes = ...,
         sampling: Global___Sampling | None = ...,
@@ -1110,7 +1110,7 @@ class Verify(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "draft", b"draft", "drafting", b"drafting", "hidden", b"hidden", "number", b"number", "reads", b"reads", "rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "stage", b"stage", "start", b"start", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "draft", b"draft", "drafting", b"drafting", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "stage", b"stage", "start", b"start", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_rule: _TypeAlias = _typing.Literal["tree", "rejection"]  # noqa: Y015
     _WhichOneofArgType_rule: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
@@ -1225,7 +1225,9 @@ class Score(_message.Message):
     batches: _builtins.int
     """of the step; 0 and 1: this is all of it"""
     @_builtins.property
-    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as in a Sweep, wherever it starts: rounding depends on what is read together"""
+
     @_builtins.property
     def sampling(self) -> Global___Sampling:
         """its temperature only"""

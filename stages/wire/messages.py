@@ -7,7 +7,7 @@ from typing import TypeGuard, TypeVar
 from google.protobuf.message import Message
 
 from onesweep.stages.model.draft_tree import Draft
-from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, minimal_reads, prefill_chunks, read_lengths
+from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, prefill_chunks, read_lengths
 from onesweep.stages.model.scoring import candidates_together
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
@@ -15,17 +15,16 @@ from onesweep.stages.wire.status import StatusError, failed_precondition, intern
 
 # Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
 # no batches; 3 had no pictures; 4 drew symbols from the whole distribution only; 5 had drafts of the router only; 6 had
-# deadlines by the wall clock.
-PROTOCOL = 7
+# deadlines by the wall clock; 7 told the lengths of reads where 8 tells how long the prompt is.
+PROTOCOL = 8
 
 # One step of a pipeline, which travels in one hop or, with `Prefill`s before it or in batches, in several.
 Step = stage_pb2.Decode | stage_pb2.Verify | stage_pb2.Score
 Work = stage_pb2.Sweep | Step
 RingStep = stage_pb2.Decode | stage_pb2.Verify  # after which the last host may begin the next one
 StageWork = stage_pb2.Prefill | Step
-TextWork = stage_pb2.Sweep | StageWork
 PictureWork = stage_pb2.Draw | stage_pb2.Denoise | stage_pb2.Consult
-AnyWork = TextWork | PictureWork
+AnyWork = stage_pb2.Sweep | StageWork | PictureWork
 M = TypeVar("M", bound=Message)
 # Work for the next host, or a result for the router; an event without an outcome after a `Prefill`.
 Outcome = stage_pb2.Hop | stage_pb2.Event
@@ -60,6 +59,16 @@ def copy_of(message: M) -> M:
 def draft_of(work: AnyWork) -> int:
     """Number of the new symbols that are draft tokens."""
     return work.draft if isinstance(work, stage_pb2.Verify) else 0
+
+
+def known_of(work: Step, alphabet: Alphabet) -> int:
+    """Number of the new symbols that are no draft tokens."""
+    return alphabet.count(work.clean) - draft_of(work)
+
+
+def follows_schema(work: AnyWork | None) -> bool:
+    """True for a step whose text is held to a JSON schema."""
+    return isinstance(work, Step) and work.sampling.HasField("grammar")
 
 
 def drafts_itself(work: AnyWork) -> TypeGuard[stage_pb2.Verify]:
@@ -152,11 +161,9 @@ def summed(timings: Iterable[stage_pb2.HopTiming]) -> list[stage_pb2.HopTiming]:
 
 
 def after_prefix(work: Step, positions: int, alphabet: Alphabet) -> Step:
-    """`work`, which opens a session at 0, for hosts that keep its first `positions` symbols. The rest is read in the
-    pieces in which it would be read after them."""
-    rest, count = copy_of(work), alphabet.count(work.clean)
+    """`work`, which opens a session at 0, for hosts that keep its first `positions` symbols."""
+    rest = copy_of(work)
     rest.start, rest.clean = positions, alphabet.cut(work.clean, positions)
-    rest.reads[:] = [count - draft_of(work) - positions]
     return rest
 
 
@@ -170,8 +177,8 @@ def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL
     if not isinstance(work, Step):
         return [hop]
     count, draft = alphabet.count(work.clean), draft_of(work)
-    is_tree = isinstance(work, stage_pb2.Verify) and work.HasField("tree")
-    lengths = read_lengths(count, start=work.start, reads=work.reads, draft=draft, is_tree=is_tree)
+    tree = draft if isinstance(work, stage_pb2.Verify) and work.HasField("tree") else 0
+    lengths = read_lengths(count, work.reads if isinstance(work, stage_pb2.Score) else (), tree)
     chunks = prefill_chunks(lengths, count - draft, -(-count // most))
     hops, at = list[stage_pb2.Hop](), 0
     for chunk in chunks[:-1]:
@@ -182,9 +189,9 @@ def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL
                 number=work.number,
                 start=work.start + at,
                 clean=alphabet.cut(work.clean, at, end),
-                reads=minimal_reads(chunk),
+                reads=chunk if isinstance(work, stage_pb2.Score) else (),
                 codec=work.codec,
-                for_score=isinstance(work, stage_pb2.Score),
+                prompt=work.start + count if isinstance(work, stage_pb2.Score) else work.prompt,
                 for_drafting=drafts_itself(work),
             )
         )
@@ -196,7 +203,8 @@ def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL
     rest = work_of(last)
     assert isinstance(rest, Step)
     rest.start, rest.clean = work.start + at, alphabet.cut(work.clean, at)
-    rest.reads[:] = minimal_reads(chunks[-1])
+    if isinstance(rest, stage_pb2.Score):
+        rest.reads[:] = chunks[-1]
     return [*hops, last]
 
 
@@ -217,7 +225,6 @@ def next_decode(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet) -> stage_pb
     decode.remaining -= 1
     decode.stage = 0
     decode.ClearField("hidden")
-    decode.ClearField("reads")
     hop.ClearField("memory")
     del hop.timings[:]
     return hop
@@ -236,8 +243,8 @@ def next_verify(hop: stage_pb2.Hop, text: bytes, kept: int, draft: Draft, alphab
     verify.clean = alphabet.cut(text, kept) + alphabet.encode(draft.symbols)
     verify.drafting.remaining -= alphabet.count(text)
     verify.draft, verify.stage = len(draft.symbols), 0
-    for name in ("hidden", "reads", "tree"):
-        verify.ClearField(name)
+    verify.ClearField("hidden")
+    verify.ClearField("tree")
     if draft.is_tree:
         verify.tree.depths.extend(draft.depths)
     after.ClearField("memory")

@@ -1,6 +1,5 @@
 """A bundle with random weights, small enough to start a deployment of it in seconds."""
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,16 +12,11 @@ from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.pipeline import ArModel
+from tests.stages.conftest import one_thread
+
+__all__ = ["one_thread"]
 
 TINY = Architecture(parts=2, layers=1, width=16, heads=2, context_length=96, code_dim=8, condition_dim=8)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,17 @@ def deployment(bundles: Path) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
+def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spans") / "spans.jsonl"
+
+
+@pytest.fixture(scope="module")
+def caller(doubles: Deployment) -> Iterator[Client]:
+    with Client(doubles.topology.router) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
 def victim(bundles: Path) -> Iterator[Deployment]:
     """The same, for one module to break and mend; lost hosts are waited for a second."""
     with deployed(bundles / "own", "--hop-timeout-s", "1") as running:

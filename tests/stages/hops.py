@@ -46,7 +46,10 @@ def opening(digest: str = "", session: str = "s", **fields: Any) -> stage_pb2.Ho
     hop = stage_pb2.Hop(router=ROUTER, session=session, digest=digest, capacity=500)
     hop.left_s = 30
     sampling = stage_pb2.Sampling(seed=3, temperature=0.8)
-    put_work(hop, step(**{"clean": LONG_PROMPT, "codec": "fp32", **fields}, sampling=sampling))
+    fields = {"clean": LONG_PROMPT, "codec": "fp32", **fields}
+    if not fields.get("candidates"):
+        fields = {"prompt": len(fields["clean"]) - fields.get("draft", 0), **fields}
+    put_work(hop, step(**fields, sampling=sampling))
     return hop
 
 
@@ -83,7 +86,8 @@ def steps(
     while left := count - len(text):
         guesses = guess(text)[: left - 1]
         clean = (prompt + text)[read:] + guesses
-        put_work(hop, step(number=number, start=read, clean=clean, draft=len(guesses), sampling=sampling, codec=codec))
+        fields = {"number": number, "start": read, "clean": clean, "draft": len(guesses), "prompt": len(prompt)}
+        put_work(hop, step(**fields, sampling=sampling, codec=codec))
         event = yield hop
         text += event.text
         read, number = len(prompt + text) - 1, number + 1

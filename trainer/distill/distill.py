@@ -22,6 +22,7 @@ from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_ma
 from onesweep.stages.device import check_device
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.decoder_options import WEIGHT_WORDS
 from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import new_caches
@@ -95,8 +96,8 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
         )
     if isinstance(a, LlamaArchitecture) and a.weights != "float32":
         raise InputError(
-            f"{settings.checkpoint} has weights of 4 bits, which cannot be trained: distil from an import of the same "
-            "model with --weights float32, the drafter serves both"
+            f"{settings.checkpoint} has {WEIGHT_WORDS[a.weights]}, which cannot be trained: distil from an import of "
+            "the same model with --weights float32, the drafter serves both"
         )
     settings.check_layers(sum(a.layers_in(index) for index in range(a.parts)))
 
@@ -118,7 +119,7 @@ class _Beginning:
         if drafter.kind != "ar" or not drafter.complete or drafter.architecture.parts != 1:
             raise InputError(f"--start {s.start} is no drafter: that is a finished AR pipeline of one stage")
         if isinstance(drafter.architecture, LlamaArchitecture) and drafter.architecture.weights != "float32":
-            raise InputError(f"--start {s.start} has weights of 4 bits, which cannot be trained")
+            raise InputError(f"--start {s.start}: {WEIGHT_WORDS[drafter.architecture.weights]} cannot be trained")
         vocabularies = [(each.tokenizer, each.files, each.text_architecture.vocabulary) for each in (drafter, teacher)]
         if vocabularies[0] != vocabularies[1]:
             raise InputError(f"--start {s.start} has other symbols than {s.checkpoint}: both need one tokenizer")

@@ -14,7 +14,7 @@ from onesweep.stages.errors import ConfigError, DataError
 from onesweep.stages.model.partition import NoisePartition, equal_probability
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.stages.pictures.experts import RouterNet
-from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER
+from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER, open_checkpoint_dir
 from onesweep.trainer.blocks.run import StepLoss, state_path
 from onesweep.trainer.pictures.data import LabelledPictures, PictureSet
 from onesweep.trainer.pictures.training import (
@@ -22,7 +22,6 @@ from onesweep.trainer.pictures.training import (
     PictureTask,
     new_picture_manifest,
     new_picture_part,
-    open_run,
     train_parts,
 )
 
@@ -178,7 +177,7 @@ def train_experts(
     overlap = config.overlap if ranges > 1 else 0.0  # no margin beyond the ends, as in an undivided net
     partition = equal_probability(ranges, config.sigma_min, config.sigma_max, overlap=overlap)
     whole = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
-    manifest = open_run(
+    manifest = open_checkpoint_dir(
         out, new_picture_manifest("experts", architecture, partition, config, pictures, start, experts=experts)
     )
     clusters, assigned = balanced_clusters(pictures.train.pixels, experts, config.patch, config.seed)

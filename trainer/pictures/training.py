@@ -13,9 +13,8 @@ from onesweep.stages.checkpoint.checkpoint import (
     DrawingPart,
     load_picture_part,
     save_picture_part,
-    write_manifest,
 )
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, ConfigError, Interrupted
 from onesweep.stages.model.partition import NoisePartition, equal_probability
 from onesweep.stages.model.randomness import Purpose, uniforms
@@ -23,11 +22,10 @@ from onesweep.stages.pictures.architecture import DATA_STD, PictureArchitecture
 from onesweep.stages.pictures.experts import RouterNet
 from onesweep.stages.pictures.part import PictureKind, PicturePart
 from onesweep.stages.settings import check, limits
-from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity
+from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
 from onesweep.trainer.blocks.config import RunConfig
 from onesweep.trainer.blocks.memory import MemoryUse, measure
 from onesweep.trainer.blocks.run import Run, StepLoss, state_path
-from onesweep.trainer.blocks.state import exclusive
 from onesweep.trainer.pictures.data import LabelledPictures, PictureSet
 
 VALID_PICTURES = 512
@@ -175,7 +173,7 @@ def train_picture_blocks(
     if only is not None and not 0 <= only < architecture.parts:
         raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
     partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max, overlap=config.overlap)
-    manifest = open_run(out, new_picture_manifest("chain", architecture, partition, config, pictures, start))
+    manifest = open_checkpoint_dir(out, new_picture_manifest("chain", architecture, partition, config, pictures, start))
     for index in range(architecture.parts) if only is None else [only]:
         if manifest.parts[index] is not None:
             print(f"block {index}: already trained in {out}")
@@ -194,7 +192,7 @@ def train_undivided(
     architecture = config.architecture(pictures, parts)
     # No margin: nothing but this net works beyond the ends of its range.
     partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
-    manifest = open_run(out, new_picture_manifest("steps", architecture, partition, config, pictures, start))
+    manifest = open_checkpoint_dir(out, new_picture_manifest("steps", architecture, partition, config, pictures, start))
     if manifest.complete:
         print(f"already trained in {out}")
         state_path(out / RUN_FOLDER, "steps").unlink(missing_ok=True)
@@ -265,24 +263,6 @@ def new_picture_manifest(
         data={"name": pictures.name, "train_pictures": len(pictures.train), "train_sha256": pictures.digest},
         training=json.loads(json.dumps(record)),
     )
-
-
-def open_run(out: Path, new: Manifest) -> Manifest:
-    """The manifest in `out` if it is of the same run, else `new`, written there."""
-    try:
-        (out / RUN_FOLDER).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot train into {out}: {error.strerror}; give another --out") from None
-    with exclusive(out / RUN_FOLDER / "manifest.lock"):  # two blocks' trainings may be the first at once
-        if not (out / MANIFEST_NAME).exists():
-            write_manifest(out, new)
-            return new
-        old = read_manifest(out)
-    if identity(old) != identity(new):
-        raise CheckpointError(
-            f"{out} holds a checkpoint of other settings or data; give another --out, or the same settings to go on"
-        )
-    return old
 
 
 def train_parts(

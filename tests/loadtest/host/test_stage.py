@@ -17,6 +17,8 @@ from onesweep.stages.checkpoint.checkpoint import load_block
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block, Codes
+from tests.trainer.grafting.fake_gpu import NAME, introduced
+from tests.trainer.processes import ended, forked, run_command
 
 WEIGHTS = Path(__file__).resolve().parents[3] / "weights"
 KEYS = {"backend", "dtype", "what", "batch", "ms", "floor_ms", "ratio", "memory_mb", "positions_per_s", "median_ms"}
@@ -73,6 +75,29 @@ def test_every_backend_gives_its_rows(bundles: Path, tmp_path: Path, monkeypatch
     output = capsys.readouterr().out
     assert "GFLOP/s" in output
     assert "denoising nats" in output
+
+
+def pretended(bundle: Path, record: Path) -> int:
+    """Both benchmarks of arithmetic, on a device that is none."""
+    bench.check_device = str  # this file imported it before the device was there
+    bench.MEASURE_S, bench.alone = 0.01, lambda function, *arguments: function(*arguments)
+    more = ["--slots", "8", "--device", NAME, "--json", str(record)]
+    with introduced() as device:
+        codes = [run_command(["bench", "stage", "--checkpoint", str(bundle), "--batch", "1,3", *more])]
+        assert device.reads
+        assert json.loads(record.read_text())["device"] == NAME
+        assert {row["backend"] for row in json.loads(record.read_text())["rows"]} == {"plain", "torch"}
+        codes.append(run_command(["bench", "shapes", "--widths", "64", *more]))
+    return max(codes)
+
+
+@pytest.mark.slow
+def test_arithmetic_of_another_device_is_measured_there(bundles: Path, tmp_path: Path, capsys) -> None:
+    process = forked(tmp_path / "out", tmp_path / "err", pretended, bundles / "own", tmp_path / "record")
+    assert ended(process, 120) == 0, (tmp_path / "err").read_text()
+    for name in ("stage", "shapes"):
+        assert main(["bench", name, "--device", "cuda:99"]) == 2
+        assert "there is no device cuda:99 here" in capsys.readouterr().err
 
 
 def test_a_backend_that_is_not_installed_is_named(bundles: Path, monkeypatch, capsys) -> None:

@@ -15,11 +15,6 @@ from tests.stages.pictures.tiny import tiny_picture_bundle
 needs_a_lab = pytest.mark.skipif(bool(lab_problem()), reason=lab_problem() or "there is one")
 
 
-@pytest.fixture(scope="module")
-def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_picture_bundle(tmp_path_factory.mktemp("drawing"))
-
-
 def bench(bundle: Path, *options: object) -> list[str]:
     return ["bench", "wan", "--checkpoint", str(bundle), *map(str, options)]
 

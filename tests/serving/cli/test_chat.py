@@ -88,12 +88,17 @@ def test_the_model_is_told_what_was_said_before(router: str) -> None:
     assert "\x1b" not in shown.stdout + shown.stderr
 
 
-def test_ctrl_c_ends_the_answer_and_a_second_one_the_program(router: str, talk: Callable[..., Terminal]) -> None:
+def in_the_answer(talk: Callable[..., Terminal], router: str) -> Terminal:
     chat = talk("--router", router, "--max-tokens", 8000, "--mode", "ar")
     chat.type("the sea\n")
     chat.expect("the sea\n")
     while len(chat.seen) < 200:
         assert chat._read()
+    return chat
+
+
+def test_ctrl_c_ends_the_answer_and_a_second_one_the_program(router: str, talk: Callable[..., Terminal]) -> None:
+    chat = in_the_answer(talk, router)
     chat.type("\x03")
     chat.expect("(Ctrl-C again, Ctrl-D or /quit leaves)")
     chat.expect("> ")
@@ -115,11 +120,7 @@ def test_ctrl_d_leaves(router: str, talk: Callable[..., Terminal]) -> None:
 
 
 def test_a_plain_kill_ends_more_than_the_answer(router: str, talk: Callable[..., Terminal]) -> None:
-    chat = talk("--router", router, "--max-tokens", 8000, "--mode", "ar")
-    chat.type("the sea\n")
-    chat.expect("the sea\n")
-    while len(chat.seen) < 200:
-        assert chat._read()
+    chat = in_the_answer(talk, router)
     os.kill(chat.process, signal.SIGTERM)
     assert chat.end() == 130
     assert "Traceback" not in chat.seen

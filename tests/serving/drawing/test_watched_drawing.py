@@ -19,11 +19,6 @@ LEVELS, PICTURES = 4, 2
 
 
 @pytest.fixture(scope="module")
-def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("spans") / "spans.jsonl"
-
-
-@pytest.fixture(scope="module")
 def watched(spans: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Three hosts and a router as processes, with everything on."""
     bundle = tiny_picture_bundle(tmp_path_factory.mktemp("watched"))

@@ -59,7 +59,7 @@ def test_usage_counts_the_prompt_tokens_that_hosts_had_in_memory(openai: OpenAI,
         found = usage.prompt_tokens_details.cached_tokens
         return (usage.prompt_tokens, found) if found else None
 
-    assert until(cached) == (190, 128)
+    assert until(cached) == (190, 160)
 
 
 def test_a_stream_is_server_sent_events(http: httpx.Client) -> None:

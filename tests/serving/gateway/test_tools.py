@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,27 @@ def test_words_without_a_call_are_content(chat: OpenAI, kind: str) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
 
 
+def test_a_strict_tool_is_called_by_its_schema_where_none_must_be(chat: OpenAI, kind: str) -> None:
+    if kind == "plain":
+        pytest.skip("it takes no tools")
+    strict = [tool(**TOOLS[0]["function"], strict=True), TOOLS[1]]
+    asked: dict[str, Any] = {"messages": ASK, "max_tokens": 90, "seed": 5}
+    brace: dict[str, Any] = {"logit_bias": {str(ids("{")[0]): 100}}
+    for model in ("onesweep-ar", "onesweep-ar-speculative", "onesweep"):
+        create = partial(chat.chat.completions.create, model=model, **asked)
+        assert create(tools=TOOLS, **brace).choices[0].message.content == "{" * 90
+        choice = create(tools=strict, **brace).choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        (call,) = choice.message.tool_calls or []
+        told = json.loads(call.function.arguments)
+        assert told == {} if call.function.name == "old_man" else set(told) == {"where", "now"}
+        choice = create(tools=strict, logit_bias={str(ids("a")[0]): 100}).choices[0]
+        assert (choice.finish_reason, choice.message.content) == ("length", "a" * 90)
+    form: Any = [{"type": "function", **each["function"]} for each in strict]
+    (item,) = chat.responses.create(model="onesweep", input=ASK, tools=form, max_output_tokens=9, temperature=0).output
+    assert item.type == "message"
+
+
 def tool(name: str = "f", **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
@@ -163,7 +185,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool(description="x" * 70_000)]}, "bytes, at most 65536 can be sent"),
     ({"tools": [tool(parameters={"type": "object", "description": "x" * 20_000})]}, "bytes, at most 16384"),
     ({"tools": [tool(parameters={"type": "object", "required": 3})]}, "the JSON schema cannot be used"),
-    ({"tools": [tool(strict=True)], "tool_choice": "auto"}, "strict: true needs a tool_choice"),
+    ({"tools": [tool(strict=True, parameters={"type": "object", "required": 3})], "tool_choice": "auto"}, "required"),
     ({"tool_choice": tool("plane")}, "tool_choice names 'plane'"),
     ({"tools": api.NOT_GIVEN}, "tool_choice needs tools"),
     ({"tool_choice": "any"}, "tool_choice"),
@@ -188,6 +210,9 @@ def test_a_router_checks_tools_itself(served: Any, client: Client) -> None:
         with pytest.raises(RequestRefused, match=words):
             router.generate(**{"mode": "ar", **asked, **changes})
     if kind == "tagged":
+        strict = '[{"function": {"name": "f", "parameters": {}, "strict": true}}]'
+        with pytest.raises(RequestRefused, match="json_schema leaves no tool to call"):
+            router.generate(**asked, mode="ar", tools=strict, json_schema="{}")
         for tools in ('[{"function": {"name": "g"}}]', '["f"]', '[{"function": {"name": "f", "parameters": []}}]'):
             with pytest.raises(RequestRefused, match=r"must_call names tools|JSON schema"):
                 router.generate(**asked, mode="ar", tools=tools, must_call=["f"])
@@ -195,6 +220,7 @@ def test_a_router_checks_tools_itself(served: Any, client: Client) -> None:
         client.generate(**asked, mode="ar", tools='[{"function": {"name": "f"}}]')
 
 
+H = '{"name": "f", "arguments": {"x": "</tool_call>"}}'
 F, G = '{"name": "f", "arguments": {"x": "<é>"}}', '{"parameters": {}, "name": "g"}'
 
 
@@ -206,6 +232,7 @@ F, G = '{"name": "f", "arguments": {"x": "<é>"}}', '{"parameters": {}, "name": 
         (f"Look:\n<tool_call>{F}</tool_call>\n<tool_call>\n{G}\n</tool_call> Done", "Look:\nDone", ["f", "g"]),
         (f"<tool_call>\n{F}", "", ["f"]),
         (f"  {G}\n", "", ["g"]),
+        (f"<tool_call>{H}</tool_call>", "", ["f"]),
         (f"{G} or so", f"{G} or so", []),
         ('{"name": "h", "parameters": {}}', '{"name": "h", "parameters": {}}', []),
         ('{"name": "f", "arguments": {"x": NaN}}', '{"name": "f", "arguments": {"x": NaN}}', []),
@@ -222,7 +249,7 @@ def test_calls_are_told_from_words_however_they_come(text: str, content: str, ca
         rest, found = reader.end()
         assert (told + rest, [call.name for call in found]) == (content, calls)
         for call in found:
-            assert json.loads(call.arguments) == ({"x": "<é>"} if call.name == "f" else {})
+            assert json.loads(call.arguments).get("x") in (("<é>", "</tool_call>") if call.name == "f" else (None,))
         first = CallReader(["f", "g"], most=1)
         first.feed(text)
         assert [call.name for call in first.end()[1]] == calls[:1]

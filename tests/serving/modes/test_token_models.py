@@ -19,6 +19,7 @@ from onesweep.serving.modes.tokenizer import tokenizer_id
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.model.llama import LlamaStage
 from tests.serving.pretrained import ALPHABET, ARCHITECTURE, DRAFTER, ids, text_of, write_model, written
+from tests.stages.model.tiny_llama import BFLOAT16
 
 PROMPT = "the old man said that the sea"
 COUNT = 24
@@ -240,11 +241,12 @@ def test_a_text_ends_where_the_model_ends_it(scene: Scene, tmp_path: Path, local
     assert result.sweeps < at + 1, "guesses saved trips"
 
 
-# Weights of 4 bits
+# Weights in fewer bits
 
 
-def test_weights_of_4_bits_write_one_text_on_any_hosts(tmp_path: Path, local_ring: Any) -> None:
-    write_model(tmp_path, architecture=replace(ARCHITECTURE, head_dim=16, mlp_width=64, weights="q4"))
+@pytest.mark.parametrize("stored", ["q4", BFLOAT16])
+def test_weights_in_fewer_bits_write_one_text_on_any_hosts(tmp_path: Path, local_ring: Any, stored: Any) -> None:
+    write_model(tmp_path, architecture=replace(ARCHITECTURE, head_dim=16, mlp_width=64, weights=stored))
     texts = set()
     for hosts in (1, 3):
         with local_ring(tmp_path, hosts) as client:

@@ -42,12 +42,6 @@ def doubles(models: dict[Path, list[LlamaStage]]) -> Iterator[Deployment]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def caller(doubles: Deployment) -> Iterator[Client]:
-    with Client(doubles.topology.router) as client:
-        yield client
-
-
 def all_ready(caller: Client) -> bool:
     """Whether every replica is there, and linked to those after it: one of each kind is enough for a request."""
     hosts = caller.status().hosts

@@ -1,6 +1,7 @@
 """Hosts that draft: the text is that of `ar`, whatever their draft head guesses and whatever happens to them."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,24 @@ def test_the_text_is_that_of_ar(client: Client, name: str) -> None:
     if name == "wide tree":
         assert result.accepted > 0, "some guesses stand, or nothing is tried here"
         assert result.sweeps < expected.sweeps
+
+
+def test_a_grammar_tells_hosts_most_of_a_text(tmp_path: Path, local_ring: Any) -> None:
+    """A random draft head guesses nothing, and knows some of the tokens only."""
+    write_model(tmp_path, ends=[1])
+    add_random_draft_head(tmp_path)
+    said = {"const": "the sea was calm and the old ship lay still"}
+    fields = {"captain": said, "crew": {"enum": [7, 12]}, "mate": said}
+    schema = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    settings: dict[str, Any] = {"max_tokens": 150, "seed": 5, "json_schema": json.dumps(schema)}
+    with local_ring(tmp_path, 2) as client:
+        for temperature in (0.0, 1.2):
+            settings["temperature"] = temperature
+            expected = client.generate(PROMPT, mode="ar", **settings)
+            result = client.generate(PROMPT, **settings, **BY_HOSTS)
+            assert result.output == expected.output
+            assert b"old ship" in result.output
+            assert result.sweeps < expected.sweeps / 2
 
 
 def test_it_is_the_default_where_there_is_a_draft_head(client: Client) -> None:

@@ -13,6 +13,7 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, Result
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.host.prefixes import PrefixStore
+from onesweep.stages.model.prefill import ATTEND_POSITIONS
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import work_of
 from onesweep.stages.wire.status import StatusError
@@ -85,6 +86,11 @@ def second_turn(client: Client, until: Any) -> Callable[..., tuple[str, Result]]
     return ask
 
 
+def whole(text: str) -> int:
+    """Bytes of it that hosts keep."""
+    return len(text) // ATTEND_POSITIONS * ATTEND_POSITIONS
+
+
 def cached(result: Result) -> Result | None:
     return result if result.cached_tokens else None
 
@@ -96,7 +102,7 @@ def test_the_text_is_the_one_without_memory(
     prompt, result = second_turn(name, **MODES[name])
     anew = forgetful.generate(prompt, seed=6, **MODES[name])
     assert result.output == anew.output
-    assert (result.cached_tokens, anew.cached_tokens) == (256, 0)
+    assert (result.cached_tokens, anew.cached_tokens) == (whole(f"{name}. {TALE}"), 0)
     assert result.replays == 0
     assert result.wire_bytes_total < anew.wire_bytes_total
 
@@ -116,7 +122,7 @@ def test_tokens_of_a_pretrained_model(tmp_path: Path, local_ring: Any, until: An
         anew = client.generate(prompt, **settings)
         again = until(lambda: cached(client.generate(prompt, **settings)))
     assert again.output == anew.output
-    assert again.cached_tokens % 128 == 0
+    assert again.cached_tokens % ATTEND_POSITIONS == 0
     assert again.cached_tokens >= 256
 
 
@@ -197,7 +203,7 @@ def test_a_host_lost_in_a_second_turn(
     prompt, longer = f"Replicas. {TALE}", f"Replicas. {TALE} And so they sailed."
     pairs[0].generate(prompt, seed=5, **MODES["ar"])
     until(lambda: cached(pairs[0].generate(prompt, seed=5, **MODES["ar"])))
-    loss = lose("b", lambda hop: work_of(hop).start == 256 and bool(hop.memory.prefix))
+    loss = lose("b", lambda hop: work_of(hop).start == whole(prompt) and bool(hop.memory.prefix))
     result = pairs[0].generate(longer, seed=6, **MODES["ar"])
     assert loss.lost
     assert result.output == forgetful.generate(longer, seed=6, **MODES["ar"]).output
@@ -221,6 +227,7 @@ def test_a_prefix_is_told_to_the_hosts_that_open_a_session_only(
     until(lambda: cached(pairs[0].generate(prompt, seed=5, **MODES["ar"])))
     hops = [hop for each in loss.hops.values() for hop in each]
     with_memory = [hop for hop in hops if hop.HasField("memory")]
-    assert {work_of(hop).start for hop in with_memory} == {0, 256}
-    assert all(bool(hop.memory.prefix) == (work_of(hop).start == 256) for hop in with_memory)
+    kept = (len(prompt) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
+    assert {work_of(hop).start for hop in with_memory} == {0, kept}
+    assert all(bool(hop.memory.prefix) == (work_of(hop).start == kept) for hop in with_memory)
     assert all(isinstance(work_of(hop), stage_pb2.Prefill | stage_pb2.Decode) for hop in with_memory)

@@ -40,11 +40,6 @@ Figures = dict[tuple[str, ...], float]
 
 
 @pytest.fixture(scope="module")
-def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("spans") / "spans.jsonl"
-
-
-@pytest.fixture(scope="module")
 def watched(bundles: Path, spans: Path) -> Iterator[Deployment]:
     """Three hosts and a router as processes, with everything on."""
     topology = local_topology(3, 3, bundles / "scored", free_port_block(4) + 1)

@@ -74,41 +74,42 @@ def test_a_host_that_is_full(bundles: Path, servers: Any, wait_ready: Any) -> No
 # Sessions are freed together
 
 
-def test_sessions_that_end_together_are_freed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[str]] = []
+class Releases:
+    """A host's face that takes releases down."""
 
-    class Stub:
-        async def Release(self, request: stage_pb2.ReleaseRequest, timeout: float) -> stage_pb2.ReleaseResponse:
-            calls.append(list(request.sessions))
-            return stage_pb2.ReleaseResponse()
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+
+    async def Release(self, request: stage_pb2.ReleaseRequest, timeout: float) -> stage_pb2.ReleaseResponse:
+        self.calls.append(list(request.sessions))
+        return stage_pb2.ReleaseResponse()
+
+
+def test_sessions_that_end_together_are_freed_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Releases()
 
     async def story() -> None:
         link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), "r", 1.0)
-        monkeypatch.setattr(link.relay, "stub", Stub())
+        monkeypatch.setattr(link.relay, "stub", stub)
         await asyncio.gather(*(link.release(name) for name in "abc"))
         await link.release("d")
         await link.relay.close()
 
     monkeypatch.setattr(links, "RELEASE_AFTER_S", 0.05)
     asyncio.run(story())
-    assert calls == [["a", "b", "c"], ["d"]]
+    assert stub.calls == [["a", "b", "c"], ["d"]]
 
 
 def test_a_host_that_cannot_be_told_harms_nobody_and_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[list[str]] = []
-
-    class Stub:
-        async def Release(self, request: stage_pb2.ReleaseRequest, timeout: float) -> stage_pb2.ReleaseResponse:
-            calls.append(list(request.sessions))
-            return stage_pb2.ReleaseResponse()
+    stub = Releases()
 
     async def story() -> None:
         link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), "r", 1.0)
         await asyncio.gather(link.release("a"), link.release("b"))
         await link.release("c")
-        monkeypatch.setattr(link.relay, "stub", Stub())
+        monkeypatch.setattr(link.relay, "stub", stub)
         await link.release()
         await link.relay.close()
-        assert calls == [["a", "b", "c"]]
+        assert stub.calls == [["a", "b", "c"]]
 
     asyncio.run(story())

@@ -6,10 +6,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -106,7 +107,7 @@ def test_a_few_positions_give_what_they_give_one_by_one(name: str, key, few: int
     if name != "torch":
         pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     stage, runner = STAGES[key], runner_of(name, key)
-    together, alone = clean(stage, few, past), clean(stage, few, past)
+    together, alone = replace(clean(stage, few, past), one_by_one=few), clean(stage, few, past)
     company = [clean(stage, 1 + i, 7 * i, seed=i + 1) for i in range(others)]
     (hidden, *_) = runner.read([together, *company])
     one_by_one = [runner.read([CleanPiece(x, alone.caches)])[0] for x in alone.source.split(1)]
@@ -126,7 +127,7 @@ def test_a_mixture_is_refused_where_it_is_not_computed() -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_gives_what_it_gives_one_by_one(name: str) -> None:
-    """Prompts in pieces, of which the last ones are shorter than those that are computed as guesses."""
+    """A prompt of 17 positions, and pieces after it."""
     key = (OPTIONS[name], 0)
     stage, runner = STAGES[key], runner_of("torch", key)
     known = source(stage, (30,))
@@ -134,11 +135,30 @@ def test_every_option_gives_what_it_gives_one_by_one(name: str) -> None:
     for caches in (whole, pieces, beside):
         for cache in caches:
             cache.keys, cache.values = (x.new_zeros(*x.shape[:2], 40, x.shape[3]) for x in (cache.keys, cache.values))
-    found = torch.cat([runner.read([CleanPiece(x, pieces)])[0] for x in known.split([17, 6, 1, 1, 5])])
+    parts = known.split([17, 6, 1, 1, 5])
+    found = torch.cat([runner.read([CleanPiece(x, pieces, len(x) if i else 0)])[0] for i, x in enumerate(parts)])
     assert torch.allclose(found, stage.read(known[None], whole)[0], atol=1e-4, rtol=1e-4)
     runner.read([CleanPiece(known[:17], beside)])
     one_by_one = [runner.read([CleanPiece(x, beside), clean(stage, 3, 9)])[0] for x in known[17:].split(1)]
     assert torch.equal(torch.cat(one_by_one), found[17:])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(past=st.integers(0, 20), at_once=st.integers(1, 33), rest=st.integers(0, 9), others=st.integers(0, 2))
+@example(past=0, at_once=33, rest=3, others=1)
+@example(past=20, at_once=33, rest=3, others=1)
+def test_rounding_depends_on_the_grid_alone(name: str, past: int, at_once: int, rest: int, others: int) -> None:
+    """A prompt and guesses after it, in one piece or in several."""
+    key = (OPTIONS[name], 0)
+    stage, runner, count = STAGES[key], runner_of("torch", key), at_once + rest
+    together, alone = replace(clean(stage, count, past), one_by_one=rest), clean(stage, count, past)
+    (hidden, *_) = runner.read([together, *(clean(stage, 5, 7 * i) for i in range(others))])
+    ends = [0, *([32 - past] if past + at_once > 32 else []), *range(at_once, count + 1)]
+    pieces = [alone.source[begin:end] for begin, end in pairwise(ends)]
+    assert torch.equal(hidden, torch.cat([runner.read([CleanPiece(x, alone.caches)])[0] for x in pieces]))
+    for one, other in zip(together.caches, alone.caches, strict=True):
+        assert all(map(torch.equal, one.stored(), other.stored()))
 
 
 @pytest.mark.parametrize("at_once", [attention.MAX_WEIGHTS, 300, 1])

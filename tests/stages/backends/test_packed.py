@@ -137,8 +137,8 @@ def test_a_few_positions_at_once_are_nearly_those_one_by_one(make_ar, clean_piec
     for stage in make_ar().stages:
         piece, expected = clean_piece(stage, 9, 21), clean_piece(stage, 9, 21)
         runner = PackedStage(stage)
-        (hidden,) = runner.read([replace(piece, at_once=True)])
-        assert near(hidden, runner.read([expected])[0])
+        (hidden,) = runner.read([piece])
+        assert near(hidden, runner.read([replace(expected, one_by_one=9)])[0])
         assert all(near(one, other) for one, other in zip(stored(piece), stored(expected), strict=True))
 
 
@@ -171,7 +171,7 @@ def test_guesses_are_read_as_if_they_came_byte_by_byte(make_ar, clean_piece) -> 
         together = clean_piece(stage, 33, 21)
         alone = copy.deepcopy(together)
         runner = PackedStage(stage)
-        (hidden,) = runner.read([together])
+        (hidden,) = runner.read([replace(together, one_by_one=33)])
         rows = [runner.read([CleanPiece(row[None], alone.caches)])[0] for row in alone.source]
         assert torch.equal(hidden, torch.cat(rows))
         assert all(torch.equal(one, other) for one, other in zip(stored(together), stored(alone), strict=True))

@@ -105,6 +105,13 @@ def test_what_is_there_already_is_not_asked_for(shelf: ReleaseStore, contents: R
     first, second = intake.wanted
     intake.write(first, raw(contents, first))
     assert list(shelf.begin(contents, of_block_1).wanted) == [second], "after a break it continues where it was"
+    shelf.begin(contents, of_block_1).write(second, raw(contents, second)[:1000])
+    again = shelf.begin(contents, of_block_1)
+    assert again.asked == [f"{second}@1000"]
+    with pytest.raises(CheckpointError, match="was not asked for"):
+        again.write(f"{second}@999", b"x")
+    again.write(f"{second}@1000", raw(contents, second)[1000:])
+    again.finish()
 
 
 def test_nothing_else_is_written(shelf: ReleaseStore, contents: ReleaseManifest, tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ class Line:
     """What it asks for beside seed and temperature."""
     stores: list[SessionStore] = field(default_factory=list)
     number: int = 0
+    prompt: int = 0
+    """Symbols of its steps that attend at once."""
     payloads: list[int] = field(default_factory=list)
     """Bytes of hidden states of every hop."""
 
@@ -69,6 +71,8 @@ class Line:
         sampling = stage_pb2.Sampling(seed=self.seed, temperature=self.temperature)
         sampling.MergeFrom(self.more)
         fields = {"remaining": 1, "codec": "fp32", **fields}
+        if not fields.get("candidates"):
+            fields = {"prompt": self.prompt, **fields}
         put_work(hop, step(number=self.number, start=start, clean=clean, sampling=sampling, **fields))
         self.number += 1
         return self.along(hop)
@@ -202,7 +206,7 @@ def test_at_temperature_nought_one_byte_has_it_all(hosts, models) -> None:
 
 def test_candidates_are_not_remembered(hosts: dict[tuple[int, ...], Parts]) -> None:
     """What comes after them is what comes without them, to the last bit of the text and of the caches."""
-    line, other = Line([hosts[0, 1, 2]]), Line([hosts[0, 1, 2]])
+    line, other = (Line([hosts[0, 1, 2]], prompt=len(KNOWN)) for _ in range(2))
     line.scores(KNOWN, candidates_of(16, 16))
     other.step(KNOWN)
     sessions = [each.stores[0].sessions["s"] for each in (line, other)]

@@ -101,7 +101,7 @@ def test_a_tree_is_computed_as_its_branches_one_by_one(stage, depths, seed: int,
     known, new, other = (torch.randint(250, (count,), generator=draws) for count in (9, before + len(depths), 5))
     whole = (*range(before), *(before + depth for depth in depths))
     caches, beside = (opened(made, runner, known) for _ in range(2))
-    pieces = [CleanPiece(new, caches, depths=whole), *([CleanPiece(other, beside)] if company else [])]
+    pieces = [CleanPiece(new, caches, len(whole), whole), *([CleanPiece(other, beside)] if company else [])]
     found = runner.read(pieces)[0]
     for at in range(len(whole)):
         alone = opened(made, runner, known)
@@ -155,15 +155,14 @@ def test_the_text_is_that_of_plain_steps(
     line_of: Any, more: stage_pb2.Sampling, data: st.DataObject, seed: int, temperature: float
 ) -> None:
     """Whatever the tree holds: right guesses on its first branch, on another, or none."""
-    asked = {"seed": seed, "temperature": temperature, "more": more}
+    asked = {"seed": seed, "temperature": temperature, "more": more, "prompt": len(KNOWN)}
     plain, text = line_of(**asked), KNOWN
     start = 0
     while len(text) < len(KNOWN) + 24:
         event = plain.step(text[start:], start)
         start, text = len(text), text + event.text
     # hosts that read all of it at once, as after a failure, go on with the same symbol
-    reads = [len(KNOWN), *[1] * (len(text) - len(KNOWN) - 2)]
-    assert line_of(**asked).step(text[:-1], reads=reads).text == text[-1:]
+    assert line_of(**asked).step(text[:-1]).text == text[-1:]
     line, known, read = line_of(**asked), KNOWN, 0
     while len(known) < len(text):
         depths = data.draw(trees(6))

@@ -1,11 +1,11 @@
 """Hosts that are started without a checkpoint get a stage, serve it, and have it still when they are started anew."""
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -13,15 +13,19 @@ import pytest
 
 from onesweep.serving.cli.deployment import MODULE
 from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.router.paths import HostLink
+from onesweep.serving.router.rollout import store
+from onesweep.serving.router.topology import HostEntry
 from onesweep.stages.checkpoint.release_store import read_release_manifest
 from onesweep.stages.checkpoint.release_transfer import ReleaseTransfer
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_blocking_channel, open_channel
 
 WITHIN_S = 120.0
+CUT_BYTES = 120_000
 
 
-@contextmanager
+@contextlib.contextmanager
 def empty_host(address: str, shelf: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, *MODULE, "stage", "--empty", "--listen", address, "--shelf", str(shelf)]
     process = subprocess.Popen([*command, "--threads", "1", *options])
@@ -83,6 +87,46 @@ def test_a_host_gets_its_stage_and_has_it_after_a_restart(bundles: Path, tmp_pat
         assert give(address, bundles / "own", (0, 1, 2)) == []
     with empty_host(address, tmp_path / "shelf"):
         assert [release.name for release in described(address, ready=True).releases] == [name]
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_transfer_that_is_cut_goes_on_inside_the_file(
+    bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: bool
+) -> None:
+    host, proxy = f"127.0.0.1:{free_port_block(1)}", f"127.0.0.1:{free_port_block(1)}"
+    monkeypatch.setattr("onesweep.stages.checkpoint.release_transfer.PIECE_BYTES", 4096)
+    passed, shelf = [0], tmp_path / "shelf"
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(4096):
+                if counted and passed[0] < CUT_BYTES <= passed[0] + len(data):
+                    for path in shelf.glob(".coming-*/*/*.safetensors") if spoilt else ():
+                        path.write_bytes(bytes(path.stat().st_size))
+                    writer.transport.abort()
+                passed[0] += len(data) if counted else 0
+                writer.write(data)
+                await writer.drain()
+        writer.transport.abort()
+
+    async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        others = await asyncio.open_connection(*host.split(":"))
+        await asyncio.gather(carry(reader, others[1], True), carry(others[0], writer, False))
+
+    async def main() -> None:
+        contents = read_release_manifest(bundles / "own")
+        link = HostLink(HostEntry("h", proxy, (0,), proxy), "test", 30.0)
+        async with await asyncio.start_server(joined, *proxy.split(":")):
+            sent = await store(link, contents, stage_pb2.Assignment(blocks=(0,)))
+            await link.relay.close(0)
+        sizes = [path.stat().st_size for path in (shelf / contents.name).rglob("*.safetensors")]
+        assert (sent, len(sizes)) == (sum(sizes), 2)
+        assert sum(sizes) > CUT_BYTES
+        assert (passed[0] > sum(sizes) + CUT_BYTES / 2) == spoilt
+
+    with empty_host(host, shelf):
+        described(host, ready=False)
+        asyncio.run(main())
 
 
 def test_a_host_changes_to_another_release(bundles: Path, tmp_path: Path) -> None:

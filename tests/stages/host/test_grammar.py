@@ -7,11 +7,14 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
+from llguidance import LLTokenizer
+from tokenizers import AddedToken
 
-from onesweep.stages.host.grammar import Grammar, GrammarSettings
+from onesweep.stages.host.grammar import Grammar, GrammarSettings, with_tags_as_text
 from onesweep.stages.host.parts import ModelSource, load_parts, plan_host
-from onesweep.stages.host.schema_check import MAX_SCHEMA_BYTES, schema_problem
+from onesweep.stages.host.schema_check import MAX_SCHEMA_BYTES, OF_CALLS, compiled, schema_problem
 from onesweep.stages.v1 import stage_pb2
+from tests.serving.pretrained import tokenizer
 from tests.stages.host.test_candidates import Line
 
 SCHEMA = json.dumps(
@@ -51,6 +54,33 @@ def test_masks_lead_to_a_complete_text(source: ModelSource) -> None:
     made.read(TEXT)
     assert made.complete
     assert allowed(made) == b""
+
+
+def test_words_are_free_until_a_call_opens(source: ModelSource) -> None:
+    made = grammar(source, json.dumps({**json.loads(SCHEMA), OF_CALLS: True}))
+    call = b"<tool_call>\n" + TEXT + b"\n</tool_call>"
+    for text, may in ((b"\n{", b'"'), (b"x<tool_call>", b"\t\n\r {"), (b"x<tool_call>" + TEXT, b"\t\n\r <")):
+        made.read(text)
+        assert allowed(made) == may
+    for text in (b" ", b"a {", b"a <tool", b"x" + call, b"x" + call + b"and " + call + b" <"):
+        made.read(text)
+        assert {*b'{" <_x'} <= {*allowed(made)}
+    made.read(TEXT)
+    assert made.complete
+
+
+def test_a_tag_that_is_one_token_opens_a_call(source: ModelSource) -> None:
+    """As Qwen's are: added to the vocabulary, and text to a reader."""
+    tokens = tokenizer()
+    tokens.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("<|no|>", special=True)])
+    made = LLTokenizer(with_tags_as_text(tokens.to_str()), n_vocab=tokens.get_vocab_size(), eos_token=[1])
+    matcher = compiled(made, json.dumps({**json.loads(SCHEMA), OF_CALLS: True}))
+    assert not isinstance(matcher, str)
+    symbols = tokens.encode("a <tool_call>").ids
+    assert symbols[-1] == tokens.token_to_id("<tool_call>")
+    assert matcher.try_consume_tokens([*symbols, *tokens.encode("x").ids]) == len(symbols)
+    assert matcher.try_consume_tokens(tokens.encode('{"a": 1').ids) == 7
+    assert not matcher.try_consume_tokens([tokens.token_to_id("<|no|>")])
 
 
 def test_a_branch_that_is_left_leaves_no_trace(source: ModelSource) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.stages.host.host import Host
 from onesweep.stages.host.parts import Parts
-from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, max_new_symbols, read_lengths
+from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_symbols, read_lengths
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import new_server
@@ -28,7 +28,8 @@ TOKENS = Alphabet(300)
 
 def lengths(work: AnyWork) -> list[int]:
     """Of the reads in which a host reads it."""
-    return read_lengths(TOKENS.count(work.clean), start=work.start, reads=work.reads, draft=draft_of(work))
+    reads = work.reads if isinstance(work, stage_pb2.Score | stage_pb2.Prefill) else ()
+    return read_lengths(TOKENS.count(work.clean), reads)
 
 
 # Where it is cut
@@ -41,7 +42,8 @@ def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
     count, start = known + draft, data.draw(st.sampled_from([0, 7]))
     candidates = [b"abcd"] if not draft and data.draw(st.booleans()) else []
     clean = TOKENS.encode([i % 300 for i in range(count)])
-    whole = opening(clean=clean, start=start, reads=reads, draft=draft, candidates=candidates)
+    more = {"candidates": candidates, "reads": reads} if candidates else {"prompt": data.draw(st.integers(0, known))}
+    whole = opening(clean=clean, start=start, draft=draft, **more)
     hops = prefill_hops(whole, TOKENS)
     works = [work_of(hop) for hop in hops]
     assert len(works) <= MAX_PREFILL_CHUNKS
@@ -53,7 +55,7 @@ def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
     assert counts[-1] > draft, "drafts come after a known symbol"
     for work in works[:-1]:
         assert isinstance(work, stage_pb2.Prefill)
-        assert work.for_score == bool(candidates)
+        assert work.prompt == more.get("prompt", start + count)
     assert type(works[-1]) is type(work_of(whole))
     assert draft_of(works[-1]) == draft
     if isinstance(works[-1], stage_pb2.Score):
@@ -72,6 +74,14 @@ def test_what_is_read_at_once_travels_at_once() -> None:
 def test_a_long_prompt_goes_in_few_large_pieces() -> None:
     hops = prefill_hops(opening(clean=bytes(8000)), Alphabet(256))
     assert [len(work_of(hop).clean) for hop in hops] == [512] * 15 + [320]
+
+
+@given(known=st.integers(1, 300), tree=st.integers(0, 64))
+def test_a_tree_is_one_read(known: int, tree: int) -> None:
+    lengths = read_lengths(known + tree, tree=tree)
+    assert sum(lengths) == known + tree
+    assert max(lengths) <= READ_POSITIONS
+    assert lengths[-1] >= tree
 
 
 # What a host does with them

@@ -12,7 +12,7 @@ from onesweep.stages.host.host import Host
 from onesweep.stages.host.parts import Parts
 from onesweep.stages.host.prefixes import LISTED_BYTES, Beginning, PrefixStore
 from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.prefill import READ_POSITIONS, prefix_digests, prefix_root
+from onesweep.stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import after_prefix, prefill_hops, put_work, step_hops, work_of
@@ -21,9 +21,9 @@ from tests.stages.hops import LONG_PROMPT, opening
 from tests.stages.hosts import event_of, open_host, refused, send
 
 MINE, YOURS = b"m" * 16, b"y" * 16
-FIRST = LONG_PROMPT[:300]  # two whole pieces
+FIRST = LONG_PROMPT[:300]  # nine whole pieces
 SECOND = FIRST + LONG_PROMPT[:130]
-PIECE_BYTES = 3 * 2 * READ_POSITIONS * 32 * 4 + 8 * READ_POSITIONS  # of three parts of one layer
+PIECE_BYTES = 3 * 2 * ATTEND_POSITIONS * 32 * 4 + 8 * ATTEND_POSITIONS  # of three parts of one layer
 
 
 def hops_of(
@@ -38,7 +38,7 @@ def hops_of(
         work = work_of(hop)
         root = prefix_root(space, hop.digest, work.codec)
         hop.memory.prefix = prefix_digests(root, clean, BYTES)[kept - 1]
-        put_work(hop, after_prefix(work, kept * READ_POSITIONS, BYTES))
+        put_work(hop, after_prefix(work, kept * ATTEND_POSITIONS, BYTES))
     return step_hops(hop, BYTES, most=16, rows=64)
 
 
@@ -58,9 +58,10 @@ async def written(host: Host, hops: list[stage_pb2.Hop], results: int = 1) -> li
         ({"clean": SECOND + b"guess", "draft": 5, "depths": (0, 1, 1, 0, 1)}, 1),
         ({"candidates": [b"abcde", b"fghij"]}, 1),
         ({"clean": SECOND[:384]}, 1),
-        ({"clean": SECOND[:257]}, 1),
+        ({"clean": SECOND[:330]}, 1),
+        ({"clean": SECOND[:289]}, 1),
     ],
-    ids=["text", "int8", "drafts", "a tree", "scores", "whole pieces", "one symbol more"],
+    ids=["text", "int8", "drafts", "a tree", "scores", "whole pieces", "a part of one", "one symbol more"],
 )
 async def test_a_text_from_memory_is_the_text_that_is_read_anew(
     whole: Parts, fields: dict[str, Any], results: int
@@ -70,28 +71,28 @@ async def test_a_text_from_memory_is_the_text_that_is_read_anew(
         await written(host, hops_of(whole, "turn 1", FIRST, **({"codec": "int8"} if "codec" in fields else {})))
         assert await host.end(["turn 1"]) == 1
         anew = await written(host, hops_of(whole, "anew", **fields), results)
-        recalled = await written(host, hops_of(whole, "recalled", kept=2, **fields), results)
+        recalled = await written(host, hops_of(whole, "recalled", kept=9, **fields), results)
         assert recalled == anew
         assert anew[0] != (b"", b"")
         read, found = (host.sessions.sessions[name] for name in ("anew", "recalled"))
-        assert np.array_equal(read.symbols[:256], found.symbols[:256])
+        assert np.array_equal(read.symbols[:288], found.symbols[:288])
         mine, other = read.layers, found.layers
         for one, again in zip(mine, other, strict=True):
             assert one.length == again.length
             assert one.keys[:, :, : one.length].equal(again.keys[:, :, : one.length])
             assert one.values[:, :, : one.length].equal(again.values[:, :, : one.length])
-        assert (host.prefixes.hits, host.prefixes.positions) == (1, 256)
+        assert (host.prefixes.hits, host.prefixes.positions) == (1, 288)
 
 
 async def test_a_turn_adds_its_own_pieces_only(whole: Parts) -> None:
     async with open_host(whole) as host:
         await written(host, hops_of(whole, "1", FIRST))
         await host.end(["1"])
-        assert host.counters_now().prefix_bytes == 2 * PIECE_BYTES
-        await written(host, hops_of(whole, "2", SECOND, kept=2))
+        assert host.counters_now().prefix_bytes == 9 * PIECE_BYTES
+        await written(host, hops_of(whole, "2", SECOND, kept=9))
         await host.end(["2"])
-        assert host.prefixes.bytes == 3 * PIECE_BYTES
-        await written(host, hops_of(whole, "3", SECOND, kept=3))
+        assert host.prefixes.bytes == 13 * PIECE_BYTES
+        await written(host, hops_of(whole, "3", SECOND, kept=13))
 
 
 @pytest.mark.parametrize("lacks", ["space", "codec", "digest", "length"])
@@ -99,18 +100,18 @@ async def test_nobody_finds_what_is_not_theirs(whole: Parts, lacks: str) -> None
     async with open_host(whole) as host:
         await written(host, hops_of(whole, "1", FIRST))
         await host.end(["1"])
-        (hop,) = hops_of(whole, "2", FIRST, kept=2)
+        (hop,) = hops_of(whole, "2", FIRST, kept=6)
         right = hop.memory.prefix
         if lacks == "space":
             hop.memory.space = YOURS  # even with the right digest
         elif lacks == "codec":
             hop.decode.codec = "int8"
         elif lacks == "digest":
-            (other,) = hops_of(whole, "2", FIRST, space=YOURS, kept=2)
+            (other,) = hops_of(whole, "2", FIRST, space=YOURS, kept=6)
             hop.memory.prefix = other.memory.prefix
             assert other.memory.prefix != right
         else:
-            hop.decode.start = 128
+            hop.decode.start = 224
         with refused(grpc.StatusCode.NOT_FOUND, "symbols are not in memory here any more"):
             host.accept(hop, 1)
         assert not host.sessions.sessions
@@ -119,18 +120,24 @@ async def test_nobody_finds_what_is_not_theirs(whole: Parts, lacks: str) -> None
 async def test_only_what_was_read_in_whole_pieces_is_kept(whole: Parts) -> None:
     async with open_host(whole) as host:
         # a replay reads again in other pieces
-        await written(host, hops_of(whole, "replay", LONG_PROMPT[:384], reads=[100, 156]))
-        # no draft tokens; and what follows a partial piece was read one by one
+        again = {"reads": [100, 156], "candidates": [b"abcd"]}
+        await written(host, hops_of(whole, "replay", LONG_PROMPT[:384], **again))
+        await host.end(["replay"])
+        assert host.prefixes.bytes == 3 * PIECE_BYTES
+        # no draft tokens, and not what followed the prompt one by one
         await written(host, hops_of(whole, "drafts", LONG_PROMPT[:384], draft=140))
+        await host.end(["drafts"])
+        assert host.prefixes.bytes == 7 * PIECE_BYTES
         await written(host, hops_of(whole, "short", LONG_PROMPT[:100], remaining=60), 60)
-        await host.end(["replay", "drafts", "short"])
-        assert host.prefixes.bytes == PIECE_BYTES, "the first piece of the one with drafts"
+        await written(host, hops_of(whole, "answer", LONG_PROMPT[:300], prompt=100))
+        await host.end(["short", "answer"])
+        assert host.prefixes.bytes == 7 * PIECE_BYTES
         # nor without a space, nor where nobody says that the request has ended
         await written(host, hops_of(whole, "spaceless", LONG_PROMPT[:384], space=b""))
         await host.end(["spaceless"])
         await written(host, hops_of(whole, "lost", LONG_PROMPT[:384]))
         host.release(["lost"])
-        assert host.prefixes.bytes == PIECE_BYTES
+        assert host.prefixes.bytes == 7 * PIECE_BYTES
 
 
 async def test_what_was_not_computed_yet_is_not_kept(whole: Parts) -> None:
@@ -151,7 +158,7 @@ async def test_what_is_copied_counts_as_a_session_until_then(whole: Parts) -> No
         assert host.sessions.sessions["1"].released
         assert host.prefixes.bytes == PIECE_BYTES
         assert await ending == 1
-        assert (host.sessions.bytes, host.prefixes.bytes) == (0, 3 * PIECE_BYTES)
+        assert (host.sessions.bytes, host.prefixes.bytes) == (0, 13 * PIECE_BYTES)
 
 
 async def test_no_memory_where_it_is_off(whole: Parts) -> None:
@@ -166,15 +173,15 @@ async def test_no_memory_where_it_is_off(whole: Parts) -> None:
     ("change", "sentence"),
     [
         ({"space": b"short"}, "a space in memory has 16 bytes, not 5"),
-        ({"prefix": b""}, "a session opens at 0, or after a kept prefix, not at 256"),
-        ({"prefix": b"short"}, "a kept prefix has a digest of 32 bytes, and ends at a multiple of 128"),
-        ({"start": 250}, "ends at a multiple of 128"),
+        ({"prefix": b""}, "a session opens at 0, or after a kept prefix, not at 192"),
+        ({"prefix": b"short"}, "a kept prefix has a digest of 32 bytes, and ends at a multiple of 32"),
+        ({"start": 250}, "ends at a multiple of 32"),
         ({"sweep": True}, "memory is of the texts that a pipeline reads"),
     ],
 )
 async def test_nonsense_about_memory_is_refused(whole: Parts, change: dict[str, Any], sentence: str) -> None:
     async with open_host(whole) as host:
-        (hop,) = hops_of(whole, "1", FIRST, kept=2)
+        (hop,) = hops_of(whole, "1", FIRST, kept=6)
         if "sweep" in change:
             assert whole.plan.chain is not None
             hop.digest = whole.plan.chain.digest
@@ -201,7 +208,7 @@ async def test_a_later_batch_of_candidates_opens_no_session(whole: Parts) -> Non
         await written(host, hops_of(whole, "1", FIRST))
         await host.end(["1"])
         first, *_ = hops_of(whole, "2", FIRST, kept=2, candidates=[b"abcd", b"efgh"])
-        first.score.batch, first.score.batches, first.score.start, first.score.clean = 1, 2, 256, b""
+        first.score.batch, first.score.batches, first.score.start, first.score.clean = 1, 2, 64, b""
         with refused(grpc.StatusCode.INVALID_ARGUMENT, "a later batch of candidates opens no session"):
             host.accept(first, 1)
         assert not host.sessions.sessions
@@ -212,7 +219,7 @@ async def test_caches_that_still_lack_what_memory_had_are_not_kept(whole: Parts)
     async with open_host(whole) as host:
         await written(host, hops_of(whole, "1", FIRST))
         await host.end(["1"])
-        (hop,) = hops_of(whole, "2", FIRST, kept=2)
+        (hop,) = hops_of(whole, "2", FIRST, kept=6)
         host.accept(hop, 1)
         host.prefixes = PrefixStore(host.prefixes.budget_bytes)
         await host.end(["2"])
@@ -226,30 +233,30 @@ class Kept:
     """A store with room for a few pieces of one layer."""
 
     def __init__(self, pieces: int) -> None:
-        self.size = 2 * READ_POSITIONS * 4 * 4 + READ_POSITIONS * 8
+        self.size = 2 * ATTEND_POSITIONS * 4 * 4 + ATTEND_POSITIONS * 8
         self.store = PrefixStore(pieces * self.size)
 
     def text(self, *pieces: str, space: bytes = MINE) -> Beginning:
         root = prefix_root(space, "weights", "fp32")
-        text = b"".join(piece.encode() * READ_POSITIONS for piece in pieces)
+        text = b"".join(piece.encode() * ATTEND_POSITIONS for piece in pieces)
         return Beginning(root, prefix_digests(root, text, BYTES))
 
     def keep(self, *pieces: str) -> Beginning:
         beginning = self.text(*pieces)
-        shape = (1, 1, len(pieces) * READ_POSITIONS, 4)
+        shape = (1, 1, len(pieces) * ATTEND_POSITIONS, 4)
         caches = [LayerCache(torch.randn(shape), torch.randn(shape))]
         for at in range(len(pieces)):
-            self.store.keep(beginning, at, caches, np.arange(len(pieces) * READ_POSITIONS))
+            self.store.keep(beginning, at, caches, np.arange(len(pieces) * ATTEND_POSITIONS))
         return beginning
 
     def holds(self, *pieces: str) -> bool:
         beginning = self.text(*pieces)
         try:
-            digests, found = self.store.find(beginning.digests[-1], beginning.root, len(pieces) * READ_POSITIONS)
+            digests, found = self.store.find(beginning.digests[-1], beginning.root, len(pieces) * ATTEND_POSITIONS)
         except StatusError:
             return False
         assert digests == beginning.digests
-        assert np.concatenate([piece.symbols for piece in found]).tolist() == [*range(len(pieces) * READ_POSITIONS)]
+        assert np.concatenate([piece.symbols for piece in found]).tolist() == [*range(len(pieces) * ATTEND_POSITIONS)]
         return True
 
 
@@ -287,8 +294,8 @@ def test_a_text_that_does_not_fit_is_kept_as_far_as_it_fits() -> None:
 def test_a_piece_whose_beginning_is_gone_is_not_kept() -> None:
     kept = Kept(3)
     beginning = kept.text("a", "b")
-    caches = [LayerCache(*torch.zeros(2, 1, 1, 2 * READ_POSITIONS, 4))]
-    kept.store.keep(beginning, 1, caches, np.zeros(2 * READ_POSITIONS))
+    caches = [LayerCache(*torch.zeros(2, 1, 1, 2 * ATTEND_POSITIONS, 4))]
+    kept.store.keep(beginning, 1, caches, np.zeros(2 * ATTEND_POSITIONS))
     assert kept.store.bytes == 0
     assert beginning.digests[1] not in kept.store
 
@@ -308,26 +315,26 @@ def test_routers_hear_of_changes_only() -> None:
 
 
 def test_a_digest_tells_space_weights_codec_and_every_symbol() -> None:
-    text, tokens = bytes(range(256)), Alphabet(300)
+    text, tokens = bytes(range(64)), Alphabet(300)
     root = prefix_root(MINE, "w", "fp32")
     others = {prefix_root(YOURS, "w", "fp32"), prefix_root(MINE, "v", "fp32"), prefix_root(MINE, "w", "int8"), root}
     assert len(others) == 4
     first, second = prefix_digests(root, text, BYTES)
-    assert prefix_digests(first, text[128:], BYTES) == [second]
+    assert prefix_digests(first, text[32:], BYTES) == [second]
     assert prefix_digests(root, text[:-1], BYTES) == [first]
     assert prefix_digests(root, text[:-1] + b"x", BYTES)[1] != second
     assert len(prefix_digests(root, text, tokens)) == 1, "two bytes a symbol"
 
 
 def test_what_is_read_anew_takes_the_place_of_what_was_read() -> None:
-    beginning, text = Beginning(prefix_root(MINE, "w", "fp32")), bytes(range(256)) + bytes(128)
-    beginning.read(0, [128, 128, 40], text, BYTES)
+    beginning, text = Beginning(prefix_root(MINE, "w", "fp32")), bytes(range(200))
+    beginning.read(0, [64, 8], text[:72], BYTES)
     whole = list(beginning.digests)
     assert len(whole) == 2
-    beginning.read(296, [1], b"a", BYTES)
+    beginning.read(72, [1], b"a", BYTES)
     assert beginning.digests == whole
-    beginning.read(128, [128, 128], text[128:], BYTES)
+    beginning.read(32, [128, 20], text[32:180], BYTES)
     assert beginning.digests[:2] == whole
-    assert len(beginning.digests) == 3
-    beginning.read(130, [128], text[:128], BYTES)
+    assert len(beginning.digests) == 5
+    beginning.read(40, [128], text[40:168], BYTES)
     assert beginning.digests == whole[:1]

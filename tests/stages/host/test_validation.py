@@ -123,7 +123,7 @@ def test_a_wide_model_scores_fewer_symbols(tmp_path: Path) -> None:
 
 
 def test_a_replay_is_taken_where_it_opens_a_session(plans: dict[str, HostPlan]) -> None:
-    for kind in ("chain", "ar", "score"):
+    for kind in ("chain", "score"):
         request = hop(plans["first"], kind)
         work_of(request).reads.extend([4, 3])
         parse_hop(request, plans["first"])
@@ -133,12 +133,12 @@ def test_a_replay_is_taken_where_it_opens_a_session(plans: dict[str, HostPlan]) 
         parse_hop(request, plans["first"])
 
 
-def test_guesses_are_no_part_of_what_was_read(plans: dict[str, HostPlan]) -> None:
+def test_guesses_are_no_part_of_the_prompt(plans: dict[str, HostPlan]) -> None:
     request = hop(plans["first"], "verify")
-    work_of(request).reads.append(7)
+    request.verify.prompt = 7
     parse_hop(request, plans["first"])
-    work_of(request).reads[0] = 8
-    with pytest.raises(StatusError, match="reads of 8 symbols"):
+    request.verify.prompt = 8
+    with pytest.raises(StatusError, match="a prompt of 8 symbols, where 7 are known"):
         parse_hop(request, plans["first"])
 
 
@@ -170,13 +170,13 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: setattr(p, "traceparent", "0" * 65), "traceparent must be a W3C trace context"),
     (lambda p: setattr(p, "traceparent", f"00-{'0' * 32}-{'1' * 16}-01"), "traceparent must be a W3C trace context"),
     (lambda p: setattr(p, "traceparent", f"00-{'1' * 32}-{'1' * 16}-01\n"), "traceparent must be a W3C trace context"),
-    (lambda p: work_of(p).reads.extend([4, 0]), "reads of 4 symbols, some maybe empty, do not fit 10 clean ones"),
-    (lambda p: work_of(p).reads.extend([4, 7]), "reads of 11 symbols, some maybe empty, do not fit 10 clean ones"),
     (lambda p: setattr(p, "capacity", 0), "a session of 0 positions"),
     (lambda p: setattr(p, "capacity", 513), "a session of 513 positions does not fit the context of 512"),
     (lambda p: setattr(p, "capacity", 9), "10 symbols at position 0 do not fit the session's 9"),
 ]
 SWEEP: list[tuple[Change, str]] = [
+    (lambda p: work_of(p).reads.extend([4, 0]), "reads of 4 symbols, some maybe empty, do not fit 10 clean ones"),
+    (lambda p: work_of(p).reads.extend([4, 7]), "reads of 11 symbols, some maybe empty, do not fit 10 clean ones"),
     (lambda p: setattr(p.sweep, "clean", b""), "at least one known symbol"),
     (lambda p: setattr(p.sweep, "slots", 0), "0 slots after 10 symbols do not fit"),
     (lambda p: setattr(p.sweep, "slots", 503), "503 slots after 10 symbols do not fit the context of 512"),

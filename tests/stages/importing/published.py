@@ -124,6 +124,19 @@ def random_blocks(rows: int, columns: int, kind: Any) -> Any:
     return blocks.reshape(rows, -1)
 
 
+def describe_shape(writer: Any, a: LlamaArchitecture) -> None:
+    """Sizes, as GGUF names them."""
+    writer.add_block_count(a.total_layers)
+    writer.add_context_length(a.positions)
+    writer.add_embedding_length(a.width)
+    writer.add_feed_forward_length(a.mlp_width)
+    writer.add_head_count(a.heads)
+    writer.add_head_count_kv(a.kv_heads)
+    writer.add_key_length(a.head_dim)
+    writer.add_layer_norm_rms_eps(a.norm_epsilon)
+    writer.add_rope_freq_base(a.rope_theta)
+
+
 def write_gguf(
     path: Path,
     tensors: Mapping[str, Tensor],
@@ -141,15 +154,7 @@ def write_gguf(
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(sum(a.layers))
-    writer.add_context_length(a.positions)
-    writer.add_embedding_length(a.width)
-    writer.add_feed_forward_length(a.mlp_width)
-    writer.add_head_count(a.heads)
-    writer.add_head_count_kv(a.kv_heads)
-    writer.add_key_length(a.head_dim)
-    writer.add_layer_norm_rms_eps(a.norm_epsilon)
-    writer.add_rope_freq_base(a.rope_theta)
+    describe_shape(writer, a)
     describe(writer)
     top = {"embedding.weight": "token_embd.weight", "norm.weight": "output_norm.weight", "head.weight": "output.weight"}
     for name, tensor in tensors.items():

@@ -25,7 +25,7 @@ from onesweep.stages.model.decoder_options import LinearScaling
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import new_caches
-from tests.stages.importing.published import describe_letters
+from tests.stages.importing.published import describe_letters, describe_shape
 from tests.stages.importing.test_parity import SIZES, TOLERANCE, transformers
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
@@ -145,12 +145,17 @@ def made(request: pytest.FixtureRequest, transformers: Any, tmp_path_factory: py
     return Made(model, folder, out, None if request.param in UNSAID else said)
 
 
+def piece(x: Tensor, caches: list[LayerCache]) -> CleanPiece:
+    """A short one is one by one."""
+    return CleanPiece(x, caches, one_by_one=0 if len(x) >= 20 else len(x))
+
+
 def logits(runners: list[StageRunner], caches: list[list[LayerCache]], pieces: list[Tensor]) -> Tensor:
     """After each position of pieces that come one after the other, long ones at once: (positions, vocabulary)."""
     found = []
     for x in pieces:
         for runner, held in zip(runners, caches, strict=True):
-            (x,) = runner.read([CleanPiece(x, held, at_once=len(x) >= 20)])
+            (x,) = runner.read([piece(x, held)])
         found += runners[-1].next_byte([x])
     return torch.cat(found)
 
@@ -179,7 +184,7 @@ def test_company_changes_no_bit(made: Made) -> None:
     for _ in range(3):
         apart = [logits(runners, caches, [each]) for caches, each in zip(alone, x, strict=True)]
         for i, runner in enumerate(runners):
-            x = runner.read([CleanPiece(each, caches[i]) for caches, each in zip(together, x, strict=True)])
+            x = runner.read([piece(each, caches[i]) for caches, each in zip(together, x, strict=True)])
         found = runners[-1].next_byte(x)
         assert all(map(torch.equal, found, apart))
         x = [each[-1:].argmax(1) for each in found]
@@ -336,15 +341,7 @@ def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def describe(writer: Any, a: LlamaArchitecture, said: dict[str, Any]) -> None:
     import gguf
 
-    writer.add_block_count(a.total_layers)
-    writer.add_context_length(a.positions)
-    writer.add_embedding_length(a.width)
-    writer.add_feed_forward_length(a.mlp_width)
-    writer.add_head_count(a.heads)
-    writer.add_head_count_kv(a.kv_heads)
-    writer.add_key_length(a.head_dim)
-    writer.add_layer_norm_rms_eps(a.norm_epsilon)
-    writer.add_rope_freq_base(a.rope_theta)
+    describe_shape(writer, a)
     if isinstance(a.rope_scaling, LinearScaling):
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(a.rope_scaling.factor)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from onesweep.serving.cli.__main__ import main
 from onesweep.stages.backends import TorchBackend, backend_named
 from onesweep.stages.backends.base import CleanPiece, StageRunner
-from onesweep.stages.backends.packed_llama import PackedLlamaStage, QuantProduct, product
+from onesweep.stages.backends.packed_llama import PackedLlamaStage, Product, QuantProduct, product
 from onesweep.stages.backends.runner_checks import OneAtATime, check_rows
 from onesweep.stages.checkpoint.checkpoint import halve, load_stage
 from onesweep.stages.checkpoint.gate import probe_symbols
@@ -31,7 +31,7 @@ from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.quantised import GROUP, QuantLinear
 from onesweep.trainer.distill.distill import DistillSettings, distill
 from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf
-from tests.stages.model.tiny_llama import random_stages
+from tests.stages.model.tiny_llama import BFLOAT16, needs_bfloat16, random_stages
 
 pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
 WIDE = replace(SHAPE, layers=(2,), head_dim=16)  # rows of all matrices are whole groups
@@ -117,11 +117,33 @@ def test_a_host_holds_less_than_a_fifth_of_float32(made: dict[str, Path]) -> Non
 @pytest.mark.parametrize(
     "architecture", [WIDE, replace(WIDE, attention_bias="qkv"), replace(WIDE, experts=Experts(3, 2, True))]
 )
-def test_no_row_depends_on_its_company(architecture: Any) -> None:
-    for stage in random_stages(replace(architecture, layers=(1, 1), weights="q4")):
+@pytest.mark.parametrize("stored", ["q4", BFLOAT16])
+def test_no_row_depends_on_its_company(architecture: Any, stored: Any) -> None:
+    for stage in random_stages(replace(architecture, layers=(1, 1), weights=stored)):
         runner = TorchBackend().stage(stage)
         assert not isinstance(runner, OneAtATime)
         assert check_rows(runner, stage)
+
+
+@needs_bfloat16
+def test_bfloat16_takes_half_and_loses_almost_nothing(
+    weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, found = write_folder(tmp_path / "model", weights, WIDE), dict[str, Imported]()
+    for stored in ("float32", "bfloat16"):
+        found[stored] = import_model(ImportSettings(source, tmp_path / stored, 2, weights=stored))
+    assert "with weights in bfloat16" in summary(found["bfloat16"])
+    assert all(check.ok for check in verify(tmp_path / "bfloat16"))
+    whole, less = (sum(part.bytes for part in found[stored].manifest.parts) for stored in found)
+    matrices = sum(tensor.numel() for name, tensor in weights.items() if "layers" in name and tensor.dim() == 2)
+    assert abs(whole - less - 2 * matrices) < 100
+    for stage in stages(tmp_path / "bfloat16"):
+        layers = PackedLlamaStage(stage, product).reader.layers
+        assert {block.dtype for layer in layers for block in layer.qkv.blocks} == {torch.bfloat16}
+    assert 0 < abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "bfloat16")) < 0.02
+    monkeypatch.setattr(Product, "is_packed", False)
+    with pytest.raises(CheckpointError, match="no products in bfloat16: import the model with --weights float32"):
+        runners(tmp_path / "bfloat16")
 
 
 def test_the_cut_changes_no_bit(weights: dict[str, Tensor], tmp_path: Path) -> None:
@@ -159,7 +181,7 @@ def test_pieces_of_a_matrix_give_the_whole(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_folder_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = write_folder(tmp_path / "model", weights, WIDE), tmp_path / "out"
     assert main(["import", str(source), "--blocks", "2", "--out", str(out), "--weights", "q4"]) == 0
-    assert "with weights in 4 bits" in capsys.readouterr().out
+    assert "with weights of 4 bits" in capsys.readouterr().out
     whole = import_model(ImportSettings(source, tmp_path / "whole", 2))
     assert "4 bits" not in summary(whole)
     assert "weights" not in record(tmp_path / "whole")["ar"]["architecture"], "as in manifests of before"
@@ -248,7 +270,7 @@ def test_shapes_that_4_bits_do_not_have() -> None:
         replace(SHAPE, weights="q4")
     with pytest.raises(ShapeError, match="40 numbers in queries, keys and values"):
         replace(SHAPE, weights="q4", heads=8, head_dim=4, kv_heads=1)
-    with pytest.raises(ShapeError, match="weights must be one of float32, q4, not 'q2'"):
+    with pytest.raises(ShapeError, match="weights must be one of float32, bfloat16, q4, not 'q2'"):
         replace(WIDE, weights="q2")
 
 
@@ -262,10 +284,10 @@ def test_other_users_of_weights_refuse(made: dict[str, Path], tmp_path: Path) ->
     start, text = tmp_path / "whole", tmp_path / "text.txt"
     text.write_text("The letter left the coast before dawn. " * 200)
     import_model(ImportSettings(small.parent / "model.gguf", start, 1, weights="q4"))
-    with pytest.raises(InputError, match=r"--start .* has weights of 4 bits, which cannot be trained"):
+    with pytest.raises(InputError, match=r"--start .*: weights of 4 bits cannot be trained"):
         distill(DistillSettings(made["Q4_0 float32"], (text,), start=start, steps=1, window=16))
 
 
 def test_another_kind_of_weights_is_answered_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", "model.gguf", "--out", "out", "--weights", "q2"]) == 2
-    assert "--weights: 'q2' is none of float32, q4" in capsys.readouterr().err
+    assert "--weights: 'q2' is none of float32, bfloat16, q4" in capsys.readouterr().err

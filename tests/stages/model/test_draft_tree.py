@@ -1,5 +1,6 @@
 """Trees of guesses: grown by a drafter, each with the guesses before it, the likeliest of all."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence
 from onesweep.serving.modes.drafters.neural import NeuralModel
 from onesweep.serving.modes.drafters.ngram import NgramDrafter, fit, write_ngrams
-from onesweep.stages.model.draft_tree import DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
+from onesweep.stages.model.draft_tree import Allowed, DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
 from onesweep.stages.model.randomness import gumbels
 from onesweep.stages.model.speculation import are_depths
 
@@ -30,6 +31,29 @@ def grown(model: LocalModel, plan: DraftPlan, temperature: float = 0.8) -> tuple
     worth = DraftLength(SweepTime())
     sequence = LocalSequence(model, 100, temperature, 7)
     return TreeGrower(sequence.text, model.alphabet, worth, temperature, 7).grow(KNOWN, plan), worth
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_guesses_follow_a_grammar(drafters: dict[str, LocalModel], branches: int) -> None:
+    """A word, then two vowels, then nothing."""
+    word, vowels = b"ship ", np.isin(np.arange(256), list(b"aeiou"))
+
+    def allowed(guesses: Sequence[int]) -> Allowed | None:
+        at = len(guesses)
+        assert bytes(guesses[: len(word)]) == word[:at]
+        assert set(guesses[len(word) :]) <= set(b"aeiou"), "nothing is asked of what cannot follow"
+        return np.arange(256) == word[at] if at < len(word) else vowels if at < len(word) + 2 else None
+
+    worth, sequence = DraftLength(SweepTime()), LocalSequence(drafters["model"], 100, 0.8, 7)
+    grower = TreeGrower(sequence.text, drafters["model"].alphabet, worth, 0.8, 7, allowed=allowed)
+    growth = grower.grow(KNOWN, DraftPlan(20, 40, branches))
+    sent = [at for at in range(len(growth.symbols)) if growth.chances[at]]
+    assert {len(growth.branch(at)) for at in sent} == set(range(1, len(word) + 3))
+    for at in sent:
+        text = bytes(growth.branch(at))
+        assert text[: len(word)] == word[: len(text)]
+        assert set(text[len(word) :]) <= set(b"aeiou")
+        assert (growth.chances[at] == 1.0) == (len(text) <= len(word)), "what must follow is sure"
 
 
 def branch(growth: Growth, at: int) -> list[int]:

@@ -22,11 +22,6 @@ from tests.stages.checkpoints import EditManifest, part_file
 from tests.stages.pictures.tiny import FOLDERS, TINY, tiny_experts, tiny_part, tiny_partition, tiny_picture_bundle
 
 
-@pytest.fixture(scope="module")
-def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_picture_bundle(tmp_path_factory.mktemp("drawing"))
-
-
 @pytest.fixture
 def copied(drawing: Path, tmp_path: Path) -> Path:
     """To be damaged."""

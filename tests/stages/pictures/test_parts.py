@@ -17,14 +17,9 @@ from onesweep.stages.wire.hop_stream import BATCH_BYTES
 from onesweep.stages.wire.messages import put_work
 from onesweep.stages.wire.status import StatusError
 from tests.stages.pictures.lines import drawing_of
-from tests.stages.pictures.tiny import TINY, tiny_partition, tiny_picture_bundle
+from tests.stages.pictures.tiny import TINY, tiny_partition
 
 WIDE = replace(TINY, height=64, width=64, channels=3, patch=4, features=512)
-
-
-@pytest.fixture(scope="module")
-def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_picture_bundle(tmp_path_factory.mktemp("drawing"))
 
 
 def test_a_model_that_is_held_already_is_not_read_again(drawing: Path) -> None:
