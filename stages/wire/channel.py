@@ -108,7 +108,7 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel that connects with its first call. Raises InputError. :param options: further ones of gRPC."""
     check_target(address, security)
-    options = [*_message_options(message_bytes), *options]
+    options = [*(dict(_message_options(message_bytes)) | dict(options)).items()]  # of two alike gRPC takes the first
     if security.tls is None:
         return with_decode_errors(grpc.aio.insecure_channel(address, options=options))
     return with_decode_errors(grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options))
@@ -119,7 +119,7 @@ def open_blocking_channel(
 ) -> grpc.Channel:
     """Like `open_channel`, for code without an event loop."""
     check_target(address, security)
-    options = [*_message_options(message_bytes), *options]
+    options = [*(dict(_message_options(message_bytes)) | dict(options)).items()]
     if security.tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, channel_credentials(security.tls), options=options)
