@@ -113,6 +113,18 @@ def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytes
     assert said == ([] if is_loopback(address) else [due])
 
 
+def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "HANDSHAKE_MS", 200)
+
+    async def main() -> bytes:
+        port = bind(server := new_server(), "127.0.0.1:0")
+        await server.start()
+        reader, _ = await asyncio.open_connection("127.0.0.1", port)
+        return await asyncio.wait_for(reader.read(), 20)
+
+    assert b"handshake timeout" in asyncio.run(main())
+
+
 def test_a_client_that_does_not_read_ends_what_writes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "UNREAD_S", 0.2)
 
