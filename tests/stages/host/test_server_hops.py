@@ -12,7 +12,7 @@ from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.server import StageServer, StageSettings
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.auth import HOST, ROUTER
-from onesweep.stages.wire.channel import CONNECTING_MS, open_blocking_channel
+from onesweep.stages.wire.channel import open_blocking_channel
 from onesweep.stages.wire.tls import Security
 from tests.conftest import NAMES
 from tests.stages.raw_client import SESSION_BYTES, Peer, Until, peer, sweep
@@ -96,7 +96,7 @@ def test_a_session_takes_hops_of_its_own_router_path_and_host(
 
         def caller(role: str, name: str, *addresses: str) -> Peer:
             tls = pki.issue(role, name, addresses or NAMES)
-            opened = open_blocking_channel(address, security=Security(tls), options=[(CONNECTING_MS, 20_000)])
+            opened = open_blocking_channel(address, security=Security(tls))
             return Peer(address, stack.enter_context(opened))
 
         router, rival, paris, tokyo = (caller(*who) for who in ((ROUTER, "r"), (ROUTER, "x"), (HOST, "p"), (HOST, "t")))
