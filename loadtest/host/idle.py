@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.loadtest.report.record import add_report_options, check_report_options, origin, write_report
-from onesweep.stages.settings import add_flags, flag, from_flags
+from onesweep.loadtest.commands import add_measurement
+from onesweep.loadtest.report.record import check_report_options, origin, write_report
+from onesweep.stages.settings import from_flags, setting
 
 if TYPE_CHECKING:
     from onesweep.loadtest.workload.testbed import Testbed
@@ -23,12 +25,10 @@ REQUEST = {"prompt": "The sea was calm.", "mode": "sweep", "max_bytes": 16, "see
 class IdleSettings:
     """Settings of `bench idle`."""
 
-    checkpoint: Path | None = field(
-        default=None, metadata=flag("bundle to serve", metavar="DIR", shown="the shipped weights")
-    )
-    hosts: int | None = field(default=None, metadata=flag("hosts that share the blocks", least=1, shown="3"))
-    settle_s: float = field(default=15.0, metadata=flag("wait between the last request and the measurement", least=0))
-    seconds: float = field(default=20.0, metadata=flag("length of the measurement", metavar="S", above=0))
+    checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="the shipped weights")
+    hosts: int | None = setting(None, "hosts that share the blocks", least=1, shown="3")
+    settle_s: float = setting(15.0, "wait between the last request and the measurement", least=0)
+    seconds: float = setting(20.0, "length of the measurement", metavar="S", above=0)
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,7 @@ def idle_table(rows: list[IdleRow]) -> str:
     )
 
 
-def add_idle(idle: argparse.ArgumentParser) -> None:
-    add_flags(idle, IdleSettings)
-    add_report_options(idle)
+add_idle = partial(add_measurement, settings=IdleSettings)
 
 
 def run_idle(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import flag
+from onesweep.stages.settings import flag, setting
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
 MAX_COUNT = (1 << 32) - 1
@@ -68,7 +68,7 @@ class Request:
             metavar="C",
         ),
     )
-    temperature: float | None = field(default=None, metadata=flag("0 = most likely (0.8)", metavar="T"))
+    temperature: float | None = setting(None, "0 = most likely (0.8)", metavar="T")
     top_p: float | None = field(
         default=None,
         metadata=_shape(
@@ -170,7 +170,7 @@ class Request:
             metavar="M",
         ),
     )
-    suffix: str | bytes = field(default="", metadata=flag("what follows the text, mode infill", metavar="TEXT"))
+    suffix: str | bytes = setting("", "what follows the text, mode infill", metavar="TEXT")
     budget_ms: int | None = field(
         default=None,
         metadata=_count("latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS"),
