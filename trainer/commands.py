@@ -292,11 +292,7 @@ def add_scorer(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--refresh-every", type=int, metavar="STEPS", help="steps between two exchanges of the stages")
     parser.add_argument("--copies", choices=("fp32", "int8"), help="format of the exchanged stages")
-    parser.add_argument(
-        "--features",
-        choices=("live", "copies"),
-        help="of the live stages before, or of copies",
-    )
+    parser.add_argument("--features", choices=("live", "copies"), help="of the live stages before, or of copies")
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
@@ -305,10 +301,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     _size_options(parser)
     parser.add_argument("--sequences", type=int, metavar="N", help="windows in a batch")
     parser.add_argument(
-        "--workers",
-        type=numbers,
-        metavar="B[,B]",
-        help="instead: real worker processes, the layers in B blocks",
+        "--workers", type=numbers, metavar="B[,B]", help="instead: real worker processes, the layers in B blocks"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -322,13 +315,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
     add_data_options(parser)
     parser.add_argument("--windows", type=int, metavar="N", default=24, help="evenly spaced windows (%(default)s)")
-    parser.add_argument(
-        "--min-context",
-        type=int,
-        default=64,
-        metavar="BYTES",
-        help="read but not scored in each",
-    )
+    parser.add_argument("--min-context", type=int, default=64, metavar="BYTES", help="read but not scored in each")
     parser.add_argument("--steps", type=int, metavar="N", default=4, help="Euler steps in each block (%(default)s)")
     parser.add_argument("--temperature", type=positive, metavar="T", default=1.0, help="of drafter and scorers (1)")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -60,10 +60,7 @@ def add_chat(chat: argparse.ArgumentParser) -> None:
 
 def add_chat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt",
-        nargs="?",
-        metavar="PROMPT",
-        help="answer it once; - reads standard input (a conversation)",
+        "prompt", nargs="?", metavar="PROMPT", help="answer it once; - reads standard input (a conversation)"
     )
     parser.add_argument("--system", default="", metavar="TEXT", help="instructions before the conversation")
     parser.add_argument("--mode", metavar="M", help="how answers are made (the best that is served)")

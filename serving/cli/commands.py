@@ -276,12 +276,7 @@ ROOT = Family(
         ),
         "ask": _commands(
             "onesweep.serving.cli.generate:",
-            (
-                "generate",
-                "continue a prompt",
-                "'The sea was calm.' --max-bytes 200",
-                ("ask", "complete"),
-            ),
+            ("generate", "continue a prompt", "'The sea was calm.' --max-bytes 200", ("ask", "complete")),
             ("compare", "run one prompt in several modes, side by side", "'The sea was calm.' --modes sweep,ar"),
             "onesweep.serving.cli.draw:",
             ("draw", "draw pictures of a class", "sneaker --seed 7 --out sneaker.png", ("paint", "image")),

@@ -87,9 +87,7 @@ def add_up(up: argparse.ArgumentParser) -> None:
         "--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem, host-1.pem ... of `onesweep certs`"
     )
     up.add_argument(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="serve metrics: the router's there, hosts' on the ports after it",
+        "--metrics", metavar="HOST:PORT", help="serve metrics: the router's there, hosts' on the ports after it"
     )
 
 

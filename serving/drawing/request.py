@@ -51,18 +51,7 @@ class DrawingRequest:
             if not word.isascii():
                 raise RequestError(f"{word!r} has letters that no mode, solver or codec has")
         try:
-            return router_pb2.DrawRequest(
-                classes=self.classes,
-                pictures=self.pictures,
-                mode=self.mode,
-                seed=self.seed,
-                levels=self.levels,
-                solver=self.solver,
-                guidance=self.guidance,
-                codec=self.codec,
-                previews=previews,
-                link_ms=self.link_ms,
-            )
+            return router_pb2.DrawRequest(**vars(self), previews=previews)
         except (TypeError, ValueError) as error:
             raise RequestError(f"this cannot be asked for: {error}") from None
 

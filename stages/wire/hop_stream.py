@@ -86,12 +86,7 @@ class Relay:
     """A warm connection to one stage server."""
 
     def __init__(
-        self,
-        address: str,
-        message_bytes: int,
-        hop_timeout_s: float,
-        name: str = "",
-        security: Security = LOOPBACK_ONLY,
+        self, address: str, message_bytes: int, hop_timeout_s: float, name: str = "", security: Security = LOOPBACK_ONLY
     ) -> None:
         """:param hop_timeout_s: how long a hop may wait for the next host's acknowledgement.
         :param name: what to call the host in errors; its own once it was described, if not given.

@@ -37,10 +37,7 @@ def add_graft(parser: argparse.ArgumentParser) -> None:
         "--trains", choices=("slots", "block"), default="slots", help="slots (default): pretrained weights stay frozen"
     )
     parser.add_argument(
-        "--anchor-head",
-        choices=("own", "last"),
-        default="last",
-        help="head of the next-token loss of --trains block",
+        "--anchor-head", choices=("own", "last"), default="last", help="head of the next-token loss of --trains block"
     )
     parser.add_argument("--anchor", type=float, metavar="W", help="weight of that loss (0.3)")
     parser.add_argument("--rank", type=int, default=32, metavar="N", help="rank of the slots' updates (32)")

@@ -58,13 +58,7 @@ class LocalModel(ABC):
         return [forks.read(symbols) for forks, symbols in pieces]
 
     async def generate(
-        self,
-        prompt: bytes,
-        max_symbols: int,
-        temperature: float,
-        seed: int,
-        due_at: float,
-        shaping: Shaping = PLAIN,
+        self, prompt: bytes, max_symbols: int, temperature: float, seed: int, due_at: float, shaping: Shaping = PLAIN
     ) -> AsyncGenerator[tuple[bytes, float], None]:
         """(symbols, compute milliseconds) pieces. Raises Refusal when the deadline passes."""
         sequence = LocalSequence(self, self.alphabet.count(prompt) + max_symbols, temperature, seed, shaping=shaping)

@@ -48,11 +48,7 @@ def test_a_short_run_finds_nothing(kind: str, tmp_path: Path, capsys: pytest.Cap
     ("log", "lives", "found"),
     [
         ("INFO ready\nWARNING request x ends here: refused\n", True, []),
-        (
-            "INFO ready\nTraceback (most recent call last):\n  File x\nKeyError: 7\n",
-            True,
-            ["host logs: KeyError: 0"],
-        ),
+        ("INFO ready\nTraceback (most recent call last):\n  File x\nKeyError: 7\n", True, ["host logs: KeyError: 0"]),
         ("out of memory\n", False, ["host ended: out of memory\n"]),
     ],
 )

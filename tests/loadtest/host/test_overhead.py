@@ -55,10 +55,7 @@ def test_the_target_of_a_ring_of_three(latency_ms: float, met: bool) -> None:
     samples = [replace(SAMPLES[0], latency_ms=latency_ms)]  # 4 ms of compute and 2 sweeps: 2.5 ms a sweep
     figures = figures_of("ar", 3, samples)
     assert (figures.target_ms_per_sweep, figures.met) == (2.5, met)
-    assert TABLE([figures]).splitlines()[2].split()[7:9] == [
-        "2.5",
-        "yes" if met else "no",
-    ]
+    assert TABLE([figures]).splitlines()[2].split()[7:9] == ["2.5", "yes" if met else "no"]
 
 
 def test_no_target_for_other_rings() -> None:

@@ -39,10 +39,7 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan", "--modes", "local"), "mode local needs local/"),
         (("--profile", "lan", "--requests", 0), "--requests must be at least 1, not 0"),
         (("--profile", "lan", "--seed", -1), "--seed must be from 0 to"),
-        (
-            ("--profile", "lan", "--bytes", "0"),
-            "--bytes must be 1 to 53, what the context leaves after",
-        ),
+        (("--profile", "lan", "--bytes", "0"), "--bytes must be 1 to 53, what the context leaves after"),
         (("--profile", "lan", "--bytes", "8,54"), "--bytes must be 1 to 53"),
         (("--profile", "lan", "--bytes", "many"), "--bytes 'many' must be numbers such as 32,256"),
         (("--profile", "loopback", "--max-tokens", "54"), "--max-tokens must be 1 to 53"),

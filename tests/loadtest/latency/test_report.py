@@ -31,13 +31,7 @@ def record(sample: Make, course: Course) -> dict[str, Any]:
         "bench": "wan",
         "command": "onesweep bench wan --profile 'wan-<50>'",
         "commit": "0123456789abcdef",
-        "machine": {
-            "processor": "A & B",
-            "cores": 2,
-            "system": "Linux",
-            "torch": "2",
-            "onnxruntime": None,
-        },
+        "machine": {"processor": "A & B", "cores": 2, "system": "Linux", "torch": "2", "onnxruntime": None},
         "settings": {"hosts": 2, "requests": 2, "at_once": 1, "seed": 7, "choices": ["sweep", "ar:int8"]},
         "rows": rows,
         "links": [
@@ -88,13 +82,7 @@ def test_one_page_with_everything(record: dict[str, Any]) -> None:
     assert reader.fetched == []
     assert reader.pictures == 4
     assert not re.search(r"url\((?!#)|@import|<script", page)
-    for text in (
-        "wan-&lt;50&gt;",
-        "A &amp; B",
-        "&lt;lost&gt;",
-        "0123456789ab",
-        "seed",
-    ):
+    for text in ("wan-&lt;50&gt;", "A &amp; B", "&lt;lost&gt;", "0123456789ab", "seed"):
         assert text in page
     assert "<lost>" not in page
     assert "No request ended well" in page

@@ -35,11 +35,7 @@ def test_smollm2_does_not_mind_where_the_prompt_ends(smollm2: Judge) -> None:
 
 
 def test_smollm2_is_the_same_alone_and_in_company(smollm2: Judge) -> None:
-    texts = [
-        b" a short one",
-        b" one that is much longer than the others, and lasts for a while",
-        b" 12345 \xc3\xa9",
-    ]
+    texts = [b" a short one", b" one that is much longer than the others, and lasts for a while", b" 12345 \xc3\xa9"]
     together = smollm2.judge([b"This is"] * 3, texts, silent)
     alone = [smollm2.judge([b"This is"], [text], silent).bits[0] for text in texts]
     assert together.bits == pytest.approx(alone, rel=0.02)

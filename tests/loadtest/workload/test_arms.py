@@ -52,10 +52,7 @@ def test_a_mode_and_its_settings(text: str, choice: ModeChoice) -> None:
     [
         ("", "--modes is empty"),
         (",", "--modes is empty"),
-        (
-            "swep",
-            "unknown mode 'swep' in --modes (did you mean sweep or steps?); choose from sweep, chunked, resample",
-        ),
+        ("swep", "unknown mode 'swep' in --modes (did you mean sweep or steps?); choose from sweep, chunked, resample"),
         ("Sweep", "unknown mode 'Sweep'"),
         (":int8", "unknown mode ''"),
         ("ar:", "'' is not a setting"),

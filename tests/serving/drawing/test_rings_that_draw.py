@@ -66,10 +66,7 @@ def test_a_host_that_dies_in_the_middle_costs_no_picture(
 
 def test_new_weights_are_tried_and_taken_back(bundle: Path, tmp_path: Path, onesweep: Run, until: Any) -> None:
     other = tiny_picture_bundle(tmp_path / "other", ("chain",), seed=5)
-    with (
-        temporary_deployment(doubled(bundle), bundle) as running,
-        Client(running.topology.router) as client,
-    ):
+    with temporary_deployment(doubled(bundle), bundle) as running, Client(running.topology.router) as client:
         where = ("--router", running.topology.router)
         until(partial(all_ready, client), 30)
         before = client.draw("one", seed=SEED).pixels

@@ -16,10 +16,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, local_ring: Any, running: Any
     """Address of a gateway in front of a small model that has a chat template."""
     directory: Path = tmp_path_factory.mktemp("chat")
     write_model(directory / "model")
-    with (
-        local_ring(directory / "model", 3) as client,
-        running(directory, "--router", client.address) as gateway,
-    ):
+    with local_ring(directory / "model", 3) as client, running(directory, "--router", client.address) as gateway:
         yield gateway.url
 
 

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from onesweep.serving.modes.chat_template import ChatTemplate
-from onesweep.serving.modes.pretrained_tokenizer import (
-    UNKNOWN,
-    PretrainedTokenizer,
-    read_pretrained_tokenizer,
-)
+from onesweep.serving.modes.pretrained_tokenizer import UNKNOWN, PretrainedTokenizer, read_pretrained_tokenizer
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError

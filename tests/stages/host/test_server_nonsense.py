@@ -68,10 +68,7 @@ def fields_of(message: Descriptor, always: Any = None) -> Any:
 
 envelopes = fields_of(stage_pb2.Hop.DESCRIPTOR)
 good_drafts = st.integers(1, 6).map(
-    lambda count: {
-        "draft": count,
-        "rejection": {"odds": struct.pack("<f", 0.5) * count, "draw_set": 1 + count % 3},
-    }
+    lambda count: {"draft": count, "rejection": {"odds": struct.pack("<f", 0.5) * count, "draw_set": 1 + count % 3}}
 )
 good_candidates = st.tuples(st.integers(1, 300), st.integers(1, 40)).map(
     lambda size: {"candidates": [bytes(size[1])] * size[0]}

@@ -16,13 +16,7 @@ from onesweep.stages.pictures.part import in_scale
 from onesweep.trainer.blocks.optimizer import OptimizerSet
 from onesweep.trainer.blocks.run import train_step
 from onesweep.trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
-from onesweep.trainer.pictures.experts import (
-    RouterTask,
-    balanced_clusters,
-    brightness,
-    expert_steps,
-    train_experts,
-)
+from onesweep.trainer.pictures.experts import RouterTask, balanced_clusters, brightness, expert_steps, train_experts
 from onesweep.trainer.pictures.training import PictureTask, train_undivided
 from tests.trainer.pictures.test_data import write_npz
 from tests.trainer.pictures.test_training import CONFIG, weights

@@ -12,12 +12,7 @@ from onesweep.stages.checkpoint.checkpoint import load_picture_part
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, ConfigError, Interrupted
 from onesweep.trainer.pictures.data import PictureSet, load_pictures
-from onesweep.trainer.pictures.training import (
-    PictureConfig,
-    PictureTask,
-    train_picture_blocks,
-    train_undivided,
-)
+from onesweep.trainer.pictures.training import PictureConfig, PictureTask, train_picture_blocks, train_undivided
 from tests.trainer.pictures.test_data import LABELS, write_npz
 
 CONFIG = PictureConfig(
