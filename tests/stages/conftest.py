@@ -22,6 +22,7 @@ from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArModel
+from tests.conftest import until
 from tests.stages.raw_client import Peer, peer
 from tests.stages.slow_runner import Watched
 
@@ -207,7 +208,7 @@ def parts(loaded: dict[str, Parts]) -> Parts:
 
 
 @pytest.fixture(scope="module")
-def alone(bundles: Path, module_servers: Any, until: Callable[..., Any]) -> Iterator[Peer]:
+def alone(bundles: Path, module_servers: Any) -> Iterator[Peer]:
     """A subscriber of one host that holds all blocks, with memory for a few sessions."""
     address = f"127.0.0.1:{free_port_block(1)}"
     module_servers.stage(bundles / "own", (0, 1, 2), address, None, session_mb=1, name="alone")

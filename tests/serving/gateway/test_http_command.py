@@ -8,7 +8,6 @@ import ssl
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +17,7 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.gateway.commands import HttpSettings
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.wire.web_server import OwnCertificate, open_socket
+from tests.serving.gateway.conftest import run
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -115,10 +115,10 @@ def test_a_key_that_others_can_read_is_refused(certificate: tuple[Path, Path]) -
         OwnCertificate(*certificate)
 
 
-def test_every_request_is_a_line_and_a_count(deployment: Deployment, tmp_path: Path, running: Any) -> None:
+def test_every_request_is_a_line_and_a_count(deployment: Deployment, tmp_path: Path) -> None:
     options = ("--router", deployment.topology.router, "--log-format", "json", "--metrics", "127.0.0.1:0")
     asked = {"model": "onesweep-ar", "prompt": "Xyzzy", "max_tokens": 2}
-    with running(tmp_path, *options) as gateway:
+    with run(tmp_path, *options) as gateway:
         name = httpx.post(f"{gateway.url}/v1/completions", json=asked).headers["x-request-id"]
         assert httpx.get(f"{gateway.url}/v1/models/onesweep-ar").status_code == 200
         assert httpx.request("BREW", f"{gateway.url}/Xyzzy").status_code == 404
@@ -137,11 +137,11 @@ def test_every_request_is_a_line_and_a_count(deployment: Deployment, tmp_path: P
     assert 'onesweep_http_request_seconds_count{path="/v1/completions"} 1.0' in counted
 
 
-def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path], tmp_path: Path, running: Any) -> None:
+def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     cert, key = certificate
     trust = ssl.create_default_context(cafile=cert)
     options = ("--router", "127.0.0.1:1", "--tls-cert", str(cert), "--tls-key", str(key))
-    with running(tmp_path, *options, scheme="https", verify=trust) as gateway:
+    with run(tmp_path, *options, scheme="https", verify=trust) as gateway:
         assert httpx.get(f"{gateway.url}/healthz", verify=trust).json() == {"status": "live"}
         # nothing answers behind it: it lives, and says what to do
         ready = httpx.get(f"{gateway.url}/readyz", verify=trust)

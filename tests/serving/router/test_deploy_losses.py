@@ -23,6 +23,7 @@ from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.loading import Loader
 from onesweep.stages.host.server import StageServer, StageSettings
 from onesweep.stages.v1 import stage_pb2
+from tests.conftest import until, wait_ready
 from tests.serving.releases import REQUESTS, Texts, answer
 
 Run = Callable[..., tuple[int, str, str]]
@@ -77,14 +78,7 @@ def start(servers: Any, host: HostEntry, bundle: Path, shelves: Path) -> Any:
 
 
 def test_a_host_that_is_down_can_be_left_out(
-    old: Path,
-    new: Path,
-    tmp_path: Path,
-    servers: Any,
-    wait_ready: Any,
-    onesweep: Run,
-    texts: dict[str, Texts],
-    until: Any,
+    old: Path, new: Path, tmp_path: Path, servers: Any, onesweep: Run, texts: dict[str, Texts]
 ) -> None:
     topology = of_whole_models(2, old)
     running = [start(servers, host, old, tmp_path) for host in topology.hosts]
@@ -106,7 +100,7 @@ def test_a_host_that_is_down_can_be_left_out(
 
 
 def test_no_host_goes_on_with_a_release_that_the_router_cannot_read(
-    old: Path, new: Path, tmp_path: Path, servers: Any, wait_ready: Any, monkeypatch: pytest.MonkeyPatch
+    old: Path, new: Path, tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topology = of_whole_models(1, old)
     start(servers, topology.hosts[0], old, tmp_path)

@@ -17,6 +17,7 @@ from onesweep.serving.client.client import Client, Result
 from onesweep.serving.router.topology import HostEntry, Topology
 from onesweep.stages.host.host import Host
 from onesweep.stages.v1 import stage_pb2
+from tests.conftest import until, wait_ready
 
 Describe = Callable[[str], stage_pb2.DescribeResponse]
 PROMPT = b"The sea was calm. The sea was "
@@ -50,7 +51,7 @@ def doubles(bundles: Path) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
-def all_ready(caller: Client, until: Any) -> Callable[[], None]:
+def all_ready(caller: Client) -> Callable[[], None]:
     def ready() -> bool:
         hosts = caller.status().hosts
         return all(host.ready and not any(link.problem for link in host.links) for host in hosts)
@@ -112,7 +113,6 @@ def test_a_host_that_is_killed_or_freezes(
     caller: Client,
     describe: Describe,
     all_ready: Callable[[], None],
-    until: Any,
     references: dict[str, bytes],
     name: str,
     letter: str,
@@ -145,7 +145,7 @@ def test_a_host_that_is_killed_or_freezes(
 
 
 def test_a_host_that_is_slow_is_overtaken(
-    bundles: Path, servers: Any, wait_ready: Any, references: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    bundles: Path, servers: Any, references: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes longer for a sweep than a request has for all."""
     slow, go_on = threading.Event(), Host._go_on
@@ -178,7 +178,7 @@ def test_a_host_that_is_slow_is_overtaken(
     assert max(result.replays for result in results) >= 1
 
 
-def test_hosts_take_turns(caller: Client, all_ready: Callable[[], None], until: Any) -> None:
+def test_hosts_take_turns(caller: Client, all_ready: Callable[[], None]) -> None:
     all_ready()
     used: set[str] = set()
 
