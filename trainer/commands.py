@@ -12,7 +12,6 @@ from onesweep.trainer.options import (
     add_config_options,
     add_data_options,
     add_threads_option,
-    add_tokenizer_option,
     config_of,
     corpus_of,
     given,
@@ -265,15 +264,12 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 
 def add_blocks(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     _training_options(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", default=Path("runs/chain"), help="the checkpoint (%(default)s)"
-    )
-    parser.add_argument("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
-    parser.add_argument("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
-    parser.add_argument(
-        "--lookahead", action="store_true", help="train all side by side, each from the last head (chained only)"
-    )
+    add("--out", type=Path, metavar="DIR", default=Path("runs/chain"), help="the checkpoint (%(default)s)")
+    add("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
+    add("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
+    add("--lookahead", action="store_true", help="train all side by side, each from the last head (chained only)")
 
 
 def add_ar(parser: argparse.ArgumentParser) -> None:
@@ -331,7 +327,8 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 def _training_options(parser: argparse.ArgumentParser) -> None:
     add_config_options(parser)
     add_data_options(parser)
-    add_tokenizer_option(parser)
+    help = "tokenizer.json: train on its tokens (bytes without it)"
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help=help)
     parser.add_argument("--steps", type=int, metavar="N", help="steps of each block, or of the AR model")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise (0)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="report progress to `train watch` here (loopback only)")

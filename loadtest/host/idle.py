@@ -93,22 +93,18 @@ def _rows(testbed: Testbed, seconds: float) -> list[IdleRow]:
 
 
 def idle_table(rows: list[IdleRow]) -> str:
-    from onesweep.loadtest.report.table import aligned
+    from onesweep.loadtest.report.table import Table, number_column, text_column
 
-    header = ("process", "% of a core", "aim %", "within", "wakes/s")
-    return aligned(
-        header,
-        [
-            (
-                row.process,
-                f"{row.processor_percent:.2f}",
-                f"{row.aim_percent:g}",
-                "yes" if row.processor_percent <= row.aim_percent else "no",
-                f"{row.wakes_per_s:.1f}",
-            )
-            for row in rows
-        ],
+    table: Table[IdleRow] = Table(
+        (
+            text_column("process"),
+            number_column("% of a core", "processor_percent", 2),
+            ("aim %", lambda row: f"{row.aim_percent:g}"),
+            ("within", lambda row: "yes" if row.processor_percent <= row.aim_percent else "no"),
+            number_column("wakes/s", "wakes_per_s"),
+        )
     )
+    return table.aligned(rows)
 
 
 add_idle = partial(add_measurement, settings=IdleSettings)

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 from onesweep.serving.cli.deployment import MODULE, Deployment
 from onesweep.serving.cli.ports import free_port_block
 from tests.conftest import until
+from tests.serving.conftest import describe
 
 expect.set_options(timeout=20_000)
 
@@ -79,7 +80,7 @@ def openai(gateway: Gateway) -> Iterator[OpenAI]:
 
 
 @pytest.fixture
-def completed(deployment: Deployment, describe: Any) -> Callable[[], int]:
+def completed(deployment: Deployment) -> Callable[[], int]:
     """Hops that the hosts have computed so far."""
     return lambda: sum(describe(host.address).counters.completed for host in deployment.topology.hosts)
 

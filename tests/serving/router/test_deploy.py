@@ -23,11 +23,11 @@ from onesweep.stages.checkpoint.release_transfer import offer_of
 from onesweep.stages.errors import OnesweepError
 from onesweep.stages.v1 import stage_pb2
 from tests.conftest import until
+from tests.serving.conftest import describe
 from tests.serving.harm import harm_with
 from tests.serving.releases import REQUESTS, Texts, answer, composed
 
 Run = Callable[..., tuple[int, str, str]]
-Describe = Callable[[str], stage_pb2.DescribeResponse]
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_a_router_that_is_started_anew_serves_the_same(
 
 
 def test_two_releases_are_held_and_no_more(
-    at: Callable[[Path], None], line: Deployment, old: Path, new: Path, third: Path, describe: Describe, caller: Client
+    at: Callable[[Path], None], line: Deployment, old: Path, new: Path, third: Path, caller: Client
 ) -> None:
     at(old)
     at(new)
@@ -260,7 +260,6 @@ def test_a_bad_checkpoint_leaves_everything_as_it_was(
     tmp_path: Path,
     caller: Client,
     texts: dict[str, Texts],
-    describe: Describe,
     onesweep: Run,
     harm: str,
     says: str,

@@ -22,12 +22,11 @@ from onesweep.stages.errors import CheckpointError
 from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.loading import Loader
 from onesweep.stages.host.server import StageServer, StageSettings
-from onesweep.stages.v1 import stage_pb2
 from tests.conftest import until, wait_ready
+from tests.serving.conftest import describe
 from tests.serving.releases import REQUESTS, Texts, answer
 
 Run = Callable[..., tuple[int, str, str]]
-Describe = Callable[[str], stage_pb2.DescribeResponse]
 
 DIES_IN_THE_TRIAL = """
 import os, signal, sys
@@ -43,7 +42,7 @@ sys.exit(main(sys.argv[4:]))
 
 
 def test_a_router_that_dies_in_the_first_deployment_goes_on_with_what_it_served(
-    old: Path, new: Path, texts: dict[str, Texts], describe: Describe
+    old: Path, new: Path, texts: dict[str, Texts]
 ) -> None:
     def place(name: str, command: list[str]) -> list[str]:
         """The router's own command stands behind the script: that is how a deployment knows its processes."""

@@ -18,6 +18,7 @@ from onesweep.serving.router.topology import HostEntry, Topology
 from onesweep.stages.host.host import Host
 from onesweep.stages.v1 import stage_pb2
 from tests.conftest import until, wait_ready
+from tests.serving.conftest import describe
 
 Describe = Callable[[str], stage_pb2.DescribeResponse]
 PROMPT = b"The sea was calm. The sea was "
@@ -111,7 +112,6 @@ KILLS = [(*each, False) for each in zip(REQUESTS, "ababb", strict=True)]
 def test_a_host_that_is_killed_or_freezes(
     doubles: Deployment,
     caller: Client,
-    describe: Describe,
     all_ready: Callable[[], None],
     references: dict[str, bytes],
     name: str,

@@ -38,9 +38,6 @@ registry = EtcdRegistry(RegistrySettings(*parse_url(sys.argv[1])), lease_s=2)
 asyncio.run(registry.register(Registration("victim", "127.0.0.1:9", (0,))))
 """
 
-Eventually = Callable[..., Any]
-Jobs = Callable[..., Any]
-
 
 def settings_of(url: str) -> RegistrySettings:
     return RegistrySettings(*parse_url(url))
