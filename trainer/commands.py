@@ -25,6 +25,8 @@ from onesweep.trainer.options import (
 if TYPE_CHECKING:
     from onesweep.trainer.blocks.config import TrainingConfig
 
+SIZES = ("parts", "layers", "width", "heads", "context_length", "context")
+
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
 
@@ -87,8 +89,7 @@ def run_memory(options: argparse.Namespace) -> int:
     """Measure one training step's memory three ways."""
     from onesweep.trainer.blocks.memory import measure_training
 
-    names = ("parts", "layers", "width", "heads", "context_length", "context")
-    sizes = {name: getattr(options, name) for name in names}
+    sizes = {name: getattr(options, name) for name in SIZES}
     config = config_of(options, sequences=options.sequences, architecture=given(sizes))
     if options.workers:
         return _measure_workers(options, config)
@@ -191,8 +192,7 @@ def run_init(options: argparse.Namespace) -> int:
     from onesweep.stages.model.architecture import Architecture
     from onesweep.trainer.blocks.checkpoint_dir import create_untrained
 
-    names = ("parts", "layers", "width", "heads", "context_length", "context")
-    architecture = Architecture(**given({name: getattr(options, name) for name in names}))
+    architecture = Architecture(**given({name: getattr(options, name) for name in SIZES}))
     manifest = create_untrained(options.directory, options.kind, architecture, options.seed)
     for part in manifest.parts:
         assert part is not None
