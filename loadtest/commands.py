@@ -1,20 +1,12 @@
 """Shared parts of the commands that measure: their options, and how they read and print."""
 
 import argparse
-from dataclasses import field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import add_flags, flag
-
-T = TypeVar("T")
-
-
-def setting(default: T, help: str, **more: Any) -> T:  # noqa: ANN401 - of `flag`
-    """A field of a settings dataclass with a flag."""
-    made: T = field(default=default, metadata=flag(help, **more))
-    return made
+from onesweep.stages.settings import setting as setting
 
 
 def add_measurement(

@@ -3,12 +3,12 @@
     @dataclass(frozen=True)
     class LoadSettings:
         checkpoint: Path = field(metadata=flag("bundle to serve", metavar="DIR"))  # --checkpoint DIR, required
-        users: int = field(default=8, metadata=flag("users at once", least=1))  # --users N   users at once (8)
-        timeout_s: float = field(default=60.0, metadata=flag("deadline of a request", above=0))  # --timeout-s S
-        modes: tuple[str, ...] = field(default=("ar",), metadata=flag("modes", metavar="M[,M]"))  # --modes M[,M]
-        codec: Literal["fp32", "int8"] = field(default="int8", metadata=flag("what travels"))  # --codec {fp32,int8}
-        report: Path | None = field(default=None, metadata=flag("write a report"))  # --report FILE
-        verify: bool = field(default=True, metadata=flag("accept any text"))  # --no-verify
+        users: int = setting(8, "users at once", least=1)  # --users N   users at once (8)
+        timeout_s: float = setting(60.0, "deadline of a request", above=0)  # --timeout-s S
+        modes: tuple[str, ...] = setting(("ar",), "modes", metavar="M[,M]")  # --modes M[,M]
+        codec: Literal["fp32", "int8"] = setting("int8", "what travels")  # --codec {fp32,int8}
+        report: Path | None = setting(None, "write a report")  # --report FILE
+        verify: bool = setting(True, "accept any text")  # --no-verify
         lab: LabSettings = field(default_factory=LabSettings)  # its flags too; in TOML the section [lab]
         seed: int = field(default=0, metadata=limits(least=0))  # no flag, but bounds for TOML and `check`
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 S = TypeVar("S", bound="DataclassInstance")
+T = TypeVar("T")
 
 _NOUNS: dict[Any, str] = {
     int: "whole number",
@@ -105,6 +106,12 @@ def flag(
     entries parted by commas; with `action="append"` or `nargs` one entry a word. `argument` goes to `add_argument`.
     """
     return {"flag": name, "help": help, "shown": shown, "argument": argument, "bounds": Bounds(least, most, above)}
+
+
+def setting(default: T, help: str, **more: Any) -> T:  # noqa: ANN401 - of `flag`
+    """A field with a default and a flag."""
+    made: T = dataclasses.field(default=default, metadata=flag(help, **more))
+    return made
 
 
 def add_flags(parser: argparse._ActionsContainer, cls: type[S], only: Collection[str] | None = None) -> None:

@@ -171,11 +171,6 @@ def until(check: Callable[[], Any], within_s: float = 10.0) -> Any:
     return outcome
 
 
-@pytest.fixture(scope="session", name="until")
-def until_fixture() -> Callable[..., Any]:
-    return until
-
-
 # Servers on an event loop of this process
 
 
@@ -250,11 +245,6 @@ def wait_ready(address: str, within_s: float = READY_S) -> None:
 
     with Client(address) as client:
         until(ready, within_s)
-
-
-@pytest.fixture(scope="session", name="wait_ready")
-def wait_ready_fixture() -> Callable[..., None]:
-    return wait_ready
 
 
 @pytest.fixture
@@ -378,35 +368,25 @@ def unused_port() -> int:
     return free_port_block(1)
 
 
-@pytest.fixture(scope="session")
-def eventually() -> Callable[..., Any]:
-    """`await eventually(condition)`: until it holds."""
-
-    async def wait(condition: Callable[[], Any], within_s: float = 20.0) -> None:
-        async with asyncio.timeout(within_s):
-            while not condition():
-                await asyncio.sleep(POLL_S)
-
-    return wait
+async def eventually(condition: Callable[[], Any], within_s: float = 20.0) -> None:
+    """Wait until the condition holds."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(POLL_S)
 
 
-@pytest.fixture(scope="session")
-def jobs() -> Callable[..., Any]:
-    """`async with jobs(coroutine, ...) as tasks`: for the length of the block."""
-
-    @contextlib.asynccontextmanager
-    async def running(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
-        tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-        try:
-            yield tasks
-            for task in tasks:
-                assert not task.done() or task.cancelled(), task.exception()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    return running
+@contextlib.asynccontextmanager
+async def jobs(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """Run them as tasks for the length of the block."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        yield tasks
+        for task in tasks:
+            assert not task.done() or task.cancelled(), task.exception()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from onesweep.trainer.options import (
     add_config_options,
     add_data_options,
     add_threads_option,
-    add_tokenizer_option,
     config_of,
     corpus_of,
     given,
@@ -25,6 +24,8 @@ from onesweep.trainer.options import (
 
 if TYPE_CHECKING:
     from onesweep.trainer.blocks.config import TrainingConfig
+
+SIZES = ("parts", "layers", "width", "heads", "context_length", "context")
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
@@ -88,8 +89,7 @@ def run_memory(options: argparse.Namespace) -> int:
     """Measure one training step's memory three ways."""
     from onesweep.trainer.blocks.memory import measure_training
 
-    names = ("parts", "layers", "width", "heads", "context_length", "context")
-    sizes = {name: getattr(options, name) for name in names}
+    sizes = {name: getattr(options, name) for name in SIZES}
     config = config_of(options, sequences=options.sequences, architecture=given(sizes))
     if options.workers:
         return _measure_workers(options, config)
@@ -192,8 +192,7 @@ def run_init(options: argparse.Namespace) -> int:
     from onesweep.stages.model.architecture import Architecture
     from onesweep.trainer.blocks.checkpoint_dir import create_untrained
 
-    names = ("parts", "layers", "width", "heads", "context_length", "context")
-    architecture = Architecture(**given({name: getattr(options, name) for name in names}))
+    architecture = Architecture(**given({name: getattr(options, name) for name in SIZES}))
     manifest = create_untrained(options.directory, options.kind, architecture, options.seed)
     for part in manifest.parts:
         assert part is not None
@@ -265,15 +264,12 @@ def add_tokenizer(parser: argparse.ArgumentParser) -> None:
 
 
 def add_blocks(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     _training_options(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", default=Path("runs/chain"), help="the checkpoint (%(default)s)"
-    )
-    parser.add_argument("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
-    parser.add_argument("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
-    parser.add_argument(
-        "--lookahead", action="store_true", help="train all side by side, each from the last head (chained only)"
-    )
+    add("--out", type=Path, metavar="DIR", default=Path("runs/chain"), help="the checkpoint (%(default)s)")
+    add("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
+    add("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
+    add("--lookahead", action="store_true", help="train all side by side, each from the last head (chained only)")
 
 
 def add_ar(parser: argparse.ArgumentParser) -> None:
@@ -292,11 +288,7 @@ def add_scorer(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--refresh-every", type=int, metavar="STEPS", help="steps between two exchanges of the stages")
     parser.add_argument("--copies", choices=("fp32", "int8"), help="format of the exchanged stages")
-    parser.add_argument(
-        "--features",
-        choices=("live", "copies"),
-        help="of the live stages before, or of copies",
-    )
+    parser.add_argument("--features", choices=("live", "copies"), help="of the live stages before, or of copies")
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
@@ -305,10 +297,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     _size_options(parser)
     parser.add_argument("--sequences", type=int, metavar="N", help="windows in a batch")
     parser.add_argument(
-        "--workers",
-        type=numbers,
-        metavar="B[,B]",
-        help="instead: real worker processes, the layers in B blocks",
+        "--workers", type=numbers, metavar="B[,B]", help="instead: real worker processes, the layers in B blocks"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -322,13 +311,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
     add_data_options(parser)
     parser.add_argument("--windows", type=int, metavar="N", default=24, help="evenly spaced windows (%(default)s)")
-    parser.add_argument(
-        "--min-context",
-        type=int,
-        default=64,
-        metavar="BYTES",
-        help="read but not scored in each",
-    )
+    parser.add_argument("--min-context", type=int, default=64, metavar="BYTES", help="read but not scored in each")
     parser.add_argument("--steps", type=int, metavar="N", default=4, help="Euler steps in each block (%(default)s)")
     parser.add_argument("--temperature", type=positive, metavar="T", default=1.0, help="of drafter and scorers (1)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -344,7 +327,8 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 def _training_options(parser: argparse.ArgumentParser) -> None:
     add_config_options(parser)
     add_data_options(parser)
-    add_tokenizer_option(parser)
+    help = "tokenizer.json: train on its tokens (bytes without it)"
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help=help)
     parser.add_argument("--steps", type=int, metavar="N", help="steps of each block, or of the AR model")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise (0)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="report progress to `train watch` here (loopback only)")

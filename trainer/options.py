@@ -32,13 +32,6 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     add_threads_option(parser)
 
 
-def add_tokenizer_option(parser: argparse.ArgumentParser) -> None:
-    """`--tokenizer`."""
-    parser.add_argument(
-        "--tokenizer", type=Path, metavar="FILE", help="tokenizer.json: train on its tokens (bytes without it)"
-    )
-
-
 def add_threads_option(parser: argparse.ArgumentParser) -> None:
     """`--threads`."""
     parser.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")

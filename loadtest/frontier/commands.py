@@ -1,6 +1,7 @@
 """The command `onesweep bench frontier`."""
 
 import argparse
+from functools import partial
 
 from onesweep.loadtest.commands import add_measurement, say
 from onesweep.loadtest.frontier.settings import FrontierSettings
@@ -8,9 +9,7 @@ from onesweep.loadtest.report.record import check_report_options, write_report
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import check_destination, from_flags
 
-
-def add_frontier(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, FrontierSettings, html=True, svg=True)
+add_frontier = partial(add_measurement, settings=FrontierSettings, html=True, svg=True)
 
 
 def run_frontier(options: argparse.Namespace) -> int:

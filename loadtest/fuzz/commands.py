@@ -1,18 +1,16 @@
 """The command `fuzz` and its settings."""
 
-# ruff: noqa: RUF009 - `setting` makes a field
-
 import argparse
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from onesweep.loadtest.commands import setting
 from onesweep.loadtest.faults.settings import BUNDLE, SEED
 from onesweep.loadtest.report.record import write_json
 from onesweep.loadtest.workload.testbed import block_count
 from onesweep.stages.errors import InputError, ServiceError, one_of
-from onesweep.stages.settings import add_flags, check_destination, from_flags
+from onesweep.stages.settings import add_flags, check_destination, from_flags, setting
 from onesweep.stages.signals import ends_cleanly, run_interruptible
 
 NEEDED = ("fastapi", "uvicorn")
@@ -40,8 +38,7 @@ class FuzzSettings:
             raise InputError(f"--targets {','.join(self.targets)} names one twice")
 
 
-def add_fuzz(fuzz: argparse.ArgumentParser) -> None:
-    add_flags(fuzz, FuzzSettings)
+add_fuzz = partial(add_flags, cls=FuzzSettings)
 
 
 def run_fuzz(options: argparse.Namespace) -> int:

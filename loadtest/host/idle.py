@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.loadtest.report.record import add_report_options, check_report_options, origin, write_report
-from onesweep.stages.settings import add_flags, flag, from_flags
+from onesweep.loadtest.commands import add_measurement
+from onesweep.loadtest.report.record import check_report_options, origin, write_report
+from onesweep.stages.settings import from_flags, setting
 
 if TYPE_CHECKING:
     from onesweep.loadtest.workload.testbed import Testbed
@@ -23,12 +25,10 @@ REQUEST = {"prompt": "The sea was calm.", "mode": "sweep", "max_bytes": 16, "see
 class IdleSettings:
     """Settings of `bench idle`."""
 
-    checkpoint: Path | None = field(
-        default=None, metadata=flag("bundle to serve", metavar="DIR", shown="the shipped weights")
-    )
-    hosts: int | None = field(default=None, metadata=flag("hosts that share the blocks", least=1, shown="3"))
-    settle_s: float = field(default=15.0, metadata=flag("wait between the last request and the measurement", least=0))
-    seconds: float = field(default=20.0, metadata=flag("length of the measurement", metavar="S", above=0))
+    checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="the shipped weights")
+    hosts: int | None = setting(None, "hosts that share the blocks", least=1, shown="3")
+    settle_s: float = setting(15.0, "wait between the last request and the measurement", least=0)
+    seconds: float = setting(20.0, "length of the measurement", metavar="S", above=0)
 
 
 @dataclass(frozen=True)
@@ -93,27 +93,21 @@ def _rows(testbed: Testbed, seconds: float) -> list[IdleRow]:
 
 
 def idle_table(rows: list[IdleRow]) -> str:
-    from onesweep.loadtest.report.table import aligned
+    from onesweep.loadtest.report.table import Table, number_column, text_column
 
-    header = ("process", "% of a core", "aim %", "within", "wakes/s")
-    return aligned(
-        header,
-        [
-            (
-                row.process,
-                f"{row.processor_percent:.2f}",
-                f"{row.aim_percent:g}",
-                "yes" if row.processor_percent <= row.aim_percent else "no",
-                f"{row.wakes_per_s:.1f}",
-            )
-            for row in rows
-        ],
+    table: Table[IdleRow] = Table(
+        (
+            text_column("process"),
+            number_column("% of a core", "processor_percent", 2),
+            ("aim %", lambda row: f"{row.aim_percent:g}"),
+            ("within", lambda row: "yes" if row.processor_percent <= row.aim_percent else "no"),
+            number_column("wakes/s", "wakes_per_s"),
+        )
     )
+    return table.aligned(rows)
 
 
-def add_idle(idle: argparse.ArgumentParser) -> None:
-    add_flags(idle, IdleSettings)
-    add_report_options(idle)
+add_idle = partial(add_measurement, settings=IdleSettings)
 
 
 def run_idle(options: argparse.Namespace) -> int:

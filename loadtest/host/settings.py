@@ -1,15 +1,13 @@
 """Settings of the benchmarks of one machine. Help reads this file, so it imports nothing heavy."""
 
-# ruff: noqa: RUF009 - `setting` makes a field
-
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onesweep.loadtest.commands import CHECKPOINT, absolute, numbers, setting
+from onesweep.loadtest.commands import CHECKPOINT, absolute, numbers
 from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.stages.settings import flag
+from onesweep.stages.settings import flag, setting
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 MOST_REQUESTS = 100_000
@@ -112,12 +110,10 @@ class ParitySettings:
     """Settings of `bench parity`."""
 
     checkpoint: Path = field(metadata=flag("imported model", metavar="DIR", type=absolute))
-    source: Path | None = field(
-        default=None,
-        metadata=flag(
-            "folder or .gguf file that it was imported from; without it ar-speculative is held against ar",
-            metavar="SOURCE",
-        ),
+    source: Path | None = setting(
+        None,
+        "folder or .gguf file that it was imported from; without it ar-speculative is held against ar",
+        metavar="SOURCE",
     )
     prompts: int = setting(20, "prompts")
     tokens: int = setting(64, "tokens to generate", name="--max-tokens")

@@ -87,11 +87,7 @@ class ShapesBench(Benchmark[ShapesSettings, list[ShapeFigures]]):
         s, figures, device = self.settings, [], torch.device(self.settings.device)
         for width in s.widths:
             a = Architecture(
-                parts=BLOCKS,
-                layers=LAYERS,
-                width=width,
-                heads=width // HEAD_DIM,
-                context_length=PROMPT_BYTES + s.slots,
+                parts=BLOCKS, layers=LAYERS, width=width, heads=width // HEAD_DIM, context_length=PROMPT_BYTES + s.slots
             )
             with without_memory():
                 parameters = sum(p.numel() for p in Block(a, 0, Codes(0, a.code_dim)).parameters())

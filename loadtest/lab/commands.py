@@ -3,6 +3,7 @@
 import argparse
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,7 +20,7 @@ def add_wan_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--profile", required=True, metavar="P", help="one of `wan profiles`")
     up.add_argument("--hosts", type=int, default=3, metavar="N", help="hosts beside the router (3)")
     up.add_argument("--congestion", metavar="C", help="TCP congestion control of every node (the profile's: cubic)")
-    _add_profiles(up)
+    add_wan_profiles(up)
 
 
 def add_wan_exec(execute: argparse.ArgumentParser) -> None:
@@ -28,12 +29,7 @@ def add_wan_exec(execute: argparse.ArgumentParser) -> None:
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="and its arguments")
 
 
-def add_wan_train(train: argparse.ArgumentParser) -> None:
-    add_flags(train, DemoSettings)
-
-
-def add_wan_profiles(profiles: argparse.ArgumentParser) -> None:
-    _add_profiles(profiles)
+add_wan_train = partial(add_flags, cls=DemoSettings)
 
 
 def run_wan_up(options: argparse.Namespace) -> int:
@@ -113,5 +109,5 @@ def _link_words(link: Link) -> list[str]:
     return [f"{link.delay_ms:g}", f"{link.jitter_ms:g}", rate, queue, f"{link.loss:g}"]
 
 
-def _add_profiles(parser: argparse.ArgumentParser) -> None:
+def add_wan_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profiles", type=Path, metavar="FILE", help="file with more profiles")

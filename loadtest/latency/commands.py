@@ -29,12 +29,8 @@ def add_wan(wan: argparse.ArgumentParser) -> None:
     wan.add_argument("--prompt", type=Path, nargs="+", action="extend", default=[], metavar="FILE", help=own)
 
 
-def add_warm(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, WarmSettings)
-
-
-def add_first_token(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, FirstTokenSettings)
+add_warm = partial(add_measurement, settings=WarmSettings)
+add_first_token = partial(add_measurement, settings=FirstTokenSettings)
 
 
 def run_wan(options: argparse.Namespace) -> int:

@@ -45,6 +45,7 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import parse_address
 from onesweep.stages.wire.messages import StageWork, prefill_hops, work_of
 from onesweep.stages.wire.tls import Security
+from onesweep.trainer.blocks.data import read_utf8
 
 PLAIN_ROUTER = [sys.executable, "-P", "-m", "onesweep.loadtest.latency.first_token"]
 PORTS_APART = 50  # of the routers: beyond the ports of the hosts
@@ -123,10 +124,7 @@ def _text(path: Path | None) -> str:
         from pydoc_data.topics import topics
 
         return "\n".join(topics.values())
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
+    return read_utf8(path).decode()
 
 
 def _cut(text: str, count: int, tokenizer: Tokenizer) -> str:

@@ -6,17 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onesweep.loadtest.latency.links import LINKS
-from onesweep.loadtest.latency.rows import (
-    ARM,
-    PARTS,
-    PICTURES,
-    TEXTS,
-    Row,
-    drawn,
-    failures,
-    length_of,
-    waterfall,
-)
+from onesweep.loadtest.latency.rows import ARM, PARTS, PICTURES, TEXTS, Row, drawn, failures, length_of, waterfall
 from onesweep.loadtest.report.chart import COLOURS, DOTTED, FAINT, INK, MARKERS, bars, bars_height_in, draw_chart, grid
 from onesweep.loadtest.report.page import bullets, figure, html_page, html_pairs, shown
 from onesweep.loadtest.report.table import Table, number_column, text_column

@@ -9,7 +9,7 @@ from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice, parse_choic
 from onesweep.loadtest.workload.prompts import Prompts
 from onesweep.loadtest.workload.testbed import default_hosts
 from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.stages.settings import flag
+from onesweep.stages.settings import flag, setting
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
@@ -22,7 +22,7 @@ TEXT_LENGTHS = (Length(32), Length(128))
 
 def _modes(*default: str, help: str, shown: str | None = None) -> Any:  # noqa: ANN401 - a field
     choices, shown = tuple(map(ModeChoice, default)), shown or ",".join(default)
-    return field(default=choices, metadata=flag(help, name="--modes", metavar="M[,M]", shown=shown, type=parse_choices))
+    return setting(choices, help, name="--modes", metavar="M[,M]", shown=shown, type=parse_choices)
 
 
 @dataclass(frozen=True)
@@ -34,29 +34,25 @@ class WanSettings:
             "networks, such as links-60; loopback: no lab", name="--profile", metavar="P[,P]", type=parse_names
         )
     )
-    profiles_file: Path | None = field(default=None, metadata=flag("file with more profiles", name="--profiles"))
+    profiles_file: Path | None = setting(None, "file with more profiles", name="--profiles")
     # Empty: TEXT_CHOICES, or all modes of drawing.
     choices: tuple[ModeChoice, ...] = _modes(
         help="with settings after a colon: sweep:fp32, ar-speculative:lookup+int8, resample:ngram, steps:int8",
         shown="sweep,chunked,ar,ar-speculative; of pictures chain,steps,local",
     )
-    temperature: float | None = field(
-        default=None, metadata=flag("of every request", metavar="T", shown="the router's default")
-    )
+    temperature: float | None = setting(None, "of every request", metavar="T", shown="the router's default")
     # Turns of each arm, after one that warms up; `at_once` requests each.
-    requests: int = field(default=10, metadata=flag("turns of each arm", metavar="R", least=1))
-    at_once: int = field(default=1, metadata=flag("requests in a turn", least=1, most=MAX_AT_ONCE))
+    requests: int = setting(10, "turns of each arm", metavar="R", least=1)
+    at_once: int = setting(1, "requests in a turn", least=1, most=MAX_AT_ONCE)
     # Every arm begins with this seed and counts on from it, so that arms are asked for the same texts.
-    seed: int = field(default=0, metadata=flag("seed of the first request", metavar="S", least=0, most=MAX_SEED))
+    seed: int = setting(0, "seed of the first request", metavar="S", least=0, most=MAX_SEED)
     # None: three, or one for each block where there are fewer.
-    hosts: int | None = field(default=None, metadata=flag("hosts that share the blocks", shown="3"))
+    hosts: int | None = setting(None, "hosts that share the blocks", shown="3")
     checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
-    backend: str = field(default="torch", metadata=flag("backend of the hosts", metavar="B"))
+    backend: str = setting("torch", "backend of the hosts", metavar="B")
     # Above 0: each arm also after this many idle seconds.
-    idle_s: float = field(
-        default=0.0, metadata=flag("also measure after idle seconds", shown="0: no", least=0, most=MAX_IDLE_S)
-    )
-    control: bool = field(default=True, metadata=flag("do not compare the lab with plain loopback"))
+    idle_s: float = setting(0.0, "also measure after idle seconds", shown="0: no", least=0, most=MAX_IDLE_S)
+    control: bool = setting(True, "do not compare the lab with plain loopback")
     # From --bytes, --max-tokens or --levels, and from --text and --prompt; empty: the bundle's (`settled`).
     lengths: tuple[Length, ...] = ()
     prompts: tuple[Prompts, ...] = ()
@@ -80,14 +76,14 @@ class WanSettings:
 class WarmSettings:
     """Settings of `onesweep bench warm`."""
 
-    profile: str = field(default="links-60", metadata=flag("network", metavar="P"))
+    profile: str = setting("links-60", "network", metavar="P")
     choices: tuple[ModeChoice, ...] = _modes("sweep", "ar", help="as in bench wan")
     checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
-    max_bytes: int = field(default=128, metadata=flag("bytes to generate", name="--bytes"))
+    max_bytes: int = setting(128, "bytes to generate", name="--bytes")
     # Each deployment has every situation once for each mode.
-    rounds: int = field(default=5, metadata=flag("deployments started", metavar="R", least=1))
-    idle_s: float = field(default=15.0, metadata=flag("length of the pause", least=0, most=MAX_IDLE_S))
-    keep_warm: bool = field(default=True, metadata=flag("without the messages that keep idle links warm"))
+    rounds: int = setting(5, "deployments started", metavar="R", least=1)
+    idle_s: float = setting(15.0, "length of the pause", least=0, most=MAX_IDLE_S)
+    keep_warm: bool = setting(True, "without the messages that keep idle links warm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +91,9 @@ class FirstTokenSettings:
     """Settings of `onesweep bench first-token`."""
 
     checkpoint: Path = field(metadata=flag("with an AR model", metavar="DIR", type=absolute))
-    profile: str = field(default="links-60", metadata=flag("network", metavar="P"))
-    prompt_symbols: int = field(default=1000, metadata=flag("bytes for models of bytes", name="--prompt-tokens"))
-    text: Path | None = field(default=None, metadata=flag("source of the prompt", shown="text that ships with Python"))
+    profile: str = setting("links-60", "network", metavar="P")
+    prompt_symbols: int = setting(1000, "bytes for models of bytes", name="--prompt-tokens")
+    text: Path | None = setting(None, "source of the prompt", shown="text that ships with Python")
     # Of each arm, after one that warms up.
-    requests: int = field(default=5, metadata=flag("requests of each arm", metavar="R", least=1))
-    codecs: tuple[str, ...] = field(
-        default=("fp32", "int8"), metadata=flag("codecs of hidden states", name="--codec", metavar="C[,C]")
-    )
+    requests: int = setting(5, "requests of each arm", metavar="R", least=1)
+    codecs: tuple[str, ...] = setting(("fp32", "int8"), "codecs of hidden states", name="--codec", metavar="C[,C]")

@@ -11,7 +11,7 @@ from onesweep.loadtest.workload.caller import Access
 from onesweep.loadtest.workload.prompts import SeededPrompt
 from onesweep.loadtest.workload.testbed import TestbedSettings
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import flag
+from onesweep.stages.settings import setting
 
 # One request as its user saw it, and the class that it falls into.
 
@@ -109,20 +109,17 @@ class LoadSettings:
     """Settings of `onesweep bench loadtest`, but for where its results go."""
 
     target: TestbedSettings = field(default_factory=TestbedSettings)
-    mode: str = field(default="sweep", metadata=flag("mode, more than one with --find-knee", metavar="M[,M]"))
-    users: int = field(
-        default=8,
-        metadata=flag("users; with --find-knee the most that are tried", metavar="U", shown="8; 256"),
+    mode: str = setting("sweep", "mode, more than one with --find-knee", metavar="M[,M]")
+    users: int = setting(8, "users; with --find-knee the most that are tried", metavar="U", shown="8; 256")
+    seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0)
+    spawn_rate: float | None = setting(
+        None, "users started a second", metavar="R", shown="all within one second", above=0
     )
-    seconds: float = field(default=30.0, metadata=flag("length of the measurement", metavar="S", above=0))
-    spawn_rate: float | None = field(
-        default=None, metadata=flag("users started a second", metavar="R", shown="all within one second", above=0)
-    )
-    max_bytes: int = field(default=128, metadata=flag("bytes to generate", name="--bytes"))
-    first_seed: int = field(default=0, metadata=flag("first seed", name="--seed", metavar="S"))
-    cases: int = field(default=64, metadata=flag("distinct texts that users request", name="--texts"))
-    warm_up_s: float = field(default=3.0, metadata=flag("time under load before the measurement"))
-    timeout_s: float = field(default=60.0, metadata=flag("deadline of a request", above=0))
+    max_bytes: int = setting(128, "bytes to generate", name="--bytes")
+    first_seed: int = setting(0, "first seed", name="--seed", metavar="S")
+    cases: int = setting(64, "distinct texts that users request", name="--texts")
+    warm_up_s: float = setting(3.0, "time under load before the measurement")
+    timeout_s: float = setting(60.0, "deadline of a request", above=0)
 
     def plan(self, access: Access, cases: tuple[SeededPrompt, ...], mode: str, users: int) -> LoadPlan:
         rate = float(users) if self.spawn_rate is None else self.spawn_rate

@@ -1,7 +1,5 @@
 """`onesweep bench pictures`: how good drawn pictures are, and what they cost over far links; and the judge."""
 
-# ruff: noqa: RUF009 - `setting` makes a field
-
 from __future__ import annotations
 
 import argparse
@@ -11,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.loadtest.commands import CHECKPOINT, absolute, add_measurement, say, setting
+from onesweep.loadtest.commands import CHECKPOINT, absolute, add_measurement, say
 from onesweep.loadtest.host.settings import numbers_flag
 from onesweep.loadtest.report.record import check_report_options, origin, settings_record, write_report
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.serving.drawing import EXPERT_RULES
 from onesweep.stages.errors import InputError, one_of
-from onesweep.stages.settings import check_destination, flag, from_flags
+from onesweep.stages.settings import check_destination, flag, from_flags, setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -179,12 +177,8 @@ def floor_s(delays: float, compute_ms: float, hop_bytes: int, link_ms: int) -> f
     return delays * (link_ms / 2000 + hop_bytes * 8 / (RATE_MBPS * 1e6)) + compute_ms / 1000
 
 
-def add_pictures(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, PictureBenchSettings, svg=True)
-
-
-def add_picture_judge(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, PictureJudgeSettings)
+add_pictures = partial(add_measurement, settings=PictureBenchSettings, svg=True)
+add_picture_judge = partial(add_measurement, settings=PictureJudgeSettings)
 
 
 def run_picture_judge(options: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """The commands `onesweep bench quality` and `onesweep bench infill`."""
 
 import argparse
+from functools import partial
 
 from onesweep.loadtest.commands import add_measurement
 from onesweep.loadtest.quality.settings import InfillSettings, QualitySettings
@@ -16,8 +17,7 @@ def add_quality(quality: argparse.ArgumentParser) -> None:
     quality.add_argument("--check", action="store_true", help="check the panel: human text against texts that cheat")
 
 
-def add_infill(parser: argparse.ArgumentParser) -> None:
-    add_measurement(parser, InfillSettings, access=True, html=True)
+add_infill = partial(add_measurement, settings=InfillSettings, access=True, html=True)
 
 
 def run_quality(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.randomness import Purpose, uniforms
+from onesweep.trainer.blocks.data import read_utf8
 
 TRAIN, VALID = "train.txt", "valid.txt"  # the names under which training text and held-out text stand side by side
 
@@ -26,7 +27,7 @@ def held_out_documents(path: Path) -> list[Document]:
 
     Raises InputError for a path without text, and for text that is not UTF-8.
     """
-    documents = [_read(file) for file in _held_out_files(path)]
+    documents = [Document(file, read_utf8(file)) for file in _held_out_files(path)]
     if not any(document.raw.strip() for document in documents):
         raise InputError(f"{path} is empty: --prompts needs text to cut prompts from")
     return documents
@@ -44,7 +45,7 @@ def training_documents(prompts: Path, train: Path | None) -> list[Document]:
         chosen = [file for file in _files(prompts, "--prompts") if file.name == TRAIN]
         if not any(file.name == VALID for file in _files(prompts, "--prompts")):
             chosen = []
-    return [_read(file) for file in chosen]
+    return [Document(file, read_utf8(file)) for file in chosen]
 
 
 def _held_out_files(path: Path) -> list[Path]:
@@ -66,17 +67,6 @@ def _files(path: Path, flag: str) -> list[Path]:
     if not files:
         raise InputError(f"no file under {path}: {flag} takes a file or a folder of UTF-8 text")
     return files
-
-
-def _read(path: Path) -> Document:
-    try:
-        raw = path.read_bytes()
-        raw.decode()
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 (byte {error.start}): convert it, or leave it out") from None
-    return Document(path, raw)
 
 
 @dataclass(frozen=True)

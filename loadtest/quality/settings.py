@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from onesweep.loadtest.commands import absolute, numbers
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import flag, limits
+from onesweep.stages.settings import flag, limits, setting
 
 if TYPE_CHECKING:
     from onesweep.loadtest.workload.caller import Access
@@ -38,50 +38,34 @@ class QualitySettings:
 
     prompts: Path = field(metadata=flag("held-out text: a file or folder", metavar="PATH"))
     # None: all that the router serves, without `infill`, whose texts answer another question, and `auto`.
-    modes: str | None = field(
-        default=None,
-        metadata=flag(
-            "with settings: sweep:steps=16, chunked:chunk=32, resample:ar:chunk=32:candidates=64",
-            metavar="M[,M]",
-            shown="all served",
-        ),
+    modes: str | None = setting(
+        None,
+        "with settings: sweep:steps=16, chunked:chunk=32, resample:ar:chunk=32:candidates=64",
+        metavar="M[,M]",
+        shown="all served",
     )
-    count: int = field(default=100, metadata=flag("prompts", least=1))
-    max_bytes: int = field(default=256, metadata=flag("bytes to generate", name="--bytes", least=1))
-    prompt_bytes: int = field(default=64, metadata=flag("bytes of a prompt", least=1))
-    judge: str | None = field(
-        default=None,
-        metadata=flag("smollm2-135m, ngram", metavar="NAME", shown="the first that is installed"),
+    count: int = setting(100, "prompts", least=1)
+    max_bytes: int = setting(256, "bytes to generate", name="--bytes", least=1)
+    prompt_bytes: int = setting(64, "bytes of a prompt", least=1)
+    judge: str | None = setting(None, "smollm2-135m, ngram", metavar="NAME", shown="the first that is installed")
+    train: Path | None = setting(None, "training text", metavar="PATH", shown="train.txt beside the prompts")
+    temperatures: tuple[float, ...] = setting(
+        (), "a row for each, and bits between them", metavar="T[,T]", type=parse_temperatures
     )
-    train: Path | None = field(
-        default=None, metadata=flag("training text", metavar="PATH", shown="train.txt beside the prompts")
-    )
-    temperatures: tuple[float, ...] = field(
-        default=(), metadata=flag("a row for each, and bits between them", metavar="T[,T]", type=parse_temperatures)
-    )
-    seed: int = field(
-        default=0,
-        metadata=flag("shifts the prompts; prompt i has S + i", metavar="S", least=0, most=(1 << 63) - 1),
-    )
-    weights: Path | None = field(
-        default=None,
-        metadata=flag("bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute),
-    )
+    seed: int = setting(0, "shifts the prompts; prompt i has S + i", metavar="S", least=0, most=(1 << 63) - 1)
+    weights: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute)
     access: Access | None = None  # from --router and the options of its connection
-    in_flight: int = field(default=8, metadata=flag("requests at once", least=1))
+    in_flight: int = setting(8, "requests at once", least=1)
 
 
 @dataclass(frozen=True)
 class InfillSettings(QualitySettings):
     """Settings of `onesweep bench infill`: prompts with a gap after each, which is filled at every length."""
 
-    modes: str | None = field(
-        default=None, metadata=flag("such as infill:ar:candidates=32", metavar="M[,M]", shown="infill,ar,local")
-    )
-    lengths: tuple[int, ...] = field(
-        default=(4, 8, 16),
-        metadata=flag("bytes of a gap", metavar="N[,N]", type=partial(numbers, flag="--lengths")),
+    modes: str | None = setting(None, "such as infill:ar:candidates=32", metavar="M[,M]", shown="infill,ar,local")
+    lengths: tuple[int, ...] = setting(
+        (4, 8, 16), "bytes of a gap", metavar="N[,N]", type=partial(numbers, flag="--lengths")
     )
     max_bytes: int = field(default=16, metadata=limits(least=1))  # the longest gap
     temperatures: tuple[float, ...] = ()
-    in_flight: int = field(default=4, metadata=flag("requests at once", least=1))
+    in_flight: int = setting(4, "requests at once", least=1)

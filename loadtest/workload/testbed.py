@@ -22,7 +22,7 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.router.request import DEFAULT_ROUTER
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.errors import InputError, OnesweepError, ServiceError
-from onesweep.stages.settings import flag
+from onesweep.stages.settings import setting
 from onesweep.stages.wire.channel import parse_address
 
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
@@ -215,16 +215,11 @@ class TestbedSettings:
 
     __test__ = False
 
-    profile: str = field(
-        default=LOOPBACK,
-        metadata=flag("links between the hosts; loopback needs no root", metavar="P"),
-    )
+    profile: str = setting(LOOPBACK, "links between the hosts; loopback needs no root", metavar="P")
     access: Access | None = None  # to a running deployment; None = start one
-    checkpoint: Path | None = field(
-        default=None, metadata=flag("bundle to serve", metavar="DIR", shown="the shipped weights")
-    )
-    hosts: int | None = field(default=None, metadata=flag("hosts that share the blocks", shown="3"))
-    profiles: Path | None = field(default=None, metadata=flag("file with more profiles"))
+    checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="the shipped weights")
+    hosts: int | None = setting(None, "hosts that share the blocks", shown="3")
+    profiles: Path | None = setting(None, "file with more profiles")
     router_options: tuple[str, ...] = ()  # more options of the router that is started
 
     @property

@@ -59,19 +59,13 @@ def add_chat(chat: argparse.ArgumentParser) -> None:
 
 
 def add_chat_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "prompt",
-        nargs="?",
-        metavar="PROMPT",
-        help="answer it once; - reads standard input (a conversation)",
-    )
-    parser.add_argument("--system", default="", metavar="TEXT", help="instructions before the conversation")
-    parser.add_argument("--mode", metavar="M", help="how answers are made (the best that is served)")
-    parser.add_argument(
-        "--max-tokens", type=int, metavar="N", help=f"longest answer ({MAX_TOKENS}, or half the context)"
-    )
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 = most likely (0.8)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="another one gives other answers (0)")
+    add = parser.add_argument
+    add("prompt", nargs="?", metavar="PROMPT", help="answer it once; - reads standard input (a conversation)")
+    add("--system", default="", metavar="TEXT", help="instructions before the conversation")
+    add("--mode", metavar="M", help="how answers are made (the best that is served)")
+    add("--max-tokens", type=int, metavar="N", help=f"longest answer ({MAX_TOKENS}, or half the context)")
+    add("--temperature", type=float, metavar="T", help="0 = most likely (0.8)")
+    add("--seed", type=int, default=0, metavar="S", help="another one gives other answers (0)")
 
 
 def chat_settings(options: argparse.Namespace) -> ChatSettings:

@@ -59,10 +59,14 @@ Words: TypeAlias = tuple[str, ...]
 Row: TypeAlias = tuple[str, str, str] | tuple[str, str, str, tuple[str, ...]]
 
 
-def _commands(code: str, *rows: Row) -> tuple[Command, ...]:
-    """:param code: MODULE:PREFIX of their functions, each named after its command."""
-    made = []
-    for name, sentence, arguments, *also in rows:
+def _commands(*rows: str | Row) -> tuple[Command, ...]:
+    """:param rows: MODULE:PREFIX of the functions of the commands after it, each named after its command."""
+    made, code = list[Command](), ""
+    for row in rows:
+        if isinstance(row, str):
+            code = row
+            continue
+        name, sentence, arguments, *also = row
         made.append(Command(name, sentence, arguments, code + name.replace("-", "_"), *also))
     return tuple(made)
 
@@ -123,12 +127,8 @@ _TRAIN = Family(
             ("scorer", "train a pipeline stage by stage, each through frozen copies of the others", "--data corpus/"),
             ("tokenizer", "make the tokens that the others train on with --tokenizer", "--data corpus/"),
             ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
-        )
-        + _commands(
             "onesweep.trainer.grafting.commands:",
             ("graft", "make a block of a chain from a stage of a pretrained model", "--checkpoint smollm2 --block 0"),
-        )
-        + _commands(
             "onesweep.trainer.rounds.commands:",
             (
                 "coordinate",
@@ -142,16 +142,12 @@ _TRAIN = Family(
                 ("worker",),
             ),
             ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800", ("rounds",)),
-        )
-        + _commands(
             "onesweep.trainer.planning.commands:",
             (
                 "plan",
                 "estimate memory, traffic and time of a run before it starts",
                 "--params 1e9 --workers 12 --link home --step-s 2",
             ),
-        )
-        + _commands(
             "onesweep.trainer.rounds.commands:",
             (
                 "simulate",
@@ -160,8 +156,6 @@ _TRAIN = Family(
                 ("rounds",),
             ),
             ("audit", "check from a run's log that no update was lost or merged twice", "runs/rounds"),
-        )
-        + _commands(
             "onesweep.trainer.commands:",
             ("memory", "measure what training one block takes, against the whole model", "--json"),
             ("watch", "follow a training that was started with --listen", "127.0.0.1:7900"),
@@ -183,8 +177,6 @@ _BENCH = Family(
             ("audit", "time until audits find a faulty host, and their cost", ""),
             ("shapes", "large shapes with random weights, stage by stage", ""),
             ("parity", "a model over hosts against transformers, drafts against none", "--checkpoint smollm2"),
-        )
-        + _commands(
             "onesweep.loadtest.host.idle:",
             ("idle", "processor time and wakes of servers without requests", ""),
         ),
@@ -201,19 +193,13 @@ _BENCH = Family(
         "load and faults": _commands(
             "onesweep.loadtest.load.commands:",
             ("loadtest", "many users at once: latency, throughput, every text checked", "--users 16 --seconds 60"),
-        )
-        + _commands(
             "onesweep.loadtest.faults.commands:",
             ("flood", "many times more users than the knee, and what is still answered", "--knee 12"),
             ("soak", "steady load for a long time: memory and descriptors must stay", "--minutes 30"),
             ("chaos", "faults under load: nothing may be lost, no text may change", "--minutes 10 --seed 1"),
             ("chaos-training", "faults under a training: no accepted update may be lost", "--seed 1"),
-        )
-        + _commands(
             "onesweep.loadtest.fuzz.commands:",
             ("fuzz", "bad input on purpose, to a deployment that is started for it", "--inputs 5000"),
-        )
-        + _commands(
             "onesweep.loadtest.faults.commands:",
             ("rounds", "rounds over emulated far links against one place, and against the plan", ""),
         ),
@@ -226,8 +212,6 @@ _BENCH = Family(
             "onesweep.loadtest.quality.commands:",
             ("quality", "quality of each mode's text, beside human text", "--prompts texts/"),
             ("infill", "gaps in held-out text, filled with and without a look at what follows", "--prompts texts/"),
-        )
-        + _commands(
             "onesweep.loadtest.frontier.commands:",
             (
                 "frontier",
@@ -260,42 +244,28 @@ ROOT = Family(
         "start": _commands(
             "onesweep.serving.cli.run:",
             ("run", "talk with a model of your own, over hosts that are started here", "model.gguf"),
-        )
-        + _commands(
             "onesweep.serving.cli.remote:",
             (
                 "serve",
                 "serve a model of your own over hosts that wait for one, with an API and a page",
                 "model.gguf --hosts 10.8.0.1:7701,10.8.0.2:7701",
             ),
-        )
-        + _commands(
             "onesweep.serving.cli.serve:",
             ("up", "start hosts and a router on this machine", "--detach", ("start",)),
             ("down", "stop what `up --detach` started", "", ("stop",)),
             ("status", "show hosts, modes and requests of a router", "", ("ps",)),
-        )
-        + _commands(
             "onesweep.serving.cli.demo:",
             ("demo", "start three hosts here, run one prompt in every mode, stop", ""),
-        )
-        + _commands(
             "onesweep.serving.cli.serve:",
             ("host", "run one host of a topology on this machine", "host-1 --topology topology.toml"),
-        )
-        + _commands(
             "onesweep.stages.host.commands:",
             (
                 "stage",
                 "run a stage server: one host, without a topology file",
                 "--checkpoint weights --blocks 0 --listen 127.0.0.1:7701",
             ),
-        )
-        + _commands(
             "onesweep.serving.cli.serve:",
             ("router", "run the router of a topology", "--topology topology.toml"),
-        )
-        + _commands(
             "onesweep.serving.gateway.commands:",
             (
                 "http",
@@ -306,19 +276,10 @@ ROOT = Family(
         ),
         "ask": _commands(
             "onesweep.serving.cli.generate:",
-            (
-                "generate",
-                "continue a prompt",
-                "'The sea was calm.' --max-bytes 200",
-                ("ask", "complete"),
-            ),
+            ("generate", "continue a prompt", "'The sea was calm.' --max-bytes 200", ("ask", "complete")),
             ("compare", "run one prompt in several modes, side by side", "'The sea was calm.' --modes sweep,ar"),
-        )
-        + _commands(
             "onesweep.serving.cli.draw:",
             ("draw", "draw pictures of a class", "sneaker --seed 7 --out sneaker.png", ("paint", "image")),
-        )
-        + _commands(
             "onesweep.serving.cli.chat:",
             ("chat", "talk with the model that a router serves", "", ("talk",)),
         ),
@@ -330,8 +291,6 @@ ROOT = Family(
                 "model.gguf --blocks 3 --out smollm2",
             ),
             ("inspect", "print what is in a checkpoint", "weights --verify"),
-        )
-        + _commands(
             "onesweep.trainer.commands:",
             ("evaluate", "measure bits per byte of checkpoints on held-out text", "weights --data corpus/"),
             (
@@ -339,12 +298,8 @@ ROOT = Family(
                 "make a small drafter from an AR pipeline's own outputs",
                 "--checkpoint smollm2 --text corpus/ --minutes 30",
             ),
-        )
-        + _commands(
             "onesweep.serving.cli.admin:",
             ("ngram", "fit a drafter of n-grams to your text", "--checkpoint smollm2 --text notes.txt"),
-        )
-        + _commands(
             "onesweep.trainer.commands:",
             ("init", "make a checkpoint with random weights, for tests of capacity", "big --parts 8 --width 2048"),
         ),

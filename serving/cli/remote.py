@@ -36,19 +36,16 @@ MEGABYTE = 1e6
 
 
 def add_serve(serve: argparse.ArgumentParser) -> None:
-    serve.add_argument("model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder or a checkpoint")
-    serve.add_argument(
-        "--hosts", required=True, metavar="HOST:PORT[,...]", help="hosts of `onesweep stage --empty`, in their order"
-    )
-    serve.add_argument("--port", type=int, default=7700, metavar="P", help="the router's, on loopback (7700)")
-    serve.add_argument(
-        "--http", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"the API and the page ({DEFAULT_LISTEN})"
-    )
-    serve.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of the router (1)")
+    add = serve.add_argument
+    add("model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder or a checkpoint")
+    add("--hosts", required=True, metavar="HOST:PORT[,...]", help="hosts of `onesweep stage --empty`, in their order")
+    add("--port", type=int, default=7700, metavar="P", help="the router's, on loopback (7700)")
+    add("--http", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"the API and the page ({DEFAULT_LISTEN})")
+    add("--threads", type=int, default=1, metavar="N", help="processor threads of the router (1)")
     add_import_options(serve)
-    serve.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
-    serve.add_argument("--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem of `onesweep certs`")
-    serve.add_argument("--insecure", action="store_true", help="accept plain text to and from other machines")
+    add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
+    add("--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem of `onesweep certs`")
+    add("--insecure", action="store_true", help="accept plain text to and from other machines")
 
 
 def run_serve(options: argparse.Namespace) -> int:

@@ -60,18 +60,15 @@ def add_doctor(doctor: argparse.ArgumentParser) -> None:
 
 
 def add_up(up: argparse.ArgumentParser) -> None:
-    up.add_argument("--detach", action="store_true", help="return when ready, leave them running")
+    add = up.add_argument
+    add("--detach", action="store_true", help="return when ready, leave them running")
     where = up.add_mutually_exclusive_group()
     where.add_argument("--hosts", type=int, metavar="N", help="hosts that share the blocks (3)")
     where.add_argument("--topology", type=Path, metavar="FILE", help="the hosts")
-    up.add_argument(
-        "--replicas", type=int, default=1, metavar="N", help="of each host: requests survive the loss of one (1)"
-    )
-    up.add_argument("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (the shipped weights)")
-    up.add_argument(
-        "--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)"
-    )
-    up.add_argument(
+    add("--replicas", type=int, default=1, metavar="N", help="of each host: requests survive the loss of one (1)")
+    add("--checkpoint", type=Path, metavar="DIR", help="bundle to serve (the shipped weights)")
+    add("--port", type=int, default=7700, metavar="P", help="the router's; hosts take those after it (7700)")
+    add(
         "--http",
         nargs="?",
         const=DEFAULT_LISTEN,
@@ -79,18 +76,12 @@ def add_up(up: argparse.ArgumentParser) -> None:
         help=f"an API and a page, too ({DEFAULT_LISTEN})",
     )
     # on two cores, three hosts of two threads each would only wait for each other
-    up.add_argument("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
-    up.add_argument("--backend", metavar="B", help="what computes on the hosts: torch, onnxruntime (torch)")
+    add("--threads", type=int, default=1, metavar="N", help="processor threads of each process (1)")
+    add("--backend", metavar="B", help="what computes on the hosts: torch, onnxruntime (torch)")
     add_device(up)
-    up.add_argument("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
-    up.add_argument(
-        "--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem, host-1.pem ... of `onesweep certs`"
-    )
-    up.add_argument(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="serve metrics: the router's there, hosts' on the ports after it",
-    )
+    add("--tokens", type=Path, metavar="FILE", help="who may ask the router, from `onesweep token`")
+    add("--tls-dir", type=Path, metavar="DIR", help="speak TLS: ca.pem, router.pem, host-1.pem ... of `onesweep certs`")
+    add("--metrics", metavar="HOST:PORT", help="serve metrics: the router's there, hosts' on the ports after it")
 
 
 def add_deploy(deploy: argparse.ArgumentParser) -> None:

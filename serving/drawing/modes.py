@@ -26,12 +26,7 @@ from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import CODECS, HIDDEN, codec_named
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.pictures.experts import MAX_MOVES, Consultation, Turn
-from onesweep.stages.pictures.trajectory import (
-    DrawPlan,
-    Trajectory,
-    most_pictures,
-    range_sigmas,
-)
+from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, most_pictures, range_sigmas
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import PictureWork
 from onesweep.stages.wire.status import internal, invalid, unavailable

@@ -4,14 +4,14 @@ Clients and the command line import this module, so it must not import torch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from onesweep.serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
 from onesweep.serving.router.request import MAX_COUNT, MAX_LINK_MS, MAX_SEED
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError, RequestError
-from onesweep.stages.settings import check, flag
+from onesweep.stages.settings import check, setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,31 +20,22 @@ class DrawingRequest:
 
     # Names of classes, or their numbers; "" for a picture of any.
     classes: Sequence[str]
-    pictures: int = field(default=1, metadata=flag("pictures of each class", least=1, most=MAX_PICTURES, metavar="N"))
-    mode: str = field(default="chain", metadata=flag(", ".join(DRAWING_MODES), metavar="M"))
+    pictures: int = setting(1, "pictures of each class", least=1, most=MAX_PICTURES, metavar="N")
+    mode: str = setting("chain", ", ".join(DRAWING_MODES), metavar="M")
     # The next picture has the next seed.
-    seed: int = field(
-        default=0, metadata=flag("the same seed gives the same picture", least=0, most=MAX_SEED, metavar="S")
+    seed: int = setting(0, "the same seed gives the same picture", least=0, most=MAX_SEED, metavar="S")
+    levels: int | None = setting(
+        None, f"steps from noise to picture ({DEFAULT_LEVELS})", least=1, most=MAX_COUNT, metavar="K"
     )
-    levels: int | None = field(
-        default=None,
-        metadata=flag(f"steps from noise to picture ({DEFAULT_LEVELS})", least=1, most=MAX_COUNT, metavar="K"),
-    )
-    solver: str | None = field(default=None, metadata=flag("euler, 2m (2m)", metavar="NAME"))
-    guidance: float | None = field(
-        default=None, metadata=flag(f"pull towards the class; 1 is none ({DEFAULT_GUIDANCE:g})", metavar="G")
-    )
-    codec: str | None = field(
-        default=None, metadata=flag("what travels: fp32, int8, int4 (int8; steps: fp32, int8)", metavar="NAME")
-    )
-    link_ms: int | None = field(
-        default=None,
-        metadata=flag(
-            "delay to add to every hop, one way, on a ring that is all on this machine (0)",
-            least=0,
-            most=MAX_LINK_MS,
-            metavar="MS",
-        ),
+    solver: str | None = setting(None, "euler, 2m (2m)", metavar="NAME")
+    guidance: float | None = setting(None, f"pull towards the class; 1 is none ({DEFAULT_GUIDANCE:g})", metavar="G")
+    codec: str | None = setting(None, "what travels: fp32, int8, int4 (int8; steps: fp32, int8)", metavar="NAME")
+    link_ms: int | None = setting(
+        None,
+        "delay to add to every hop, one way, on a ring that is all on this machine (0)",
+        least=0,
+        most=MAX_LINK_MS,
+        metavar="MS",
     )
 
     # Bounds are the message's; the router knows the model and checks the rest.
@@ -60,18 +51,7 @@ class DrawingRequest:
             if not word.isascii():
                 raise RequestError(f"{word!r} has letters that no mode, solver or codec has")
         try:
-            return router_pb2.DrawRequest(
-                classes=self.classes,
-                pictures=self.pictures,
-                mode=self.mode,
-                seed=self.seed,
-                levels=self.levels,
-                solver=self.solver,
-                guidance=self.guidance,
-                codec=self.codec,
-                previews=previews,
-                link_ms=self.link_ms,
-            )
+            return router_pb2.DrawRequest(**vars(self), previews=previews)
         except (TypeError, ValueError) as error:
             raise RequestError(f"this cannot be asked for: {error}") from None
 

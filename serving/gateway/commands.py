@@ -2,14 +2,14 @@
 
 import argparse
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from onesweep.serving.client.failover import router_addresses
 from onesweep.serving.router.request import DEFAULT_ROUTER, MAX_TIMEOUT_S, ROUTER_HELP
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.commands import add_drain_flag, check_positive
-from onesweep.stages.settings import add_flags, flag, from_flags
+from onesweep.stages.settings import add_flags, from_flags, setting
 from onesweep.stages.telemetry.observability import (
     UNOBSERVED,
     ObservabilitySettings,
@@ -28,29 +28,24 @@ DEFAULT_LISTEN = "127.0.0.1:7780"
 class HttpSettings:
     """Settings of a gateway. Raises InputError when made with bad ones."""
 
-    listen: str = field(default=DEFAULT_LISTEN, metadata=flag("", metavar="HOST:PORT"))
-    router: str = field(default=DEFAULT_ROUTER, metadata=flag(ROUTER_HELP, shown="", metavar="HOST:PORT"))
-    tls_cert: Path | None = field(default=None, metadata=flag("serve https: certificate chain, PEM"))
-    tls_key: Path | None = field(default=None, metadata=flag("its key, PEM"))
+    listen: str = setting(DEFAULT_LISTEN, "", metavar="HOST:PORT")
+    router: str = setting(DEFAULT_ROUTER, ROUTER_HELP, shown="", metavar="HOST:PORT")
+    tls_cert: Path | None = setting(None, "serve https: certificate chain, PEM")
+    tls_key: Path | None = setting(None, "its key, PEM")
     # None: the router speaks plain text.
-    router_tls: Tls | None = field(
-        default=None,
-        metadata=flag(
-            "whose certificate of the router is believed",
-            name="--tls-ca",
-            metavar="FILE",
-            type=lambda path: Tls(Path(path)),
-        ),
+    router_tls: Tls | None = setting(
+        None,
+        "whose certificate of the router is believed",
+        name="--tls-ca",
+        metavar="FILE",
+        type=lambda path: Tls(Path(path)),
     )
-    insecure: bool = field(default=False, metadata=flag("accept an address that others can reach, unencrypted"))
+    insecure: bool = setting(False, "accept an address that others can reach, unencrypted")
     # Names in a request's Host header, beside `localhost` and addresses.
-    allow_hosts: tuple[str, ...] = field(
-        default=(),
-        metadata=flag(
-            "a name that this server is called by; repeat", name="--allow-host", metavar="NAME", action="append"
-        ),
+    allow_hosts: tuple[str, ...] = setting(
+        (), "a name that this server is called by; repeat", name="--allow-host", metavar="NAME", action="append"
     )
-    timeout_s: float = field(default=120.0, metadata=flag("of requests that name none", above=0, most=MAX_TIMEOUT_S))
+    timeout_s: float = setting(120.0, "of requests that name none", above=0, most=MAX_TIMEOUT_S)
     seeing: ObservabilitySettings = UNOBSERVED
     drain_s: float = DRAIN_S  # time for running answers to end after SIGTERM
 

@@ -35,6 +35,7 @@ from onesweep.serving.router.request import (
     SETTINGS,
     is_decimal,
 )
+from onesweep.stages.host.schema_check import OF_CALLS
 
 MAX_FIELDS = 64
 MAX_CHOICES = 16
@@ -98,6 +99,13 @@ def _check_parameters(schema: dict[str, Any] | None) -> dict[str, Any]:
     if schema and schema.get("type") != "object":
         raise ValueError("the parameters of a tool are a JSON schema of type object")
     return schema or {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def _check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    # hosts would hold calls to it, and leave the words around them free
+    if OF_CALLS in schema:
+        raise ValueError(f"{OF_CALLS} is no keyword of JSON schemas: leave it out")
+    return schema
 
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
@@ -250,7 +258,7 @@ class NamedSchema(Fields):
 
     name: str = Field(description="ignored")
     description: str | None = Field(default=None, description="ignored")
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: Annotated[dict[str, Any], AfterValidator(_check_schema)] = Field(alias="schema")
     strict: bool | None = Field(default=None, description="ignored: the text always follows the schema")
 
 

@@ -27,13 +27,7 @@ from onesweep.serving.gateway.completions import (
     usage,
 )
 from onesweep.serving.gateway.errors import ApiError, json_response, named
-from onesweep.serving.gateway.fields import (
-    ChatRequest,
-    CompletionRequest,
-    ImageRequest,
-    PlainFormat,
-    TextRequest,
-)
+from onesweep.serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest, PlainFormat, TextRequest
 from onesweep.serving.gateway.response_fields import ResponseRequest
 from onesweep.serving.gateway.responses import ResponseFormat
 from onesweep.serving.modes import MODES

@@ -25,10 +25,7 @@ MODES: Mapping[str, tuple[str, str]] = {
     "ar": ("N", "the autoregressive pipeline, a token a round"),
     "ar-speculative": ("fewer than N", "the text of `ar`, exactly; guesses are verified, several tokens a sweep"),
     "local": ("0", "the small model at the router writes alone"),
-    "auto": (
-        "",
-        "one of these: by a frontier the best text within a budget, else the first that the weights allow",
-    ),
+    "auto": ("", "one of these: by a frontier the best text within a budget, else the first that the weights allow"),
 }
 # Those that draw token by token, so that settings can shape what is drawn; `auto` then chooses among them.
 SHAPED = ("ar", "ar-speculative", "verified", "local", "auto")

@@ -63,12 +63,7 @@ class LocalMode(Mode):
             yield piece
             return
         turns = self.model.generate(
-            request.prompt,
-            request.max_symbols,
-            request.temperature,
-            request.seed,
-            request.due_at,
-            request.shaping,
+            request.prompt, request.max_symbols, request.temperature, request.seed, request.due_at, request.shaping
         )
         async with aclosing(turns):
             async for text, compute_ms in turns:

@@ -13,13 +13,7 @@ from onesweep.serving.modes.ar import ArMode, check_symbols
 from onesweep.serving.modes.base import Generation
 from onesweep.serving.modes.drafters.available import MODEL, NGRAM, Drafters
 from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.drafting import (
-    AsyncDrafting,
-    BothDrafter,
-    Drafter,
-    LookupDrafter,
-    ModelDrafter,
-)
+from onesweep.serving.modes.drafters.drafting import AsyncDrafting, BothDrafter, Drafter, LookupDrafter, ModelDrafter
 from onesweep.serving.modes.tokenizer import Tokenizers
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.ring import RingView

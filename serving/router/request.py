@@ -11,7 +11,7 @@ from typing import Any
 
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import flag
+from onesweep.stages.settings import flag, setting
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
 ROUTER_HELP = f"default: what is up, else {DEFAULT_ROUTER}; A,B: either"
@@ -33,19 +33,24 @@ DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
 MAX_LINK_MS = 500
 
 
-def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, metavar: str = "N") -> dict[str, Any]:
-    """Metadata of a whole number."""
-    return {**flag(help, least=least, most=most, metavar=metavar), "http": http}
+def _setting(own: dict[str, Any], help: str, **more: Any) -> Any:  # noqa: ANN401 - a field of any type
+    """A field that is None where it is not given, with a flag, and metadata of its own."""
+    return field(default=None, metadata={**flag(help, **more), **own})
 
 
-def _name(help: str, http: str, metavar: str) -> dict[str, Any]:
-    """Metadata of a name that the router knows."""
-    return {**flag(help, metavar=metavar), "http": http, "name": True}
+def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, metavar: str = "N") -> Any:  # noqa: ANN401
+    """A whole number."""
+    return _setting({"http": http}, help, least=least, most=most, metavar=metavar)
 
 
-def _shape(help: str, neutral: float, http: str = "", metavar: str = "X", **bounds: Any) -> dict[str, Any]:  # noqa: ANN401
-    """Metadata of a number that shapes what is drawn. `neutral`: the value that changes nothing."""
-    return {**flag(help, metavar=metavar, **bounds), "http": http, "neutral": neutral}
+def _name(help: str, http: str, metavar: str) -> Any:  # noqa: ANN401
+    """A name that the router knows."""
+    return _setting({"http": http, "name": True}, help, metavar=metavar)
+
+
+def _shape(help: str, neutral: float, http: str = "", metavar: str = "X", **bounds: Any) -> Any:  # noqa: ANN401
+    """A number that shapes what is drawn. `neutral`: the value that changes nothing."""
+    return _setting({"http": http, "neutral": neutral}, help, metavar=metavar, **bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,137 +59,91 @@ class Request:
 
     prompt: str | bytes = b""
     mode: str = field(default="auto", metadata={"name": True})
-    max_bytes: int | None = field(default=None, metadata=_count("most bytes to generate (128)"))
+    max_bytes: int | None = _count("most bytes to generate (128)")
     # With max_bytes, the nearer limit counts; 128 bytes where neither is given.
-    max_tokens: int | None = field(default=None, metadata=_count("most tokens; a byte model's tokens are bytes"))
-    seed: int = field(
-        default=0,
-        metadata={**flag("the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")},
+    max_tokens: int | None = _count("most tokens; a byte model's tokens are bytes")
+    seed: int = setting(0, "the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")
+    chunk: int | None = _count(
+        "tokens a sweep, modes chunked, infill (32 bytes, 8 tokens), resample (all; imported 12)",
+        "tokens a sweep",
+        metavar="C",
     )
-    chunk: int | None = field(
-        default=None,
-        metadata=_count(
-            "tokens a sweep, modes chunked, infill (32 bytes, 8 tokens), resample (all; imported 12)",
-            "tokens a sweep",
-            metavar="C",
-        ),
+    temperature: float | None = setting(None, "0 = most likely (0.8)", metavar="T")
+    top_p: float | None = _shape(
+        "draw from the most likely tokens that have this share together (1)", 1.0, metavar="P", above=0, most=1
     )
-    temperature: float | None = field(default=None, metadata=flag("0 = most likely (0.8)", metavar="T"))
-    top_p: float | None = field(
-        default=None,
-        metadata=_shape(
-            "draw from the most likely tokens that have this share together (1)", 1.0, metavar="P", above=0, most=1
-        ),
+    top_k: int | None = _shape(
+        "draw from so many tokens, the most likely ones (0 = all)",
+        0,
+        "draw from so many tokens, the most likely ones; 0 = all",
+        "K",
+        least=0,
+        most=MAX_COUNT,
     )
-    top_k: int | None = field(
-        default=None,
-        metadata=_shape(
-            "draw from so many tokens, the most likely ones (0 = all)",
-            0,
-            "draw from so many tokens, the most likely ones; 0 = all",
-            "K",
-            least=0,
-            most=MAX_COUNT,
-        ),
+    min_p: float | None = _shape(
+        "draw from tokens at least so likely, as a share of the most likely one (0)",
+        0.0,
+        "draw from tokens at least so likely, as a share of the most likely one",
+        "P",
+        least=0,
+        most=1,
     )
-    min_p: float | None = field(
-        default=None,
-        metadata=_shape(
-            "draw from tokens at least so likely, as a share of the most likely one (0)",
-            0.0,
-            "draw from tokens at least so likely, as a share of the most likely one",
-            "P",
-            least=0,
-            most=1,
-        ),
+    frequency_penalty: float | None = _shape(
+        "taken from a token's logit each time it was written (0)", 0.0, least=-MAX_PENALTY, most=MAX_PENALTY
     )
-    frequency_penalty: float | None = field(
-        default=None,
-        metadata=_shape(
-            "taken from a token's logit each time it was written (0)", 0.0, least=-MAX_PENALTY, most=MAX_PENALTY
-        ),
+    presence_penalty: float | None = _shape(
+        "taken from it once if it was (0)", 0.0, least=-MAX_PENALTY, most=MAX_PENALTY
     )
-    presence_penalty: float | None = field(
-        default=None, metadata=_shape("taken from it once if it was (0)", 0.0, least=-MAX_PENALTY, most=MAX_PENALTY)
+    repetition_penalty: float | None = _shape(
+        "divides logits of tokens in prompt or text (1)",
+        1.0,
+        "divides the logits of tokens in prompt or text; 1 = none",
+        above=0,
+        most=10,
     )
-    repetition_penalty: float | None = field(
-        default=None,
-        metadata=_shape(
-            "divides logits of tokens in prompt or text (1)",
-            1.0,
-            "divides the logits of tokens in prompt or text; 1 = none",
-            above=0,
-            most=10,
-        ),
+    steps: int | None = _count(
+        "Euler steps in each block (8)", "Euler steps in each block: sweep, chunked", metavar="K"
     )
-    steps: int | None = field(
-        default=None,
-        metadata=_count("Euler steps in each block (8)", "Euler steps in each block: sweep, chunked", metavar="K"),
+    codec: str | None = _name(
+        "what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)",
+        "of what travels between hosts: fp32, int8, int4",
+        "NAME",
     )
-    codec: str | None = field(
-        default=None,
-        metadata=_name(
-            "what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)",
-            "of what travels between hosts: fp32, int8, int4",
-            "NAME",
-        ),
+    sampler: str | None = _name(
+        "modes sweep, chunked: stochastic, ode (stochastic)", "stochastic, ode: sweep, chunked", "NAME"
     )
-    sampler: str | None = field(
-        default=None,
-        metadata=_name("modes sweep, chunked: stochastic, ode (stochastic)", "stochastic, ode: sweep, chunked", "NAME"),
+    drafter: str | None = _name(
+        "who guesses, ar-speculative: hosts, both, model, ngram, lookup (hosts or both)",
+        "hosts, both, model, ngram, lookup: ar-speculative",
+        "D",
     )
-    drafter: str | None = field(
-        default=None,
-        metadata=_name(
-            "who guesses, ar-speculative: hosts, both, model, ngram, lookup (hosts or both)",
-            "hosts, both, model, ngram, lookup: ar-speculative",
-            "D",
-        ),
+    draft: int | None = _count(
+        "tokens guessed a sweep, ar-speculative, verified (what pays)",
+        "tokens guessed a sweep: ar-speculative, verified",
     )
-    draft: int | None = field(
-        default=None,
-        metadata=_count(
-            "tokens guessed a sweep, ar-speculative, verified (what pays)",
-            "tokens guessed a sweep: ar-speculative, verified",
-        ),
+    branches: int | None = _count(
+        "alternatives guessed at a place, ar-speculative (what pays)", "alternatives guessed at a place: ar-speculative"
     )
-    branches: int | None = field(
-        default=None,
-        metadata=_count(
-            "alternatives guessed at a place, ar-speculative (what pays)",
-            "alternatives guessed at a place: ar-speculative",
-        ),
+    scorer: str | None = _name(
+        "who scores, modes resample, verified, infill: scorer, ar (what is there)",
+        "scorer, ar: resample, verified, infill",
+        "S",
     )
-    scorer: str | None = field(
-        default=None,
-        metadata=_name(
-            "who scores, modes resample, verified, infill: scorer, ar (what is there)",
-            "scorer, ar: resample, verified, infill",
-            "S",
-        ),
+    candidates: int | None = _count(
+        "scored in a sweep, modes resample, infill (16); mode local: the likeliest of M",
+        "continuations scored in a sweep: resample, infill; written, the likeliest kept: local",
+        metavar="M",
     )
-    candidates: int | None = field(
-        default=None,
-        metadata=_count(
-            "scored in a sweep, modes resample, infill (16); mode local: the likeliest of M",
-            "continuations scored in a sweep: resample, infill; written, the likeliest kept: local",
-            metavar="M",
-        ),
+    suffix: str | bytes = setting("", "what follows the text, mode infill", metavar="TEXT")
+    budget_ms: int | None = _count(
+        "latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS"
     )
-    suffix: str | bytes = field(default="", metadata=flag("what follows the text, mode infill", metavar="TEXT"))
-    budget_ms: int | None = field(
-        default=None,
-        metadata=_count("latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS"),
-    )
-    link_ms: int | None = field(
-        default=None,
-        metadata=_count(
-            "delay to add to every hop, one way, on a ring that is all on this machine (0)",
-            "delay to add to every hop, one way, where the ring is all on one machine",
-            least=0,
-            most=MAX_LINK_MS,
-            metavar="MS",
-        ),
+    link_ms: int | None = _count(
+        "delay to add to every hop, one way, on a ring that is all on this machine (0)",
+        "delay to add to every hop, one way, where the ring is all on one machine",
+        least=0,
+        most=MAX_LINK_MS,
+        metavar="MS",
     )
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)

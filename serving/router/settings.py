@@ -6,7 +6,7 @@ from pathlib import Path
 from onesweep.serving.router.topology import Topology
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.commands import keep_warm_s
-from onesweep.stages.settings import flag
+from onesweep.stages.settings import setting
 from onesweep.stages.telemetry.observability import ObservabilitySettings
 from onesweep.stages.wire.channel import DRAIN_S
 from onesweep.stages.wire.registry import RegistrySettings
@@ -41,19 +41,13 @@ _share.__name__ = "float"
 class AdmissionSettings:
     """Limits of a router."""
 
-    request_limit: int = field(default=64, metadata=flag("requests in flight", name="--max-requests", above=0))
+    request_limit: int = setting(64, "requests in flight", name="--max-requests", above=0)
     # Pace at which admitted requests start.
-    requests_per_s: int = field(
-        default=1000, metadata=flag("requests started a second", name="--max-rate", above=0, metavar="R")
-    )
+    requests_per_s: int = setting(1000, "requests started a second", name="--max-rate", above=0, metavar="R")
     # 0 = refuse at once.
-    queue_limit: int = field(
-        default=16, metadata=flag("requests that wait for a place", name="--max-waiting", type=_waiting, metavar="N")
-    )
+    queue_limit: int = setting(16, "requests that wait for a place", name="--max-waiting", type=_waiting, metavar="N")
     # A request that would wait longer is refused at once.
-    queue_wait_s: float = field(
-        default=2.0, metadata=flag("longest wait for a place", name="--max-wait-s", above=0, metavar="S")
-    )
+    queue_wait_s: float = setting(2.0, "longest wait for a place", name="--max-wait-s", above=0, metavar="S")
 
 
 @dataclass(frozen=True)
@@ -61,15 +55,13 @@ class RingSettings:
     """Settings of a ring."""
 
     # How long to wait for a host's receipt, or description, and for hosts that are lost to come back.
-    hop_timeout_s: float = field(default=5.0, metadata=flag("wait for a host", above=0))
+    hop_timeout_s: float = setting(5.0, "wait for a host", above=0)
     # Pause between messages that keep an idle link's congestion window open.
-    keep_warm_s: float = field(
-        default=KEEP_WARM_S,
-        metadata=flag("pace on idle links, 0 = off", name="--keep-warm-ms", shown="150", metavar="MS", type=_pause),
+    keep_warm_s: float = setting(
+        KEEP_WARM_S, "pace on idle links, 0 = off", name="--keep-warm-ms", shown="150", metavar="MS", type=_pause
     )
-    audit_share: float = field(
-        default=0.0,
-        metadata=flag("sweeps that replicas compute again, 0 to 1", name="--audit", type=_share, metavar="SHARE"),
+    audit_share: float = setting(
+        0.0, "sweeps that replicas compute again, 0 to 1", name="--audit", type=_share, metavar="SHARE"
     )
     # Hops that a long step is sent in at most; 1 only shows what pieces are worth.
     pieces: int = MAX_PIECES
@@ -84,31 +76,21 @@ class RouterSettings:
     topology: Topology
     listen: str
     # None = no mode `local`.
-    checkpoint: Path | None = field(
-        default=None, metadata=flag("bundle with the local model, for mode `local`", metavar="DIR")
-    )
+    checkpoint: Path | None = setting(None, "bundle with the local model, for mode `local`", metavar="DIR")
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     ring: RingSettings = field(default_factory=RingSettings)
-    threads: int | None = field(default=None, metadata=flag("processor threads (default: all cores)", above=0))
+    threads: int | None = setting(None, "processor threads (default: all cores)", above=0)
     security: Security = LOOPBACK_ONLY
     # None = anybody may ask, on a loopback address or with `anybody`.
-    tokens: Path | None = field(default=None, metadata=flag("who may ask, from `onesweep token`"))
-    anybody: bool = field(
-        default=False, metadata=flag("serve without tokens where other machines reach the router: they may all ask")
-    )
+    tokens: Path | None = setting(None, "who may ask, from `onesweep token`")
+    anybody: bool = setting(False, "serve without tokens where other machines reach the router: they may all ask")
     # None = nothing can be deployed.
-    shelf: Path | None = field(
-        default=None, metadata=flag("keep what is deployed there (none: takes nothing)", metavar="DIR")
-    )
-    frontier: Path | None = field(
-        default=None, metadata=flag("what mode `auto` chooses from (the bundle's frontier.json)")
-    )
+    shelf: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
+    frontier: Path | None = setting(None, "what mode `auto` chooses from (the bundle's frontier.json)")
     # For probes, which have no certificate.
-    health: str | None = field(
-        default=None, metadata=flag("answer health checks there too, in plain text", metavar="HOST:PORT")
-    )
+    health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")
     # Where hosts register; None = they are those of the topology.
     registry: RegistrySettings | None = None
     seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
     # Time for requests under way.
-    drain_s: float = field(default=DRAIN_S, metadata=flag("told to stop, go on with what runs for", above=0))
+    drain_s: float = setting(DRAIN_S, "told to stop, go on with what runs for", above=0)

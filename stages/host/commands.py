@@ -41,26 +41,21 @@ def add_stage(stage: argparse.ArgumentParser) -> None:
 
 
 def add_import(pretrained: argparse.ArgumentParser) -> None:
-    pretrained.add_argument("source", type=Path, metavar="SOURCE", help="a Hugging Face folder or a .gguf file")
-    pretrained.add_argument("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
-    pretrained.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new directory")
-    pretrained.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
-    pretrained.add_argument(
-        "--speeds", type=positive_numbers, metavar="X,X", help="relative speed of each stage's host (all equal)"
-    )
-    pretrained.add_argument(
-        "--memory-mb", type=positive_numbers, metavar="MB,MB", help="room for weights on each host (any)"
-    )
-    pretrained.add_argument(
+    add = pretrained.add_argument
+    add("source", type=Path, metavar="SOURCE", help="a Hugging Face folder or a .gguf file")
+    add("--blocks", type=int, default=3, metavar="N", help="stages, one a host (3)")
+    add("--out", type=Path, required=True, metavar="DIR", help="a new directory")
+    add("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
+    add("--speeds", type=positive_numbers, metavar="X,X", help="relative speed of each stage's host (all equal)")
+    add("--memory-mb", type=positive_numbers, metavar="MB,MB", help="room for weights on each host (any)")
+    add(
         "--weights",
         choices=["float32", "bfloat16", "q4"],
         default="float32",
         help="of layers: 4 bytes a number, 2 bytes, or 4 bits (float32)",
     )
-    pretrained.add_argument(
-        "--draft-head", type=Path, metavar="FILE", help="of `distill --head`: the last host drafts by it"
-    )
-    pretrained.add_argument("--untrained", action="store_true", help="the weights are random: ask for no loss")
+    add("--draft-head", type=Path, metavar="FILE", help="of `distill --head`: the last host drafts by it")
+    add("--untrained", action="store_true", help="the weights are random: ask for no loss")
 
 
 def positive_numbers(text: str) -> tuple[float, ...]:
@@ -175,9 +170,9 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     parser.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     parser.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
-    add_shelf(parser)
+    parser.add_argument("--shelf", type=Path, metavar="DIR", help="keep what is deployed there (none: takes nothing)")
     add_server_options(parser)
-    add_health_flag(parser)
+    parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
     add_drain_flag(parser)
     add_observability(parser)
 
@@ -215,15 +210,6 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         metavar="cpu|cuda[:N]",
         help="where hosts compute, caches included (auto: a GPU that computes the model, else the CPU)",
     )
-
-
-def add_shelf(parser: argparse.ArgumentParser) -> None:
-    """The option of every process that `onesweep deploy` reaches."""
-    parser.add_argument("--shelf", type=Path, metavar="DIR", help="keep what is deployed there (none: takes nothing)")
-
-
-def add_health_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
 
 
 def add_drain_flag(parser: argparse.ArgumentParser) -> None:

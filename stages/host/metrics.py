@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from onesweep.stages.host.parts import MODEL_KINDS
 from onesweep.stages.host.scheduler import HostObserver
@@ -23,39 +23,38 @@ if TYPE_CHECKING:
 MAX_LINKS = 64  # links with counters of their own. Routers name addresses, so the number must be bounded.
 OTHERS = "others"  # the label of the links beyond these
 
+PREFIX = "onesweep_stage_"
+
+
+def _family(name: str, kind: Literal["counter", "gauge", "histogram"], help: str, *labels: str) -> MetricFamily:
+    return MetricFamily(PREFIX + name, kind, help, labels)
+
+
 STAGE_METRICS = (
-    MetricFamily("onesweep_stage_info", "gauge", "1, for its labels.", ("name", "version", "backend", "blocks")),
-    MetricFamily("onesweep_stage_ready", "gauge", "Whether this host can take work."),
-    MetricFamily(
-        "onesweep_stage_certificate_expiry_timestamp_seconds", "gauge", "When its certificate ends, Unix time."
-    ),
-    MetricFamily(
-        "onesweep_stage_hop_queue_seconds", "histogram", "A hop's time here without its arithmetic.", ("model",)
-    ),
-    MetricFamily(
-        "onesweep_stage_hop_compute_seconds", "histogram", "A hop's share of the passes it was in.", ("model",)
-    ),
-    MetricFamily("onesweep_stage_received_bytes_total", "counter", "Size of the hops that were worked on.", ("model",)),
-    MetricFamily("onesweep_stage_result_bytes_total", "counter", "Size of the results for routers.", ("model",)),
-    MetricFamily("onesweep_stage_pass_hops", "histogram", "Hops that shared a pass."),
-    MetricFamily("onesweep_stage_pass_rows", "histogram", "Positions computed in a pass."),
-    MetricFamily("onesweep_stage_refused_total", "counter", "Hops not accepted, by gRPC code.", ("code",)),
-    MetricFamily(
-        "onesweep_stage_faults_total", "counter", "Requests given up after acceptance, by gRPC code.", ("code",)
-    ),
-    MetricFamily("onesweep_stage_queued_hops", "gauge", "Hops under way."),
-    MetricFamily("onesweep_stage_queue_limit_hops", "gauge", "Hops under way at which the next is refused."),
-    MetricFamily("onesweep_stage_sessions", "gauge", "Open sessions."),
-    MetricFamily("onesweep_stage_session_bytes", "gauge", "Memory of their KV caches."),
-    MetricFamily("onesweep_stage_session_limit_bytes", "gauge", "What all KV caches together may take."),
-    MetricFamily("onesweep_stage_prefix_bytes", "gauge", "Memory of kept beginnings of texts."),
-    MetricFamily("onesweep_stage_prefix_limit_bytes", "gauge", "What these together may take."),
-    MetricFamily("onesweep_stage_prefix_hits_total", "counter", "Sessions that began with a kept one."),
-    MetricFamily("onesweep_stage_prefix_positions_total", "counter", "Positions that these did not read."),
-    MetricFamily("onesweep_stage_link_up", "gauge", "Whether the host there can be handed work.", ("address",)),
-    MetricFamily("onesweep_stage_link_rtt_seconds", "gauge", "Round trip, quickest of the last few.", ("address",)),
-    MetricFamily("onesweep_stage_link_handover_seconds", "histogram", "A hop's way until its receipt.", ("address",)),
-    MetricFamily("onesweep_stage_link_sent_bytes_total", "counter", "Size of the hops that left.", ("address",)),
+    _family("info", "gauge", "1, for its labels.", "name", "version", "backend", "blocks"),
+    _family("ready", "gauge", "Whether this host can take work."),
+    _family("certificate_expiry_timestamp_seconds", "gauge", "When its certificate ends, Unix time."),
+    _family("hop_queue_seconds", "histogram", "A hop's time here without its arithmetic.", "model"),
+    _family("hop_compute_seconds", "histogram", "A hop's share of the passes it was in.", "model"),
+    _family("received_bytes_total", "counter", "Size of the hops that were worked on.", "model"),
+    _family("result_bytes_total", "counter", "Size of the results for routers.", "model"),
+    _family("pass_hops", "histogram", "Hops that shared a pass."),
+    _family("pass_rows", "histogram", "Positions computed in a pass."),
+    _family("refused_total", "counter", "Hops not accepted, by gRPC code.", "code"),
+    _family("faults_total", "counter", "Requests given up after acceptance, by gRPC code.", "code"),
+    _family("queued_hops", "gauge", "Hops under way."),
+    _family("queue_limit_hops", "gauge", "Hops under way at which the next is refused."),
+    _family("sessions", "gauge", "Open sessions."),
+    _family("session_bytes", "gauge", "Memory of their KV caches."),
+    _family("session_limit_bytes", "gauge", "What all KV caches together may take."),
+    _family("prefix_bytes", "gauge", "Memory of kept beginnings of texts."),
+    _family("prefix_limit_bytes", "gauge", "What these together may take."),
+    _family("prefix_hits_total", "counter", "Sessions that began with a kept one."),
+    _family("prefix_positions_total", "counter", "Positions that these did not read."),
+    _family("link_up", "gauge", "Whether the host there can be handed work.", "address"),
+    _family("link_rtt_seconds", "gauge", "Round trip, quickest of the last few.", "address"),
+    _family("link_handover_seconds", "histogram", "A hop's way until its receipt.", "address"),
+    _family("link_sent_bytes_total", "counter", "Size of the hops that left.", "address"),
 )
 
 
@@ -143,36 +142,33 @@ class HostCounters(HostObserver):
         links = self.links.keep([link.address for link in host.links])
         described = {link.address: link for link in host.links[:MAX_LINKS]}
         blocks = ",".join(map(str, host.blocks))
-        return {
-            "onesweep_stage_info": {(host.name, host.version, host.backend, blocks): 1},
-            "onesweep_stage_ready": {(): host.ready},
-            "onesweep_stage_certificate_expiry_timestamp_seconds": expiry.rows(),
-            "onesweep_stage_hop_queue_seconds": {(kind,): model.queue_s for kind, model in models.items()},
-            "onesweep_stage_hop_compute_seconds": {(kind,): model.compute_s for kind, model in models.items()},
-            "onesweep_stage_received_bytes_total": {(kind,): model.received_bytes for kind, model in models.items()},
-            "onesweep_stage_result_bytes_total": {(kind,): model.result_bytes for kind, model in models.items()},
-            "onesweep_stage_pass_hops": {(): self.pass_hops},
-            "onesweep_stage_pass_rows": {(): self.pass_rows},
-            "onesweep_stage_refused_total": {(code,): count for code, count in self.refusals.items()},
-            "onesweep_stage_faults_total": {(code,): count for code, count in self.faults.items()},
-            "onesweep_stage_queued_hops": {(): counters.queued},
-            "onesweep_stage_queue_limit_hops": {(): counters.queue_limit},
-            "onesweep_stage_sessions": {(): counters.sessions},
-            "onesweep_stage_session_bytes": {(): counters.session_bytes},
-            "onesweep_stage_session_limit_bytes": {(): counters.session_bytes_limit},
-            "onesweep_stage_prefix_bytes": {(): counters.prefix_bytes},
-            "onesweep_stage_prefix_limit_bytes": {(): counters.prefix_bytes_limit},
-            "onesweep_stage_prefix_hits_total": {(): counters.prefix_hits},
-            "onesweep_stage_prefix_positions_total": {(): counters.prefix_positions},
-            "onesweep_stage_link_up": {
-                (address,): link.rtt_ms > 0 and not link.problem for address, link in described.items()
-            },
-            "onesweep_stage_link_rtt_seconds": {
-                (address,): link.rtt_ms / 1000 for address, link in described.items() if link.rtt_ms
-            },
-            "onesweep_stage_link_handover_seconds": {(name,): link.handover_s for name, link in links.items()},
-            "onesweep_stage_link_sent_bytes_total": {(name,): link.sent_bytes for name, link in links.items()},
+        values: MetricValues = {
+            "info": {(host.name, host.version, host.backend, blocks): 1},
+            "ready": {(): host.ready},
+            "certificate_expiry_timestamp_seconds": expiry.rows(),
+            "hop_queue_seconds": {(kind,): model.queue_s for kind, model in models.items()},
+            "hop_compute_seconds": {(kind,): model.compute_s for kind, model in models.items()},
+            "received_bytes_total": {(kind,): model.received_bytes for kind, model in models.items()},
+            "result_bytes_total": {(kind,): model.result_bytes for kind, model in models.items()},
+            "pass_hops": {(): self.pass_hops},
+            "pass_rows": {(): self.pass_rows},
+            "refused_total": {(code,): count for code, count in self.refusals.items()},
+            "faults_total": {(code,): count for code, count in self.faults.items()},
+            "queued_hops": {(): counters.queued},
+            "queue_limit_hops": {(): counters.queue_limit},
+            "sessions": {(): counters.sessions},
+            "session_bytes": {(): counters.session_bytes},
+            "session_limit_bytes": {(): counters.session_bytes_limit},
+            "prefix_bytes": {(): counters.prefix_bytes},
+            "prefix_limit_bytes": {(): counters.prefix_bytes_limit},
+            "prefix_hits_total": {(): counters.prefix_hits},
+            "prefix_positions_total": {(): counters.prefix_positions},
+            "link_up": {(address,): link.rtt_ms > 0 and not link.problem for address, link in described.items()},
+            "link_rtt_seconds": {(address,): link.rtt_ms / 1000 for address, link in described.items() if link.rtt_ms},
+            "link_handover_seconds": {(name,): link.handover_s for name, link in links.items()},
+            "link_sent_bytes_total": {(name,): link.sent_bytes for name, link in links.items()},
         }
+        return {PREFIX + name: rows for name, rows in values.items()}
 
 
 def record_hop(tracer: Tracer, job: ScheduledHop) -> None:

@@ -37,12 +37,7 @@ from onesweep.stages.model.draft_tree import MAX_BRANCHES
 from onesweep.stages.model.prefill import ATTEND_POSITIONS, max_new_symbols
 from onesweep.stages.model.samplers import SAMPLERS, Ode
 from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
-from onesweep.stages.model.speculation import (
-    MAX_DRAFT_TREE,
-    MAX_DRAW_SET,
-    are_depths,
-    tree_positions,
-)
+from onesweep.stages.model.speculation import MAX_DRAFT_TREE, MAX_DRAW_SET, are_depths, tree_positions
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.traces import parse_traceparent
 from onesweep.stages.v1 import stage_pb2

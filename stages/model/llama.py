@@ -28,15 +28,7 @@ from onesweep.stages.model.decoder_options import (
     Weights,
     check_number,
 )
-from onesweep.stages.model.layers import (
-    CausalLayer,
-    CausalStage,
-    TiedHead,
-    initialise,
-    rotate,
-    seen_keys,
-    soft_capped,
-)
+from onesweep.stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate, seen_keys, soft_capped
 from onesweep.stages.model.quantised import GROUP, Bfloat16Linear, QuantLinear
 
 _BOUNDS = {

@@ -9,11 +9,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from onesweep.stages.errors import InputError, one_of, printable
-from onesweep.stages.settings import add_flags, flag, from_flags
+from onesweep.stages.settings import add_flags, from_flags, setting
 from onesweep.stages.telemetry.histograms import MetricFamily, MetricValues
 from onesweep.stages.telemetry.traces import Tracer
 from onesweep.stages.wire.channel import is_loopback, parse_address
@@ -41,15 +41,11 @@ def check_log_format(text: str) -> LogFormat:
 class ObservabilitySettings:
     """Metrics and traces of a process; None turns one off."""
 
-    metrics: str | None = field(default=None, metadata=flag("serve Prometheus metrics there", metavar="HOST:PORT"))
-    traces: str | None = field(
-        default=None, metadata=flag("send spans to [https://]HOST:PORT (OTLP), or file:PATH", metavar="TARGET")
-    )
+    metrics: str | None = setting(None, "serve Prometheus metrics there", metavar="HOST:PORT")
+    traces: str | None = setting(None, "send spans to [https://]HOST:PORT (OTLP), or file:PATH", metavar="TARGET")
     # Share of the requests that a router traces.
-    trace_share: float = field(default=0.01, metadata=flag("requests to trace", metavar="S"))
-    log_format: LogFormat = field(
-        default="text", metadata=flag(", ".join(LOG_FORMATS), metavar="F", type=check_log_format)
-    )
+    trace_share: float = setting(0.01, "requests to trace", metavar="S")
+    log_format: LogFormat = setting("text", ", ".join(LOG_FORMATS), metavar="F", type=check_log_format)
 
 
 UNOBSERVED = ObservabilitySettings()

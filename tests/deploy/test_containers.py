@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from onesweep.serving.router.topology import read_topology
-
-Until = Callable[..., Any]
+from tests.conftest import until
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_docker_understands_the_composition(deploy: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-def test_the_probe_tells_health(deploy: Path, bundles: Path, servers: Any, until: Until, unused_port: int) -> None:
+def test_the_probe_tells_health(deploy: Path, bundles: Path, servers: Any, unused_port: int) -> None:
     def probe(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, str(deploy / "healthy.py"), *arguments]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

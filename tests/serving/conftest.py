@@ -59,31 +59,21 @@ def client(deployment: Deployment) -> Iterator[Client]:
         yield opened
 
 
-@pytest.fixture
-def describe() -> Callable[[str], stage_pb2.DescribeResponse]:
+def describe(address: str) -> stage_pb2.DescribeResponse:
     """What the host at an address says of itself."""
-
-    def ask(address: str) -> stage_pb2.DescribeResponse:
-        with open_blocking_channel(address) as channel:
-            return stage_pb2_grpc.StageServiceStub(channel).Describe(stage_pb2.DescribeRequest(), timeout=5)
-
-    return ask
+    with open_blocking_channel(address) as channel:
+        return stage_pb2_grpc.StageServiceStub(channel).Describe(stage_pb2.DescribeRequest(), timeout=5)
 
 
-@pytest.fixture
-def sessions(describe: Callable[[str], stage_pb2.DescribeResponse]) -> Callable[[Deployment], int]:
+def sessions(deployment: Deployment) -> int:
     """Sessions open on all hosts of a deployment that answer."""
-
-    def count(deployment: Deployment) -> int:
-        total = 0
-        for host in deployment.topology.hosts:
-            try:
-                total += describe(host.address).counters.sessions
-            except grpc.RpcError:
-                continue
-        return total
-
-    return count
+    total = 0
+    for host in deployment.topology.hosts:
+        try:
+            total += describe(host.address).counters.sessions
+        except grpc.RpcError:
+            continue
+    return total
 
 
 @pytest.fixture

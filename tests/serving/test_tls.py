@@ -23,7 +23,7 @@ from onesweep.stages.wire.certificates import Authority
 from onesweep.stages.wire.channel import MOST_ARRIVING, open_channel
 from onesweep.stages.wire.tls import Security
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
-from tests.conftest import Pki
+from tests.conftest import Pki, until
 
 Run = Callable[..., tuple[int, str, str]]
 NewPki = Callable[[str], Any]
@@ -101,7 +101,7 @@ def answered(client: Client) -> int:
 
 
 @pytest.fixture(scope="module")
-def served(bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPathFactory, until: Any) -> Served:
+def served(bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Served:
     directory, address = tmp_path_factory.mktemp("served"), f"127.0.0.1:{free_port_block(1)}"
     tokens = {name: new_token() for name in LIMITS}
     usual = {"scopes": ("generate", "status")}
@@ -217,7 +217,7 @@ def test_clients_check_the_router(served: Served, new_pki: NewPki) -> None:
         assert ask(client) == 4, "a client may have a certificate, and needs none"
 
 
-def test_clients_see_a_new_authority(served: Served, new_pki: NewPki, until: Any, tmp_path: Path) -> None:
+def test_clients_see_a_new_authority(served: Served, new_pki: NewPki, tmp_path: Path) -> None:
     """A client that was opened with the wrong file continues once the right one is there."""
     mine = tmp_path / "mine.pem"
     shutil.copy(new_pki("other").authority.directory / "ca.pem", mine)

@@ -2,18 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from torch import Tensor
 
 from onesweep.stages.checkpoint.checkpoint import load_block, load_stage
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.pipeline import ArStage
 
 Copy = Callable[[str], Path]
-Forge = Callable[[Path, int, Callable[[dict[str, Tensor]], dict[str, Tensor]]], None]
-EditManifest = Callable[[Path, Callable[[dict[str, Any]], object]], None]
 ALL = pytest.mark.parametrize("name", ["chain", "chained", "ar"])
 
 

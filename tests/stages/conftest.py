@@ -22,6 +22,7 @@ from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArModel
+from tests.conftest import until
 from tests.stages.raw_client import Peer, peer
 from tests.stages.slow_runner import Watched
 
@@ -50,29 +51,17 @@ def shaken(build: Callable[[], Module], seed: int = 0) -> Module:
     return module
 
 
-@pytest.fixture
-def make_block() -> Callable[..., Block]:
-    def make(index: int = 0, seed: int = 0, **changes: Any) -> Block:
-        a = small(**changes)
-        return shaken(lambda: Block(a, index, Codes(0, a.code_dim)), seed + 100 * index)
-
-    return make
+def make_block(index: int = 0, seed: int = 0, **changes: Any) -> Block:
+    a = small(**changes)
+    return shaken(lambda: Block(a, index, Codes(0, a.code_dim)), seed + 100 * index)
 
 
-@pytest.fixture
-def make_chain(make_block: Callable[..., Block]) -> Callable[..., list[Block]]:
-    def make(parts: int = 3, **changes: Any) -> list[Block]:
-        return [make_block(i, parts=parts, **changes) for i in range(parts)]
-
-    return make
+def make_chain(parts: int = 3, **changes: Any) -> list[Block]:
+    return [make_block(i, parts=parts, **changes) for i in range(parts)]
 
 
-@pytest.fixture
-def make_ar() -> Callable[..., ArModel]:
-    def make(**changes: Any) -> ArModel:
-        return shaken(lambda: ArModel(small(**changes)))
-
-    return make
+def make_ar(**changes: Any) -> ArModel:
+    return shaken(lambda: ArModel(small(**changes)))
 
 
 @pytest.fixture
@@ -146,32 +135,23 @@ def checkpoint(trained: Path, tmp_path: Path) -> Callable[[str], Path]:
     return copy
 
 
-@pytest.fixture
-def edit_manifest() -> Callable[[Path, Callable[[dict[str, Any]], object]], None]:
-    def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
-        path = directory / MANIFEST_NAME
-        record = json.loads(path.read_text())
-        change(record)
-        path.write_text(json.dumps(record))
-
-    return edit
+def edit_manifest(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = directory / MANIFEST_NAME
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
 
 
-@pytest.fixture
-def forge(edit_manifest: Callable[..., None]) -> Callable[..., None]:
+def forge(directory: Path, part: int, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
     """Exchange a part's tensors, and make the manifest agree with the new file."""
-
-    def write(directory: Path, part: int, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
-        (path,) = directory.glob(f"*-{part}-*.safetensors")
-        save_file(change(load_file(path)), path)
-        digest = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size}
-        edit_manifest(directory, lambda record: record["parts"][part].update(digest))
-
-    return write
+    (path,) = directory.glob(f"*-{part}-*.safetensors")
+    save_file(change(load_file(path)), path)
+    digest = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size}
+    edit_manifest(directory, lambda record: record["parts"][part].update(digest))
 
 
 @pytest.fixture
-def block(make_block: Callable[..., Block]) -> Block:
+def block() -> Block:
     return make_block(parts=1)
 
 
@@ -207,7 +187,7 @@ def parts(loaded: dict[str, Parts]) -> Parts:
 
 
 @pytest.fixture(scope="module")
-def alone(bundles: Path, module_servers: Any, until: Callable[..., Any]) -> Iterator[Peer]:
+def alone(bundles: Path, module_servers: Any) -> Iterator[Peer]:
     """A subscriber of one host that holds all blocks, with memory for a few sessions."""
     address = f"127.0.0.1:{free_port_block(1)}"
     module_servers.stage(bundles / "own", (0, 1, 2), address, None, session_mb=1, name="alone")

@@ -1,7 +1,7 @@
 """A test that talks to one host as routers and other hosts do."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -18,7 +18,6 @@ from onesweep.stages.wire.messages import PROTOCOL
 ROUTER = "tester"
 CAPACITY = 40
 SESSION_BYTES = 3 * 2 * CAPACITY * 32 * 4
-Until = Callable[..., Any]
 
 
 class Rejected(Exception):

@@ -14,6 +14,7 @@ import torch
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError
 from onesweep.trainer.options import set_threads
+from tests.conftest import until
 from tests.trainer.processes import ended, launched
 
 Command = Callable[..., Any]
@@ -86,7 +87,7 @@ def test_memory_prints_a_table_or_json(onesweep: Command, given: list[object]) -
 
 
 def test_watch_follows_a_real_training(
-    tmp_path: Path, onesweep: Command, given: list[object], until: Callable[..., Any], unused_port: int
+    tmp_path: Path, onesweep: Command, given: list[object], unused_port: int
 ) -> None:
     address, outcomes = f"127.0.0.1:{unused_port}", list[Any]()
     words = ["train", "ar", *given, "--steps", 60, "--out", tmp_path, "--listen", address]

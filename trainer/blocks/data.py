@@ -120,15 +120,15 @@ def load_corpus(path: Path | None, tokenizer: Path | None = None) -> Corpus:
     if not path.exists():
         raise DataError(f"no text at {path}: give a file or a folder of UTF-8 text")
     if path.is_file():
-        return _split(path.name, _read(path))
+        return _split(path.name, read_utf8(path))
     files = sorted(p for p in path.rglob("*.txt") if p.is_file())
     if not files:
         raise DataError(f"no .txt file under {path}")
     train = [p for p in files if p.name == "train.txt"]
     valid = [p for p in files if p.name == "valid.txt"]
     if train and valid:
-        return _checked(path.name, b"".join(map(_read, train)), b"".join(map(_read, valid)))
-    return _split(path.name, b"\n".join(map(_read, files)))
+        return _checked(path.name, b"".join(map(read_utf8, train)), b"".join(map(read_utf8, valid)))
+    return _split(path.name, b"\n".join(map(read_utf8, files)))
 
 
 def _python_docs() -> bytes:
@@ -138,7 +138,8 @@ def _python_docs() -> bytes:
     return "\n".join(topics[name] for name in sorted(topics)).encode()
 
 
-def _read(path: Path) -> bytes:
+def read_utf8(path: Path) -> bytes:
+    """A file's text. Raises DataError for what cannot be read, or is not UTF-8."""
     try:
         raw = path.read_bytes()
         raw.decode()

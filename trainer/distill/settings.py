@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onesweep.stages.errors import ConfigError, InputError
-from onesweep.stages.settings import check, flag
+from onesweep.stages.settings import check, flag, setting
 from onesweep.trainer.options import positive
 
 if TYPE_CHECKING:
@@ -30,49 +30,33 @@ class DistillSettings:
     texts: tuple[Path, ...] = field(
         metadata=flag("UTF-8 text, or folders", name="--text", nargs="+", action="extend", metavar="FILE")
     )
-    out: Path | None = field(default=None, metadata=flag("default: local/ in the checkpoint", metavar="DIR"))
-    head: bool = field(
-        default=False, metadata=flag("a draft head, which the host of the last stage drafts by, in place of a drafter")
-    )
-    guesses: int = field(
-        default=16384,
-        metadata=flag("most frequent symbols, which a new draft head guesses", least=2, most=1 << 20),
-    )
-    start: Path | None = field(
-        default=None,
-        metadata=flag("a drafter to continue, or the file of a draft head, to which --layers adds", metavar="PATH"),
+    out: Path | None = setting(None, "default: local/ in the checkpoint", metavar="DIR")
+    head: bool = setting(False, "a draft head, which the host of the last stage drafts by, in place of a drafter")
+    guesses: int = setting(16384, "most frequent symbols, which a new draft head guesses", least=2, most=1 << 20)
+    start: Path | None = setting(
+        None, "a drafter to continue, or the file of a draft head, to which --layers adds", metavar="PATH"
     )
     # The teacher's layers, from 0, that the drafter or the draft head begins with.
-    layers: tuple[int, ...] | None = field(
-        default=None,
-        metadata=flag(
-            "default: as many as a stage's size allows; of a draft head the first two and the last two",
-            type=layer_list,
-            metavar="N[-M][,N[-M]]",
-        ),
+    layers: tuple[int, ...] | None = setting(
+        None,
+        "default: as many as a stage's size allows; of a draft head the first two and the last two",
+        type=layer_list,
+        metavar="N[-M][,N[-M]]",
     )
     # Either this or `steps` is given. After 0 steps there is the lens.
-    minutes: float | None = field(
-        default=None, metadata=flag("how long to train, resumed runs counted together", type=positive)
-    )
-    steps: int | None = field(default=None, metadata=flag("or for how many steps", least=0, most=1 << 32))
-    sequences: int = field(default=8, metadata=flag("windows in a step", least=1, most=1024))
-    window: int = field(default=256, metadata=flag("symbols in a window", least=16, most=4096))
+    minutes: float | None = setting(None, "how long to train, resumed runs counted together", type=positive)
+    steps: int | None = setting(None, "or for how many steps", least=0, most=1 << 32)
+    sequences: int = setting(8, "windows in a step", least=1, most=1024)
+    window: int = setting(256, "symbols in a window", least=16, most=4096)
     # On a CPU, samples that the teacher writes take four times as long as those that it only reads.
-    written: float = field(default=0.1, metadata=flag("of samples that the model writes itself", metavar="SHARE"))
+    written: float = setting(0.1, "of samples that the model writes itself", metavar="SHARE")
     # The teacher's part is the expensive one, so a sample is read more than once.
-    passes: float = field(
-        default=3.0, metadata=flag("how often a sample is read on average", metavar="N", least=1, most=1000)
-    )
-    learning_rate: float = field(
-        default=1.5e-3, metadata=flag("peak rate of the layers", shown="1.5e-3", metavar="RATE", least=0)
-    )
-    lens_rate: float = field(
-        default=1e-3, metadata=flag("peak rate of all else", shown="1e-3", metavar="RATE", least=0)
-    )
-    bfloat16: bool = field(default=True, metadata=flag("compute in float32 on any processor", name="--float32"))
-    device: str = field(default="cpu", metadata=flag("where to train", shown="default: cpu", metavar="cpu|cuda[:N]"))
-    seed: int = field(default=0, metadata=flag("of samples and batches", least=0, most=1 << 53))
+    passes: float = setting(3.0, "how often a sample is read on average", metavar="N", least=1, most=1000)
+    learning_rate: float = setting(1.5e-3, "peak rate of the layers", shown="1.5e-3", metavar="RATE", least=0)
+    lens_rate: float = setting(1e-3, "peak rate of all else", shown="1e-3", metavar="RATE", least=0)
+    bfloat16: bool = setting(True, "compute in float32 on any processor", name="--float32")
+    device: str = setting("cpu", "where to train", shown="default: cpu", metavar="cpu|cuda[:N]")
+    seed: int = setting(0, "of samples and batches", least=0, most=1 << 53)
 
     def __post_init__(self) -> None:
         check(self)

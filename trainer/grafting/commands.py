@@ -23,37 +23,27 @@ if TYPE_CHECKING:
 
 
 def add_graft(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add_config_options(parser)
     add_data_options(parser)
     add_device_option(parser)
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="an imported model")
-    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/graft"), help="blocks (%(default)s)")
+    add("--checkpoint", type=Path, required=True, metavar="DIR", help="an imported model")
+    add("--out", type=Path, metavar="DIR", default=Path("runs/graft"), help="blocks (%(default)s)")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--block", type=int, metavar="N", help="train this block")
     what.add_argument("--measure", action="store_true", help="train nothing: measure the whole chain, from noise")
     what.add_argument("--write", type=int, metavar="N", help="train nothing: write after N held-out prompts")
     what.add_argument("--export", type=Path, metavar="DIR", help="train nothing: export a checkpoint that hosts serve")
-    parser.add_argument(
-        "--trains", choices=("slots", "block"), default="slots", help="slots (default): pretrained weights stay frozen"
-    )
-    parser.add_argument(
-        "--anchor-head",
-        choices=("own", "last"),
-        default="last",
-        help="head of the next-token loss of --trains block",
-    )
-    parser.add_argument("--anchor", type=float, metavar="W", help="weight of that loss (0.3)")
-    parser.add_argument("--rank", type=int, default=32, metavar="N", help="rank of the slots' updates (32)")
-    parser.add_argument("--steps", type=int, metavar="N")
-    parser.add_argument("--seed", type=int, metavar="N")
-    parser.add_argument(
-        "--euler-steps", type=int, default=4, metavar="K", help="--measure, --write: Euler steps a block (4)"
-    )
-    parser.add_argument("--windows", type=int, metavar="N", default=4, help="--measure: windows (%(default)s)")
-    parser.add_argument(
-        "--temperature", type=positive, metavar="T", default=1.0, help="--write: sampling temperature (1)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--trains", choices=("slots", "block"), default="slots", help="slots (default): pretrained weights stay frozen")
+    add("--anchor-head", choices=("own", "last"), default="last", help="head of the next-token loss of --trains block")
+    add("--anchor", type=float, metavar="W", help="weight of that loss (0.3)")
+    add("--rank", type=int, default=32, metavar="N", help="rank of the slots' updates (32)")
+    add("--steps", type=int, metavar="N")
+    add("--seed", type=int, metavar="N")
+    add("--euler-steps", type=int, default=4, metavar="K", help="--measure, --write: Euler steps a block (4)")
+    add("--windows", type=int, metavar="N", default=4, help="--measure: windows (%(default)s)")
+    add("--temperature", type=positive, metavar="T", default=1.0, help="--write: sampling temperature (1)")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run_graft(options: argparse.Namespace) -> int:

@@ -9,11 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.checkpoint.checkpoint import (
-    DrawingPart,
-    load_picture_part,
-    save_picture_part,
-)
+from onesweep.stages.checkpoint.checkpoint import DrawingPart, load_picture_part, save_picture_part
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, ConfigError, Interrupted
 from onesweep.stages.model.partition import NoisePartition, equal_probability

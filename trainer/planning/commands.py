@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from onesweep.stages.settings import add_flags, flag, from_flags
+from onesweep.stages.settings import add_flags, from_flags, setting
 from onesweep.trainer.options import add_config_options, add_data_options, config_of, corpus_of, given, print_json
 
 if TYPE_CHECKING:
@@ -30,26 +30,22 @@ def count(text: str) -> float:
 class ModelToPlan:
     """The model and its workers, where they are not those of the settings."""
 
-    params: float | None = field(
-        default=None, metadata=flag("parameters in all, such as 350M: sets the width", type=count, metavar="N")
-    )
-    block_count: int | None = field(default=None, metadata=flag("parts that are trained apart", metavar="B"))
-    layers: int | None = field(default=None, metadata=flag("of the whole model", metavar="L"))
-    workers: int | None = field(default=None, metadata=flag("in all, equally many a block", metavar="W"))
-    steps: int | None = field(default=None, metadata=flag("local steps of each worker"))
-    steps_per_round: int | None = field(default=None, metadata=flag("", metavar="H"))
+    params: float | None = setting(None, "parameters in all, such as 350M: sets the width", type=count, metavar="N")
+    block_count: int | None = setting(None, "parts that are trained apart", metavar="B")
+    layers: int | None = setting(None, "of the whole model", metavar="L")
+    workers: int | None = setting(None, "in all, equally many a block", metavar="W")
+    steps: int | None = setting(None, "local steps of each worker")
+    steps_per_round: int | None = setting(None, "", metavar="H")
 
 
 @dataclass(frozen=True)
 class LinkToPlan:
     """The link between a worker and the coordinator: a named one, and figures that win over it."""
 
-    link: str | None = field(
-        default=None, metadata=flag("lan, links-20, links-60, links-150 or consumer", metavar="NAME")
-    )
-    up_mbps: float | None = field(default=None, metadata=flag("to the coordinator; wins over --link", metavar="M"))
-    down_mbps: float | None = field(default=None, metadata=flag("from the coordinator; wins over --link", metavar="M"))
-    latency_ms: float | None = field(default=None, metadata=flag("one way; wins over --link"))
+    link: str | None = setting(None, "lan, links-20, links-60, links-150 or consumer", metavar="NAME")
+    up_mbps: float | None = setting(None, "to the coordinator; wins over --link", metavar="M")
+    down_mbps: float | None = setting(None, "from the coordinator; wins over --link", metavar="M")
+    latency_ms: float | None = setting(None, "one way; wins over --link")
 
 
 def add_plan(plan: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from onesweep.stages.errors import ConfigError
-from onesweep.stages.settings import check, flag
+from onesweep.stages.settings import check, flag, setting
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 # Modules that need torch are imported when a command runs, so nothing here may.
@@ -28,17 +28,13 @@ class CoordinatorSettings:
     """Settings of `onesweep train coordinate` beside those of the run."""
 
     listen: str = field(metadata=flag("", metavar="HOST:PORT"))
-    out: Path = field(default=Path("runs/chain"), metadata=flag("the checkpoint", metavar="DIR"))
-    own_data: bool = field(default=False, metadata=flag("let workers bring other text than this"))
-    lease_s: float = field(
-        default=30.0, metadata=flag("silence after which a place is free", name="--lease", least=0.5, most=86400)
-    )
+    out: Path = setting(Path("runs/chain"), "the checkpoint", metavar="DIR")
+    own_data: bool = setting(False, "let workers bring other text than this")
+    lease_s: float = setting(30.0, "silence after which a place is free", name="--lease", least=0.5, most=86400)
     # The last round is always published.
-    publish_every: int = field(default=10, metadata=flag("rounds between checkpoints", least=1))
-    page: str | None = field(
-        default=None, metadata=flag("serve a page of the run there, for browsers", metavar="HOST:PORT")
-    )
-    tokens: Path | None = field(default=None, metadata=flag("who may work, from `onesweep token`"))
+    publish_every: int = setting(10, "rounds between checkpoints", least=1)
+    page: str | None = setting(None, "serve a page of the run there, for browsers", metavar="HOST:PORT")
+    tokens: Path | None = setting(None, "who may work, from `onesweep token`")
     security: Security = LOOPBACK_ONLY
 
 
@@ -48,12 +44,10 @@ class WorkerSettings:
 
     name: str
     state: Path  # A directory of this worker alone
-    part: int | None = field(
-        default=None, metadata=flag("the part to train (default: whichever lacks a worker)", name="--block")
-    )
-    wait: bool = field(default=False, metadata=flag("where every place is taken, wait for one"))
-    save_every_s: float = field(
-        default=60.0, metadata=flag("between two saves in a round", name="--save-every", least=0, most=MAX_PATIENCE_S)
+    part: int | None = setting(None, "the part to train (default: whichever lacks a worker)", name="--block")
+    wait: bool = setting(False, "where every place is taken, wait for one")
+    save_every_s: float = setting(
+        60.0, "between two saves in a round", name="--save-every", least=0, most=MAX_PATIENCE_S
     )
     device: str = "cpu"
     architecture: str = ""  # digest of the one that the run must have; empty = any
@@ -65,34 +59,29 @@ class WatchSettings:
     """Settings of `onesweep train status`; those of `onesweep train work` for its coordinator, too."""
 
     coordinator: str = field(metadata=flag("", name="coordinator", metavar="HOST:PORT"))
-    interval_s: float = field(default=1.0, metadata=flag("least time between two looks", name="--interval"))
-    once: bool = field(default=False, metadata=flag("one look"))
-    patience_s: float = field(
-        default=PATIENCE_S,
-        metadata=flag(
-            "how long to look for a coordinator that is away", name="--patience", least=0, most=MAX_PATIENCE_S
-        ),
+    interval_s: float = setting(1.0, "least time between two looks", name="--interval")
+    once: bool = setting(False, "one look")
+    patience_s: float = setting(
+        PATIENCE_S, "how long to look for a coordinator that is away", name="--patience", least=0, most=MAX_PATIENCE_S
     )
-    json: bool = field(default=False, metadata=flag("a line of JSON for each look"))
+    json: bool = setting(False, "a line of JSON for each look")
 
 
 @dataclass(frozen=True)
 class SimulatedWorkers:
     """Speeds and links of virtual workers, and the fate of their updates. Seconds are virtual, but for `pace_s`."""
 
-    step_s: float = field(default=1.0, metadata=flag("seconds of a local step", above=0))
+    step_s: float = setting(1.0, "seconds of a local step", above=0)
     # From the front again when there are more replicas.
-    slowness: tuple[float, ...] = field(
-        default=(1.0,), metadata=flag("times a replica takes longer, one by one", metavar="N[,N]")
-    )
-    pace_s: float = field(default=0.0, metadata=flag("real workers: what a local step takes at least"))
-    latency_s: float = field(default=0.1, metadata=flag("of a message", above=0))
-    up_mbps: float = field(default=20.0, metadata=flag("of a worker's link", above=0))
-    down_mbps: float = field(default=100.0, metadata=flag("likewise", above=0))
-    in_time: float = field(default=1.0, metadata=flag("of the updates; others are late", metavar="SHARE"))
+    slowness: tuple[float, ...] = setting((1.0,), "times a replica takes longer, one by one", metavar="N[,N]")
+    pace_s: float = setting(0.0, "real workers: what a local step takes at least")
+    latency_s: float = setting(0.1, "of a message", above=0)
+    up_mbps: float = setting(20.0, "of a worker's link", above=0)
+    down_mbps: float = setting(100.0, "likewise", above=0)
+    in_time: float = setting(1.0, "of the updates; others are late", metavar="SHARE")
     # In lengths of a round.
-    late_rounds: float = field(default=1.5, metadata=flag("by how many rounds", metavar="N", above=0))
-    lost: float = field(default=0.0, metadata=flag("of the updates that never come", metavar="SHARE"))
+    late_rounds: float = setting(1.5, "by how many rounds", metavar="N", above=0)
+    lost: float = setting(0.0, "of the updates that never come", metavar="SHARE")
     seed: int = 0
 
     def __post_init__(self) -> None:

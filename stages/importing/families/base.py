@@ -8,12 +8,7 @@ from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.model.architecture import MAX_LAYERS, check_whole
-from onesweep.stages.model.decoder_options import (
-    Activation,
-    LinearScaling,
-    RopeScaling,
-    SlidingWindow,
-)
+from onesweep.stages.model.decoder_options import Activation, LinearScaling, RopeScaling, SlidingWindow
 from onesweep.stages.model.llama import LlamaArchitecture
 
 # Settings by their names in config.json; those of a GGUF file are renamed so.

@@ -76,18 +76,13 @@ def programs() -> Iterator[Programs]:
         started.end()
 
 
-@pytest.fixture(scope="session")
-def settles() -> Callable[..., None]:
-    """`settles(measure, (low, high))`: some measurement lies between. Others use this machine, too, so one that was
+def settles(measure: Callable[[], float], bounds: tuple[float, float]) -> None:
+    """Check that some measurement lies between. Others use this machine, too, so one that was
     disturbed is made again; the bounds stay."""
-
-    def check(measure: Callable[[], float], bounds: tuple[float, float]) -> None:
-        seen: list[float] = []
-        for _ in range(ATTEMPTS):
-            seen.append(measure())
-            if bounds[0] <= seen[-1] <= bounds[1]:
-                return
-            time.sleep(0.5)
-        raise AssertionError(f"none of {seen} lies in {bounds}")
-
-    return check
+    seen: list[float] = []
+    for _ in range(ATTEMPTS):
+        seen.append(measure())
+        if bounds[0] <= seen[-1] <= bounds[1]:
+            return
+        time.sleep(0.5)
+    raise AssertionError(f"none of {seen} lies in {bounds}")

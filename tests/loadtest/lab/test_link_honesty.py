@@ -9,6 +9,7 @@ import pytest
 
 from onesweep.loadtest.lab.lab import Lab
 from onesweep.loadtest.lab.profile import MTU, SHIPPED, Link, Profile, read_profiles
+from tests.loadtest.lab.conftest import settles
 
 PORT = 5000
 
@@ -30,9 +31,7 @@ def arrivals(programs: Any, lab: Lab, count: int, burst: int, pause_s: float, si
 
 
 @pytest.mark.parametrize("name", sorted(read_profiles(SHIPPED)))
-def test_a_round_trip_takes_what_the_profile_says(
-    lab_of: Callable[..., Lab], programs: Any, settles: Callable[..., None], name: str
-) -> None:
+def test_a_round_trip_takes_what_the_profile_says(lab_of: Callable[..., Lab], programs: Any, name: str) -> None:
     profile = read_profiles()[name]
     lab = lab_of(profile, 3)
     for node in ("host-1", "host-3"):
@@ -53,9 +52,7 @@ def test_a_round_trip_takes_what_the_profile_says(
 
 
 @pytest.mark.parametrize("rate_mbps", [5.0, 40.0, 100.0])
-def test_a_link_carries_its_rate(
-    lab_of: Callable[..., Lab], programs: Any, settles: Callable[..., None], rate_mbps: float
-) -> None:
+def test_a_link_carries_its_rate(lab_of: Callable[..., Lab], programs: Any, rate_mbps: float) -> None:
     count = round(rate_mbps * 125_000 * 0.5 / MTU)
     lab = lab_of(Link(delay_ms=2, rate_mbps=rate_mbps, queue_ms=1000))
 
@@ -67,9 +64,7 @@ def test_a_link_carries_its_rate(
     settles(measured_mbps, (0.9 * rate_mbps, 1.1 * rate_mbps))
 
 
-def test_several_connections_share_the_rate(
-    lab_of: Callable[..., Lab], programs: Any, settles: Callable[..., None]
-) -> None:
+def test_several_connections_share_the_rate(lab_of: Callable[..., Lab], programs: Any) -> None:
     lab = lab_of(Link(delay_ms=10, rate_mbps=100, queue_ms=50))
     programs.start(lab, "host-1", "serve", PORT, ready=True)
     # 1448 of a packet's 1500 bytes are payload.
@@ -78,9 +73,7 @@ def test_several_connections_share_the_rate(
     )
 
 
-def test_six_packets_at_once_arrive_as_a_burst(
-    lab_of: Callable[..., Lab], programs: Any, settles: Callable[..., None]
-) -> None:
+def test_six_packets_at_once_arrive_as_a_burst(lab_of: Callable[..., Lab], programs: Any) -> None:
     lab, bursts = lab_of(Link(delay_ms=30, rate_mbps=100)), 12
 
     def spread_us() -> float:
@@ -120,9 +113,7 @@ def test_a_full_queue_drops_and_an_empty_one_does_not(lab_of: Callable[..., Lab]
     assert [number for number, _ in packets[:10]] == list(range(10))
 
 
-def test_links_differ_by_direction_and_pair(
-    lab_of: Callable[..., Lab], programs: Any, settles: Callable[..., None]
-) -> None:
+def test_links_differ_by_direction_and_pair(lab_of: Callable[..., Lab], programs: Any) -> None:
     record = Profile("test", "", Link(delay_ms=5)).as_record()
     overrides = [("router", "host-1", 40), ("host-1", "router", 10), ("router", "host-2", 20)]
     record["overrides"] = [{"source": s, "destination": d, "link": {"delay_ms": ms}} for s, d, ms in overrides]

@@ -11,31 +11,26 @@ from onesweep.loadtest.latency.floor import Course
 from onesweep.loadtest.latency.interleave import Sample, sample_of
 
 
-@pytest.fixture
-def account() -> Callable[..., dict[str, Any]]:
+def account(**changes: Any) -> dict[str, Any]:
     """What `Result.as_json()` says of a sweep over two hosts that computed for 4 ms each."""
-
-    def make(**changes: Any) -> dict[str, Any]:
-        hosts = [{"name": f"host-{i}", "blocks": [i - 1], "compute_ms": 4.0, "queue_ms": 0.5} for i in (1, 2)]
-        return {
-            "mode": "sweep",
-            "output_bytes": 8,
-            "output_tokens": 8,
-            "text": "\0" * 8,
-            "stopped": False,
-            "sweeps": 1,
-            "hops": 3,
-            "wire_bytes": [1250, 2500, 1250],
-            "wire_bytes_total": 5000,
-            "compute_ms": 8.0,
-            "ahead_ms": 0.0,
-            "batches": 1,
-            "hosts": hosts,
-            "output_hex": "00" * 8,
-            **changes,
-        }
-
-    return make
+    hosts = [{"name": f"host-{i}", "blocks": [i - 1], "compute_ms": 4.0, "queue_ms": 0.5} for i in (1, 2)]
+    return {
+        "mode": "sweep",
+        "output_bytes": 8,
+        "output_tokens": 8,
+        "text": "\0" * 8,
+        "stopped": False,
+        "sweeps": 1,
+        "hops": 3,
+        "wire_bytes": [1250, 2500, 1250],
+        "wire_bytes_total": 5000,
+        "compute_ms": 8.0,
+        "ahead_ms": 0.0,
+        "batches": 1,
+        "hosts": hosts,
+        "output_hex": "00" * 8,
+        **changes,
+    }
 
 
 @pytest.fixture
@@ -45,7 +40,7 @@ def course() -> Course:
 
 
 @pytest.fixture
-def sample(account: Callable[..., dict[str, Any]], course: Course) -> Callable[..., Sample]:
+def sample(course: Course) -> Callable[..., Sample]:
     """A sample of a given latency; with `error`, a failed one."""
 
     network = SimpleNamespace(nodes=("router", *course.hosts), link=course.link)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.serving.cli.__main__ import main
 from onesweep.serving.cli.deployment import MODULE
+from tests.conftest import until
 from tests.serving.pretrained import write_model
 
 needs_a_lab = pytest.mark.skipif(bool(lab_problem()), reason=lab_problem() or "there is one")
@@ -173,7 +173,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 @needs_a_lab
-def test_kill_9_leaves_nothing_behind(bundle: Path, tmp_path: Path, until: Callable[..., Any]) -> None:
+def test_kill_9_leaves_nothing_behind(bundle: Path, tmp_path: Path) -> None:
     options = bench(bundle, "--profile", "links-20", "--modes", "ar", "--bytes", 32, "--requests", 1000)
     kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     # logs are files, and nobody can remove them after a kill -9

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 
 from onesweep.loadtest.lab.profile import Link
 from onesweep.loadtest.latency.floor import BookedCost, Course, Floor
+from tests.loadtest.latency.conftest import account
 
 Wires = dict[tuple[str, str], Link]
 
@@ -118,7 +117,7 @@ def test_no_rate_is_no_limit() -> None:
         assert course.floor(booked(mode, 3, (10**9, 10**9, 10**9), 5 * 10**9)).serialisation_ms == 0.0
 
 
-def test_an_account_splits_hosts_from_router(account: Callable[..., dict[str, Any]]) -> None:
+def test_an_account_splits_hosts_from_router() -> None:
     split = BookedCost.of(account(compute_ms=11.0))
     assert (split.host_ms, split.local_ms) == (8.0, 3.0)
     assert BookedCost.of(account(compute_ms=7.999)).local_ms == 0.0  # rounding

@@ -10,6 +10,7 @@ from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice
 from onesweep.loadtest.workload.caller import Access
 from onesweep.loadtest.workload.testbed import Network, Testbed
 from onesweep.stages.errors import ServiceError
+from tests.loadtest.latency.conftest import account
 
 Account = Callable[..., dict[str, Any]]
 
@@ -42,7 +43,7 @@ class Pretence:
 
 
 @pytest.fixture
-def pretence(account: Account) -> Pretence:
+def pretence() -> Pretence:
     return Pretence(account)
 
 

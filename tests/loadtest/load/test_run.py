@@ -23,6 +23,7 @@ from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.errors import Interrupted, ServiceError
+from tests.conftest import until
 
 Settings = Callable[..., LoadSettings]
 
@@ -103,7 +104,7 @@ def test_over_the_limit_refusals_are_quick_and_say_when_to_come_back(
 
 
 def test_a_host_that_dies_fails_requests_and_loses_none(
-    settings: Settings, deployment: Deployment, target: Testbed, texts: Texts, until: Callable[..., Any]
+    settings: Settings, deployment: Deployment, target: Testbed, texts: Texts
 ) -> None:
     def kill(generator: Generator) -> None:
         until(lambda: len(generator.recording.samples) > 5, 20)

@@ -19,6 +19,7 @@ from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import local_topology
+from tests.conftest import until
 
 SIZES = ["--count", "4", "--bytes", "20", "--prompt-bytes", "16", "--judge", "ngram"]
 
@@ -93,12 +94,7 @@ def test_the_same_texts_from_a_running_router(
     ],
 )
 def test_what_a_router_refuses_is_said_once(
-    deployment: Deployment,
-    python_docs: Path,
-    capsys: pytest.CaptureFixture[str],
-    modes: str,
-    sentence: str,
-    until: Callable[..., object],
+    deployment: Deployment, python_docs: Path, capsys: pytest.CaptureFixture[str], modes: str, sentence: str
 ) -> None:
     arguments = ["--router", deployment.topology.router, "--modes", modes]
     assert main(["bench", "quality", "--prompts", str(python_docs), *SIZES, *arguments]) == 2
@@ -167,9 +163,7 @@ def test_ctrl_c_leaves_no_host_behind(bundle: Path, python_docs: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_ctrl_c_cancels_what_is_in_flight(
-    deployment: Deployment, python_docs: Path, until: Callable[..., object]
-) -> None:
+def test_ctrl_c_cancels_what_is_in_flight(deployment: Deployment, python_docs: Path) -> None:
     with Client(deployment.topology.router) as client:
         arguments = ["--prompts", str(python_docs), "--router", deployment.topology.router, *LONG]
         assert interrupted(arguments, lambda process: client.status().requests > 4) == (130, "")

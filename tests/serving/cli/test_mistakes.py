@@ -16,15 +16,14 @@ from onesweep.serving.cli.deployment import MODULE
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import local_topology
+from tests.conftest import wait_ready
 from tests.serving.harm import harm_with
 
 SERVER_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def words(
-    bundles: Path, tmp_path_factory: pytest.TempPathFactory, module_servers: Any, wait_ready: Any
-) -> Iterator[Any]:
+def words(bundles: Path, tmp_path_factory: pytest.TempPathFactory, module_servers: Any) -> Iterator[Any]:
     """Words for the commands below: a router with hosts, one without, one that wants tokens, files and ports."""
     folder = tmp_path_factory.mktemp("mistakes")
     ring = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)

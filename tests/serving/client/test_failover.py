@@ -18,13 +18,14 @@ from onesweep.serving.client.client import Client, RouterError
 from onesweep.serving.client.failover import Turns
 from onesweep.serving.router.topology import local_topology
 from onesweep.serving.v1.router_pb2 import GenerateResponse, Summary, TokenLogprob
+from tests.conftest import until, wait_ready
 from tests.serving.gateway.conftest import run
 
 PROMPT, SEED, LINK_MS, LENGTH = "The road went ", 5, 50, 12  # slow enough to lose a router before the text is whole
 
 
 @pytest.fixture(scope="module")
-def routers(bundles: Path, wait_ready: Any) -> Iterator[tuple[Deployment, str, str]]:
+def routers(bundles: Path) -> Iterator[tuple[Deployment, str, str]]:
     port, options = free_port_block(5), ("--drain-s", "0.2")
     topology, second = local_topology(3, 3, bundles / "own", port + 1), f"127.0.0.1:{port + 4}"
     with temporary_deployment(topology, bundles / "own", router_options=options, second=second) as deployment:
@@ -32,7 +33,7 @@ def routers(bundles: Path, wait_ready: Any) -> Iterator[tuple[Deployment, str, s
         yield deployment, topology.router, second
 
 
-def ask(where: str, directory: Path | None, until: Any, mode: str, text: bytearray) -> None:
+def ask(where: str, directory: Path | None, mode: str, text: bytearray) -> None:
     """One request through both routers, by a gateway where there is a directory for it; `text` grows as it comes."""
     if directory is None:
         with Client(where) as client:
@@ -41,7 +42,7 @@ def ask(where: str, directory: Path | None, until: Any, mode: str, text: bytearr
         return
     asked = {"model": f"onesweep-{mode}", "prompt": PROMPT, "max_tokens": LENGTH, "seed": SEED, "stream": True}
     with (
-        run(directory, "--router", where, until=until) as gateway,
+        run(directory, "--router", where) as gateway,
         httpx.stream(
             "POST", f"{gateway.url}/v1/completions", json={**asked, "onesweep": {"link_ms": LINK_MS}}
         ) as lines,
@@ -55,12 +56,12 @@ def ask(where: str, directory: Path | None, until: Any, mode: str, text: bytearr
     [("ar", SIGKILL, ""), ("ar", SIGTERM, ""), ("sweep", SIGKILL, ""), ("ar", SIGKILL, "gateway")],
 )
 def test_a_request_continues_at_the_other_router(
-    routers: Any, tmp_path: Path, until: Any, wait_ready: Any, mode: str, number: int, way: str
+    routers: Any, tmp_path: Path, mode: str, number: int, way: str
 ) -> None:
     (deployment, router, second), text = routers, bytearray()
     with Client(router) as first, Client(f"{router},{second}") as client, ThreadPoolExecutor() as threads:
         whole = first.generate(PROMPT, mode=mode, seed=SEED, link_ms=LINK_MS, max_bytes=LENGTH).output
-        asked = threads.submit(ask, client.address, tmp_path if way else None, until, mode, text)
+        asked = threads.submit(ask, client.address, tmp_path if way else None, mode, text)
         until(lambda: first.status().requests == 1 and (text or mode == "sweep"), 30.0)
         begun = bytes(text)
         os.kill(deployment.processes["router"], number)

@@ -35,15 +35,15 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("alone", [True, False], ids=["always", "only in the ring"])
 def test_a_host_that_draws_something_else_is_named_and_never_believed(
-    bundle: Path, servers: Callable[..., Any], wait_ready: Any, alone: bool
+    bundle: Path, servers: Callable[..., Any], alone: bool
 ) -> None:
-    with deployed(bundle, servers, wait_ready, None, True, audit_share=1.0) as client:
+    with deployed(bundle, servers, None, True, audit_share=1.0) as client:
         wanted = client.draw("one", seed=SEED).pixels
         assert client.draw("one", seed=SEED, mode="steps").sweeps == 13
         audits = client.status().audits
         assert (audits.sweeps, audits.audited, audits.faulty_hosts) == (1, 1, 0), "steps are not audited"
         assert reasons(client) == {}
-    with deployed(bundle, servers, wait_ready, other_pixels, alone, audit_share=1.0) as client:
+    with deployed(bundle, servers, other_pixels, alone, audit_share=1.0) as client:
         draw = partial(client.draw, "one", seed=SEED, preview=lambda shown: None)
         for _ in range(50):  # several at once, so that both hosts of a pair have work
             with ThreadPoolExecutor(4) as threads:

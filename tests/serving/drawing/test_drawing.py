@@ -28,6 +28,7 @@ from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import RequestError
 from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, range_sigmas
 from onesweep.stages.wire.channel import open_blocking_channel
+from tests.conftest import until
 from tests.serving.gateway.conftest import run
 from tests.serving.releases import doubled
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
@@ -134,7 +135,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
 )
 
 
-def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Client, until: Any) -> None:
+def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Client) -> None:
     with open_blocking_channel(drawing.topology.router) as channel:
         stub = router_pb2_grpc.RouterServiceStub(channel)
         for fields, message in BAD:
@@ -226,8 +227,8 @@ def test_the_command_writes_files(
         assert message in told.out + told.err
 
 
-def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Path, until: Any) -> None:
-    with run(tmp_path, "--router", drawing.topology.router, until=until) as gateway:
+def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Path) -> None:
+    with run(tmp_path, "--router", drawing.topology.router) as gateway:
         api = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
         (model,) = api.models.list().data
         assert model.model_dump()["onesweep"] == {"draws": ["zero", "one", "two"], "size": "8x8"}
@@ -253,7 +254,7 @@ def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Pat
                 api.images.generate(**{"prompt": "two", **fields})  # type: ignore[call-overload]
 
 
-def test_a_lost_host_costs_no_picture(bundle: Path, artist: Client, until: Any) -> None:
+def test_a_lost_host_costs_no_picture(bundle: Path, artist: Client) -> None:
     wanted = {mode: artist.draw("one", mode=mode, seed=SEED).pixels for mode in ("chain", "steps")}
     with (
         temporary_deployment(doubled(bundle), bundle, router_options=["--hop-timeout-s", "5"]) as running,

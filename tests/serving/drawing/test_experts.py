@@ -20,7 +20,7 @@ from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
-from tests.conftest import Servers, until
+from tests.conftest import Servers, until, wait_ready
 from tests.serving.router.test_replicas import doubled
 from tests.stages.pictures.test_hosts import FAR, NAN
 from tests.stages.pictures.tiny import TINY, tiny_experts, tiny_picture_bundle
@@ -47,11 +47,11 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def three(bundle: Path, module_servers: Servers, wait_ready: Any) -> Topology:
-    return opened(module_servers, wait_ready, bundle, 3, 3)
+def three(bundle: Path, module_servers: Servers) -> Topology:
+    return opened(module_servers, bundle, 3, 3)
 
 
-def opened(servers: Servers, wait_ready: Any, bundle: Path, hosts: int, parts: int, **router: Any) -> Topology:
+def opened(servers: Servers, bundle: Path, hosts: int, parts: int, **router: Any) -> Topology:
     topology = local_topology(hosts, parts, bundle, free_port_block(hosts + 1) + 1)
     servers.hosts(topology, bundle)
     servers.router(topology, bundle, **router)
@@ -67,14 +67,14 @@ def digests(client: Client, mode: str, **settings: Any) -> list[str]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_pixels_are_those_of_one_process_under_any_mapping(
-    mode: str, bundle: Path, three: Topology, servers: Servers, wait_ready: Any
+    mode: str, bundle: Path, three: Topology, servers: Servers
 ) -> None:
     wanted = pixel_digests(find_bundle(bundle), mode, None, LEVELS, SEED, COUNT)
     assert len(set(wanted)) == COUNT
     with Client(three.router) as client:
         assert client.status().drawing_modes == MODES
         assert digests(client, mode) == wanted
-    two = opened(servers, wait_ready, bundle, 2, 3)
+    two = opened(servers, bundle, 2, 3)
     with Client(two.router) as client:
         assert digests(client, mode) == wanted
 
@@ -99,9 +99,7 @@ def test_a_picture_goes_straight_to_its_expert_and_moves_when_another_leads(thre
         assert every.hops >= 2 + 6, "each evaluation takes two hosts"
 
 
-def test_a_router_without_the_net_pays_a_trip_at_most(
-    bundle: Path, three: Topology, servers: Servers, wait_ready: Any
-) -> None:
+def test_a_router_without_the_net_pays_a_trip_at_most(bundle: Path, three: Topology, servers: Servers) -> None:
     other = replace(three, router=f"127.0.0.1:{free_port_block(1)}")
     servers.router(other, None)
     wait_ready(other.router)
@@ -112,10 +110,10 @@ def test_a_router_without_the_net_pays_a_trip_at_most(
             assert second.hops in (2, 3)
 
 
-def test_a_grid_takes_one_trip(grid: Path, servers: Servers, wait_ready: Any) -> None:
+def test_a_grid_takes_one_trip(grid: Path, servers: Servers) -> None:
     wanted = pixel_digests(find_bundle(grid), "grid", None, LEVELS, SEED, COUNT)
     for hosts in (3, 6):
-        topology = opened(servers, wait_ready, grid, hosts, 6)
+        topology = opened(servers, grid, hosts, 6)
         with Client(topology.router) as client:
             assert client.status().drawing_modes == ["grid"]
             assert digests(client, "grid") == wanted
@@ -126,7 +124,7 @@ def test_a_grid_takes_one_trip(grid: Path, servers: Servers, wait_ready: Any) ->
                 client.draw("one", mode="grid", levels=2)
 
 
-def test_a_host_that_is_gone_costs_no_picture(bundle: Path, servers: Servers, wait_ready: Any) -> None:
+def test_a_host_that_is_gone_costs_no_picture(bundle: Path, servers: Servers) -> None:
     topology = doubled(bundle)
     hosts = servers.hosts(topology, bundle)
     servers.router(topology, bundle)

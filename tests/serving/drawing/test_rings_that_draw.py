@@ -14,7 +14,8 @@ from PIL import Image
 
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.client.client import Client
-from onesweep.stages.v1 import stage_pb2
+from tests.conftest import until
+from tests.serving.conftest import describe
 from tests.serving.router.test_replicas import doubled
 from tests.stages.pictures.tiny import TINY, tiny_experts, tiny_picture_bundle
 
@@ -32,9 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_picture_bundle(tmp_path_factory.mktemp("rings"), ("chain", "steps"))
 
 
-def test_a_host_that_dies_in_the_middle_costs_no_picture(
-    bundle: Path, describe: Callable[[str], stage_pb2.DescribeResponse], until: Any
-) -> None:
+def test_a_host_that_dies_in_the_middle_costs_no_picture(bundle: Path) -> None:
     """The delay of a link keeps the work on its way while the host that sends it is killed."""
     with (
         temporary_deployment(doubled(bundle), bundle, router_options=["--hop-timeout-s", "5"]) as running,
@@ -64,7 +63,7 @@ def test_a_host_that_dies_in_the_middle_costs_no_picture(
             running.revive(guilty)
 
 
-def test_new_weights_are_tried_and_taken_back(bundle: Path, tmp_path: Path, onesweep: Run, until: Any) -> None:
+def test_new_weights_are_tried_and_taken_back(bundle: Path, tmp_path: Path, onesweep: Run) -> None:
     other = tiny_picture_bundle(tmp_path / "other", ("chain",), seed=5)
     with temporary_deployment(doubled(bundle), bundle) as running, Client(running.topology.router) as client:
         where = ("--router", running.topology.router)

@@ -12,6 +12,7 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, RequestRefused
 from onesweep.serving.client.result import DrawnPictures
 from onesweep.serving.router.topology import local_topology
+from tests.conftest import until
 from tests.serving.router.test_records import scrape
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 
@@ -40,9 +41,7 @@ def drawn(watched: Deployment) -> dict[str, DrawnPictures]:
         return {mode: client.draw("one", mode=mode, **settings) for mode in ("chain", "steps", "local")}
 
 
-def test_figures_of_drawing_are_those_of_its_answers(
-    watched: Deployment, drawn: dict[str, DrawnPictures], until: Any
-) -> None:
+def test_figures_of_drawing_are_those_of_its_answers(watched: Deployment, drawn: dict[str, DrawnPictures]) -> None:
     until(lambda: ("onesweep_router_requests_total", "OK", "draw-local") in scrape(watched, "router"))
     router = scrape(watched, "router")
     for mode, result in drawn.items():
@@ -62,9 +61,7 @@ def test_figures_of_drawing_are_those_of_its_answers(
         assert host["onesweep_stage_hop_compute_seconds_count", "steps"] == LEVELS + 1
 
 
-def test_a_drawing_has_a_span_for_each_hop(
-    watched: Deployment, drawn: dict[str, DrawnPictures], spans: Path, until: Any
-) -> None:
+def test_a_drawing_has_a_span_for_each_hop(watched: Deployment, drawn: dict[str, DrawnPictures], spans: Path) -> None:
     def spans_of(result: DrawnPictures, count: int) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in spans.read_text().splitlines()]
         own = [span for span in found if span["attributes"]["onesweep.request"] == result.request]

@@ -16,6 +16,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from onesweep.serving.cli.deployment import MODULE, Deployment
 from onesweep.serving.cli.ports import free_port_block
+from tests.conftest import until
+from tests.serving.conftest import describe
 
 expect.set_options(timeout=20_000)
 
@@ -30,7 +32,7 @@ class Gateway:
 
 
 @contextmanager
-def run(directory: Path, *options: str, until: Any, scheme: str = "http", verify: Any = True) -> Iterator[Gateway]:
+def run(directory: Path, *options: str, scheme: str = "http", verify: Any = True) -> Iterator[Gateway]:
     port, log = free_port_block(1), directory / "http.log"
     command = [sys.executable, *MODULE, "http", "--listen", f"127.0.0.1:{port}", *options]
     with log.open("wb") as out:
@@ -58,15 +60,9 @@ def run(directory: Path, *options: str, until: Any, scheme: str = "http", verify
 
 
 @pytest.fixture(scope="session")
-def running(until: Any) -> Callable[..., AbstractContextManager[Gateway]]:
-    """`with running(directory, *options) as gateway`"""
-    return partial(run, until=until)
-
-
-@pytest.fixture(scope="session")
-def gateway(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory, running: Any) -> Iterator[Gateway]:
+def gateway(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """In front of `deployment`. Not to be harmed."""
-    with running(tmp_path_factory.mktemp("http"), "--router", deployment.topology.router) as gateway:
+    with run(tmp_path_factory.mktemp("http"), "--router", deployment.topology.router) as gateway:
         yield gateway
 
 
@@ -84,7 +80,7 @@ def openai(gateway: Gateway) -> Iterator[OpenAI]:
 
 
 @pytest.fixture
-def completed(deployment: Deployment, describe: Any) -> Callable[[], int]:
+def completed(deployment: Deployment) -> Callable[[], int]:
     """Hops that the hosts have computed so far."""
     return lambda: sum(describe(host.address).counters.completed for host in deployment.topology.hosts)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from onesweep.serving.gateway.fields import MAX_CHOICES
 from onesweep.serving.gateway.middleware import MAX_BODY_BYTES
+from onesweep.stages.host.schema_check import OF_CALLS
 
 JSON = {"content-type": "application/json"}
 PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race")
@@ -113,6 +114,17 @@ def test_wrong_messages_are_named(http: httpx.Client, messages: object) -> None:
         http.post("/v1/chat/completions", json={"model": "onesweep-local", "messages": messages}), 400
     )
     assert error["param"].startswith("messages")
+
+
+def test_a_schema_has_no_keyword_of_ours(http: httpx.Client) -> None:
+    named, model = {"name": "x", "schema": {"type": "object", OF_CALLS: True}}, {"model": "onesweep-ar"}
+    asked = {**model, "messages": [{"role": "user", "content": "x"}]}
+    asked |= {"response_format": {"type": "json_schema", "json_schema": named}}
+    error = check_refusal(http.post("/v1/chat/completions", json=asked), 400)
+    assert error["param"] == "response_format.json_schema.json_schema.schema"
+    asked = {**model, "input": "x", "text": {"format": {"type": "json_schema", **named}}}
+    error = check_refusal(http.post("/v1/responses", json=asked), 400)
+    assert error["param"] == "text.format.json_schema.schema"
 
 
 @pytest.mark.parametrize(

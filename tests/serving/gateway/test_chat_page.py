@@ -8,15 +8,16 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import write_model
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory, local_ring: Any, running: Any) -> Iterator[str]:
+def site(tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[str]:
     """Address of a gateway in front of a small model that has a chat template."""
     directory: Path = tmp_path_factory.mktemp("chat")
     write_model(directory / "model")
-    with local_ring(directory / "model", 3) as client, running(directory, "--router", client.address) as gateway:
+    with local_ring(directory / "model", 3) as client, run(directory, "--router", client.address) as gateway:
         yield gateway.url
 
 

@@ -19,6 +19,7 @@ from onesweep.serving.gateway.commands import HttpSettings
 from onesweep.serving.gateway.completions import EventStream
 from onesweep.serving.gateway.middleware import SECURITY_HEADERS, HttpCounters
 from onesweep.stages.wire import web_server
+from tests.conftest import until
 
 LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -26,7 +27,7 @@ WAIT_S = 20.0
 
 
 @pytest.fixture
-def port(servers: Any, until: Any) -> int:
+def port(servers: Any) -> int:
     """Of a gateway in this process, without a router."""
     port = free_port_block(2)
     servers.run(lambda stop: run_gateway(HttpSettings(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"), stop))

@@ -21,6 +21,8 @@ from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.wire import web_server
 from onesweep.stages.wire.channel import parse_address
 from onesweep.stages.wire.web_server import OwnCertificate, open_socket
+from tests.conftest import until
+from tests.serving.gateway.conftest import run
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -118,10 +120,10 @@ def test_a_key_that_others_can_read_is_refused(certificate: tuple[Path, Path]) -
         OwnCertificate(*certificate)
 
 
-def test_every_request_is_a_line_and_a_count(deployment: Deployment, tmp_path: Path, running: Any) -> None:
+def test_every_request_is_a_line_and_a_count(deployment: Deployment, tmp_path: Path) -> None:
     options = ("--router", deployment.topology.router, "--log-format", "json", "--metrics", "127.0.0.1:0")
     asked = {"model": "onesweep-ar", "prompt": "Xyzzy", "max_tokens": 2}
-    with running(tmp_path, *options) as gateway:
+    with run(tmp_path, *options) as gateway:
         name = httpx.post(f"{gateway.url}/v1/completions", json=asked).headers["x-request-id"]
         assert httpx.get(f"{gateway.url}/v1/models/onesweep-ar").status_code == 200
         assert httpx.request("BREW", f"{gateway.url}/Xyzzy").status_code == 404
@@ -141,7 +143,7 @@ def test_every_request_is_a_line_and_a_count(deployment: Deployment, tmp_path: P
 
 
 def test_a_handshake_that_says_nothing_ends(
-    certificate: tuple[Path, Path], servers: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    certificate: tuple[Path, Path], servers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_server, "HANDSHAKE_S", 0.2)
     listen, (cert, key) = f"127.0.0.1:{free_port_block(1)}", certificate
@@ -151,11 +153,11 @@ def test_a_handshake_that_says_nothing_ends(
         assert silent.recv(1) == b""
 
 
-def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path], tmp_path: Path, running: Any) -> None:
+def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     cert, key = certificate
     trust = ssl.create_default_context(cafile=cert)
     options = ("--router", "127.0.0.1:1", "--tls-cert", str(cert), "--tls-key", str(key))
-    with running(tmp_path, *options, scheme="https", verify=trust) as gateway:
+    with run(tmp_path, *options, scheme="https", verify=trust) as gateway:
         assert httpx.get(f"{gateway.url}/healthz", verify=trust).json() == {"status": "live"}
         # nothing answers behind it: it lives, and says what to do
         ready = httpx.get(f"{gateway.url}/readyz", verify=trust)

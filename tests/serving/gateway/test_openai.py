@@ -13,7 +13,9 @@ from openai import OpenAI
 
 from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.client.client import Client
+from tests.conftest import until
 from tests.e2e.one_process import Pipeline
+from tests.serving.conftest import sessions
 
 PROMPT = "It was late when "
 
@@ -49,7 +51,7 @@ def test_a_stream_has_the_same_text_and_openais_chunks(openai: OpenAI) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_usage_counts_the_prompt_tokens_that_hosts_had_in_memory(openai: OpenAI, until: Any) -> None:
+def test_usage_counts_the_prompt_tokens_that_hosts_had_in_memory(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": "It was late again. " * 10, "max_tokens": 2, "seed": 7}
 
     def cached() -> tuple[int, int] | None:
@@ -305,9 +307,7 @@ def test_a_schema_that_turns_out_too_complex_is_a_400(openai: OpenAI) -> None:
         )
 
 
-def test_stop_cuts_and_frees_the_hosts(
-    openai: OpenAI, deployment: Deployment, sessions: Callable[[Deployment], int], until: Any
-) -> None:
+def test_stop_cuts_and_frees_the_hosts(openai: OpenAI, deployment: Deployment) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 64, "seed": 7}
     whole = openai.completions.create(**asked).choices[0].text
     found = re.search("[ -~]{2}", whole)
@@ -340,13 +340,7 @@ def test_a_stop_string_that_never_comes_changes_nothing(openai: OpenAI) -> None:
     assert not accounting(answer)[0]["stopped"]
 
 
-def test_leaving_cancels_on_the_hosts(
-    openai: OpenAI,
-    deployment: Deployment,
-    completed: Callable[[], int],
-    sessions: Callable[[Deployment], int],
-    until: Any,
-) -> None:
+def test_leaving_cancels_on_the_hosts(openai: OpenAI, deployment: Deployment, completed: Callable[[], int]) -> None:
     before, length = completed(), 480
     asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": length}
     stream = openai.completions.create(**asked, stream=True, extra_body={"onesweep": {"chunk": 1}})
@@ -357,12 +351,7 @@ def test_leaving_cancels_on_the_hosts(
 
 
 def test_leaving_before_the_first_byte_cancels_too(
-    http: httpx.Client,
-    deployment: Deployment,
-    client: Client,
-    completed: Callable[[], int],
-    sessions: Callable[[Deployment], int],
-    until: Any,
+    http: httpx.Client, deployment: Deployment, client: Client, completed: Callable[[], int]
 ) -> None:
     before, length = completed(), 480
     asked = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": length, "onesweep": {"chunk": 1}}

@@ -1,6 +1,6 @@
 """The pages, in a real browser."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,6 +8,8 @@ from playwright.sync_api import Page, expect
 
 from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.client.client import Client
+from tests.conftest import until
+from tests.serving.conftest import sessions
 
 NARROW = {"width": 375, "height": 740}
 
@@ -70,9 +72,7 @@ def test_what_is_written_never_becomes_markup(page: Page) -> None:
     assert page.locator("#lanes img, #lanes script").count() == 0
 
 
-def test_stop_frees_the_hosts(
-    page: Page, deployment: Deployment, sessions: Callable[[Deployment], int], until: Any
-) -> None:
+def test_stop_frees_the_hosts(page: Page, deployment: Deployment) -> None:
     tick(page, "ar", "ar-speculative")
     page.get_by_label("Bytes").fill("450")
     page.get_by_role("button", name="Race").click()

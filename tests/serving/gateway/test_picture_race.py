@@ -13,6 +13,7 @@ from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import local_topology
+from tests.serving.gateway.conftest import run
 from tests.serving.gateway.test_page import MARK, NARROW, REACHED
 from tests.serving.gateway.test_race import told
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
@@ -35,8 +36,8 @@ def artist(router: str) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module")
-def site(router: str, tmp_path_factory: pytest.TempPathFactory, running: Any) -> Iterator[str]:
-    with running(tmp_path_factory.mktemp("http"), "--router", router) as gateway:
+def site(router: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with run(tmp_path_factory.mktemp("http"), "--router", router) as gateway:
         yield gateway.url
 
 

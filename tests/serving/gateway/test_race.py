@@ -12,6 +12,8 @@ import pytest
 from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.client.client import AsyncClient, Client, Result
 from onesweep.serving.v1 import router_pb2
+from tests.conftest import until
+from tests.serving.conftest import sessions
 
 PROMPT = "It was late when "
 RACE: dict[str, Any] = {"prompt": PROMPT, "max_bytes": 24, "seed": 7}
@@ -93,11 +95,7 @@ def test_a_delay_out_of_bounds_is_refused(http: httpx.Client, path: str) -> None
 
 
 def test_leaving_a_race_frees_the_hosts(
-    http: httpx.Client,
-    deployment: Deployment,
-    completed: Callable[[], int],
-    sessions: Callable[[Deployment], int],
-    until: Any,
+    http: httpx.Client, deployment: Deployment, completed: Callable[[], int]
 ) -> None:
     before, length = completed(), 480
     asked = {**RACE, "max_bytes": length, "entrants": ["ar", "ar-speculative"]}

@@ -16,6 +16,7 @@ from onesweep.serving.client.client import SERVICE, AsyncClient
 from onesweep.serving.gateway.access import _authorization
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.wire.status import RETRY_AFTER, STATUS_MARK
+from tests.serving.gateway.conftest import run
 
 ASKED: dict[str, Any] = {"model": "onesweep-ar", "prompt": "a", "max_tokens": 4}
 CODES = {
@@ -54,7 +55,7 @@ class Refusing(router_pb2_grpc.RouterServiceServicer):
 
 
 @pytest.fixture(scope="module")
-def refusing(tmp_path_factory: pytest.TempPathFactory, running: Any) -> Iterator[tuple[Refusing, str]]:
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Refusing, str]]:
     """A router that refuses everything, and the URL of a gateway before it."""
     service, server = Refusing(), grpc.server(ThreadPoolExecutor(4))
     service.health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
@@ -63,7 +64,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory, running: Any) -> Iterator
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with running(tmp_path_factory.mktemp("http"), "--router", f"127.0.0.1:{port}") as gateway:
+        with run(tmp_path_factory.mktemp("http"), "--router", f"127.0.0.1:{port}") as gateway:
             yield service, gateway.url
     finally:
         server.stop(0)

@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 
 from onesweep.stages.model.llama import LlamaStage
+from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import ids, text_of, write_model, written
 
 MESSAGES: list[Any] = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the sea"}]
@@ -31,14 +32,12 @@ def answer(stages: list[LlamaStage]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def chat(
-    answer: list[int], tmp_path_factory: pytest.TempPathFactory, local_ring: Any, running: Any
-) -> Iterator[OpenAI]:
+def chat(answer: list[int], tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[OpenAI]:
     directory: Path = tmp_path_factory.mktemp("chat")
     write_model(directory / "model", ends=answer[-1:])
     with (
         local_ring(directory / "model", 3) as client,
-        running(directory, "--router", client.address) as gateway,
+        run(directory, "--router", client.address) as gateway,
         OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60) as openai,
     ):
         yield openai

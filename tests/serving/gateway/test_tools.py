@@ -17,6 +17,7 @@ from onesweep.serving.gateway.calls import CallReader, ToolCall
 from onesweep.serving.gateway.completions import ChoiceEnd, ChoiceText
 from onesweep.serving.gateway.response_fields import ResponseRequest
 from onesweep.serving.gateway.responses import ResponseFormat
+from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import ARCHITECTURE, TEMPLATE, ids, write_model
 
 ASK: list[Any] = [{"role": "user", "content": "the sea"}]
@@ -62,9 +63,9 @@ def kind(served: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def chat(served: Any, tmp_path_factory: pytest.TempPathFactory, running: Any) -> Iterator[OpenAI]:
+def chat(served: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     with (
-        running(tmp_path_factory.mktemp("http"), "--router", served[1].address) as gateway,
+        run(tmp_path_factory.mktemp("http"), "--router", served[1].address) as gateway,
         OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=60) as openai,
     ):
         yield openai

@@ -21,6 +21,7 @@ from onesweep.serving.router.accounting import Account
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError
 from onesweep.stages.wire.status import StatusError
+from tests.conftest import until, wait_ready
 
 Run = Callable[..., tuple[int, str, str]]
 NAMES = ("chain", "ar", "scorer", "local")
@@ -149,9 +150,7 @@ def test_where_nothing_can_finish_a_text_there_is_a_sentence() -> None:
     assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_lost_host_leaves_the_local_model(
-    scored: Path, tmp_path: Path, servers: Any, wait_ready: Any, until: Any
-) -> None:
+def test_a_lost_host_leaves_the_local_model(scored: Path, tmp_path: Path, servers: Any) -> None:
     from onesweep.serving.cli.ports import free_port_block
     from onesweep.serving.router.topology import local_topology
 

@@ -1,6 +1,6 @@
 """What holds for byte models under load and harm holds for token models: failover, audits, deployments."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from onesweep.stages.checkpoint.bundle import NGRAM_NAME
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.checkpoint.release_store import read_release_manifest
 from onesweep.stages.model.llama import LlamaStage
-from onesweep.stages.v1 import stage_pb2
+from tests.conftest import until, wait_ready
+from tests.serving.conftest import describe
 from tests.serving.pretrained import ARCHITECTURE, TEXTS, ids, text_of, tokenizer, write_model, written
 from tests.serving.router.test_replicas import PROMPT, Streaming, busy, doubled
 
@@ -53,7 +54,7 @@ def expected(stages: list[LlamaStage], count: int) -> str:
 
 
 def test_a_release_is_deployed_with_its_tokenizer_and_its_drafter(
-    doubles: Deployment, caller: Client, models: dict[Path, list[LlamaStage]], until: Any
+    doubles: Deployment, caller: Client, models: dict[Path, list[LlamaStage]]
 ) -> None:
     until(lambda: all_ready(caller), 30)
     for directory in reversed(models):
@@ -65,14 +66,7 @@ def test_a_release_is_deployed_with_its_tokenizer_and_its_drafter(
 
 
 @pytest.mark.parametrize(("mode", "letter"), [("ar-speculative", "b"), ("verified", "a")])
-def test_a_host_that_is_killed_costs_no_text(
-    doubles: Deployment,
-    caller: Client,
-    describe: Callable[[str], stage_pb2.DescribeResponse],
-    until: Any,
-    mode: str,
-    letter: str,
-) -> None:
+def test_a_host_that_is_killed_costs_no_text(doubles: Deployment, caller: Client, mode: str, letter: str) -> None:
     asked: dict[str, Any] = {"mode": mode, "max_tokens": LENGTH, "temperature": 0.8}
     until(lambda: all_ready(caller), 30)
     whole = caller.generate(PROMPT, seed=3, **asked).output
@@ -85,7 +79,7 @@ def test_a_host_that_is_killed_costs_no_text(
     doubles.revive(victim)
 
 
-def test_honest_hosts_pass_every_audit(models: dict[Path, list[LlamaStage]], servers: Any, wait_ready: Any) -> None:
+def test_honest_hosts_pass_every_audit(models: dict[Path, list[LlamaStage]], servers: Any) -> None:
     (directory, stages), *_ = models.items()
     topology = doubled(directory)
     servers.hosts(topology, directory)

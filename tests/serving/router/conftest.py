@@ -15,11 +15,12 @@ from onesweep.stages.host.host import Host
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import copy_of
 from onesweep.stages.wire.status import StatusError
+from tests.conftest import wait_ready
 from tests.serving.router.test_replicas import doubled
 
 
 @pytest.fixture(scope="module")
-def pairs(bundles: Path, module_servers: Any, wait_ready: Any) -> Iterator[tuple[Client, Client]]:
+def pairs(bundles: Path, module_servers: Any) -> Iterator[tuple[Client, Client]]:
     """Routers over two hosts for every block, the second of which audits every sweep."""
     bundle = bundles / "scored"
     topology = doubled(bundle)

@@ -25,6 +25,7 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Relay
 from onesweep.stages.wire.messages import copy_of, hidden_rows, work_of
 from onesweep.stages.wire.status import StatusError
+from tests.conftest import wait_ready
 from tests.serving.router.test_replicas import doubled
 
 PROMPT = b"The sea was calm. The sea was "
@@ -60,9 +61,7 @@ def _turned(payload: bytes, codec: StateCodec, rows: int) -> bytes:
 
 
 @contextmanager
-def deployed(
-    checkpoint: Path, servers: Any, wait_ready: Any, lie: Lie | None, alone: bool, **router: Any
-) -> Iterator[Any]:
+def deployed(checkpoint: Path, servers: Any, lie: Lie | None, alone: bool, **router: Any) -> Iterator[Any]:
     """Two hosts for blocks 0 and 1, two for block 2; b-1 lies. `alone`: also when it is asked alone."""
     topology, go_on = doubled(checkpoint), Host._go_on
 
@@ -122,9 +121,9 @@ def sweep_until_one_is_named(client: Client, count: int) -> None:
 
 @pytest.mark.parametrize("alone", [True, False], ids=["always", "only in the ring"])
 def test_a_liar_is_named_and_no_request_believes_it(
-    bundles: Path, servers: Any, wait_ready: Any, references: list[bytes], alone: bool
+    bundles: Path, servers: Any, references: list[bytes], alone: bool
 ) -> None:
-    with deployed(bundles / "scored", servers, wait_ready, other_numbers, alone, audit_share=1.0) as client:
+    with deployed(bundles / "scored", servers, other_numbers, alone, audit_share=1.0) as client:
         for request, text in zip(MODES, references, strict=True):
             assert client.generate(PROMPT, seed=4, **request).output == text
         for _ in range(20):  # several at once, so that both hosts of a pair have work
@@ -138,53 +137,49 @@ def test_a_liar_is_named_and_no_request_believes_it(
         assert "is quarantined: an audit found that" in reasons(client)["b-1"]
 
 
-def test_honest_hosts_stay(bundles: Path, servers: Any, wait_ready: Any, references: list[bytes]) -> None:
-    with deployed(bundles / "scored", servers, wait_ready, None, True, audit_share=1.0) as client:
+def test_honest_hosts_stay(bundles: Path, servers: Any, references: list[bytes]) -> None:
+    with deployed(bundles / "scored", servers, None, True, audit_share=1.0) as client:
         for request, text in zip(MODES, references, strict=True):
             assert client.generate(PROMPT, seed=4, **request).output == text
         assert reasons(client) == {}
 
 
-def test_a_liar_that_lies_now_and_then_brings_no_blame_on_others(bundles: Path, servers: Any, wait_ready: Any) -> None:
+def test_a_liar_that_lies_now_and_then_brings_no_blame_on_others(bundles: Path, servers: Any) -> None:
     """In the ring alone, where only leaving hosts out can find it."""
     turns = random.Random(3)
 
     def now_and_then(host: Host, outcome: Any) -> Any:
         return other_numbers(host, outcome) if turns.random() < 0.5 else outcome
 
-    with deployed(bundles / "scored", servers, wait_ready, now_and_then, False, audit_share=1.0) as client:
+    with deployed(bundles / "scored", servers, now_and_then, False, audit_share=1.0) as client:
         sweep_until_one_is_named(client, 1000)  # it must be asked, and lie three times
         assert set(reasons(client)) == {"b-1"}
         assert client.status().audits.faulty_hosts == 1
 
 
 def test_a_liar_that_does_not_answer_audits_is_found_in_the_ring(
-    bundles: Path, servers: Any, wait_ready: Any, monkeypatch: pytest.MonkeyPatch
+    bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Host, "run", silent_of("b-1", refuses=True))
-    with deployed(bundles / "scored", servers, wait_ready, other_numbers, True, audit_share=1.0) as client:
+    with deployed(bundles / "scored", servers, other_numbers, True, audit_share=1.0) as client:
         sweep_until_one_is_named(client, 200)
         assert set(reasons(client)) == {"b-1"}
 
 
 def test_an_audit_whose_replica_freezes_harms_nobody(
-    bundles: Path, servers: Any, wait_ready: Any, references: list[bytes], monkeypatch: pytest.MonkeyPatch
+    bundles: Path, servers: Any, references: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers keep-warm messages, but no question; as a replica it ends the audit, as a host it is answered for."""
     monkeypatch.setattr(Host, "run", silent_of("b-1"))
-    with deployed(bundles / "scored", servers, wait_ready, None, True, audit_share=1.0, hop_timeout_s=2.0) as client:
+    with deployed(bundles / "scored", servers, None, True, audit_share=1.0, hop_timeout_s=2.0) as client:
         for _ in range(2):
             assert client.generate(PROMPT, seed=4, **MODES[0], timeout_s=60).output == references[0]
         assert reasons(client) == {}
         assert client.status().audits.audited >= 2
 
 
-def test_two_that_disagree_need_a_third_opinion(
-    bundles: Path, servers: Any, wait_ready: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with deployed(
-        bundles / "scored", servers, wait_ready, other_numbers, True, audit_share=1.0, weights=None
-    ) as client:
+def test_two_that_disagree_need_a_third_opinion(bundles: Path, servers: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with deployed(bundles / "scored", servers, other_numbers, True, audit_share=1.0, weights=None) as client:
         for seed in range(6):
             client.generate(PROMPT, seed=seed, mode="sweep", max_bytes=8)
         assert reasons(client) == {}
@@ -192,10 +187,10 @@ def test_two_that_disagree_need_a_third_opinion(
 
 
 def test_a_stream_that_was_lied_to_ends_with_an_error_or_the_truth(
-    bundles: Path, servers: Any, wait_ready: Any, references: list[bytes]
+    bundles: Path, servers: Any, references: list[bytes]
 ) -> None:
     """Most of its pieces are handed out before an audit looks."""
-    with deployed(bundles / "scored", servers, wait_ready, other_numbers, True, audit_share=0.3) as client:
+    with deployed(bundles / "scored", servers, other_numbers, True, audit_share=0.3) as client:
         refused = []
         for _ in range(20):
             try:

@@ -146,16 +146,14 @@ def test_audits_take_batches(pairs: tuple[Client, Client], references: list[byte
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["always", "only in the ring"])
-def test_a_faulty_host_is_named_by_one_batch(
-    bundles: Path, servers: Any, wait_ready: Any, references: list[bytes], alone: bool
-) -> None:
+def test_a_faulty_host_is_named_by_one_batch(bundles: Path, servers: Any, references: list[bytes], alone: bool) -> None:
     def wrong_in_the_third(host: Host, outcome: Any) -> Any:
         if isinstance(outcome, stage_pb2.Event) and outcome.scores.batch == 2:
             nats = np.frombuffer(outcome.scores.nats, "<f8")
             outcome.scores.nats = (nats[::-1] - 5.0).astype("<f8").tobytes()
         return outcome
 
-    with deployed(bundles / "scored", servers, wait_ready, wrong_in_the_third, alone, audit_share=1.0) as client:
+    with deployed(bundles / "scored", servers, wrong_in_the_third, alone, audit_share=1.0) as client:
         for _ in range(20):  # several at once, so that both hosts of a pair have work
             with ThreadPoolExecutor(4) as threads:
                 asked = [threads.submit(client.generate, PROMPT, seed=5, **REQUESTS[1]) for _ in range(4)]

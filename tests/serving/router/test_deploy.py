@@ -22,11 +22,12 @@ from onesweep.stages.checkpoint.release_store import read_release_manifest
 from onesweep.stages.checkpoint.release_transfer import offer_of
 from onesweep.stages.errors import OnesweepError
 from onesweep.stages.v1 import stage_pb2
+from tests.conftest import until
+from tests.serving.conftest import describe
 from tests.serving.harm import harm_with
 from tests.serving.releases import REQUESTS, Texts, answer, composed
 
 Run = Callable[..., tuple[int, str, str]]
-Describe = Callable[[str], stage_pb2.DescribeResponse]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ class Crowd:
         assert self.errors == []
 
 
-def under_load(router: str, until: Any, switch: Callable[[], Any], before: Texts, after: Texts) -> Any:
+def under_load(router: str, switch: Callable[[], Any], before: Texts, after: Texts) -> Any:
     """What `switch` returns, while requests in every mode go on: each gets the text of one of the two releases."""
     crowd = Crowd(router)
     try:
@@ -114,7 +115,7 @@ def under_load(router: str, until: Any, switch: Callable[[], Any], before: Texts
 
 
 def test_no_request_fails_or_mixes_weights(
-    at: Callable[[Path], None], old: Path, new: Path, router: str, texts: dict[str, Texts], until: Any, onesweep: Run
+    at: Callable[[Path], None], old: Path, new: Path, router: str, texts: dict[str, Texts], onesweep: Run
 ) -> None:
     """On the way to a release, and back with one command."""
     at(old)
@@ -123,10 +124,10 @@ def test_no_request_fails_or_mixes_weights(
     def forth() -> router_pb2.Switch:
         return deploy(partial(AsyncClient, router), read_release(new), [], lines.append, 120)
 
-    assert under_load(router, until, forth, texts["old"], texts["new"]).changed
+    assert under_load(router, forth, texts["old"], texts["new"]).changed
     assert any("gated and warm" in line for line in lines)
     back = partial(onesweep, "deploy", "--rollback", "--router", router)
-    code, out, err = under_load(router, until, back, texts["new"], texts["old"])
+    code, out, err = under_load(router, back, texts["new"], texts["old"])
     assert (code, err) == (0, "")
     names = [read_release_manifest(bundle).name for bundle in (old, new)]
     assert f"new requests use release {names[0]}; before: {names[1]}" in out
@@ -134,7 +135,7 @@ def test_no_request_fails_or_mixes_weights(
 
 
 def test_a_new_release_finds_nothing_of_the_old_ones_memory(
-    at: Callable[[Path], None], old: Path, new: Path, caller: Client, until: Any
+    at: Callable[[Path], None], old: Path, new: Path, caller: Client
 ) -> None:
     prompt = "The sea was calm, and the ship lay still. " * 7
 
@@ -169,7 +170,6 @@ def test_a_host_that_was_down_serves_what_the_others_serve(
     new: Path,
     caller: Client,
     texts: dict[str, Texts],
-    until: Any,
     onesweep: Run,
 ) -> None:
     at(old)
@@ -190,7 +190,7 @@ def test_a_host_that_was_down_serves_what_the_others_serve(
 
 
 def test_a_router_that_is_started_anew_serves_the_same(
-    at: Callable[[Path], None], line: Deployment, router: str, old: Path, new: Path, texts: dict[str, Texts], until: Any
+    at: Callable[[Path], None], line: Deployment, router: str, old: Path, new: Path, texts: dict[str, Texts]
 ) -> None:
     at(old)
     at(new)
@@ -206,7 +206,7 @@ def test_a_router_that_is_started_anew_serves_the_same(
 
 
 def test_two_releases_are_held_and_no_more(
-    at: Callable[[Path], None], line: Deployment, old: Path, new: Path, third: Path, describe: Describe, caller: Client
+    at: Callable[[Path], None], line: Deployment, old: Path, new: Path, third: Path, caller: Client
 ) -> None:
     at(old)
     at(new)
@@ -219,7 +219,7 @@ def test_two_releases_are_held_and_no_more(
         assert {path.name for path in shelf.iterdir() if path.is_dir()} == set(due)
 
 
-def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: Path, new: Path, until: Any) -> None:
+def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: Path, new: Path) -> None:
     at(old)
 
     async def offer_only() -> AsyncIterator[router_pb2.DeployRequest]:
@@ -260,7 +260,6 @@ def test_a_bad_checkpoint_leaves_everything_as_it_was(
     tmp_path: Path,
     caller: Client,
     texts: dict[str, Texts],
-    describe: Describe,
     onesweep: Run,
     harm: str,
     says: str,

@@ -22,11 +22,11 @@ from onesweep.stages.errors import CheckpointError
 from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.loading import Loader
 from onesweep.stages.host.server import StageServer, StageSettings
-from onesweep.stages.v1 import stage_pb2
+from tests.conftest import until, wait_ready
+from tests.serving.conftest import describe
 from tests.serving.releases import REQUESTS, Texts, answer
 
 Run = Callable[..., tuple[int, str, str]]
-Describe = Callable[[str], stage_pb2.DescribeResponse]
 
 DIES_IN_THE_TRIAL = """
 import os, signal, sys
@@ -42,7 +42,7 @@ sys.exit(main(sys.argv[4:]))
 
 
 def test_a_router_that_dies_in_the_first_deployment_goes_on_with_what_it_served(
-    old: Path, new: Path, texts: dict[str, Texts], describe: Describe
+    old: Path, new: Path, texts: dict[str, Texts]
 ) -> None:
     def place(name: str, command: list[str]) -> list[str]:
         """The router's own command stands behind the script: that is how a deployment knows its processes."""
@@ -77,14 +77,7 @@ def start(servers: Any, host: HostEntry, bundle: Path, shelves: Path) -> Any:
 
 
 def test_a_host_that_is_down_can_be_left_out(
-    old: Path,
-    new: Path,
-    tmp_path: Path,
-    servers: Any,
-    wait_ready: Any,
-    onesweep: Run,
-    texts: dict[str, Texts],
-    until: Any,
+    old: Path, new: Path, tmp_path: Path, servers: Any, onesweep: Run, texts: dict[str, Texts]
 ) -> None:
     topology = of_whole_models(2, old)
     running = [start(servers, host, old, tmp_path) for host in topology.hosts]
@@ -106,7 +99,7 @@ def test_a_host_that_is_down_can_be_left_out(
 
 
 def test_no_host_goes_on_with_a_release_that_the_router_cannot_read(
-    old: Path, new: Path, tmp_path: Path, servers: Any, wait_ready: Any, monkeypatch: pytest.MonkeyPatch
+    old: Path, new: Path, tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topology = of_whole_models(1, old)
     start(servers, topology.hosts[0], old, tmp_path)

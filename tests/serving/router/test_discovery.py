@@ -16,6 +16,7 @@ from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.server import StageServer, StageSettings
 from onesweep.stages.wire.registry import Registration, RegistrySettings, open_registry, parse_url
 from onesweep.stages.wire.tls import LOOPBACK_ONLY
+from tests.conftest import eventually, jobs, until
 
 pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
 
@@ -71,9 +72,7 @@ def test_where_a_block_is_missing_its_sentence_is_heard() -> None:
     assert fitting(RING[:1], RING, 3, LOOPBACK_ONLY) == RING[:1]
 
 
-def test_a_ring_is_told_of_changes(
-    registry_url: str, eventually: Any, jobs: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_ring_is_told_of_changes(registry_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """And keeps its hosts where the new ones make no ring."""
     registry, told = open_registry(settings_of(registry_url)), []
 
@@ -89,9 +88,7 @@ def test_a_ring_is_told_of_changes(
     asyncio.run(scene())
 
 
-def test_a_router_waits_for_a_whole_ring(
-    registry_url: str, eventually: Any, jobs: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_router_waits_for_a_whole_ring(registry_url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     registry = open_registry(settings_of(registry_url))
 
@@ -114,7 +111,7 @@ def test_hosts_are_not_waited_for_longer_than_asked(registry_url: str) -> None:
 
 
 def test_the_doctor_examines_hosts_that_are_registered(
-    registry_url: str, bundles: Path, servers: Any, unused_port: int, until: Any, onesweep: Run
+    registry_url: str, bundles: Path, servers: Any, unused_port: int, onesweep: Run
 ) -> None:
     where, host = f"127.0.0.1:{unused_port}", HostSettings("whole")
     registry = open_registry(settings_of(registry_url))

@@ -10,6 +10,7 @@ from onesweep.serving.cli.__main__ import main
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.router.doctor import Diagnosis, Endpoint, MeasuredLink, Report, judge
 from onesweep.serving.router.topology import Topology, local_topology
+from tests.conftest import until, wait_ready
 
 
 def topology_of(checkpoint: Path, hosts: int = 3) -> Topology:
@@ -23,7 +24,7 @@ def examined(topology: Topology, tmp_path: Path, capsys: pytest.CaptureFixture[s
     return code, json.loads(capsys.readouterr().out)
 
 
-def ready(servers: Any, wait_ready: Any, topology: Topology, checkpoint: Path) -> None:
+def ready(servers: Any, topology: Topology, checkpoint: Path) -> None:
     servers.hosts(topology, checkpoint)
     servers.router(topology, checkpoint)
     wait_ready(topology.router)
@@ -33,9 +34,9 @@ def bad(report: dict[str, Any]) -> list[str]:
     return [f"{f['where']}: {f['message']}" for f in report["findings"] if f["is_bad"]]
 
 
-def test_a_healthy_ring(bundles: Path, servers: Any, wait_ready: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_healthy_ring(bundles: Path, servers: Any, tmp_path: Path, capsys: Any) -> None:
     topology = topology_of(bundles / "own")
-    ready(servers, wait_ready, topology, bundles / "own")
+    ready(servers, topology, bundles / "own")
     _, report = examined(topology, tmp_path, capsys)
     hops = [(hop["source"], hop["target"]) for hop in report["hops"]]
     assert hops == [
@@ -54,7 +55,7 @@ def test_a_healthy_ring(bundles: Path, servers: Any, wait_ready: Any, tmp_path: 
 
 
 def test_a_host_that_is_down_is_named_and_the_others_are_measured(
-    bundles: Path, servers: Any, tmp_path: Path, until: Any, capsys: Any
+    bundles: Path, servers: Any, tmp_path: Path, capsys: Any
 ) -> None:
     topology = topology_of(bundles / "own")
     first, second, _ = topology.hosts

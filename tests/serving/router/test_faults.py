@@ -5,7 +5,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -13,23 +13,17 @@ import pytest
 
 from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.client.client import Client, Result, RouterError
-from onesweep.stages.v1 import stage_pb2
+from tests.conftest import until, wait_ready
+from tests.serving.conftest import describe, sessions
 
 PROMPT = "The road went "
 LONG = {"mode": "ar", "max_bytes": 450, "seed": 1}
-
-Count = Callable[[Deployment], int]
 
 
 @pytest.fixture
 def client(victim: Deployment) -> Iterator[Client]:
     with Client(victim.topology.router) as opened:
         yield opened
-
-
-@pytest.fixture
-def counters(describe: Callable[[str], stage_pb2.DescribeResponse]) -> Callable[[str], stage_pb2.Counters]:
-    return lambda address: describe(address).counters
 
 
 class Request(threading.Thread):
@@ -56,9 +50,7 @@ class Request(threading.Thread):
         self.begun.set()
 
 
-def test_a_killed_host_ends_its_requests_and_may_come_back(
-    victim: Deployment, client: Client, sessions: Count, until: Any, wait_ready: Any
-) -> None:
+def test_a_killed_host_ends_its_requests_and_may_come_back(victim: Deployment, client: Client) -> None:
     text = client.generate(PROMPT, max_bytes=40, seed=3).text
     request = Request(client)
     os.kill(victim.processes["host-2"], signal.SIGKILL)
@@ -78,9 +70,7 @@ def test_a_killed_host_ends_its_requests_and_may_come_back(
     assert client.generate(PROMPT, max_bytes=40, seed=3).text == text
 
 
-def test_a_hanging_host_is_waited_for_and_named(
-    victim: Deployment, client: Client, sessions: Count, until: Any, wait_ready: Any
-) -> None:
+def test_a_hanging_host_is_waited_for_and_named(victim: Deployment, client: Client) -> None:
     request = Request(client)
     os.kill(victim.processes["host-2"], signal.SIGSTOP)
     try:
@@ -98,16 +88,10 @@ def test_a_hanging_host_is_waited_for_and_named(
 
 
 @pytest.mark.parametrize("settings", [{"mode": "ar"}, {"mode": "resample", "chunk": 1, "candidates": 4}])
-def test_leaving_a_stream_frees_its_sessions(
-    victim: Deployment,
-    client: Client,
-    counters: Callable[[str], stage_pb2.Counters],
-    until: Any,
-    settings: dict[str, Any],
-) -> None:
+def test_leaving_a_stream_frees_its_sessions(victim: Deployment, client: Client, settings: dict[str, Any]) -> None:
     def work() -> tuple[int, int]:
         """Under way, and done so far."""
-        found = [counters(host.address) for host in victim.topology.hosts]
+        found = [describe(host.address).counters for host in victim.topology.hosts]
         return sum(each.sessions + each.queued for each in found), sum(each.completed for each in found)
 
     stream = client.stream(PROMPT, max_bytes=450, **settings)
@@ -120,9 +104,7 @@ def test_leaving_a_stream_frees_its_sessions(
     assert work()[1] <= done + 2 * len(victim.topology.hosts), "nobody continues behind"
 
 
-def test_a_deadline_ends_the_request_everywhere(
-    victim: Deployment, client: Client, sessions: Count, until: Any
-) -> None:
+def test_a_deadline_ends_the_request_everywhere(victim: Deployment, client: Client) -> None:
     with pytest.raises(RouterError, match=r"no answer within 0\.3 s") as caught:
         client.generate(PROMPT, **LONG, timeout_s=0.3)
     assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -130,9 +112,7 @@ def test_a_deadline_ends_the_request_everywhere(
     until(lambda: client.status().requests == 0)
 
 
-def test_a_router_that_is_told_to_stop_ends_what_it_began(
-    victim: Deployment, client: Client, sessions: Count, until: Any, wait_ready: Any
-) -> None:
+def test_a_router_that_is_told_to_stop_ends_what_it_began(victim: Deployment, client: Client) -> None:
     request = Request(client)
     router = victim._process("router")
     assert router is not None
@@ -150,7 +130,7 @@ def test_a_router_that_is_told_to_stop_ends_what_it_began(
     assert client.generate(PROMPT, max_bytes=40).output_bytes == 40
 
 
-def test_a_killed_router_leaves_no_sessions(victim: Deployment, client: Client, sessions: Count, until: Any) -> None:
+def test_a_killed_router_leaves_no_sessions(victim: Deployment, client: Client) -> None:
     request = Request(client)
     os.kill(victim.processes["router"], signal.SIGKILL)
     request.join(30)

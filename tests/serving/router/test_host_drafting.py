@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import pytest
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result
 from onesweep.stages.host.drafter import HeadDrafter
+from tests.conftest import until
+from tests.serving.conftest import describe
 from tests.serving.pretrained import add_random_draft_head, write_model
 from tests.serving.router.test_replicas import TRIES, Streaming, busy, doubled
 
@@ -138,9 +140,7 @@ def doubles(model: Path) -> Iterator[Deployment]:
         yield running
 
 
-def test_hosts_that_are_audited_and_killed(
-    doubles: Deployment, describe: Callable[[str], Any], until: Any, model: Path, local_ring: Any
-) -> None:
+def test_hosts_that_are_audited_and_killed(doubles: Deployment, model: Path, local_ring: Any) -> None:
     request = {"max_tokens": 250, "branches": 4, "draft": 8, **BY_HOSTS}
     with local_ring(model, 3) as sound:
         expected = sound.generate(PROMPT, mode="ar", max_tokens=250, seed=3).output

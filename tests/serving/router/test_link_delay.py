@@ -16,6 +16,7 @@ from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.validation import MAX_LINK_DELAY_MS
 from onesweep.stages.wire.tls import Security
+from tests.conftest import wait_ready
 
 PROMPT = "The sea was calm. The sea was "
 HOSTS, DELAY_MS = 3, 15
@@ -52,7 +53,7 @@ def test_a_client_refuses_what_is_out_of_bounds(client: Client) -> None:
     assert client.status().link_ms_limit == MAX_LINK_MS
 
 
-def test_a_router_that_others_reach_adds_no_delay(bundles: Path, servers: Any, wait_ready: Any) -> None:
+def test_a_router_that_others_reach_adds_no_delay(bundles: Path, servers: Any) -> None:
     topology = local_topology(HOSTS, HOSTS, bundles / "own", free_port_block(HOSTS + 1) + 1)
     servers.hosts(topology, bundles / "own")
     port = topology.router.rpartition(":")[2]

@@ -18,6 +18,7 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import work_of
 from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from tests.conftest import until, wait_ready
 from tests.serving.pretrained import write_model
 from tests.serving.router.conftest import Loss
 
@@ -46,7 +47,7 @@ class Line:
 
 
 @pytest.fixture(scope="module")
-def line(bundles: Path, module_servers: Any, wait_ready: Any, tmp_path_factory: pytest.TempPathFactory) -> Line:
+def line(bundles: Path, module_servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Line:
     bundle, tokens = bundles / "scored", [new_token() for _ in range(2)]
     path = tmp_path_factory.mktemp("tokens") / "tokens.toml"
     write_tokens(path, [Key(f"client-{i}", token_hash(token)) for i, token in enumerate(tokens)])
@@ -73,7 +74,7 @@ def forgetful(bundles: Path, local_ring: Any) -> Iterator[Client]:
 
 
 @pytest.fixture
-def second_turn(client: Client, until: Any) -> Callable[..., tuple[str, Result]]:
+def second_turn(client: Client) -> Callable[..., tuple[str, Result]]:
     """The prompt of a chat's second turn, and its result once the hosts have kept the first one."""
 
     def ask(topic: str, **settings: Any) -> tuple[str, Result]:
@@ -107,7 +108,7 @@ def test_the_text_is_the_one_without_memory(
     assert result.wire_bytes_total < anew.wire_bytes_total
 
 
-def test_modes_of_the_same_weights_share_it(client: Client, until: Any) -> None:
+def test_modes_of_the_same_weights_share_it(client: Client) -> None:
     prompt = f"What modes share. {TALE}"
     client.generate(prompt, seed=5, **MODES["ar"])
     until(lambda: cached(client.generate(prompt, seed=5, **MODES["ar-speculative"])))
@@ -115,7 +116,7 @@ def test_modes_of_the_same_weights_share_it(client: Client, until: Any) -> None:
     assert other.cached_tokens == 0, "hidden states that were rounded give other keys and values"
 
 
-def test_tokens_of_a_pretrained_model(tmp_path: Path, local_ring: Any, until: Any) -> None:
+def test_tokens_of_a_pretrained_model(tmp_path: Path, local_ring: Any) -> None:
     write_model(tmp_path)
     prompt, settings = "the sea and a ship " * 60, {"mode": "ar", "max_tokens": 6, "temperature": 0.0}
     with local_ring(tmp_path, 3) as client:
@@ -130,7 +131,7 @@ def test_tokens_of_a_pretrained_model(tmp_path: Path, local_ring: Any, until: An
 
 
 def test_a_restarted_router_finds_it(
-    line: Line, module_servers: Any, wait_ready: Any, second_turn: Callable[..., tuple[str, Result]], bundles: Path
+    line: Line, module_servers: Any, second_turn: Callable[..., tuple[str, Result]], bundles: Path
 ) -> None:
     prompt, before = second_turn("A restarted router", **MODES["ar"])
     line.router.end()
@@ -143,12 +144,7 @@ def test_a_restarted_router_finds_it(
 
 
 def test_what_a_restarted_host_lost_is_read_anew(
-    line: Line,
-    module_servers: Any,
-    client: Client,
-    until: Any,
-    second_turn: Callable[..., tuple[str, Result]],
-    bundles: Path,
+    line: Line, module_servers: Any, client: Client, second_turn: Callable[..., tuple[str, Result]], bundles: Path
 ) -> None:
     prompt, before = second_turn("A restarted host", **MODES["ar"])
     entry = line.topology.hosts[1]
@@ -183,7 +179,7 @@ def test_what_a_host_forgot_in_this_moment_is_read_anew(
     assert (after.output, after.cached_tokens, after.replays) == (before.output, 0, 0)
 
 
-def test_one_key_never_finds_what_another_sent(line: Line, until: Any) -> None:
+def test_one_key_never_finds_what_another_sent(line: Line) -> None:
     prompt = f"A secret. {TALE}"
     mine, yours = (Client(line.guarded, token=token) for token in line.tokens)
     with mine, yours, Client(line.topology.router) as anybody:
@@ -198,7 +194,7 @@ def test_one_key_never_finds_what_another_sent(line: Line, until: Any) -> None:
 
 
 def test_a_host_lost_in_a_second_turn(
-    pairs: tuple[Client, Client], lose: Callable[..., Loss], forgetful: Client, until: Any
+    pairs: tuple[Client, Client], lose: Callable[..., Loss], forgetful: Client
 ) -> None:
     prompt, longer = f"Replicas. {TALE}", f"Replicas. {TALE} And so they sailed."
     pairs[0].generate(prompt, seed=5, **MODES["ar"])
@@ -211,7 +207,7 @@ def test_a_host_lost_in_a_second_turn(
     assert work_of(loss.instead[-1][0]).start == 0, "the other host reads anew"
 
 
-def test_audits_read_anew_and_agree(pairs: tuple[Client, Client], until: Any) -> None:
+def test_audits_read_anew_and_agree(pairs: tuple[Client, Client]) -> None:
     prompt = f"Audits. {TALE}"
     first = pairs[1].generate(prompt, seed=5, **MODES["ar"])
     again = until(lambda: cached(pairs[1].generate(prompt, seed=5, **MODES["ar"])))
@@ -221,7 +217,7 @@ def test_audits_read_anew_and_agree(pairs: tuple[Client, Client], until: Any) ->
 
 
 def test_a_prefix_is_told_to_the_hosts_that_open_a_session_only(
-    pairs: tuple[Client, Client], lose: Callable[..., Loss], until: Any
+    pairs: tuple[Client, Client], lose: Callable[..., Loss]
 ) -> None:
     loss, prompt = lose("none", lambda hop: False), f"Hops. {TALE}"
     until(lambda: cached(pairs[0].generate(prompt, seed=5, **MODES["ar"])))

@@ -23,6 +23,7 @@ from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.host.metrics import STAGE_METRICS
 from onesweep.stages.wire.channel import open_blocking_channel
 from onesweep.stages.wire.status import REQUEST_KEY
+from tests.conftest import until
 
 SECRET = "Xyzzy"
 PROMPT = f"The sea was calm. {SECRET} was "
@@ -81,7 +82,7 @@ def total(figures: Figures, name: str) -> float:
 # Metrics
 
 
-def test_the_router_s_figures_are_those_of_its_answers(watched: Deployment, asked: list[Result], until: Any) -> None:
+def test_the_router_s_figures_are_those_of_its_answers(watched: Deployment, asked: list[Result]) -> None:
     def scraped() -> Figures | None:
         found = scrape(watched, "router")
         return found if total(found, "onesweep_router_request_seconds_count") >= len(asked) else None
@@ -149,7 +150,7 @@ def test_what_is_scraped_is_what_is_documented(watched: Deployment, asked: list[
 
 
 def test_requests_that_fail_are_counted_by_code_and_no_made_up_mode_is_a_label(
-    watched: Deployment, asked: list[Result], until: Any
+    watched: Deployment, asked: list[Result]
 ) -> None:
     with Client(watched.topology.router) as client:
         for settings in ({"mode": "made-up"}, {"mode": "sweep", "max_bytes": 4000}):
@@ -168,9 +169,7 @@ def test_requests_that_fail_are_counted_by_code_and_no_made_up_mode_is_a_label(
 # Traces
 
 
-def test_a_sweep_over_three_hosts_has_a_span_a_hop(
-    watched: Deployment, asked: list[Result], spans: Path, until: Any
-) -> None:
+def test_a_sweep_over_three_hosts_has_a_span_a_hop(watched: Deployment, asked: list[Result], spans: Path) -> None:
     def spans_of(result: Result, count: int) -> list[dict[str, Any]]:
         found = [json.loads(line) for line in spans.read_text().splitlines()]
         own = [span for span in found if span["attributes"]["onesweep.request"] == result.request]
@@ -201,7 +200,7 @@ def test_a_sweep_over_three_hosts_has_a_span_a_hop(
     assert all(span["resource"]["attributes"]["service.version"] for span in own)
 
 
-def test_nothing_is_traced_where_the_lot_says_no(bundles: Path, tmp_path: Path, local_ring: Any, until: Any) -> None:
+def test_nothing_is_traced_where_the_lot_says_no(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
     """And texts do not depend on who watches."""
     from onesweep.stages.telemetry.observability import ObservabilitySettings
 

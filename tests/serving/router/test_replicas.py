@@ -15,6 +15,8 @@ from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.client.client import Client, Result
 from onesweep.stages.host.host import Host
 from onesweep.stages.v1 import stage_pb2
+from tests.conftest import until, wait_ready
+from tests.serving.conftest import describe
 from tests.serving.releases import doubled
 
 Describe = Callable[[str], stage_pb2.DescribeResponse]
@@ -37,7 +39,7 @@ def doubles(bundles: Path) -> Iterator[Deployment]:
 
 
 @pytest.fixture(scope="module")
-def all_ready(caller: Client, until: Any) -> Callable[[], None]:
+def all_ready(caller: Client) -> Callable[[], None]:
     def ready() -> bool:
         hosts = caller.status().hosts
         return all(host.ready and not any(link.problem for link in host.links) for host in hosts)
@@ -97,9 +99,7 @@ KILLS = [(*each, False) for each in zip(REQUESTS, "ababb", strict=True)]
 def test_a_host_that_is_killed_or_freezes(
     doubles: Deployment,
     caller: Client,
-    describe: Describe,
     all_ready: Callable[[], None],
-    until: Any,
     references: dict[str, bytes],
     name: str,
     letter: str,
@@ -132,7 +132,7 @@ def test_a_host_that_is_killed_or_freezes(
 
 
 def test_a_host_that_is_slow_is_overtaken(
-    bundles: Path, servers: Any, wait_ready: Any, references: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    bundles: Path, servers: Any, references: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes longer for a sweep than a request has for all."""
     slow, go_on = threading.Event(), Host._go_on
@@ -165,7 +165,7 @@ def test_a_host_that_is_slow_is_overtaken(
     assert max(result.replays for result in results) >= 1
 
 
-def test_hosts_take_turns(caller: Client, all_ready: Callable[[], None], until: Any) -> None:
+def test_hosts_take_turns(caller: Client, all_ready: Callable[[], None]) -> None:
     all_ready()
     used: set[str] = set()
 

@@ -16,6 +16,7 @@ from onesweep.serving.router import paths as links
 from onesweep.serving.router.paths import HostLink
 from onesweep.serving.router.topology import HostEntry, local_topology
 from onesweep.stages.v1 import stage_pb2
+from tests.conftest import wait_ready
 
 PROMPT = b"The sea was calm. The sea was "
 
@@ -54,7 +55,7 @@ def test_a_seed_of_64_bits_arrives_whole(client: Client) -> None:
     assert texts[0].output != texts[1].output
 
 
-def test_a_host_that_is_full(bundles: Path, servers: Any, wait_ready: Any) -> None:
+def test_a_host_that_is_full(bundles: Path, servers: Any) -> None:
     topology = local_topology(3, 3, bundles / "own", free_port_block(4) + 1)
     for host in topology.hosts:
         memory = 0 if host.name == "host-3" else 64

@@ -19,6 +19,7 @@ from onesweep.stages.errors import InputError
 from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
+from tests.conftest import eventually
 
 READY_S = 30.0
 
@@ -68,9 +69,7 @@ def test_a_clock_that_is_ahead_is_named_and_harms_no_request(
     assert all("its clock is +70.0 s from here" in warning for warning in warnings)
 
 
-def test_hosts_hold_a_session_while_others_work(
-    topology: Topology, monkeypatch: pytest.MonkeyPatch, eventually: Any
-) -> None:
+def test_hosts_hold_a_session_while_others_work(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease begins again without a hop."""
     renewed = list[str]()
     monkeypatch.setattr(SessionStore, "renew", lambda store, session: renewed.append(session.router))

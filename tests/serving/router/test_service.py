@@ -25,11 +25,12 @@ from onesweep.serving.router.topology import local_topology
 from onesweep.stages.checkpoint.release_store import ReleaseStore, read_release_manifest
 from onesweep.stages.errors import ServiceError
 from onesweep.stages.wire.channel import open_blocking_channel
+from tests.conftest import until, wait_ready
 
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: Any) -> None:
+def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.router(topology, bundles / "own")
     with open_blocking_channel(topology.router) as channel, Client(topology.router) as client:
@@ -55,9 +56,7 @@ def test_live_at_once_ready_with_its_hosts(bundles: Path, servers: Any, until: A
         assert client.generate("x", max_bytes=4).sweeps == 1
 
 
-def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(
-    bundles: Path, servers: Any, wait_ready: Any, until: Any
-) -> None:
+def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(bundles: Path, servers: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.hosts(topology, bundles / "own")
     router = servers.router(topology, bundles / "own", drain_s=60.0)
@@ -103,7 +102,7 @@ def answers(client: Client) -> bool:
     return False
 
 
-def test_latency_counts_the_wait_for_hosts(bundles: Path, servers: Any, until: Any) -> None:
+def test_latency_counts_the_wait_for_hosts(bundles: Path, servers: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.router(topology, bundles / "own", ring={"hop_timeout_s": 60.0})
     with Client(topology.router) as client, ThreadPoolExecutor(1) as thread:

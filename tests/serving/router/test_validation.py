@@ -22,6 +22,7 @@ from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.stages.wire.channel import open_blocking_channel
+from tests.conftest import until
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -186,7 +187,7 @@ def test_requests_over_the_limit_are_sent_away(bundles: Path, local_ring: Any) -
         stream.close()
 
 
-def test_hosts_with_different_weights(bundles: Path, servers: Any, until: Any) -> None:
+def test_hosts_with_different_weights(bundles: Path, servers: Any) -> None:
     topology = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
     first, second = topology.hosts
     servers.stage(bundles / "own", first.blocks, first.listen, second.address, name=first.name)

@@ -20,6 +20,8 @@ from onesweep.stages.model.codec import codec_named
 from onesweep.stages.model.pipeline import ArModel, new_caches
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.vocabulary import BYTES
+from tests.stages.backends.conftest import clean_piece, noisy_piece
+from tests.stages.conftest import make_ar, make_block
 
 WEIGHTS = Path(__file__).resolve().parents[3] / "weights"
 PROMPTS = (b"The old man looked at the sea and said that ", b"It was late when ")
@@ -45,7 +47,7 @@ def near(one: torch.Tensor, other: torch.Tensor) -> bool:
 # Parity
 @pytest.mark.parametrize("context", ["own", "chained"])
 @pytest.mark.parametrize("index", [0, 1])
-def test_blocks_compute_what_torch_computes(exact, make_block, clean_piece, noisy_piece, context, index) -> None:
+def test_blocks_compute_what_torch_computes(exact, context, index) -> None:
     block = make_block(index, context=context)
     runner, reference = exact.block(block), TorchBackend().block(block)
     for new, past in ((1, 0), (1, 9), (7, 0), (7, 9)):
@@ -62,7 +64,7 @@ def test_blocks_compute_what_torch_computes(exact, make_block, clean_piece, nois
         assert near(one.point, other.point)
 
 
-def test_company_changes_nothing(backend, make_block, noisy_piece) -> None:
+def test_company_changes_nothing(backend) -> None:
     block = make_block(1)
     runner = backend.block(block)
     pieces = [noisy_piece(block, slots, sigma, start=3) for slots, sigma in ((1, 0.4), (8, 2.0), (17, 0.4))]
@@ -71,7 +73,7 @@ def test_company_changes_nothing(backend, make_block, noisy_piece) -> None:
 
 
 @pytest.mark.parametrize("width", [32, 36])
-def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, clean_piece, width: int) -> None:
+def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, width: int) -> None:
     torch.manual_seed(width)
     for stage in ArModel(Architecture(2, 1, width, 2, context_length=96)).eval().requires_grad_(False).stages:
         runner = backend.stage(stage)
@@ -81,7 +83,7 @@ def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, clean_piece, wid
         assert torch.equal(hidden, torch.cat(one_by_one))
 
 
-def test_matrices_stay_outside_the_graph(make_ar) -> None:
+def test_matrices_stay_outside_the_graph() -> None:
     pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
     graphs = importlib.import_module("onesweep.stages.backends.onnx_graphs")
     stage = make_ar().stages[0]
@@ -125,7 +127,7 @@ def _sweep_text(backend: Backend, prompt: bytes, count: int = 32) -> bytes:
 
 
 # What can go wrong
-def test_an_export_that_does_not_match_is_refused(exact, make_block, make_ar, monkeypatch) -> None:
+def test_an_export_that_does_not_match_is_refused(exact, monkeypatch) -> None:
     graph = importlib.import_module("onesweep.stages.backends.onnx_graphs")
     monkeypatch.setattr(graph.Graph, "norm", lambda self, x, norm, weight=None: x)
     for make in (lambda: exact.block(make_block()), lambda: exact.stage(make_ar().stages[1])):

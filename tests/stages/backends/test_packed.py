@@ -19,6 +19,8 @@ from onesweep.stages.backends.runner_checks import OneAtATime, check_rows, check
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.pipeline import ArModel, ArStage
+from tests.stages.backends.conftest import branch_piece, clean_piece, noisy_piece
+from tests.stages.conftest import make_ar, make_block
 
 TOLERANCE = 1e-4
 SHAPES = ((36, 3), (6, 1), (128, 4))
@@ -65,7 +67,7 @@ def stored(piece: CleanPiece) -> list[Tensor]:
 # What the modules compute
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize(("new", "past"), [(1, 0), (1, 7), (5, 0), (5, 7), (33, 40)])
-def test_reading_is_the_blocks(make_block, clean_piece, index: int, new: int, past: int) -> None:
+def test_reading_is_the_blocks(index: int, new: int, past: int) -> None:
     block = make_block(index, context="chained")
     piece = clean_piece(block, new, past)
     expected = copy.deepcopy(piece)
@@ -77,7 +79,7 @@ def test_reading_is_the_blocks(make_block, clean_piece, index: int, new: int, pa
 
 @pytest.mark.parametrize(("slots", "start"), [(1, 0), (1, 5), (9, 0), (32, 41)])
 @pytest.mark.parametrize("sigma", [0.2, 1.0, 9.0])
-def test_denoising_is_the_blocks(make_block, noisy_piece, slots: int, start: int, sigma: float) -> None:
+def test_denoising_is_the_blocks(slots: int, start: int, sigma: float) -> None:
     block = make_block(1)
     piece = noisy_piece(block, slots, sigma, start)
     memory = [cache.stored() for cache in piece.caches]
@@ -90,7 +92,7 @@ def test_denoising_is_the_blocks(make_block, noisy_piece, slots: int, start: int
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.8, 3.0])
-def test_the_point_is_taken_at_a_temperature(make_block, noisy_piece, temperature: float) -> None:
+def test_the_point_is_taken_at_a_temperature(temperature: float) -> None:
     block = make_block(1)
     (plain,) = PackedBlock(block).denoise([noisy_piece(block, 9, start=4)])
     (denoised,) = PackedBlock(block).denoise([noisy_piece(block, 9, start=4, temperature=temperature)])
@@ -98,13 +100,13 @@ def test_the_point_is_taken_at_a_temperature(make_block, noisy_piece, temperatur
     assert near(denoised.point, block.point(plain.logits / temperature))
 
 
-def test_at_temperature_zero_the_point_is_the_likeliest_bytes_code(make_block, noisy_piece) -> None:
+def test_at_temperature_zero_the_point_is_the_likeliest_bytes_code() -> None:
     block = make_block(1)
     (denoised,) = PackedBlock(block).denoise([noisy_piece(block, 9, start=4, temperature=0.0)])
     assert near(denoised.point, block.codes[denoised.logits.argmax(-1)])
 
 
-def test_a_pipeline_is_the_models(make_ar, clean_piece) -> None:
+def test_a_pipeline_is_the_models() -> None:
     model: ArModel = make_ar()
     for stage in model.stages:
         for new, past in ((6, 0), (1, 6), (4, 7)):
@@ -118,7 +120,7 @@ def test_a_pipeline_is_the_models(make_ar, clean_piece) -> None:
 
 
 @pytest.mark.parametrize(("branches", "positions", "past"), [(1, 1, 1), (1, 9, 4), (5, 1, 7), (4, 7, 40), (3, 40, 21)])
-def test_branches_are_each_read_alone_after_the_sequence(make_ar, branch_piece, branches, positions, past) -> None:
+def test_branches_are_each_read_alone_after_the_sequence(branches, positions, past) -> None:
     for stage in make_ar().stages:
         piece = branch_piece(stage, branches, positions, past)
         before = copy.deepcopy(piece)
@@ -133,7 +135,7 @@ def test_branches_are_each_read_alone_after_the_sequence(make_ar, branch_piece, 
             assert torch.equal(cache.values, untouched.values)
 
 
-def test_a_few_positions_at_once_are_nearly_those_one_by_one(make_ar, clean_piece) -> None:
+def test_a_few_positions_at_once_are_nearly_those_one_by_one() -> None:
     for stage in make_ar().stages:
         piece, expected = clean_piece(stage, 9, 21), clean_piece(stage, 9, 21)
         runner = PackedStage(stage)
@@ -142,7 +144,7 @@ def test_a_few_positions_at_once_are_nearly_those_one_by_one(make_ar, clean_piec
         assert all(near(one, other) for one, other in zip(stored(piece), stored(expected), strict=True))
 
 
-def test_what_comes_in_is_not_changed(make_block, clean_piece, noisy_piece) -> None:
+def test_what_comes_in_is_not_changed() -> None:
     block = make_block(1, context="chained")
     runner, clean, noisy = PackedBlock(block), clean_piece(block, 8), noisy_piece(block, 8, start=3)
     before = copy.deepcopy((clean.source, noisy))
@@ -154,7 +156,7 @@ def test_what_comes_in_is_not_changed(make_block, clean_piece, noisy_piece) -> N
     assert torch.equal(noisy.caches[0].keys, before[1].caches[0].keys)
 
 
-def test_noise_levels_do_not_mix(make_block, noisy_piece) -> None:
+def test_noise_levels_do_not_mix() -> None:
     block = make_block(1)
     runner = PackedBlock(block)
     for sigma in (0.3, 4.0, 0.3):
@@ -165,7 +167,7 @@ def test_noise_levels_do_not_mix(make_block, noisy_piece) -> None:
     assert not near(first.logits, second.logits)
 
 
-def test_guesses_are_read_as_if_they_came_byte_by_byte(make_ar, clean_piece) -> None:
+def test_guesses_are_read_as_if_they_came_byte_by_byte() -> None:
     """To the last bit: `ar-speculative` must write what `ar` writes."""
     for stage in make_ar().stages:
         together = clean_piece(stage, 33, 21)
@@ -198,7 +200,7 @@ COMPANY = settings(max_examples=15, deadline=None)
 
 @given(sizes=positions | steps, shape=st.sampled_from(SHAPES))
 @COMPANY
-def test_company_does_not_change_what_is_read(clean_piece, sizes, shape) -> None:
+def test_company_does_not_change_what_is_read(sizes, shape) -> None:
     for part, runner in runners(shape):
         together = [clean_piece(part, *size, seed=i) for i, size in enumerate(sizes)]
         results = runner.read(together)
@@ -213,7 +215,7 @@ def test_company_does_not_change_what_is_read(clean_piece, sizes, shape) -> None
 
 @given(sizes=forks, shape=st.sampled_from(SHAPES))
 @COMPANY
-def test_company_does_not_change_what_is_branched(branch_piece, sizes, shape) -> None:
+def test_company_does_not_change_what_is_branched(sizes, shape) -> None:
     _, (stage, runner) = runners(shape)
     pieces = [branch_piece(stage, *size, seed=i) for i, size in enumerate(sizes)]
     for piece, together in zip(pieces, runner.branch(pieces), strict=True):
@@ -222,7 +224,7 @@ def test_company_does_not_change_what_is_branched(branch_piece, sizes, shape) ->
 
 @given(sizes=noise, shape=st.sampled_from(SHAPES))
 @COMPANY
-def test_company_does_not_change_what_is_denoised(noisy_piece, sizes, shape) -> None:
+def test_company_does_not_change_what_is_denoised(sizes, shape) -> None:
     (block, runner), _ = runners(shape)
     pieces: list[NoisyPiece] = [noisy_piece(block, *size, seed=i) for i, size in enumerate(sizes)]
     for piece, together in zip(pieces, runner.denoise(pieces), strict=True):
@@ -242,7 +244,7 @@ def test_rows_are_independent_on_this_machine(threads, count: int, shapes) -> No
         assert check_rows(PackedStage(stage), stage)
 
 
-def test_the_check_fits_into_a_small_context(make_block) -> None:
+def test_the_check_fits_into_a_small_context() -> None:
     block = make_block(context_length=2)
     assert check_rows(PackedBlock(block), block)
 
@@ -264,9 +266,7 @@ class LeakyStage(PackedStage):
         return [x * (1 + 1e-7 * (len(hidden) > 1)) for x in super().next_byte(hidden)]
 
 
-def test_a_machine_that_fails_the_check_gets_one_piece_at_a_time(
-    make_block, make_ar, clean_piece, noisy_piece, caplog
-) -> None:
+def test_a_machine_that_fails_the_check_gets_one_piece_at_a_time(caplog) -> None:
     block, stage = make_block(), make_ar().stages[-1]
     with caplog.at_level(logging.WARNING):
         runner = checked(Leaky(block), block)
@@ -282,7 +282,7 @@ def test_a_machine_that_fails_the_check_gets_one_piece_at_a_time(
     assert [tuple(x.shape) for x in last.next_byte(hidden)] == [(1, 256), (2, 256)]
 
 
-def test_branches_are_part_of_the_check(make_ar, branch_piece) -> None:
+def test_branches_are_part_of_the_check() -> None:
     stage = make_ar().stages[0]
     assert check_rows(PackedStage(stage), stage)
     assert not check_rows(LeakyFork(stage), stage)
@@ -291,7 +291,7 @@ def test_branches_are_part_of_the_check(make_ar, branch_piece) -> None:
     assert all(torch.equal(*pair) for pair in zip(alone, PackedStage(stage).branch(pieces), strict=True))
 
 
-def test_the_backend_packs_here(make_block, make_ar) -> None:
+def test_the_backend_packs_here() -> None:
     backend = TorchBackend()
     assert isinstance(backend.block(make_block()), PackedBlock)
     assert isinstance(backend.stage(make_ar().stages[0]), PackedStage)

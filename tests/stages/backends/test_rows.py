@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from onesweep.stages.backends.packed import PackedBlock, PackedStage
 from onesweep.stages.backends.packed_llama import Product
 from onesweep.stages.backends.rows import FEWEST_ROWS, LANES, ROWS_TOGETHER, Rows, groups, independent_rows, padded
+from tests.stages.conftest import make_ar, make_block
 
 
 @given(rows=st.integers(1, 3000), width=st.integers(1, 300), threads=st.integers(1, 16))
@@ -57,7 +58,7 @@ def test_what_is_packed_comes_out_again(counts: list[int]) -> None:
     assert all(part.any() for part in parts), "a packed tensor may be written to"
 
 
-def test_no_pieces_make_no_group(make_block, make_ar) -> None:
+def test_no_pieces_make_no_group() -> None:
     assert list(groups([])) == []
     block, stage = PackedBlock(make_block()), PackedStage(make_ar().stages[-1])
     assert [block.read([]), block.denoise([]), stage.read([]), stage.next_byte([])] == [[], [], [], []]

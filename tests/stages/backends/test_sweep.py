@@ -1,6 +1,5 @@
 """A whole sweep, block by block, against Euler steps written out."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -21,8 +20,8 @@ from onesweep.stages.model.prefill import READ_POSITIONS, split_reads
 from onesweep.stages.model.randomness import Purpose, normals, sample_symbols
 from onesweep.stages.model.samplers import step_sigmas
 from onesweep.stages.model.vocabulary import BYTES
+from tests.stages.conftest import make_chain
 
-MakeChain = Callable[..., list[Block]]
 PROMPT = b"A prompt of some bytes."
 PLAN = SweepPlan(seed=5, start=len(PROMPT), slots=16, steps=3, temperature=0.8)
 FP32 = Fp32()
@@ -88,9 +87,7 @@ def reference(chain: list[Block], partition: NoisePartition, plan: SweepPlan, cl
 
 
 @CONTEXTS
-def test_a_sweep_is_euler_steps_through_all_blocks(
-    make_chain: MakeChain, partition: NoisePartition, context: str
-) -> None:
+def test_a_sweep_is_euler_steps_through_all_blocks(partition: NoisePartition, context: str) -> None:
     chain = make_chain(context=context)
     text, _ = sweep(open_sequences(chain, partition))
     expected, z = reference(chain, partition, PLAN, PROMPT)
@@ -105,9 +102,7 @@ def test_a_sweep_is_euler_steps_through_all_blocks(
 
 
 @CONTEXTS
-def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(
-    make_chain: MakeChain, partition: NoisePartition, context: str
-) -> None:
+def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(partition: NoisePartition, context: str) -> None:
     chain = make_chain(context=context)
     text, _ = sweep(open_sequences(chain, partition), STOCHASTIC)
     source, point, evaluation = torch.tensor([list(PROMPT)]), torch.zeros(1, PLAN.slots, 8), 0
@@ -135,7 +130,7 @@ def sweep_boundary(sequences: list[Sequence]) -> Boundary:
 @CONTEXTS
 @pytest.mark.parametrize("codec", [Fp32(), Int8()], ids=lambda codec: codec.name)
 def test_it_does_not_matter_how_blocks_are_shared_out(
-    make_chain: MakeChain, partition: NoisePartition, context: str, codec: StateCodec, plan: SweepPlan
+    partition: NoisePartition, context: str, codec: StateCodec, plan: SweepPlan
 ) -> None:
     """One process with all blocks, and blocks of their own that get nothing but a boundary's bytes."""
     text, boundaries = sweep(open_sequences(make_chain(context=context), partition), plan, codec)
@@ -151,7 +146,7 @@ def test_it_does_not_matter_how_blocks_are_shared_out(
 
 
 @CONTEXTS
-def test_what_a_boundary_carries(make_chain: MakeChain, partition: NoisePartition, context: str) -> None:
+def test_what_a_boundary_carries(partition: NoisePartition, context: str) -> None:
     chain = make_chain(context=context)
     _, (first, _) = sweep(open_sequences(chain, partition), codec=Int8())
     assert len(first.estimate) == Int8().size(PLAN.slots, 8)
@@ -165,9 +160,7 @@ def test_what_a_boundary_carries(make_chain: MakeChain, partition: NoisePartitio
 
 
 @CONTEXTS
-def test_chunk_after_chunk_is_the_same_as_starting_anew(
-    make_chain: MakeChain, partition: NoisePartition, context: str
-) -> None:
+def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartition, context: str) -> None:
     """What a replica computes that reads everything so far at once."""
     chain = make_chain(context=context)
     sequences = open_sequences(chain, partition)
@@ -180,7 +173,7 @@ def test_chunk_after_chunk_is_the_same_as_starting_anew(
 
 
 @CONTEXTS
-def test_nothing_new_to_read_is_fine(make_chain: MakeChain, partition: NoisePartition, context: str) -> None:
+def test_nothing_new_to_read_is_fine(partition: NoisePartition, context: str) -> None:
     """Another draft of the same chunk."""
     sequences = open_sequences(make_chain(context=context), partition)
     text, _ = sweep(sequences)
@@ -190,7 +183,7 @@ def test_nothing_new_to_read_is_fine(make_chain: MakeChain, partition: NoisePart
     assert sweep(sequences, clean=b"")[0] == text
 
 
-def test_int8_moves_the_estimate_by_little(make_chain: MakeChain, partition: NoisePartition) -> None:
+def test_int8_moves_the_estimate_by_little(partition: NoisePartition) -> None:
     estimates = []
     for codec in (Fp32(), Int8()):
         _, (_, last) = sweep(open_sequences(make_chain(), partition), codec=codec)
@@ -200,9 +193,7 @@ def test_int8_moves_the_estimate_by_little(make_chain: MakeChain, partition: Noi
 
 
 @PLANS
-def test_the_same_request_gives_the_same_text(
-    make_chain: MakeChain, partition: NoisePartition, plan: SweepPlan
-) -> None:
+def test_the_same_request_gives_the_same_text(partition: NoisePartition, plan: SweepPlan) -> None:
     first, second = (sweep(open_sequences(make_chain(), partition), plan) for _ in range(2))
     assert first == second
     assert len(first[0]) == plan.slots
@@ -214,7 +205,7 @@ def test_the_same_request_gives_the_same_text(
     )
 
 
-def test_temperature_zero_reads_out_the_most_probable_bytes(make_chain: MakeChain, partition: NoisePartition) -> None:
+def test_temperature_zero_reads_out_the_most_probable_bytes(partition: NoisePartition) -> None:
     chain = make_chain(1, context="own")
     whole = NoisePartition("uniform", (partition.sigma_max, partition.sigma_min))
     (sequence,) = open_sequences(chain, whole)
@@ -224,7 +215,7 @@ def test_temperature_zero_reads_out_the_most_probable_bytes(make_chain: MakeChai
 
 
 def test_each_block_keeps_to_its_range_and_the_last_reads_out_at_sigma_min(
-    make_chain: MakeChain, partition: NoisePartition, monkeypatch: pytest.MonkeyPatch
+    partition: NoisePartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequences, seen, first_states = open_sequences(make_chain(), partition), [], []
     for sequence in sequences:
@@ -252,7 +243,7 @@ def test_each_block_keeps_to_its_range_and_the_last_reads_out_at_sigma_min(
         lambda b: replace(b, estimate=b"\xff" * len(b.estimate)),
     ],
 )
-def test_a_damaged_boundary_is_refused(make_chain: MakeChain, partition: NoisePartition, damage) -> None:
+def test_a_damaged_boundary_is_refused(partition: NoisePartition, damage) -> None:
     sequences = open_sequences(make_chain(context="chained"), partition)
     before = sequences[0].run(PLAN, Int8(), PROMPT, None)
     assert isinstance(before, Boundary)
@@ -271,7 +262,7 @@ def test_a_long_prompt_is_cut_by_its_own_positions() -> None:
 
 
 @CONTEXTS
-def test_a_prompt_in_pieces_is_one_prompt(make_chain: MakeChain, partition: NoisePartition, context: str) -> None:
+def test_a_prompt_in_pieces_is_one_prompt(partition: NoisePartition, context: str) -> None:
     """Against the reference, which reads all of it at once."""
     prompt = bytes((7 * i) % 251 for i in range(2 * READ_POSITIONS + 5))
     plan = replace(PLAN, start=len(prompt))
@@ -287,7 +278,7 @@ def test_a_prompt_in_pieces_is_one_prompt(make_chain: MakeChain, partition: Nois
         assert bool(((received - features[0]).abs() <= 0.51 * step + 1e-4).all())
 
 
-def test_work_tells_how_many_positions_come_next(make_chain: MakeChain, partition: NoisePartition) -> None:
+def test_work_tells_how_many_positions_come_next(partition: NoisePartition) -> None:
     chain = make_chain(context_length=320)
     sequence = Sequence(chain[0], partition, 320)
     work = sequence.work(replace(PLAN, start=200, steps=2), FP32, bytes(200), None)

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,8 @@ from onesweep.stages.model.codec import Int8
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArModel, new_caches
 from onesweep.stages.model.vocabulary import BYTES
-from tests.stages.checkpoints import ALL, Copy, Forge, files, load, part_file
+from tests.stages.checkpoints import ALL, Copy, files, load, part_file
+from tests.stages.conftest import forge, make_ar
 
 
 def sweep(chain: list[Block], partition: NoisePartition) -> bytes:
@@ -58,7 +58,7 @@ def test_weights_come_back_bit_for_bit_and_write_the_same_text(directory: Path, 
     assert sweep([loaded], partition) == sweep([block], partition)
 
 
-def test_an_ar_model_comes_back_bit_for_bit(tmp_path: Path, make_ar: Callable[..., ArModel]) -> None:
+def test_an_ar_model_comes_back_bit_for_bit(tmp_path: Path) -> None:
     model = make_ar(parts=3)
     write_manifest(tmp_path, Manifest("ar", model.architecture, (None,) * 3, probe_text=PROBE_TEXT))
     save_ar(tmp_path, model)
@@ -82,7 +82,7 @@ def test_saving_again_replaces_the_file(directory: Path, block: Block) -> None:
 
 # Damage
 @ALL
-def test_a_tensor_of_another_shape(checkpoint: Copy, forge: Forge, name: str) -> None:
+def test_a_tensor_of_another_shape(checkpoint: Copy, name: str) -> None:
     directory = checkpoint(name)
     tensor = "layers.0.qkv.weight"
     forge(directory, 0, lambda tensors: {**tensors, tensor: tensors[tensor].T.contiguous()})
@@ -93,7 +93,7 @@ def test_a_tensor_of_another_shape(checkpoint: Copy, forge: Forge, name: str) ->
 @pytest.mark.parametrize(
     ("name", "part", "tensor"), [("chained", 1, PROBE_INPUT), ("ar", 1, PROBE_INPUT), ("ar", 0, PROBE_OUTPUT)]
 )
-def test_a_probe_that_was_taken_out_or_bent(checkpoint: Copy, forge: Forge, name: str, part: int, tensor: str) -> None:
+def test_a_probe_that_was_taken_out_or_bent(checkpoint: Copy, name: str, part: int, tensor: str) -> None:
     directory = checkpoint(name)
     forge(directory, part, lambda tensors: {**tensors, tensor: tensors[tensor].flip(0).contiguous()})
     with pytest.raises(CheckpointError, match=f"part {part} is refused"):

@@ -11,6 +11,7 @@ from onesweep.stages.checkpoint.checkpoint import load_block, load_stage
 from onesweep.stages.checkpoint.inspect import Check, describe, record, verify
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
+from tests.stages.conftest import edit_manifest
 
 Copy = Callable[[str], Path]
 
@@ -108,7 +109,7 @@ def test_an_ar_description_has_no_noise(trained: Path) -> None:
     assert "sigma high" not in text
 
 
-def test_what_is_not_there_is_said(checkpoint: Copy, edit_manifest: Callable[..., None]) -> None:
+def test_what_is_not_there_is_said(checkpoint: Copy) -> None:
     directory = checkpoint("chain")
     edit_manifest(directory, lambda r: r["parts"].__setitem__(1, None))
     (path,) = directory.glob("block-0-*")

@@ -1,7 +1,6 @@
 """The probe: losses that agree with cross-entropies written out, and the gate that they make."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,13 +17,10 @@ from onesweep.stages.checkpoint.gate import (
 )
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.block import Block
 from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import ArModel
 from onesweep.stages.model.randomness import Purpose, normals
-from tests.stages.checkpoints import ALL, Copy, EditManifest, Forge, load
-
-MakeBlock = Callable[..., Block]
+from tests.stages.checkpoints import ALL, Copy, load
+from tests.stages.conftest import edit_manifest, forge, make_ar, make_block
 
 
 def test_the_text_is_cut_to_the_context() -> None:
@@ -32,7 +28,7 @@ def test_the_text_is_cut_to_the_context() -> None:
     assert probe_bytes("abcdef", 100).shape == (1, 6)
 
 
-def test_a_blocks_losses(make_block: MakeBlock, partition: NoisePartition) -> None:
+def test_a_blocks_losses(partition: NoisePartition) -> None:
     block = make_block()
     measures, features = probe_block(block, partition, probe_bytes(PROBE_TEXT, 96), None)
     known = probe_bytes(PROBE_TEXT, 96)
@@ -50,7 +46,7 @@ def test_a_blocks_losses(make_block: MakeBlock, partition: NoisePartition) -> No
     assert measures["denoise_nats"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_chained_block_is_probed_on_the_features_before_it(make_block: MakeBlock, partition: NoisePartition) -> None:
+def test_a_chained_block_is_probed_on_the_features_before_it(partition: NoisePartition) -> None:
     first, second = make_block(context="chained"), make_block(1, context="chained")
     _, features = probe_block(first, partition, probe_bytes(PROBE_TEXT, 96), None)
     measures, _ = probe_block(second, partition, probe_bytes(PROBE_TEXT, 96), features)
@@ -58,7 +54,7 @@ def test_a_chained_block_is_probed_on_the_features_before_it(make_block: MakeBlo
     assert all(abs(measures[name] - others[name]) > 0.02 for name in measures)
 
 
-def test_stages_are_probed_one_after_another(make_ar: Callable[..., ArModel]) -> None:
+def test_stages_are_probed_one_after_another() -> None:
     model, hidden = make_ar(parts=3), None
     known = probe_bytes(PROBE_TEXT, 96)
     for stage in model.stages[:2]:
@@ -73,7 +69,7 @@ def test_stages_are_probed_one_after_another(make_ar: Callable[..., ArModel]) ->
     assert measures["next_byte_nats"] == pytest.approx(expected, abs=1e-4)
 
 
-def test_which_tensors_a_parts_file_holds_for_the_probe(make_block: MakeBlock, make_ar: Callable[..., ArModel]) -> None:
+def test_which_tensors_a_parts_file_holds_for_the_probe() -> None:
     assert probe_shapes(make_block(1), 96) == {}
     assert probe_shapes(make_block(0, context="chained"), 96) == {}
     assert probe_shapes(make_block(1, context="chained"), 96) == {PROBE_INPUT: (96, 32)}
@@ -108,7 +104,7 @@ def untrained(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 @ALL
 @pytest.mark.parametrize("part", [0, 1])
 @pytest.mark.parametrize("mapping", [swapped_layers, transposed, rolled_qkv, untrained])
-def test_weights_in_the_wrong_place_are_refused(checkpoint: Copy, forge: Forge, name: str, part: int, mapping) -> None:
+def test_weights_in_the_wrong_place_are_refused(checkpoint: Copy, name: str, part: int, mapping) -> None:
     directory = checkpoint(name)
     recorded = read_manifest(directory).parts[part].probe
     forge(directory, part, mapping)
@@ -123,9 +119,7 @@ def test_weights_in_the_wrong_place_are_refused(checkpoint: Copy, forge: Forge, 
 
 @ALL
 @pytest.mark.parametrize("change", [0.05, -0.05, 1e300])
-def test_a_recorded_loss_that_is_not_met(
-    checkpoint: Copy, edit_manifest: EditManifest, name: str, change: float
-) -> None:
+def test_a_recorded_loss_that_is_not_met(checkpoint: Copy, name: str, change: float) -> None:
     directory = checkpoint(name)
     probe = read_manifest(directory).parts[1].probe
     for measure, value in probe.items():
@@ -137,7 +131,7 @@ def test_a_recorded_loss_that_is_not_met(
 
 
 @ALL
-def test_a_gate_without_measures_lets_nothing_through(checkpoint: Copy, edit_manifest: EditManifest, name: str) -> None:
+def test_a_gate_without_measures_lets_nothing_through(checkpoint: Copy, name: str) -> None:
     directory = checkpoint(name)
     edit_manifest(directory, lambda record: record["parts"][0].update(probe={}))
     with pytest.raises(CheckpointError, match="recorded nan"):

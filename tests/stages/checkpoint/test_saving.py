@@ -4,7 +4,7 @@ import os
 import resource
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +24,11 @@ from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block
-from onesweep.stages.model.pipeline import ArModel
 from tests.stages.checkpoints import Copy, files, part_file
+from tests.stages.conftest import make_ar
 
 
-def test_saving_needs_a_manifest(tmp_path: Path, block: Block, make_ar: Callable[..., ArModel]) -> None:
+def test_saving_needs_a_manifest(tmp_path: Path, block: Block) -> None:
     for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match="no checkpoint in"):
             save_block(directory, block)

@@ -24,13 +24,14 @@ from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.server import StageServer, StageSettings
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_blocking_channel
+from tests.conftest import until
 
 Stub = stage_pb2_grpc.StageServiceStub
 Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture
-def stub_of(bundles: Path, servers: Any, until: Callable[..., Any]) -> Iterator[Callable[..., Stub]]:
+def stub_of(bundles: Path, servers: Any) -> Iterator[Callable[..., Stub]]:
     """A host of block 1 of `own`, with this shelf."""
     channels = []
 

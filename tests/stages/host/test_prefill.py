@@ -1,7 +1,7 @@
 """A long step in pieces: where it is cut, and what a host does with them."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import new_server
 from onesweep.stages.wire.messages import AnyWork, draft_of, prefill_hops, work_of
+from tests.conftest import until
 from tests.stages.hops import LONG_PROMPT, opening
 from tests.stages.hosts import event_of, open_host, refused, send
 from tests.stages.raw_client import ROUTER, Peer, peer
@@ -167,7 +168,7 @@ async def test_others_go_between_pieces(whole: Parts) -> None:
 
 # Along the chain
 @pytest.fixture
-def chain(bundles: Path, servers: Any, until: Callable[..., Any]) -> Iterator[tuple[Peer, Answering]]:
+def chain(bundles: Path, servers: Any) -> Iterator[tuple[Peer, Answering]]:
     """A host of the first stage, and what comes to the one after it."""
     port = free_port_block(2)
     address, after = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
@@ -188,7 +189,7 @@ def chain(bundles: Path, servers: Any, until: Callable[..., Any]) -> Iterator[tu
         yield first, second
 
 
-def test_a_piece_is_at_the_next_host_before_the_last_one_is_asked_for(chain, whole: Parts, until) -> None:
+def test_a_piece_is_at_the_next_host_before_the_last_one_is_asked_for(chain, whole: Parts) -> None:
     first, second = chain
     first.subscribe()
 

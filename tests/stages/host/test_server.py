@@ -16,10 +16,11 @@ from onesweep.stages.host import loading
 from onesweep.stages.host.parts import HostPlan, Parts, Release, load_parts, plan_host, wiring_problem
 from onesweep.stages.host.server import SERVICE
 from onesweep.stages.v1 import stage_pb2
-from tests.stages.raw_client import Peer, Until, peer, sweep
+from tests.conftest import until
+from tests.stages.raw_client import Peer, peer, sweep
 
 
-def test_live_at_once_ready_when_the_next_host_is_reached(bundles: Path, servers: Any, until: Until) -> None:
+def test_live_at_once_ready_when_the_next_host_is_reached(bundles: Path, servers: Any) -> None:
     port = free_port_block(2)
     first, second = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
     servers.stage(bundles / "own", (0, 1), first, second)
@@ -40,7 +41,7 @@ def test_live_at_once_ready_when_the_next_host_is_reached(bundles: Path, servers
         until(lambda: host.serving(SERVICE))
 
 
-def test_not_ready_before_the_weights_are(bundles: Path, servers: Any, until: Until, monkeypatch) -> None:
+def test_not_ready_before_the_weights_are(bundles: Path, servers: Any, monkeypatch) -> None:
     begun = threading.Event()
 
     def load(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> Parts:
@@ -66,7 +67,7 @@ def test_not_ready_before_the_weights_are(bundles: Path, servers: Any, until: Un
         ("own", (0, 1), r"holds blocks \[0, 1\], block 2 must come next: check --next and --blocks"),
     ],
 )
-def test_a_wrong_neighbour_is_named(bundles: Path, servers, until: Until, checkpoint: str, blocks, says: str) -> None:
+def test_a_wrong_neighbour_is_named(bundles: Path, servers, checkpoint: str, blocks, says: str) -> None:
     port = free_port_block(2)
     first, second = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
     servers.stage(bundles / "own", (0, 1), first, second)
@@ -80,7 +81,7 @@ def test_a_wrong_neighbour_is_named(bundles: Path, servers, until: Until, checkp
             assert all(digest in host.describe().not_ready_reason for digest in digests)
 
 
-def test_a_part_of_the_ring_alone_is_never_ready(bundles: Path, servers: Any, until: Until) -> None:
+def test_a_part_of_the_ring_alone_is_never_ready(bundles: Path, servers: Any) -> None:
     address = f"127.0.0.1:{free_port_block(1)}"
     servers.stage(bundles / "own", (1,), address, None)
     with peer(address) as host:

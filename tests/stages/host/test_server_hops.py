@@ -14,8 +14,8 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.auth import HOST, ROUTER
 from onesweep.stages.wire.channel import open_blocking_channel
 from onesweep.stages.wire.tls import Security
-from tests.conftest import NAMES
-from tests.stages.raw_client import SESSION_BYTES, Peer, Until, peer, sweep
+from tests.conftest import NAMES, until
+from tests.stages.raw_client import SESSION_BYTES, Peer, peer, sweep
 
 
 def test_a_sweep_comes_back_with_its_account(alone: Peer, digest: str, name: str) -> None:
@@ -61,7 +61,7 @@ def test_a_message_over_the_limit_is_not_read(alone: Peer, digest: str, name: st
     alone.release(name)
 
 
-def test_an_idle_session_is_freed(bundles: Path, servers: Any, until: Until) -> None:
+def test_an_idle_session_is_freed(bundles: Path, servers: Any) -> None:
     address = f"127.0.0.1:{free_port_block(1)}"
     servers.stage(bundles / "own", (0, 1, 2), address, None, lease_s=2.0)
     with peer(address) as host:
@@ -73,7 +73,7 @@ def test_an_idle_session_is_freed(bundles: Path, servers: Any, until: Until) -> 
         until(lambda: host.describe().counters.sessions == 0)
 
 
-def test_sessions_end_with_their_router(bundles: Path, alone: Peer, digest: str, name: str, until: Until) -> None:
+def test_sessions_end_with_their_router(bundles: Path, alone: Peer, digest: str, name: str) -> None:
     gone = alone.stub.Subscribe(stage_pb2.SubscribeRequest(router="gone"))
     next(gone)
     request = sweep(digest, name)
@@ -85,9 +85,7 @@ def test_sessions_end_with_their_router(bundles: Path, alone: Peer, digest: str,
     until(lambda: alone.describe().counters.sessions == 0, 3)
 
 
-def test_a_session_takes_hops_of_its_own_router_path_and_host(
-    bundles: Path, new_pki: Any, servers: Any, until: Until
-) -> None:
+def test_a_session_takes_hops_of_its_own_router_path_and_host(bundles: Path, new_pki: Any, servers: Any) -> None:
     pki, address = new_pki("a"), f"127.0.0.1:{free_port_block(1)}"
     host = HostSettings("alone")
     own = Security(pki.issue(HOST, "alone"))

@@ -17,7 +17,7 @@ from onesweep.stages.v1 import stage_pb2
 from tests.stages import hops
 from tests.stages.pictures.lines import Line, open_line
 from tests.stages.pictures.tiny import tiny_picture_bundle
-from tests.stages.raw_client import Peer, Rejected, Until, sweep
+from tests.stages.raw_client import Peer, Rejected, sweep
 from tests.stages.slow_runner import alone as engine_alone
 
 WORKS = [field for field in stage_pb2.Hop.DESCRIPTOR.fields if field.containing_oneof]
@@ -68,10 +68,7 @@ def fields_of(message: Descriptor, always: Any = None) -> Any:
 
 envelopes = fields_of(stage_pb2.Hop.DESCRIPTOR)
 good_drafts = st.integers(1, 6).map(
-    lambda count: {
-        "draft": count,
-        "rejection": {"odds": struct.pack("<f", 0.5) * count, "draw_set": 1 + count % 3},
-    }
+    lambda count: {"draft": count, "rejection": {"odds": struct.pack("<f", 0.5) * count, "draw_set": 1 + count % 3}}
 )
 good_candidates = st.tuples(st.integers(1, 300), st.integers(1, 40)).map(
     lambda size: {"candidates": [bytes(size[1])] * size[0]}
@@ -133,9 +130,9 @@ def test_no_message_harms_a_host(alone: Peer, digest: str, envelope, work) -> No
 
 
 @pytest.fixture(scope="module")
-def drawing(tmp_path_factory: pytest.TempPathFactory, module_servers: Any, until: Until) -> Iterator[Line]:
+def drawing(tmp_path_factory: pytest.TempPathFactory, module_servers: Any) -> Iterator[Line]:
     bundle = tiny_picture_bundle(tmp_path_factory.mktemp("drawing"), ("chain", "steps"))
-    with open_line(module_servers, until, bundle, (0, 1, 2)) as line:
+    with open_line(module_servers, bundle, (0, 1, 2)) as line:
         yield line
 
 

@@ -1,6 +1,6 @@
 """How a stage server ends: after the requests that it has, and not without a word when something fails."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_blocking_channel
 from onesweep.stages.wire.messages import PROTOCOL
 from onesweep.stages.wire.registry import Registration, Registry, RegistrySettings, open_registry, parse_url
+from tests.conftest import until
 
 
 def server_of(bundles: Path, registry: Registry) -> tuple[StageServer, str]:
@@ -26,7 +27,7 @@ def server_of(bundles: Path, registry: Registry) -> tuple[StageServer, str]:
 
 
 def test_it_stays_registered_until_its_requests_have_ended(
-    bundles: Path, registry_url: str, servers: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    bundles: Path, registry_url: str, servers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from onesweep.stages.wire.etcd import EtcdClient
 

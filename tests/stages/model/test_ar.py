@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,14 @@ from torch import Tensor
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.families import without_memory
 from onesweep.stages.model.pipeline import ArModel, cache_bytes, new_caches
-
-MakeAr = Callable[..., ArModel]
+from tests.stages.conftest import make_ar
 
 
 def text(batch: int = 1, length: int = 48) -> Tensor:
     return torch.randint(256, (batch, length), generator=torch.Generator().manual_seed(0))
 
 
-def test_stages_in_sequence_are_the_model(make_ar: MakeAr) -> None:
+def test_stages_in_sequence_are_the_model() -> None:
     model, known = make_ar(parts=3), text(2)
     x = known
     for stage in model.stages:
@@ -29,7 +27,7 @@ def test_stages_in_sequence_are_the_model(make_ar: MakeAr) -> None:
 
 
 @pytest.mark.parametrize(("parts", "layers"), [(1, 4), (2, 2), (4, 1)])
-def test_the_cut_does_not_change_the_model(make_ar: MakeAr, parts: int, layers: int) -> None:
+def test_the_cut_does_not_change_the_model(parts: int, layers: int) -> None:
     """Layers of any cut, put one after another, are the same weights in the same order."""
     whole, cut = make_ar(parts=1, layers=4), make_ar(parts=parts, layers=layers)
     flat = [layer for stage in whole.stages for layer in stage.layers]
@@ -42,7 +40,7 @@ def test_the_cut_does_not_change_the_model(make_ar: MakeAr, parts: int, layers: 
     assert torch.equal(cut(text()), whole(text()))
 
 
-def test_cached_and_uncached_write_the_same_text(make_ar: MakeAr) -> None:
+def test_cached_and_uncached_write_the_same_text() -> None:
     model, prompt = make_ar(), text(length=8)
     a = model.architecture
     known = prompt
@@ -56,7 +54,7 @@ def test_cached_and_uncached_write_the_same_text(make_ar: MakeAr) -> None:
     assert torch.equal(torch.cat(written, dim=1), known)
 
 
-def test_only_the_ends_embed_and_predict(make_ar: MakeAr) -> None:
+def test_only_the_ends_embed_and_predict() -> None:
     first, middle, last = make_ar(parts=3).stages
     assert (first.embedding is None, middle.embedding is None, last.embedding is None) == (False, True, True)
     assert (first.head is None, middle.head is None, last.head is None) == (True, True, False)
@@ -64,7 +62,7 @@ def test_only_the_ends_embed_and_predict(make_ar: MakeAr) -> None:
         middle.next_byte(torch.zeros(1, 1, 32))
 
 
-def test_a_caches_size_is_known_before_it_is_made(make_ar: MakeAr) -> None:
+def test_a_caches_size_is_known_before_it_is_made() -> None:
     a = make_ar().architecture
     caches = new_caches(3, a, 77)
     assert cache_bytes(3, a, 77) == sum(c.keys.nbytes + c.values.nbytes for c in caches)

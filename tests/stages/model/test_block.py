@@ -1,7 +1,5 @@
 """One block: its streams do not leak into each other, and serving computes what was trained."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,8 +10,8 @@ from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import ArModel, new_caches
 from onesweep.stages.model.randomness import Purpose, normals
 from onesweep.trainer.blocks.losses import ChunkLayout
+from tests.stages.conftest import make_block
 
-MakeBlock = Callable[..., Block]
 TOLERANCE = 1e-4  # float32, sums in another order
 LENGTH = 48
 
@@ -37,7 +35,7 @@ def trained_path(block: Block, known: Tensor, z: Tensor, estimate: Tensor, sigma
 
 
 # The clean stream
-def test_a_batch_is_its_sequences(make_block: MakeBlock) -> None:
+def test_a_batch_is_its_sequences() -> None:
     block, known = make_block(), text(3)
     z, estimate, sigma = random(3, 8, 8), random(3, 8, 8, seed=2), torch.tensor([[0.3], [1.0], [5.0]])
     features, memory = block.read(known)
@@ -49,7 +47,7 @@ def test_a_batch_is_its_sequences(make_block: MakeBlock) -> None:
         assert torch.allclose(logits[i], its_logits[0], atol=TOLERANCE)
 
 
-def test_denoising_leaves_no_trace_in_the_clean_stream(make_block: MakeBlock) -> None:
+def test_denoising_leaves_no_trace_in_the_clean_stream() -> None:
     block, known = make_block(), text()
     quiet, disturbed = caches(block), caches(block)
     for held in (quiet, disturbed):
@@ -63,7 +61,7 @@ def test_denoising_leaves_no_trace_in_the_clean_stream(make_block: MakeBlock) ->
 # Noisy slots
 @pytest.mark.parametrize("context", ["own", "chained"])
 @pytest.mark.parametrize(("chunk", "which"), [(1, 30), (8, 3), (16, 1), (48, 0)])
-def test_serving_computes_what_was_trained(make_block: MakeBlock, context: str, chunk: int, which: int) -> None:
+def test_serving_computes_what_was_trained(context: str, chunk: int, which: int) -> None:
     """A chunk after a cached prefix, against the masked two-stream pass over the whole window."""
     block = make_block(1, context=context)
     known = text() if block.reads_bytes else random(1, LENGTH, 32, seed=9)
@@ -81,7 +79,7 @@ def test_serving_computes_what_was_trained(make_block: MakeBlock, context: str, 
 
 
 @pytest.mark.parametrize("chunk", [1, 8, 20])
-def test_slots_see_earlier_bytes_and_their_own_chunk_only(make_block: MakeBlock, chunk: int) -> None:
+def test_slots_see_earlier_bytes_and_their_own_chunk_only(chunk: int) -> None:
     block, known = make_block(), text()
     z, estimate, sigma = random(1, LENGTH, 8), torch.zeros(1, LENGTH, 8), torch.ones(1, LENGTH)
     index = ChunkLayout(LENGTH, chunk).indices()
@@ -98,7 +96,7 @@ def test_slots_see_earlier_bytes_and_their_own_chunk_only(make_block: MakeBlock,
     assert torch.equal(moved(trained_path(block, known, shifted, estimate, sigma, chunk)), index == index[21])
 
 
-def test_the_estimate_and_the_noise_level_are_read(make_block: MakeBlock) -> None:
+def test_the_estimate_and_the_noise_level_are_read() -> None:
     block = make_block()
     _, memory = block.read(text())
     z, zero, one = random(1, 4, 8), torch.zeros(1, 4, 8), torch.ones(1, 1)
@@ -109,7 +107,7 @@ def test_the_estimate_and_the_noise_level_are_read(make_block: MakeBlock) -> Non
 
 
 @pytest.mark.parametrize("sigma", [0.15, 0.5, 2.0, 10.0])
-def test_without_a_word_from_the_layers_the_block_is_bayes_rule(make_block: MakeBlock, sigma: float) -> None:
+def test_without_a_word_from_the_layers_the_block_is_bayes_rule(sigma: float) -> None:
     """p(byte | z) of a uniform prior is proportional to exp(-|z - code|^2 / 2 sigma^2)."""
     block = make_block()
     torch.nn.init.zeros_(block.noisy_head.weight)
@@ -124,7 +122,7 @@ def test_without_a_word_from_the_layers_the_block_is_bayes_rule(make_block: Make
     assert torch.allclose(block.point(logits)[0].double(), posterior @ block.codes.double(), atol=1e-4)
 
 
-def test_the_denoised_point_is_inside_the_unit_ball(make_block: MakeBlock) -> None:
+def test_the_denoised_point_is_inside_the_unit_ball() -> None:
     block = make_block()
     norms = block.point(10 * random(1, 50, 256)).norm(dim=-1)
     assert float(norms.max()) <= 1 + 1e-6
@@ -173,15 +171,13 @@ def test_a_fresh_block_knows_nothing_and_ignores_the_noise_level() -> None:
 @pytest.mark.parametrize(
     ("context", "index", "embeds"), [("own", 1, True), ("chained", 0, True), ("chained", 1, False)]
 )
-def test_only_blocks_that_read_bytes_have_an_embedding(
-    make_block: MakeBlock, context: str, index: int, embeds: bool
-) -> None:
+def test_only_blocks_that_read_bytes_have_an_embedding(context: str, index: int, embeds: bool) -> None:
     block = make_block(index, context=context)
     assert block.reads_bytes is embeds
     assert ("embedding.weight" in block.state_dict()) is embeds
 
 
-def test_tables_are_restored_and_not_stored(make_block: MakeBlock) -> None:
+def test_tables_are_restored_and_not_stored() -> None:
     block = make_block()
     assert not {"codes", "rotary", "condition.frequencies"} & block.state_dict().keys()
     before = [tensor.clone() for tensor in (block.codes, block.rotary, block.condition.frequencies)]

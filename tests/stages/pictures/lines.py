@@ -14,8 +14,9 @@ from onesweep.stages.pictures.part import PictureKind
 from onesweep.stages.pictures.trajectory import DrawPlan, PicturePiece, Trajectory, block_sigmas, range_sigmas
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import put_work
+from tests.conftest import until
 from tests.stages.pictures.tiny import TINY, tiny_partition, tiny_parts
-from tests.stages.raw_client import ROUTER, Peer, Until, peer
+from tests.stages.raw_client import ROUTER, Peer, peer
 
 PLAN = DrawPlan(seed=11, classes=(0, 1, 2, 3, 1), levels=7, solver="2m", guidance=1.5)
 
@@ -58,7 +59,7 @@ class Line:
 
 
 @contextmanager
-def open_line(servers: Any, until: Until, bundle: Path, *blocks: tuple[int, ...], **host: Any) -> Iterator[Line]:
+def open_line(servers: Any, bundle: Path, *blocks: tuple[int, ...], **host: Any) -> Iterator[Line]:
     """Hosts that hold these blocks."""
     port = free_port_block(len(blocks))
     addresses = [f"127.0.0.1:{port + i}" for i in range(len(blocks))]

@@ -18,7 +18,8 @@ from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from onesweep.stages.checkpoint.release_store import read_release_manifest, release_files
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.host.parts import plan_host
-from tests.stages.checkpoints import EditManifest, part_file
+from tests.stages.checkpoints import part_file
+from tests.stages.conftest import edit_manifest
 from tests.stages.pictures.tiny import FOLDERS, TINY, tiny_experts, tiny_part, tiny_partition, tiny_picture_bundle
 
 
@@ -39,7 +40,7 @@ def test_a_loaded_part_is_the_saved_one(drawing: Path, kind: Any) -> None:
         assert all(torch.equal(x, saved.state_dict()[name]) for name, x in loaded.state_dict().items())
 
 
-def test_swapped_blocks_are_refused(copied: Path, edit_manifest: EditManifest) -> None:
+def test_swapped_blocks_are_refused(copied: Path) -> None:
     def swap(manifest: dict[str, Any]) -> None:
         first, second = manifest["parts"][:2]
         manifest["parts"][:2] = [second, first]
@@ -54,9 +55,7 @@ def test_swapped_blocks_are_refused(copied: Path, edit_manifest: EditManifest) -
 
 
 @pytest.mark.parametrize("change", [{"classes": TINY.classes[:2]}, {"patch": 4}, {"features": 64}, {"channels": 3}])
-def test_a_block_of_another_architecture_is_refused(
-    copied: Path, tmp_path: Path, edit_manifest: EditManifest, change: dict[str, Any]
-) -> None:
+def test_a_block_of_another_architecture_is_refused(copied: Path, tmp_path: Path, change: dict[str, Any]) -> None:
     """Its file is whole, and its digest right."""
     other = tiny_picture_bundle(tmp_path / "other", ("chain",), replace(TINY, **change)) / "chain"
     part = json.loads((other / MANIFEST_NAME).read_text())["parts"][1]
@@ -138,14 +137,14 @@ BAD: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 
 @pytest.mark.parametrize(("change", "sentence"), BAD)
 def test_a_manifest_with_a_bad_value_is_refused(
-    copied: Path, edit_manifest: EditManifest, change: Callable[[dict[str, Any]], object], sentence: str
+    copied: Path, change: Callable[[dict[str, Any]], object], sentence: str
 ) -> None:
     edit_manifest(copied / "chain", change)
     with pytest.raises(CheckpointError, match=sentence):
         read_manifest(copied / "chain")
 
 
-def test_a_router_net_of_other_experts_is_refused(drawing: Path, tmp_path: Path, edit_manifest: EditManifest) -> None:
+def test_a_router_net_of_other_experts_is_refused(drawing: Path, tmp_path: Path) -> None:
     two, three = tiny_experts(tmp_path / "two", 2), tiny_experts(tmp_path / "three", 3)
     assert load_router_net(three).experts == 3
     other = json.loads((three / "manifest.json").read_text())["parts"][3]
@@ -168,7 +167,7 @@ def test_a_router_net_of_other_experts_is_refused(drawing: Path, tmp_path: Path,
     ],
 )
 def test_experts_that_do_not_go_together_are_refused(
-    tmp_path: Path, edit_manifest: EditManifest, change: Callable[[dict[str, Any]], object], sentence: str
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], sentence: str
 ) -> None:
     edit_manifest(tiny_experts(tmp_path), change)
     with pytest.raises(CheckpointError, match=sentence):

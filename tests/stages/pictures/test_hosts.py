@@ -12,9 +12,10 @@ import pytest
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.pictures.trajectory import MAX_GUIDANCE, DrawPlan
 from onesweep.stages.wire.messages import copy_of
+from tests.conftest import until
 from tests.stages.pictures.lines import PLAN, Line, drawing_of, drawn_here, open_line
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
-from tests.stages.raw_client import Peer, Until, sweep
+from tests.stages.raw_client import Peer, sweep
 
 KINDS = pytest.mark.parametrize("kind", ["chain", "steps"])
 EVERY_HOST = {"host-0", "host-1", "host-2"}
@@ -26,20 +27,20 @@ def drawing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def three(drawing: Path, module_servers: Any, until: Until) -> Iterator[Line]:
-    with open_line(module_servers, until, drawing, (0,), (1,), (2,), session_mb=1) as line:
+def three(drawing: Path, module_servers: Any) -> Iterator[Line]:
+    with open_line(module_servers, drawing, (0,), (1,), (2,), session_mb=1) as line:
         yield line
 
 
 @pytest.fixture(scope="module")
-def one(drawing: Path, module_servers: Any, until: Until) -> Iterator[Line]:
-    with open_line(module_servers, until, drawing, (0, 1, 2)) as line:
+def one(drawing: Path, module_servers: Any) -> Iterator[Line]:
+    with open_line(module_servers, drawing, (0, 1, 2)) as line:
         yield line
 
 
 @pytest.fixture(scope="module")
-def two(drawing: Path, module_servers: Any, until: Until) -> Iterator[Line]:
-    with open_line(module_servers, until, drawing, (0,), (1, 2)) as line:
+def two(drawing: Path, module_servers: Any) -> Iterator[Line]:
+    with open_line(module_servers, drawing, (0,), (1, 2)) as line:
         yield line
 
 
@@ -166,7 +167,7 @@ def test_memory_for_drawings_is_bounded(three: Line, name: str, kind: Any) -> No
     assert unused(three)
 
 
-def test_a_release_ends_a_trajectory_on_its_way(three: Line, name: str, until: Until) -> None:
+def test_a_release_ends_a_trajectory_on_its_way(three: Line, name: str) -> None:
     first = three.peers[0]
     before = first.describe().counters.completed
     first.push(three.hop("steps", name, replace(PLAN, levels=256)))

@@ -1,7 +1,7 @@
 """Addresses, names, and who may listen where."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from onesweep.stages.wire.channel import (
     parse_address,
 )
 from onesweep.stages.wire.tls import Security
+from tests.conftest import until
 
 
 @pytest.mark.parametrize(
@@ -186,10 +187,9 @@ def test_a_client_that_does_not_read_ends_what_writes_to_it(monkeypatch: pytest.
 
 
 # The health port: what a probe may ask, and nothing else. With a real server.
-Until = Callable[..., Any]
 
 
-def test_probes_learn_of_life_and_readiness_only(bundles: Path, servers: Any, unused_port: int, until: Until) -> None:
+def test_probes_learn_of_life_and_readiness_only(bundles: Path, servers: Any, unused_port: int) -> None:
     where = f"127.0.0.1:{unused_port}"
     host = HostSettings("whole")
     settings = StageSettings(bundles / "own", (0, 1, 2), "127.0.0.1:0", (), host, threads=1, health=where)

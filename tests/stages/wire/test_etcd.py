@@ -23,6 +23,7 @@ from onesweep.stages.errors import ServiceError
 from onesweep.stages.wire import etcd as gateway_module
 from onesweep.stages.wire.etcd import EtcdClient, EtcdRegistry, RegistryDown
 from onesweep.stages.wire.registry import Registration, RegistrySettings, follow_successors, parse_url, write_entry
+from tests.conftest import eventually, jobs
 
 pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
 
@@ -36,9 +37,6 @@ from onesweep.stages.wire.etcd import EtcdRegistry
 registry = EtcdRegistry(RegistrySettings(*parse_url(sys.argv[1])), lease_s=2)
 asyncio.run(registry.register(Registration("victim", "127.0.0.1:9", (0,))))
 """
-
-Eventually = Callable[..., Any]
-Jobs = Callable[..., Any]
 
 
 def settings_of(url: str) -> RegistrySettings:
@@ -81,9 +79,7 @@ def own_etcd(etcd_with: Callable[..., Any]) -> Iterator[Any]:
         yield etcd
 
 
-async def test_hosts_come_and_go(
-    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
-) -> None:
+async def test_hosts_come_and_go(registry: EtcdRegistry, recorder: Recorder) -> None:
     await registry.check()
     async with jobs(recorder.follow(registry)):
         await eventually(recorder.last())
@@ -98,9 +94,7 @@ async def test_hosts_come_and_go(
     await eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("register")])
 
 
-async def test_a_host_that_is_killed_disappears(
-    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
-) -> None:
+async def test_a_host_that_is_killed_disappears(registry: EtcdRegistry, recorder: Recorder) -> None:
     async with jobs(recorder.follow(registry), registry.register(host("paris"))):
         victim = subprocess.Popen([sys.executable, "-c", REGISTER, registry.settings.url])
         try:
@@ -112,7 +106,7 @@ async def test_a_host_that_is_killed_disappears(
 
 
 async def test_what_a_host_left_behind_when_it_was_killed_is_taken_over(
-    registry: EtcdRegistry, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+    registry: EtcdRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway, moved = EtcdClient(registry.settings), host("paris", 7799)
     gateway.put("paris", write_entry(host("paris")), gateway.grant(60))
@@ -126,7 +120,7 @@ async def test_what_a_host_left_behind_when_it_was_killed_is_taken_over(
 
 
 async def test_of_two_hosts_with_one_name_the_first_says_so(
-    registry: EtcdRegistry, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+    registry: EtcdRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with jobs(registry.register(host("paris"))):
         await eventually(lambda: EtcdClient(registry.settings).holder("paris"))
@@ -135,9 +129,7 @@ async def test_of_two_hosts_with_one_name_the_first_says_so(
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["another host registered as paris"]
 
 
-async def test_etcd_goes_and_comes_back(
-    own_etcd: Any, recorder: Recorder, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_etcd_goes_and_comes_back(own_etcd: Any, recorder: Recorder, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     registry = EtcdRegistry(settings_of(own_etcd.url), LEASE_S)
 
@@ -157,7 +149,7 @@ async def test_etcd_goes_and_comes_back(
 
 
 async def test_an_etcd_that_forgot_everything_is_told_again(
-    own_etcd: Any, recorder: Recorder, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+    own_etcd: Any, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And who follows does not lose the hosts meanwhile."""
     caplog.set_level(logging.INFO)
@@ -178,7 +170,7 @@ async def test_an_etcd_that_forgot_everything_is_told_again(
 
 
 async def test_bad_entries_are_passed_over_with_one_line_each(
-    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+    registry: EtcdRegistry, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway = EtcdClient(registry.settings)
     lease = gateway.grant(60)
@@ -196,16 +188,14 @@ async def test_bad_entries_are_passed_over_with_one_line_each(
     )
 
 
-async def test_of_two_hosts_with_one_address_the_newer_is_believed(
-    registry: EtcdRegistry, recorder: Recorder, eventually: Eventually, jobs: Jobs
-) -> None:
+async def test_of_two_hosts_with_one_address_the_newer_is_believed(registry: EtcdRegistry, recorder: Recorder) -> None:
     async with jobs(recorder.follow(registry), registry.register(host("old-name"))):
         await eventually(recorder.last("old-name"))
         async with jobs(registry.register(host("new-name"))):
             await eventually(recorder.last("new-name"))
 
 
-async def test_next_hosts_are_told(registry: EtcdRegistry, eventually: Eventually, jobs: Jobs) -> None:
+async def test_next_hosts_are_told(registry: EtcdRegistry) -> None:
     told: list[list[str]] = []
 
     own = host("paris")
@@ -218,9 +208,7 @@ async def test_next_hosts_are_told(registry: EtcdRegistry, eventually: Eventuall
         await eventually(lambda: told[-1] == [])
 
 
-async def test_another_member_is_asked_when_one_is_down(
-    common_etcd: Any, unused_port: int, eventually: Eventually, jobs: Jobs
-) -> None:
+async def test_another_member_is_asked_when_one_is_down(common_etcd: Any, unused_port: int) -> None:
     registry = EtcdRegistry(
         settings_of(f"etcd://127.0.0.1:{unused_port},127.0.0.1:{common_etcd.port}/members"), LEASE_S
     )
@@ -231,7 +219,7 @@ async def test_another_member_is_asked_when_one_is_down(
         await eventually(recorder.last("paris"))
 
 
-async def test_a_prefix_keeps_deployments_apart(registry_url: str, eventually: Eventually, jobs: Jobs) -> None:
+async def test_a_prefix_keeps_deployments_apart(registry_url: str) -> None:
     one, two = (EtcdRegistry(settings_of(f"{registry_url}{end}"), LEASE_S) for end in ("", "2"))
     recorder = Recorder()
 
@@ -301,7 +289,7 @@ def test_a_lease_that_is_gone_is_refused(registry: EtcdRegistry) -> None:
     ids=["list", "deep", "cut", "busy", "busy-cut"],
 )
 def test_an_answer_that_is_none_is_a_registry_that_is_down(
-    status: int, body: bytes, length: int, eventually: Eventually, jobs: Jobs, caplog: pytest.LogCaptureFixture
+    status: int, body: bytes, length: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever registers, or follows, continues."""
     caplog.set_level(logging.INFO)

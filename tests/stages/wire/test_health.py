@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from onesweep.stages.wire import health
 from onesweep.stages.wire.channel import bind, new_server, open_channel
 from onesweep.stages.wire.health import HealthChecks
+from tests.conftest import until
 
 Status = health_pb2.HealthCheckResponse
 WITHIN_S = 30.0
@@ -97,7 +98,7 @@ async def test_a_client_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.M
             await anext(aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())))
 
 
-def test_a_host_ends_while_a_client_reads_nothing(bundles: Any, servers: Any, until: Any, unused_port: int) -> None:
+def test_a_host_ends_while_a_client_reads_nothing(bundles: Any, servers: Any, unused_port: int) -> None:
     address = f"127.0.0.1:{unused_port}"
     running = servers.stage(bundles / "own", (0, 1, 2), address)
 

@@ -26,6 +26,7 @@ from onesweep.stages.wire.registry import (
     successors,
     write_entry,
 )
+from tests.conftest import until
 
 PARIS = Registration("paris", "10.8.0.1:7701", (0, 1))
 
@@ -105,7 +106,6 @@ def test_nothing_comes_after_a_host_that_holds_everything() -> None:
 
 # What `onesweep stage` makes of --registry.
 URL = "etcd://127.0.0.1:1/onesweep"
-Until = Callable[..., Any]
 
 
 def test_a_url_is_taken_apart() -> None:
@@ -210,7 +210,7 @@ def test_without_etcd_a_host_does_not_start(refused: Callable[..., tuple[int, st
     assert f"no registry answers at etcd://127.0.0.1:{unused_port}/onesweep" in err
 
 
-def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url: str, until: Until) -> None:
+def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url: str) -> None:
     pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
     from onesweep.stages.wire.etcd import EtcdClient
     from onesweep.stages.wire.registry import read_entry

@@ -22,6 +22,7 @@ from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.progress import Progress, TrainingState
 from onesweep.trainer.blocks.run import Clock, Run, StepLoss
 from onesweep.trainer.blocks.state import exclusive, load_state, read_records, save_state
+from tests.conftest import until
 from tests.trainer.processes import ended, launched
 from tests.trainer.small import tiny
 
@@ -238,7 +239,6 @@ def test_a_killed_process_loses_and_repeats_nothing(
     text_file: Path,
     settings: Callable[..., Path],
     onesweep: Callable[..., Any],
-    until: Callable[..., Any],
     arguments: list[str],
     log: str,
     save_every_s: float,

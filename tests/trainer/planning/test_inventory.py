@@ -1,6 +1,5 @@
 """What is counted without being made is what real parts, optimizers and copies have."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,21 +17,17 @@ from tests.trainer.small import corpus, tiny
 MODELS = ["own chain", "chained chain", "chain ahead", "scorer", "ar"]
 
 
-@pytest.fixture
-def model() -> Callable[[str], TrainingConfig]:
-    def made(name: str) -> TrainingConfig:
-        *_, kind = name.split()
-        context = "chained" if name in ("chained chain", "chain ahead") else "own"
-        kind = "chain" if kind == "ahead" else kind
-        architecture = replace(tiny.architecture, parts=3, layers=1, context=context)
-        rounds = replace(tiny.rounds, model=kind, lookahead=name == "chain ahead")
-        return replace(tiny, architecture=architecture, rounds=rounds)
-
-    return made
+def model(name: str) -> TrainingConfig:
+    *_, kind = name.split()
+    context = "chained" if name in ("chained chain", "chain ahead") else "own"
+    kind = "chain" if kind == "ahead" else kind
+    architecture = replace(tiny.architecture, parts=3, layers=1, context=context)
+    rounds = replace(tiny.rounds, model=kind, lookahead=name == "chain ahead")
+    return replace(tiny, architecture=architecture, rounds=rounds)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_inventory_is_that_of_real_workers(model: Callable[[str], TrainingConfig], name: str) -> None:
+def test_the_inventory_is_that_of_real_workers(name: str) -> None:
     config = model(name)
     frame = RunSpec.of(config, corpus)
     for index, part in enumerate(take_inventory(config)):
@@ -46,7 +41,7 @@ def test_the_inventory_is_that_of_real_workers(model: Callable[[str], TrainingCo
         assert isinstance(task, StagePart) or part.copied_bytes == 2 * fetched
 
 
-def test_what_a_step_leaves_is_what_was_counted(model: Callable[[str], TrainingConfig]) -> None:
+def test_what_a_step_leaves_is_what_was_counted() -> None:
     config = model("own chain")
     part = take_inventory(config)[1]
     learner = Learner(RunSpec.of(config, corpus).task(1, corpus, 0), replace(config, steps=1))
@@ -66,7 +61,7 @@ def test_what_a_step_leaves_is_what_was_counted(model: Callable[[str], TrainingC
         ("ar", [9]),
     ],
 )
-def test_passes_are_counted_by_hand(model: Callable[[str], TrainingConfig], name: str, passes: list[int]) -> None:
+def test_passes_are_counted_by_hand(name: str, passes: list[int]) -> None:
     """One for what is read, two for what a gradient goes through, three for what is trained; parts have one layer."""
     assert [part.passes for part in take_inventory(model(name))] == passes
 

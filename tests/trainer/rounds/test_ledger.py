@@ -19,20 +19,16 @@ from tests.trainer.small import tensors, update
 MakeUpdate = Callable[..., Update]
 
 
-@pytest.fixture
-def ledger() -> Callable[..., Ledger]:
-    def make(**settings: Any) -> Ledger:
-        return Ledger(
-            RoundSettings(**{"deadline": "lockstep", "codec": "fp32", "down_codec": "fp32", **settings}),
-            {"p": tensors(0)},
-            Store(),
-            "run",
-        )
-
-    return make
+def ledger(**settings: Any) -> Ledger:
+    return Ledger(
+        RoundSettings(**{"deadline": "lockstep", "codec": "fp32", "down_codec": "fp32", **settings}),
+        {"p": tensors(0)},
+        Store(),
+        "run",
+    )
 
 
-def test_a_round_merges_what_came_and_opens_the_next(ledger: Callable[..., Ledger]) -> None:
+def test_a_round_merges_what_came_and_opens_the_next() -> None:
     ours = ledger(outer="mean")
     assert ours.accept(update(0, 0, steps=3), 1.0).kind == "accepted"
     assert not ours.due("p", 1e9)
@@ -46,7 +42,7 @@ def test_a_round_merges_what_came_and_opens_the_next(ledger: Callable[..., Ledge
     assert ours.weights("p") is merged.weights
 
 
-def test_the_order_of_arrival_does_not_change_a_bit(ledger: Callable[..., Ledger]) -> None:
+def test_the_order_of_arrival_does_not_change_a_bit() -> None:
     found = set()
     for order in permutations(range(3)):
         ours = ledger(replicas=3)
@@ -56,7 +52,7 @@ def test_the_order_of_arrival_does_not_change_a_bit(ledger: Callable[..., Ledger
     assert len(found) == 1
 
 
-def test_the_same_update_counts_once(ledger: Callable[..., Ledger]) -> None:
+def test_the_same_update_counts_once() -> None:
     ours = ledger()
     assert ours.accept(update(), 1.0).kind == "accepted"
     assert ours.accept(update(), 1.0).kind == "duplicate"
@@ -84,9 +80,7 @@ def test_the_same_update_counts_once(ledger: Callable[..., Ledger]) -> None:
         ({"delta": {}}, "p has other tensors: 'bias' is missing"),
     ],
 )
-def test_what_is_wrong_is_refused_with_a_sentence(
-    ledger: Callable[..., Ledger], changes: dict[str, Any], reason: str
-) -> None:
+def test_what_is_wrong_is_refused_with_a_sentence(changes: dict[str, Any], reason: str) -> None:
     ours = ledger()
     verdict = ours.accept(replace(update(), **changes), 1.0)
     assert verdict.kind == "refused"
@@ -94,7 +88,7 @@ def test_what_is_wrong_is_refused_with_a_sentence(
     assert len(ours.store.records()) == 1
 
 
-def test_bad_numbers_are_refused(ledger: Callable[..., Ledger]) -> None:
+def test_bad_numbers_are_refused() -> None:
     ours, good = ledger(replicas=5), update(0, 9).delta
     for bad in (float("nan"), float("inf")):
         assert "not finite" in ours.accept(update(delta={**good, "gain": torch.tensor(bad)}), 1.0).reason
@@ -107,7 +101,7 @@ def test_bad_numbers_are_refused(ledger: Callable[..., Ledger]) -> None:
     assert "more than 10 times the usual" in absurd.reason
 
 
-def test_no_update_goes_further_than_its_part_is_long(ledger: Callable[..., Ledger]) -> None:
+def test_no_update_goes_further_than_its_part_is_long() -> None:
     begun = norm(tensors(0))
 
     def sent(ours: Ledger, number: int, worker: int, length: float) -> str:
@@ -125,7 +119,7 @@ def test_no_update_goes_further_than_its_part_is_long(ledger: Callable[..., Ledg
     assert length <= 50.0 * begun
 
 
-def test_new_names_fill_neither_a_round_nor_the_disk(ledger: Callable[..., Ledger]) -> None:
+def test_new_names_fill_neither_a_round_nor_the_disk() -> None:
     for late in ("drop", "stale"):
         ours = ledger(late=late)
         found = [ours.accept(update(0, worker), 1.0) for worker in range(4)]
@@ -137,7 +131,7 @@ def test_new_names_fill_neither_a_round_nor_the_disk(ledger: Callable[..., Ledge
         assert len(ours.store.records()) == 4
 
 
-def test_denormal_numbers_do_not_stop_a_radial_merge(ledger: Callable[..., Ledger]) -> None:
+def test_denormal_numbers_do_not_stop_a_radial_merge() -> None:
     ours = ledger(outer="radial")
     tiny = {name: torch.zeros_like(tensor) for name, tensor in tensors(0).items()}
     tiny["bias"][0] = 1e-45
@@ -154,7 +148,7 @@ def late_ledger(ledger: Callable[..., Ledger], update: MakeUpdate, late: str, cl
     return ours
 
 
-def test_late_work_is_dropped_discounted_or_kept(ledger: Callable[..., Ledger]) -> None:
+def test_late_work_is_dropped_discounted_or_kept() -> None:
     dropped = late_ledger(ledger, update, "drop")
     verdict = dropped.accept(update(0, 1), 6.0)
     assert (verdict.kind, verdict.reason) == ("dropped", "round 0 of p was closed, and late work is dropped")
@@ -176,7 +170,7 @@ def test_late_work_is_dropped_discounted_or_kept(ledger: Callable[..., Ledger]) 
         torch.testing.assert_close(tensor, before[name] - update(0, 1).delta[name] / 2)
 
 
-def test_what_is_too_old_is_refused(ledger: Callable[..., Ledger]) -> None:
+def test_what_is_too_old_is_refused() -> None:
     ours = ledger(max_staleness=2)
     for number in range(4):
         ours.accept(update(number), 1.0)
@@ -185,7 +179,7 @@ def test_what_is_too_old_is_refused(ledger: Callable[..., Ledger]) -> None:
     assert ours.accept(update(2, 1), 1.0).kind == "accepted"
 
 
-def test_a_round_is_due_after_its_deadline_if_anything_came(ledger: Callable[..., Ledger]) -> None:
+def test_a_round_is_due_after_its_deadline_if_anything_came() -> None:
     ours = ledger(deadline="fixed", deadline_s=5.0)
     assert ours.due_at("p") is None
     assert not ours.due("p", 100.0)
@@ -199,7 +193,7 @@ def test_a_round_is_due_after_its_deadline_if_anything_came(ledger: Callable[...
     assert ours.due("p", 7.0)
 
 
-def test_a_round_begins_when_somebody_is_there(ledger: Callable[..., Ledger]) -> None:
+def test_a_round_begins_when_somebody_is_there() -> None:
     ours = ledger(deadline="fixed", deadline_s=10.0)
     ours.begin("p", 100.0)
     assert ours.accept(update(0, 0), 105.0).kind == "accepted"
@@ -207,7 +201,7 @@ def test_a_round_begins_when_somebody_is_there(ledger: Callable[..., Ledger]) ->
     assert ours.due_at("p") == 110.0
 
 
-def test_who_overlaps_may_be_one_round_ahead(ledger: Callable[..., Ledger]) -> None:
+def test_who_overlaps_may_be_one_round_ahead() -> None:
     ours = ledger(overlap="eager", deadline="fixed")
     ahead = update(1, 0, base_version=0)
     assert ours.accept(update(0, 0), 1.0).kind == "accepted"
@@ -218,7 +212,7 @@ def test_who_overlaps_may_be_one_round_ahead(ledger: Callable[..., Ledger]) -> N
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8", "e3m0"])
-def test_workers_that_follow_the_differences_have_what_was_published(ledger: Callable[..., Ledger], codec: str) -> None:
+def test_workers_that_follow_the_differences_have_what_was_published(codec: str) -> None:
     ours = ledger(down_codec=codec, replicas=1, outer="mean")
     mine = ours.weights("p")
     for number in range(6):

@@ -16,6 +16,7 @@ from onesweep.trainer.rounds.parts import place_on, see
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec
+from tests.conftest import until
 from tests.trainer.small import corpus, rounds_config
 
 MIXED_TOLERANCE = 0.02
@@ -62,7 +63,7 @@ def test_nothing_of_a_lesson_stays_behind(context: str, rounds: dict[str, Any]) 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that PyTorch can use")
-def test_a_cpu_and_a_gpu_make_the_weights_of_one_device(network: Callable[..., Any], until: Callable[..., Any]) -> None:
+def test_a_cpu_and_a_gpu_make_the_weights_of_one_device(network: Callable[..., Any]) -> None:
     net = network(replace(rounds_config, bfloat16=False))
     places = [(part, device) for part in (0, 1) for device in ("cpu", "cuda")]
     with ThreadPoolExecutor(len(places)) as pool:

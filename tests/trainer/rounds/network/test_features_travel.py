@@ -1,7 +1,7 @@
 """Features over real calls: the weights of one process, a worker that continues, a coordinator that is not held up."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +24,7 @@ from onesweep.trainer.rounds.settings import SimulatedWorkers, Throttle
 from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec
 from onesweep.trainer.v1 import rounds_pb2
+from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
 
@@ -43,7 +44,7 @@ def expect_weights_of_one_process(net: Any, corpus: Corpus) -> None:
     assert audit(net.out / "rounds").problems == []
 
 
-def test_two_blocks_make_the_weights_of_one_process(network: Start, until: Callable[..., Any]) -> None:
+def test_two_blocks_make_the_weights_of_one_process(network: Start) -> None:
     net = network(chained, together=True)
     assert net.work_together(0, 1) == [3, 3]
     until(lambda: net.over, 60)
@@ -67,7 +68,7 @@ class StopAfter(Throttle):
             self.stop.set()
 
 
-def test_who_is_stopped_in_a_round_goes_on_with_the_same_features(network: Start, until: Callable[..., Any]) -> None:
+def test_who_is_stopped_in_a_round_goes_on_with_the_same_features(network: Start) -> None:
     net = network(chained, together=True)
     first, second = StopAfter(net.stop, 3), Throttle()
     with ThreadPoolExecutor(2) as pool:
@@ -146,7 +147,7 @@ def test_what_a_coordinator_made_is_there_when_it_begins_anew(network: Start, he
     assert net.stub.Next(asked, timeout=60).order.features == made
 
 
-def test_a_disk_that_takes_nothing_is_told_and_tried_again(network: Start, until: Callable[..., Any]) -> None:
+def test_a_disk_that_takes_nothing_is_told_and_tried_again(network: Start) -> None:
     net = network(chained)
     in_the_way = net.out / STORE / "features"
     in_the_way.write_text("")

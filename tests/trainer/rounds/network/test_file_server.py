@@ -1,6 +1,5 @@
 """What workers are offered: versions and copies, whole or as differences."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,23 +16,16 @@ from onesweep.trainer.rounds.store import Store
 from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.small import tensors, update
 
-Close = Callable[[Ledger, int], None]
-
 
 @pytest.fixture
 def ledger() -> Ledger:
     return Ledger(RoundSettings(replicas=1, outer="mean"), {"p": tensors(0)}, Store(), "run")
 
 
-@pytest.fixture
-def close() -> Close:
+def close(ledger: Ledger, number: int) -> None:
     """Make the next version."""
-
-    def close(ledger: Ledger, number: int) -> None:
-        assert ledger.accept(update(number), 0.0).kind == "accepted"
-        ledger.close("p", 0.0)
-
-    return close
+    assert ledger.accept(update(number), 0.0).kind == "accepted"
+    ledger.close("p", 0.0)
 
 
 def holding(offered: rounds_pb2.Weights) -> rounds_pb2.Held:
@@ -41,7 +33,7 @@ def holding(offered: rounds_pb2.Weights) -> rounds_pb2.Held:
 
 
 @pytest.mark.parametrize("codec", ["int8", "e3m0"])
-def test_copies_come_as_differences_to_who_has_one(ledger: Ledger, close: Close, codec: CodecName) -> None:
+def test_copies_come_as_differences_to_who_has_one(ledger: Ledger, codec: CodecName) -> None:
     offers = WeightServer(ledger, RoundSettings(copies_codec=codec))
     offered = offers.copy("p", None)
     assert (offered.version, offered.whole) == (0, True)
@@ -61,7 +53,7 @@ def test_copies_come_as_differences_to_who_has_one(ledger: Ledger, close: Close,
     assert error < 0.2, "what a refresh rounds away is in the next"
 
 
-def test_copies_are_refreshed_as_often_as_it_is_said(ledger: Ledger, close: Close) -> None:
+def test_copies_are_refreshed_as_often_as_it_is_said(ledger: Ledger) -> None:
     line = CopyLine(RoundSettings(copies_every=3), 0, ledger.weights("p"))
     seen = []
     for number in range(7):
@@ -71,7 +63,7 @@ def test_copies_are_refreshed_as_often_as_it_is_said(ledger: Ledger, close: Clos
     assert seen == [(0, 0), (0, 0), (1, 3), (1, 3), (1, 3), (2, 6), (2, 6)]
 
 
-def test_bytes_are_those_of_what_is_missed(ledger: Ledger, close: Close) -> None:
+def test_bytes_are_those_of_what_is_missed(ledger: Ledger) -> None:
     line = CopyLine(RoundSettings(copies_codec="e3m0"), 0, ledger.weights("p"))
     like = shapes(ledger.weights("p"))
     one, whole = codec_named("e3m0").size(like), codec_named("fp32").size(like)
@@ -83,7 +75,7 @@ def test_bytes_are_those_of_what_is_missed(ledger: Ledger, close: Close) -> None
     assert line.size(1) == whole, "so old a copy is no longer followed"
 
 
-def test_a_copy_travels_exactly_where_it_travels_whole(ledger: Ledger, close: Close) -> None:
+def test_a_copy_travels_exactly_where_it_travels_whole(ledger: Ledger) -> None:
     offers = WeightServer(ledger, RoundSettings())
     first = offers.copy("p", None)
     close(ledger, 0)
@@ -93,7 +85,7 @@ def test_a_copy_travels_exactly_where_it_travels_whole(ledger: Ledger, close: Cl
     assert all(torch.equal(tensor, ledger.weights("p")[key]) for key, tensor in found.items())
 
 
-def test_many_who_ask_cost_one_look_at_the_disk(ledger: Ledger, close: Close, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_who_ask_cost_one_look_at_the_disk(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = RoundSettings(replicas=1, outer="mean", down_codec="e3m0")
     ledger.settings = settings
     offers, looks, real = WeightServer(ledger, settings), list[int](), ledger.store.get_version
@@ -118,7 +110,7 @@ class OfferedFiles(RoundsClient):
         return bytes(len(data)) if file.name in self.damaged else data
 
 
-def test_after_a_damaged_difference_a_worker_asks_for_the_whole(ledger: Ledger, close: Close, tmp_path: Path) -> None:
+def test_after_a_damaged_difference_a_worker_asks_for_the_whole(ledger: Ledger, tmp_path: Path) -> None:
     offers = WeightServer(ledger, ledger.settings)
     client = OfferedFiles(offers)
     cache = WeightCache(client, "w", "", tmp_path, {"p": shapes(ledger.weights("p"))})

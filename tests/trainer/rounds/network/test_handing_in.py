@@ -4,7 +4,6 @@ import asyncio
 import math
 import re
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
@@ -28,6 +27,7 @@ from onesweep.trainer.rounds.spec import RunSpec
 from onesweep.trainer.rounds.store import Store, Update
 from onesweep.trainer.rounds.transfer import pieces
 from onesweep.trainer.v1 import rounds_pb2
+from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import corpus, rounds_config
 
@@ -65,7 +65,7 @@ def test_updates_that_are_not_numbers_are_refused_and_the_run_goes_on(network: S
     assert submit(net, net.submission(place, good), good).outcome == rounds_pb2.OUTCOME_ACCEPTED
 
 
-def test_late_work_is_judged_by_rule(network: Start, until: Callable[..., Any]) -> None:
+def test_late_work_is_judged_by_rule(network: Start) -> None:
     net = network(late="drop", deadline="fixed", deadline_s=0.05)
     slow, quick = net.join("slow", part=0), net.join("quick", part=0)
     payload = net.payload("block-0")
@@ -134,7 +134,7 @@ def test_a_damaged_payload_is_sent_anew(network: Start) -> None:
     assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
 
 
-def test_a_full_disk_loses_nothing(network: Start, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(replicas=1)
     store, failures = net.ledger.store, ["put_update", "commit", "put_version"]
 
@@ -202,7 +202,7 @@ def test_two_updates_at_once_are_judged_one_after_the_other(tmp_path: Path) -> N
 # Rounds for which an update was refused: nobody waits for another that will not come.
 
 
-def test_a_round_does_not_wait_for_who_has_passed_it(network: Start, until: Callable[..., Any]) -> None:
+def test_a_round_does_not_wait_for_who_has_passed_it(network: Start) -> None:
     """What was refused is not made again: without its worker a lockstep round would never end."""
     net = network()
     one, two = net.join("one", part=0), net.join("two", part=0)

@@ -1,6 +1,5 @@
 """Rounds over real gRPC: the same weights as in one process, and every kind of run to its end."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +14,7 @@ from onesweep.trainer.planning.traffic import bounds_of, traffic_of
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
+from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, submit
 from tests.trainer.small import corpus, rounds_config
 
@@ -32,9 +32,7 @@ from tests.trainer.small import corpus, rounds_config
     ],
     ids=["plain", "int8 both ways", "mean", "fragments", "naive fragments", "eager", "patient fragments"],
 )
-def test_four_workers_make_the_weights_of_one_process(
-    network: Start, until: Callable[..., Any], rounds: dict[str, Any]
-) -> None:
+def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: dict[str, Any]) -> None:
     net = network(**rounds)
     assert net.work_together(None, None, None, None) == [3, 3, 3, 3]
     until(lambda: net.over, 60)  # modules are drawn from one generator: nobody else may draw meanwhile
@@ -75,9 +73,7 @@ def test_rounds_that_wait_for_nobody_carry_bytes_within_their_bounds(network: St
         ("own", {"overlap": "patient", "late": "add"}),
     ],
 )
-def test_every_kind_of_run_comes_to_its_end(
-    network: Start, until: Callable[..., Any], context: str, rounds: dict[str, Any]
-) -> None:
+def test_every_kind_of_run_comes_to_its_end(network: Start, context: str, rounds: dict[str, Any]) -> None:
     config = replace(rounds_config, architecture=replace(rounds_config.architecture, context=context))
     net = network(config, **{"replicas": 1, "rounds": 2, **rounds})
     trained = net.work_together(*[None] * len(net.spec.parts))
@@ -91,7 +87,7 @@ def test_every_kind_of_run_comes_to_its_end(
 # What a run publishes, and when.
 
 
-def test_the_end_is_a_checkpoint_that_loads(network: Start, until: Callable[..., Any]) -> None:
+def test_the_end_is_a_checkpoint_that_loads(network: Start) -> None:
     net = network(replicas=1)
     net.work_together(None, None)
     until(lambda: "chain" in read_manifest(net.out).metrics, 60)
@@ -100,7 +96,7 @@ def test_the_end_is_a_checkpoint_that_loads(network: Start, until: Callable[...,
         assert all(torch.equal(tensor, weights[name]) for name, tensor in block.named_parameters())
 
 
-def test_checkpoints_are_published_while_the_run_goes_on(network: Start, until: Callable[..., Any]) -> None:
+def test_checkpoints_are_published_while_the_run_goes_on(network: Start) -> None:
     net = network(replicas=1, rounds=2, coordinator={"publish_every": 1})
     place, payload = net.join(part=0), net.payload("block-0")
     submit(net, net.submission(place, payload), payload)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +14,7 @@ from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.client import LeaseLostError
 from onesweep.trainer.rounds.store import Update
 from onesweep.trainer.v1 import rounds_pb2
+from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 
 
@@ -27,7 +27,7 @@ def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
         link.next(rounds_pb2.NextRequest(worker="hand", lease=place.lease))
 
 
-def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start, until: Callable[..., Any]) -> None:
+def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None:
     net = network(coordinator={"lease_s": 0.5}, replicas=1, rounds=1)
     net.join("silent", part=0)
     assert net.work("w0", part=0, wait=True) == 1
@@ -35,7 +35,7 @@ def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start, until: 
     until(lambda: net.coordinator.ended, 30)
 
 
-def test_a_lockstep_round_does_not_wait_for_a_worker_that_is_gone(network: Start, until: Callable[..., Any]) -> None:
+def test_a_lockstep_round_does_not_wait_for_a_worker_that_is_gone(network: Start) -> None:
     net = network(coordinator={"lease_s": 2.0})
     net.join("silent", part=0)
     place, payload = net.join(part=0), net.payload("block-0")

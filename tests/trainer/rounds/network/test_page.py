@@ -25,6 +25,7 @@ from onesweep.trainer.rounds import page as page_module
 from onesweep.trainer.rounds.page import FRESH_S, PageConnection, Snapshots
 from onesweep.trainer.rounds.server import check_page
 from onesweep.trainer.v1 import rounds_pb2
+from tests.conftest import until
 
 Start = Callable[..., Any]
 EVIL = "<img src=x onerror=\"document.title='taken'\">"
@@ -51,7 +52,7 @@ def hand_in(net: Any, place: Any, worker: str, **losses: float) -> None:
     assert link.submit(submission, payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
 
 
-def test_it_shows_what_watch_tells(net: Any, http: httpx.Client, until: Callable[..., Any]) -> None:
+def test_it_shows_what_watch_tells(net: Any, http: httpx.Client) -> None:
     hand_in(net, net.join("ann", part=1, device="cpu"), "ann", denoise_nats=2.5)
     until(lambda: http.get("/status.json").json()["parts"][1]["closed"], WAIT_S)
     shown = http.get("/status.json").json()

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec
+from tests.conftest import until
 from tests.trainer.processes import ended, launched
 
 ROUNDS, WORKERS = 6, 2
@@ -63,12 +63,7 @@ def accepted(out: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_kills_change_nothing(
-    start: Callable[..., BaseProcess],
-    config_file: Path,
-    text_file: Path,
-    tmp_path: Path,
-    unused_port: int,
-    until: Callable[..., Any],
+    start: Callable[..., BaseProcess], config_file: Path, text_file: Path, tmp_path: Path, unused_port: int
 ) -> None:
     out, address = tmp_path / "out", f"127.0.0.1:{unused_port}"
 
@@ -109,12 +104,7 @@ def test_kills_change_nothing(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_who_is_told_to_stop_stores_everything_and_says_so(
-    start: Callable[..., BaseProcess],
-    config_file: Path,
-    text_file: Path,
-    tmp_path: Path,
-    unused_port: int,
-    until: Callable[..., Any],
+    start: Callable[..., BaseProcess], config_file: Path, text_file: Path, tmp_path: Path, unused_port: int
 ) -> None:
     out, address = tmp_path / "out", f"127.0.0.1:{unused_port}"
     how = ("--config", config_file, "--data", text_file, "--out", out, "--lease", 600)

@@ -1,7 +1,6 @@
 """Workers that nobody knows: what one of them can take from the others, or from the coordinator."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.transfer import PIECE_BYTES
 from onesweep.trainer.v1 import rounds_pb2
+from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
 
@@ -44,7 +44,7 @@ def test_a_place_counts_once_whatever_names_its_worker_takes(network: Start) -> 
     assert audit(net.out / "rounds").accepted == 2
 
 
-def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Start, until: Callable[..., Any]) -> None:
+def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Start) -> None:
     net = network(replicas=1, rounds=1)
     assert hand_in(net, "hand").outcome == ACCEPTED
     until(lambda: net.ledger.round("block-0") == 1, 60)

@@ -30,6 +30,7 @@ from onesweep.trainer.rounds.worker_state import (
     load_worker,
     save_worker,
 )
+from tests.conftest import until
 from tests.trainer.small import corpus, tensors
 
 Start = Callable[..., Any]
@@ -39,7 +40,7 @@ Start = Callable[..., Any]
     ("overlap", "call"), [("none", "judge"), ("naive", "judge"), ("none", "read"), ("none", "join")]
 )
 def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
-    network: Start, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, overlap: str, call: str
+    network: Start, monkeypatch: pytest.MonkeyPatch, overlap: str, call: str
 ) -> None:
     net = network(replicas=1, rounds=2, model="ar", overlap=overlap)
     called, real = list[str](), getattr(net.coordinator, call)
@@ -69,7 +70,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
 
 @pytest.mark.parametrize("overlap", ["none", "naive"])
 def test_who_is_stopped_between_two_fragments_goes_on_from_its_state(
-    network: Start, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, overlap: str
+    network: Start, monkeypatch: pytest.MonkeyPatch, overlap: str
 ) -> None:
     net = network(replicas=1, model="ar", fragments=3, steps_per_round=4, overlap=overlap)
     judge, stops = net.coordinator.judge, [2, 4, 7]  # after so many updates; a round has three
@@ -96,9 +97,7 @@ def test_who_is_stopped_between_two_fragments_goes_on_from_its_state(
     assert (merged.problems, merged.accepted, merged.merged) == ([], 9, 9)
 
 
-def test_a_clock_that_is_hours_off_is_nobodys_business(
-    network: Start, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_hours_off_is_nobodys_business(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     net, hours, real = network(replicas=1, rounds=2, model="ar"), itertools.cycle((-9, 5, 14)), time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600 * next(hours))
     assert net.work("w0") == 2
@@ -107,7 +106,7 @@ def test_a_clock_that_is_hours_off_is_nobodys_business(
 
 
 def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
-    network: Start, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    network: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, real, saved = network(replicas=1, rounds=3, model="ar"), state.save_file, list[int]()
 
