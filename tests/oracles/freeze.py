@@ -21,7 +21,7 @@ def main(names: list[str]) -> int:
         print(f"no oracle {sorted(unknown)[0]!r}; there are {', '.join(NAMES)}", file=sys.stderr)
         return 2
     wanted = names or NAMES
-    with tempfile.TemporaryDirectory() as folder, rig.weights() as weights, rig.ring(weights, *record.USUAL) as ring:
+    with tempfile.TemporaryDirectory() as folder, rig.weights() as weights, rig.ring(weights, 3) as ring:
         for name, make in record.OF_A_RING.items():
             if name in wanted:
                 record.freeze(name, make(ring))

@@ -26,7 +26,7 @@ def weights() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def usual(weights: Path) -> Iterator[Ring]:
-    with rig.ring(weights, *record.USUAL) as ring:
+    with rig.ring(weights, 3) as ring:
         yield ring
 
 
