@@ -252,6 +252,7 @@ MEASUREMENTS: dict[str, Measurement] = {
     ),
     "losses": Measurement(f"{LOSSES} --checkpoint $MODEL", _losses),
     "weights_float32": Measurement(f"{LOSSES} --checkpoint $MODEL --backends torch --codecs fp32", _weights),
+    "weights_bfloat16": Measurement(f"{LOSSES} --checkpoint $MODEL_BF16 --backends torch --codecs fp32", _weights),
     "weights_q4": Measurement(f"{LOSSES} --checkpoint $MODEL_Q4 --backends torch --codecs fp32", _weights),
     "training": Measurement("onesweep train memory", _training, prints=True),
     "training6": Measurement("onesweep train memory --parts 6 --layers 1", _training, prints=True),

@@ -32,6 +32,7 @@ class Conditions:
     profile: str
     checkpoint: Path = Path()  # bundle that is served
     audit: float = 0.0
+    routers: int = 1
     codec: str = ""  # of the updates of a training
 
 

@@ -97,7 +97,7 @@ def check_chaos(settings: ChaosSettings) -> Selection[ServingTestbed]:
     """The faults of a run. Raises OnesweepError for what can be refused before anything is started."""
     checkpoint = (settings.checkpoint or SHIPPED).resolve()
     plan_host(checkpoint, (0,))
-    conditions = Conditions(settings.profile, checkpoint, settings.audit)
+    conditions = Conditions(settings.profile, checkpoint, settings.audit, settings.routers)
     selection = select(SERVING_FAULTS, settings, conditions, FAULTS_A_MINUTE)
     check_names("--modes", settings.modes or (), tuple(DRAWINGS if bundle_draws(checkpoint) else REQUESTS))
     check_links(settings.profile, settings.profiles, MOST_HOSTS)
@@ -108,7 +108,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
     """Raises OnesweepError when there is no deployment, or no text to compare with."""
     selection = check_chaos(settings)
     limit, checkpoint = settings.requests_at_once * REQUEST_LIMIT, (settings.checkpoint or SHIPPED).resolve()
-    with open_serving_testbed(settings.profile, checkpoint, limit, settings.profiles, settings.audit) as testbed:
+    with open_serving_testbed(settings, checkpoint, limit) as testbed:
         facts = _router_health(testbed)
         wanted = settings.modes or tuple(DRAWINGS if facts.classes else REQUESTS)
         served = [mode for mode in wanted if mode in facts.modes]

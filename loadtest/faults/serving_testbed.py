@@ -16,6 +16,7 @@ import psutil
 from onesweep.loadtest.faults.base import Conditions, Fault, no_link
 from onesweep.loadtest.faults.clients import Clients, Order
 from onesweep.loadtest.faults.process import Program
+from onesweep.loadtest.faults.settings import ChaosSettings
 from onesweep.loadtest.lab.profile import ROUTER
 from onesweep.loadtest.workload.testbed import INSECURE, Network, deployed, open_network
 from onesweep.serving.cli.deployment import MODULE, Deployment
@@ -47,7 +48,8 @@ class ServingTestbed:
 
     @property
     def router(self) -> str:
-        return self.deployment.topology.router
+        """Address, or addresses, for clients."""
+        return ",".join([self.deployment.topology.router, *self.routers[1:]])
 
     @property
     def hosts(self) -> list[str]:
@@ -55,7 +57,8 @@ class ServingTestbed:
 
     @property
     def routers(self) -> list[str]:
-        return [ROUTER]
+        """Names of their processes: that of a second one is its address."""
+        return [name for name in self.deployment.processes if name not in self.hosts]
 
     @property
     def links(self) -> list[str]:
@@ -179,19 +182,18 @@ def node_of(name: str, hosts: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def open_serving_testbed(
-    profile: str, checkpoint: Path, request_limit: int, profiles: Path | None = None, audit: float = 0.0
-) -> Iterator[ServingTestbed]:
+def open_serving_testbed(settings: ChaosSettings, checkpoint: Path, request_limit: int) -> Iterator[ServingTestbed]:
     """A ready deployment with two hosts for every block. Raises OnesweepError.
 
-    :param request_limit: requests that the router takes at once.
-    :param audit: share of sweeps that it has computed again.
+    :param request_limit: requests that a router takes at once.
     """
-    options = ("--max-requests", str(request_limit), "--audit", str(audit))
-    with open_network(profile, MOST_HOSTS, profiles) as network:
+    options = ("--max-requests", str(request_limit), "--audit", str(settings.audit))
+    with open_network(settings.profile, MOST_HOSTS, settings.profiles) as network:
         addresses = [network.address(node) for node in network.nodes]
         topology = replicated(checkpoint, addresses[1:], addresses[0])
-        with deployed(network, checkpoint, topology, router_options=options) as opened:
+        host, port = addresses[0].rpartition(":")[0], network.first_port + MOST_HOSTS + 1
+        second = f"{host}:{port}" if settings.routers > 1 else None
+        with deployed(network, checkpoint, topology, router_options=options, second=second) as opened:
             assert opened.deployment is not None
             testbed = ServingTestbed(opened.deployment, network)
             try:
@@ -244,6 +246,8 @@ def _no_impostor(conditions: Conditions) -> str:
 
 
 def _no_second(conditions: Conditions) -> str:
+    if conditions.routers > 1:
+        return "a swap is for one router: of several only one deploys"
     return second_problem(conditions.checkpoint)
 
 

@@ -84,7 +84,7 @@ def open_network(profile: str | Profile, hosts: int, profiles: Path | None = Non
     :param profiles: file with more profiles than those that ship.
     """
     if profile == LOOPBACK:
-        yield Network(LOOPBACK, hosts, free_port_block(hosts + 1))
+        yield Network(LOOPBACK, hosts, free_port_block(hosts + 2))
         return
     found = profile_named(profile, profiles) if isinstance(profile, str) else profile
     with temporary_lab(found, hosts) as lab:
@@ -163,6 +163,7 @@ def deployed(
     host_options: Sequence[str] = (),
     router_options: Sequence[str] = (),
     threads: int = 1,
+    second: str | None = None,
 ) -> Iterator[Testbed]:
     """A ready deployment in a network, for the length of a `with` block.
 
@@ -180,6 +181,7 @@ def deployed(
         place=lambda name, argv: network.command(nodes.get(name, ROUTER), argv),
         host_options=(*network.options, *NO_MEMORY, *host_options),
         router_options=(*network.options, *([ANYBODY] if network.lab else []), *router_options),
+        second=second,
     ) as deployment:
         access = Access(topology.router, insecure=network.lab is not None)
         testbed = Testbed(access, network, checkpoint, deployment)

@@ -25,6 +25,7 @@ from onesweep.serving.client.client import Client, RequestRefused, RouterError
 from onesweep.serving.router.request import DEFAULT_ROUTER
 from onesweep.serving.router.topology import HostEntry, Topology, read_topology
 from onesweep.stages.errors import InputError, OnesweepError, ServiceError, TopologyError
+from onesweep.stages.progress import ProgressLine
 from onesweep.stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from onesweep.stages.wire.tls import tls_arguments
 from onesweep.stages.wire.tokens import token_for
@@ -67,7 +68,7 @@ class Deployment:
 
     topology: Topology
     directory: Path
-    processes: dict[str, int]  # process id of each host and of `router`
+    processes: dict[str, int]  # process id of each host and of `router`; a second one's by its address
     place: Place | None = None  # none: everything runs on this machine as it is, on loopback
     commands: dict[str, list[str]] = field(default_factory=dict, repr=False)  # how each process was started
     ready_within_s: float = field(default=READY_S, repr=False)
@@ -86,6 +87,7 @@ class Deployment:
         metrics: str | None = None,
         http: str | None = None,
         hosts_run: bool = False,
+        second: str | None = None,
     ) -> Deployment:
         """Start every process; they are live but not ready when this returns.
 
@@ -96,6 +98,7 @@ class Deployment:
         :param metrics: where the router's metrics are; each host's are on a port of its own after it.
         :param http: where a gateway listens, too.
         :param hosts_run: the hosts are up elsewhere: only the router and the gateway are started.
+        :param second: where a second router listens, which deploys nothing.
 
         Raises OnesweepError when one is up already, or an address is taken.
         """
@@ -120,8 +123,10 @@ class Deployment:
                 arguments += ["--shelf", str(shelves / host.name)]
                 deployment._spawn(host.name, [*arguments, *host_options, *seen[host.name]])
             router = ["router", "--topology", str(topology_path), "--checkpoint", str(checkpoint)]
-            router += ["--shelf", str(shelves / "router")]
-            deployment._spawn("router", [*router, "--threads", str(threads), *router_options, *seen["router"]])
+            router += ["--threads", str(threads), *router_options]
+            deployment._spawn("router", [*router, "--shelf", str(shelves / "router"), *seen["router"]])
+            if second is not None:
+                deployment._spawn(second, [*router, "--listen", second])
             if http is not None:
                 gateway = ["http", "--listen", http, "--router", topology.router]
                 deployment._spawn(HTTP, [*gateway, *tls_arguments(topology.client_tls)])
@@ -179,8 +184,9 @@ class Deployment:
 
     def stop(self) -> None:
         """End every process, the router first so that running requests end; kill what does not stop."""
-        _end([self._process(HTTP), self._process("router")])
-        _end([self._process(host.name) for host in self.topology.hosts])
+        hosts = {host.name for host in self.topology.hosts}
+        _end([self._process(name) for name in self.processes.keys() - hosts])
+        _end([self._process(name) for name in hosts])
         self._record_path(self.directory).unlink(missing_ok=True)
 
     def _answers_there(self, place: Place) -> Generator[str | None, None, None]:
@@ -322,6 +328,26 @@ def temporary_deployment(
             deployment.stop()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def present(
+    deployment: Deployment, http: str | None, progress: ProgressLine | None = None, note: str = "", watched: bool = True
+) -> None:
+    """Print where everything is, once it is ready, and watch it; stop it where that fails. Raises OnesweepError."""
+    try:
+        deployment.wait_ready(progress.at if progress else lambda reason: None)
+        if http:
+            deployment.wait_listening(http)
+        if progress:
+            progress.close()
+        lines = [f"{host.name:10} {host.address:22} blocks {host.span}" for host in deployment.topology.hosts]
+        lines.append(f"{'router':10} {deployment.topology.router:22} ready; logs in {deployment.directory}")
+        print("\n".join([*lines, *[f"{'http':10} http://{http}"] * bool(http), *[note] * bool(note)]), flush=True)
+        if watched:
+            watch(deployment)
+    except BaseException:
+        deployment.stop()
+        raise
 
 
 def watch(deployment: Deployment) -> None:

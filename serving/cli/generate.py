@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from onesweep.serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants, titled
 from onesweep.serving.client.result import Result
 from onesweep.serving.modes import MODES
-from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, SETTINGS, Request
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
 from onesweep.stages.errors import ServiceError, printable
 from onesweep.stages.settings import add_flags, check_destination, write_destination
 from onesweep.stages.signals import run_interruptible
@@ -38,7 +38,7 @@ class Credentials(TypedDict):
 
 
 def add_router_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--router", metavar="HOST:PORT", help="default: what is up here, else " + DEFAULT_ROUTER)
+    parser.add_argument("--router", metavar="HOST:PORT", help=ROUTER_HELP)
     add_client_options(parser)
     add_token_options(parser)
 

@@ -50,7 +50,7 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 
 def run_serve(options: argparse.Namespace) -> int:
     from onesweep.serving.cli.deploy import read_release
-    from onesweep.serving.cli.deployment import Deployment, check_free, check_none_up, state_directory, watch
+    from onesweep.serving.cli.deployment import Deployment, check_free, check_none_up, present, state_directory
     from onesweep.serving.router.topology import HostEntry, Topology, local_topology
     from onesweep.stages.wire.tls import Security
     from onesweep.stages.wire.tokens import read_tokens
@@ -88,19 +88,7 @@ def run_serve(options: argparse.Namespace) -> int:
                 http=options.http,
                 hosts_run=True,
             )
-            try:
-                deployment.wait_ready(progress.at)
-                deployment.wait_listening(options.http)
-                progress.close()
-                for host, share in zip(hosts, topology.hosts, strict=True):
-                    print(f"{host.name:10} {host.address:22} blocks {share.span}")
-                print(f"{'router':10} {topology.router:22} ready; logs in {deployment.directory}")
-                print(f"{'http':10} http://{options.http}")
-                print('try        onesweep generate "The sea"', flush=True)
-                watch(deployment)
-            except BaseException:
-                deployment.stop()
-                raise
+            present(deployment, options.http, progress, 'try        onesweep generate "The sea"')
         finally:
             progress.close()
     return 0

@@ -12,9 +12,9 @@ from onesweep.serving.cli.deployment import (
     Deployment,
     NothingUp,
     find_deployment,
+    present,
     require_deployment,
     state_directory,
-    watch,
 )
 from onesweep.serving.cli.generate import add_router_options, async_client_of, client_of
 from onesweep.serving.client.result import record_of
@@ -219,19 +219,7 @@ def run_up(options: argparse.Namespace) -> int:
             metrics=options.metrics,
             http=options.http,
         )
-        try:
-            deployment.wait_ready()
-            for host in topology.hosts:
-                print(f"{host.name:10} {host.address:22} blocks {host.span}")
-            print(f"{'router':10} {topology.router:22} ready; logs in {deployment.directory}", flush=True)
-            if options.http:
-                deployment.wait_listening(options.http)
-                print(f"{'http':10} http://{options.http}", flush=True)
-            if not options.detach:
-                watch(deployment)
-        except BaseException:
-            deployment.stop()
-            raise
+        present(deployment, options.http, watched=not options.detach)
     return 0
 
 

@@ -7,154 +7,30 @@ with Client() as client:
 
 import asyncio
 import codecs
-import math
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
-from typing import Any, Self
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.serving.client.result import DrawnPictures, Logprobs, Result, pictures_of, result_of
+from onesweep.serving.client.failover import RequestRefused, RouterConnection, RouterError, Turns
+from onesweep.serving.client.result import DrawnPictures, Logprobs, Result, pictures_of
 from onesweep.serving.drawing.request import drawing_message
-from onesweep.serving.router.request import DEFAULT_ROUTER, DEFAULT_TIMEOUT_S, Request
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.errors import InputError, ServiceError, printable
-from onesweep.stages.wire.channel import check_target, is_loopback, open_blocking_channel, open_channel
-from onesweep.stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms, trailing_metadata
-from onesweep.stages.wire.tls import Security, Tls, handshake_problem
-from onesweep.stages.wire.tokens import token_metadata
+from onesweep.stages.errors import InputError
+from onesweep.stages.wire.channel import Options, open_blocking_channel, open_channel
+from onesweep.stages.wire.status import REQUEST_KEY
+from onesweep.stages.wire.tls import Tls
 
 # The client's public surface.
 __all__ = ["AsyncClient", "Client", "DrawnPictures", "RequestRefused", "Result", "RouterError", "TextDecoder", "Tls"]
 
+T = TypeVar("T")
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
-
-
-_USER_MISTAKES = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-)
-
-
-class RequestRefused(InputError):
-    """The router found the token, or a field of the request, wrong; `code` is the gRPC status."""
-
-    def __init__(self, message: str, code: grpc.StatusCode, request: str = "") -> None:
-        super().__init__(message)
-        self.code, self.request = code, request
-
-
-class RouterError(ServiceError):
-    """The router, or a host behind it, failed or did not answer; `code` is the gRPC status.
-
-    `request` is what the router's log calls the request; empty where it never got there."""
-
-    def __init__(
-        self, message: str, code: grpc.StatusCode, retry_after_ms: int | None = None, request: str = ""
-    ) -> None:
-        super().__init__(message)
-        self.code, self.retry_after_ms, self.request = code, retry_after_ms, request
-
-
-def error_of(
-    error: grpc.RpcError | grpc.aio.AioRpcError, address: str, timeout_s: float, security: Security
-) -> Exception:
-    """The exception for people that a status stands for."""
-    code, details = error.code(), printable(error.details() or "", newline=" ")
-    metadata = call_metadata(error)
-    request = metadata.get(REQUEST_KEY, "")
-    if code in _USER_MISTAKES:
-        return RequestRefused(details, code, request)
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return RouterError(f"no answer within {timeout_s:g} s: {details}", code, request=request)
-    if is_unreachable(error):
-        problem = handshake_problem(details, security)
-        missing = f"no router answers at {address}; start one with `onesweep up` ({details})"
-        return RouterError(f"the router at {address} {problem}" if problem else missing, code)
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        return RouterError(f"{address} is no router; give the router's address", code)
-    return RouterError(details or code.name, code, retry_after_ms(metadata), request)
-
-
-def is_unreachable(error: grpc.RpcError | grpc.aio.AioRpcError) -> bool:
-    """True where no router answered."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and STATUS_MARK not in trailing_metadata(error)
-
-
-class _Connection(ABC):
-    """Common part of the two clients: address, certificates and token, and how calls end."""
-
-    def __init__(
-        self, address: str = DEFAULT_ROUTER, *, tls: Tls | None = None, token: str = "", insecure: bool = False
-    ) -> None:
-        """:param tls: the authority that the router's certificate must be signed by; None = plain text.
-        :param token: sent with every call, for routers that ask for one.
-        :param insecure: accept plain text to another machine, without a token.
-
-        Raises InputError for a connection that would not be safe.
-        """
-        self.address, self._security = address, checked_security(address, tls, token, insecure)
-        self._metadata = token_metadata(token)
-        self._open()
-
-    @property
-    def is_private(self) -> bool:
-        """True where a token that is sent cannot be read on its way."""
-        return _is_private(self.address, self._security.tls)
-
-    def _open(self) -> None:
-        """Connect with the certificates as they are now."""
-        # taken before the files are read: what changes meanwhile is noticed at the next failure
-        stamp = self._security.stamp()
-        self._dial()
-        self._stamp = stamp
-
-    @abstractmethod
-    def _dial(self) -> None:
-        """Open a channel, and the stub that calls go over from now on."""
-
-    @contextmanager
-    def _errors(self, timeout_s: float) -> Iterator[None]:
-        """Failures of a call as the exceptions that its caller gets."""
-        try:
-            yield
-        except grpc.RpcError as error:
-            raise self._failed(error, timeout_s) from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            # gRPC raises it, too, where it was the connection that ended
-            raise RouterError(f"the connection to {self.address} was closed", grpc.StatusCode.UNAVAILABLE) from None
-
-    def _failed(self, error: grpc.RpcError | grpc.aio.AioRpcError, timeout_s: float) -> Exception:
-        """The exception to raise for a call that failed; the next call uses certificates that were renewed."""
-        if is_unreachable(error) and self._security.stamp() != self._stamp:
-            with suppress(InputError):  # half of it may be replaced yet
-                self._open()
-        return error_of(error, self.address, timeout_s, self._security)
-
-
-class _Answer:
-    """The responses to one request, as clients hand them out."""
-
-    def __init__(self) -> None:
-        self._output = b""
-
-    def read(self, response: router_pb2.GenerateResponse) -> bytes | router_pb2.Trip | Result:
-        """A piece of text, a sweep that came back, or the result, which is last."""
-        match response.WhichOneof("kind"):
-            case "summary":
-                return result_of(response.summary, self._output)
-            case "trip":
-                return response.trip
-        self._output += response.text
-        return response.text
 
 
 class _DrawnAnswer:
@@ -173,10 +49,11 @@ class _DrawnAnswer:
         elif self._preview is not None:
             self._preview(_checked_pictures(response.pictures))
 
-    def end(self) -> DrawnPictures:
-        """The pictures. Raises RouterError where there are none."""
+    def end(self, moves: int = 0) -> DrawnPictures:
+        """The pictures; moves from router to router count as replays. Raises RouterError where there are none."""
         if self._pictures is None or self._summary is None:
             raise RouterError("the router ended the answer without pictures", grpc.StatusCode.INTERNAL)
+        self._summary.replays += moves
         return _checked_pictures(self._pictures, self._summary)
 
 
@@ -188,23 +65,28 @@ def _checked_pictures(message: router_pb2.Pictures, summary: router_pb2.DrawSumm
         raise RouterError("the router sent pictures of another size than it says", grpc.StatusCode.INTERNAL) from None
 
 
-class AsyncClient(_Connection):
+class AsyncClient(RouterConnection):
     """Talks to a router from asyncio code."""
 
-    def _dial(self) -> None:
-        # calls under way end on the channel that they began on
-        self._channels = [*getattr(self, "_channels", ()), open_channel(self.address, security=self._security)]
-        self._stub: router_pb2_grpc.RouterServiceAsyncStub = router_pb2_grpc.RouterServiceStub(self._channels[-1])
+    _stubs: "list[router_pb2_grpc.RouterServiceAsyncStub]"
+
+    def _dial(self, address: str, options: Options) -> grpc.aio.Channel:
+        return open_channel(address, security=self.security, options=options)
+
+    async def _ask(self, timeout_s: float, ask: Callable[[int, float], Awaitable[T]]) -> T:
+        """Answer of a router, asked by its place and with the time left; where it is lost, of the next one."""
+        turns = Turns(self, timeout_s)
+        while True:
+            with turns:
+                return await ask(turns.at, turns.left_s)
+            await asyncio.sleep(turns.pause_s)
 
     async def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
         """Generate a whole text; `settings` are those of `Request`, and timeout_s.
 
         Raises RequestRefused or RouterError.
         """
-        result: Result | None = None
-        async for item in self.events(prompt, whole=True, **settings):
-            result = item if isinstance(item, Result) else result
-        return _complete(result)
+        return _complete([item async for item in self.events(prompt, whole=True, **settings)])
 
     async def stream(self, prompt: str | bytes, **settings: Any) -> AsyncIterator[bytes | Result]:  # noqa: ANN401
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
@@ -231,19 +113,18 @@ class AsyncClient(_Connection):
         :param named: called first, with the router's name of the request, where it tells one.
         """
         request = Request(prompt=prompt, **settings).message(whole, trips)
-        timeout_s = _checked_timeout(timeout_s)
-        call = self._stub.Generate(request, timeout=timeout_s, metadata=self._credentials(authorization))
-        answer = _Answer()
-        try:
-            with self._errors(timeout_s):
+        metadata, answer = self._credentials(authorization), Turns(self, timeout_s)
+        while True:
+            call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=metadata)
+            with answer.of(call):
                 if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
                     named(str(name))
+                    named = None
                 async for response in call:
-                    if response.logprobs:
-                        yield list(response.logprobs)
-                    yield answer.read(response)
-        finally:
-            call.cancel()
+                    for item in answer.read(response):
+                        yield item
+                return
+            await asyncio.sleep(answer.pause_s)
 
     async def draw(
         self,
@@ -261,28 +142,27 @@ class AsyncClient(_Connection):
         Raises RequestRefused or RouterError.
         """
         request = drawing_message(classes, settings, previews=preview is not None)
-        timeout_s = _checked_timeout(timeout_s)
-        call = self._stub.Draw(request, timeout=timeout_s, metadata=self._credentials(authorization))
-        answer = _DrawnAnswer(preview)
-        try:
-            with self._errors(timeout_s):
+        metadata, turns = self._credentials(authorization), Turns(self, timeout_s)
+        while True:
+            answer = _DrawnAnswer(preview)
+            call = self._stubs[turns.at].Draw(request, timeout=turns.left_s, metadata=metadata)
+            with turns.of(call):
                 async for response in call:
                     answer.read(response)
-        finally:
-            call.cancel()
-        return answer.end()
+                return answer.end(turns.moves)
+            await asyncio.sleep(turns.pause_s)
 
     async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
-        metadata = self._credentials(authorization)
-        with self._errors(timeout_s):
-            return await self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=metadata)
+        metadata, asked = self._credentials(authorization), router_pb2.StatusRequest()
+        return await self._ask(timeout_s, lambda at, s: self._stubs[at].Status(asked, timeout=s, metadata=metadata))
 
     async def serves(self, timeout_s: float = 5.0) -> bool:
         """True where the router can take requests; no token is needed. Raises RouterError."""
-        health = health_pb2_grpc.HealthStub(self._channels[-1])
-        with self._errors(timeout_s):
-            answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s)
+        asked = health_pb2.HealthCheckRequest(service=SERVICE)
+        answer = await self._ask(
+            timeout_s, lambda at, s: health_pb2_grpc.HealthStub(self._newest[at]).Check(asked, timeout=s)
+        )
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def exchange(
@@ -290,31 +170,29 @@ class AsyncClient(_Connection):
     ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
         """The router's progress while it exchanges its weights for those that `requests` bring (`onesweep deploy`).
 
-        :param requests: None = it goes back to the release before. Raises RequestRefused or RouterError.
+        :param requests: None = it goes back to the release before. Raises RequestRefused or RouterError, and InputError
+            for several routers.
         """
-        call: (
-            grpc.aio.UnaryStreamCall[router_pb2.RollbackRequest, router_pb2.DeployProgress]
-            | grpc.aio.StreamStreamCall[router_pb2.DeployRequest, router_pb2.DeployProgress]
-        )
+        if len(self.addresses) > 1:
+            raise InputError(f"one router deploys, not {self.address}: name the one that has the --shelf")
+        call: Any
         if requests is None:
-            call = self._stub.Rollback(router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
+            call = self._stubs[0].Rollback(router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
         else:
-            call = self._stub.Deploy(requests, timeout=timeout_s, metadata=self._metadata)
-        try:
-            with self._errors(timeout_s):
-                async for progress in call:
-                    yield progress
-        finally:
-            call.cancel()
+            call = self._stubs[0].Deploy(requests, timeout=timeout_s, metadata=self._metadata)
+        with Turns(self, timeout_s).of(call):
+            async for progress in call:
+                yield progress
 
     def _credentials(self, authorization: str | None) -> tuple[tuple[str, str], ...]:
         """Metadata with the caller's token, or this client's. Raises InputError for plain text to another machine."""
         if authorization is None:
             return self._metadata
-        checked_security(self.address, self._security.tls, authorization, self._security.insecure)
+        self._check(authorization)
         return (("authorization", authorization),)
 
     async def close(self) -> None:
+        self.closed = True
         for channel in self._channels:
             await channel.close()
 
@@ -325,22 +203,24 @@ class AsyncClient(_Connection):
         await self.close()
 
 
-class Client(_Connection):
+class Client(RouterConnection):
     """Talks to a router from plain code; see `AsyncClient` for what its methods do."""
 
-    def _dial(self) -> None:
-        self._channels = [*getattr(self, "_channels", ()), open_blocking_channel(self.address, security=self._security)]
-        self._stub = router_pb2_grpc.RouterServiceStub(self._channels[-1])
+    _stubs: list[router_pb2_grpc.RouterServiceStub]
+
+    def _dial(self, address: str, options: Options) -> grpc.Channel:
+        return open_blocking_channel(address, security=self.security, options=options)
+
+    def _ask(self, timeout_s: float, ask: Callable[[int, float], T]) -> T:
+        turns = Turns(self, timeout_s)
+        while True:
+            with turns:
+                return ask(turns.at, turns.left_s)
+            time.sleep(turns.pause_s)
 
     def generate(self, prompt: str | bytes, **settings: Any) -> Result:  # noqa: ANN401
-        """Generate a whole text; `settings` are those of `Request`, and timeout_s.
-
-        Raises RequestRefused or RouterError.
-        """
-        result: Result | None = None
-        for item in self.stream(prompt, whole=True, **settings):
-            result = item if isinstance(item, Result) else result
-        return _complete(result)
+        """Like `AsyncClient.generate`."""
+        return _complete(list(self.stream(prompt, whole=True, **settings)))
 
     def stream(
         self,
@@ -351,16 +231,15 @@ class Client(_Connection):
         **settings: Any,  # noqa: ANN401
     ) -> Iterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        request, answer = Request(prompt=prompt, **settings).message(whole), _Answer()
-        call = self._stub.Generate(request, timeout=_checked_timeout(timeout_s), metadata=self._metadata)
-        try:
-            with self._errors(timeout_s):
+        request = Request(prompt=prompt, **settings).message(whole)
+        answer = Turns(self, timeout_s)
+        while True:
+            call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=self._metadata)
+            with answer.of(call):
                 for response in call:
-                    item = answer.read(response)
-                    assert not isinstance(item, router_pb2.Trip)
-                    yield item
-        finally:
-            call.cancel()
+                    yield from (item for item in answer.read(response) if isinstance(item, bytes | Result))
+                return
+            time.sleep(answer.pause_s)
 
     def draw(
         self,
@@ -372,29 +251,31 @@ class Client(_Connection):
     ) -> DrawnPictures:
         """Like `AsyncClient.draw`."""
         request = drawing_message(classes, settings, previews=preview is not None)
-        call = self._stub.Draw(request, timeout=_checked_timeout(timeout_s), metadata=self._metadata)
-        answer = _DrawnAnswer(preview)
-        try:
-            with self._errors(timeout_s):
+        turns = Turns(self, timeout_s)
+        while True:
+            answer = _DrawnAnswer(preview)
+            call = self._stubs[turns.at].Draw(request, timeout=turns.left_s, metadata=self._metadata)
+            with turns.of(call):
                 for response in call:
                     answer.read(response)
-        finally:
-            call.cancel()
-        return answer.end()
+                return answer.end(turns.moves)
+            time.sleep(turns.pause_s)
 
     def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
-        with self._errors(timeout_s):
-            return self._stub.Status(router_pb2.StatusRequest(), timeout=timeout_s, metadata=self._metadata)
+        asked = router_pb2.StatusRequest()
+        return self._ask(timeout_s, lambda at, s: self._stubs[at].Status(asked, timeout=s, metadata=self._metadata))
 
     def serves(self, timeout_s: float = 5.0) -> bool:
         """True where the router can take requests; no token is needed. Raises RouterError."""
-        health = health_pb2_grpc.HealthStub(self._channels[-1])
-        with self._errors(timeout_s):
-            answer = health.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=timeout_s)
+        asked = health_pb2.HealthCheckRequest(service=SERVICE)
+        answer = self._ask(
+            timeout_s, lambda at, s: health_pb2_grpc.HealthStub(self._newest[at]).Check(asked, timeout=s)
+        )
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
+        self.closed = True
         for channel in self._channels:
             channel.close()
 
@@ -405,11 +286,11 @@ class Client(_Connection):
         self.close()
 
 
-def _complete(result: Result | None) -> Result:
+def _complete(items: Sequence[object]) -> Result:
     """The end of a whole answer. Raises RouterError where there is none."""
-    if result is None:
+    if not items or not isinstance(items[-1], Result):
         raise RouterError("the router ended the answer without an account", grpc.StatusCode.INTERNAL)
-    return result
+    return items[-1]
 
 
 class TextDecoder:
@@ -423,22 +304,3 @@ class TextDecoder:
 
     def end(self) -> str:
         return self._decoder.decode(b"", final=True)
-
-
-def checked_security(address: str, tls: Tls | None, token: str, insecure: bool) -> Security:
-    """TLS or plain text for a router. Raises InputError; a token never leaves the machine in plain text."""
-    security = Security(tls, insecure)
-    check_target(address, security, "router address")
-    if token and not _is_private(address, tls):
-        raise InputError(f"a token is not sent to {address} in plain text: give --tls-ca")
-    return security
-
-
-def _is_private(address: str, tls: Tls | None) -> bool:
-    return tls is not None or is_loopback(address)
-
-
-def _checked_timeout(timeout_s: float) -> float:
-    if not 0 < timeout_s < math.inf:
-        raise InputError(f"timeout_s must be above 0, not {timeout_s}")
-    return timeout_s

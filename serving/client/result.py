@@ -113,7 +113,7 @@ class Result:
     cached_tokens: int = 0
     # Why mode `auto` picked this mode; empty where the request named it.
     reason: str = ""
-    # Times that the work moved to other hosts, because one failed or was late.
+    # Moves to other hosts or routers, because one failed or was late.
     replays: int = 0
     # What the router's and the hosts' logs call this request.
     request: str = ""

@@ -5,7 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from onesweep.serving.router.request import DEFAULT_ROUTER, MAX_TIMEOUT_S
+from onesweep.serving.client.failover import router_addresses
+from onesweep.serving.router.request import DEFAULT_ROUTER, MAX_TIMEOUT_S, ROUTER_HELP
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.commands import add_drain_flag, check_positive
 from onesweep.stages.settings import add_flags, from_flags, setting
@@ -28,9 +29,7 @@ class HttpSettings:
     """Settings of a gateway. Raises InputError when made with bad ones."""
 
     listen: str = setting(DEFAULT_LISTEN, "", metavar="HOST:PORT")
-    router: str = setting(
-        DEFAULT_ROUTER, "default: what is up here, else 127.0.0.1:7700", shown="", metavar="HOST:PORT"
-    )
+    router: str = setting(DEFAULT_ROUTER, ROUTER_HELP, shown="", metavar="HOST:PORT")
     tls_cert: Path | None = setting(None, "serve https: certificate chain, PEM")
     tls_key: Path | None = setting(None, "its key, PEM")
     # None: the router speaks plain text.
@@ -52,7 +51,7 @@ class HttpSettings:
 
     def __post_init__(self) -> None:
         parse_address(self.listen, "listen address")
-        parse_address(self.router, "router address")
+        router_addresses(self.router)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InputError("--tls-cert and --tls-key go together: give both, or neither")
         if not is_loopback(self.listen) and not self.insecure and self.tls_cert is None:

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as FrameworkError
 from starlette.responses import Response
 
-from onesweep.serving.client.client import RequestRefused, RouterError
+from onesweep.serving.client.failover import RequestRefused, RouterError
 from onesweep.stages.errors import InputError, OnesweepError
 
 REQUEST_ID = "x-request-id"

@@ -49,12 +49,13 @@ class PretrainedTokenizer(Tokenizer):
         """:param id: as `Tokenizer.id`."""
         self.encoding, self.alphabet, self.ends, self.template = encoding, alphabet, ends, template
         self.id, self.chats = id, template is not None
-        controls = [
-            each.content
-            for each in encoding.get_added_tokens_decoder().values()
-            if each.special and len(each.content) > 1
-        ]
-        self._controls = re.compile("|".join(re.escape(each) for each in controls) or "(?!)")
+        normal: Callable[[str], str] = encoding.normalizer.normalize_str if encoding.normalizer else str
+        added = encoding.get_added_tokens_decoder()
+        found = {number: each for number, each in added.items() if each.special and len(each.content) > 1}
+        # tokens that are looked for in normalised text: other forms of their names, such as wide letters, are they, too
+        self._folded = {number for number, each in found.items() if normal is not str and each.normalized}
+        names = [normal(each.content) if number in self._folded else each.content for number, each in found.items()]
+        self._normal, self._controls = normal, re.compile("|".join(map(re.escape, names)) or "(?!)")
 
     async def encode_text(self, text: bytes) -> bytes:
         return await self._encoded(text.decode(), specials=True)
@@ -80,7 +81,7 @@ class PretrainedTokenizer(Tokenizer):
             # strict is for us: a template may write all that it is given
             plain = [{name: told for name, told in each["function"].items() if name != "strict"} for each in tools]
             tools = [each | {"function": function} for each, function in zip(tools, plain, strict=True)]
-            told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, text))
+            told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
             text = await asyncio.to_thread(self.template.render, told, shown)
         except TemplateProblem as problem:
             raise invalid(str(problem)) from None
@@ -112,6 +113,11 @@ class PretrainedTokenizer(Tokenizer):
         if len(text) < INLINE_BYTES:
             return self._encode(text, specials)
         return await asyncio.to_thread(self._encode, text, specials)
+
+    def _named(self, text: str) -> str:
+        """A text of a user, normalised where it has a control token in another form than its name."""
+        ids = self.encoding.encode(text, add_special_tokens=False).ids if self._folded else ()
+        return text if self._folded.isdisjoint(ids) else self._normal(text)
 
     def _plain(self, text: str) -> bytes:
         """A text in symbols, of which none is a control token: each of their names is cut in two."""

@@ -14,6 +14,7 @@ from onesweep.stages.errors import InputError
 from onesweep.stages.settings import flag, setting
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
+ROUTER_HELP = f"default: what is up, else {DEFAULT_ROUTER}; A,B: either"
 MAX_COUNT = (1 << 32) - 1
 MAX_SEED = (1 << 64) - 1
 # No text is longer.

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc.aio
 
@@ -38,6 +38,7 @@ from onesweep.stages.wire.status import StatusError, failed_precondition, ignori
 from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
 Context = grpc.aio.ServicerContext[Any, Any]
+R = TypeVar("R")
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
@@ -60,32 +61,20 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self.figures, self.tracer = figures, tracer
         self.is_local = False  # listens on a loopback address
 
-    async def Generate(
+    def Generate(
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         mode = request.mode if request.mode in self.rollout.current.modes else UNKNOWN_MODE
-        ticket = RequestRecord(mode, _deadline(context), self.figures, self.tracer)
-        with ignoring_ended_call():
-            await context.send_initial_metadata(ticket.metadata)
-        context.set_trailing_metadata(ticket.metadata)
-        try:
-            with ticket:
-                key = self.keyring.identify(context.invocation_metadata(), GENERATE)
-                ticket.space = key.space(self.ring.owner)
-                async with (
-                    self.admission.enter(key, request.max_bytes or request.max_tokens, ticket.left_s) as place,
-                    aclosing(self._admit(request, ticket)) as responses,
-                ):
-                    try:
-                        async for response in responses:
-                            yield response
-                    finally:  # what was written for a whole answer counts, too, where nobody waited for it
-                        place.spend(ticket.account.output_bytes if ticket.account else 0)
-        except StatusError as refusal:
-            await refusal.abort(context)
+        return self._recorded(mode, context, lambda ticket, key: self._admit(request, ticket, key))
 
-    async def Draw(self, request: router_pb2.DrawRequest, context: Context) -> AsyncIterator[router_pb2.DrawResponse]:
+    def Draw(self, request: router_pb2.DrawRequest, context: Context) -> AsyncIterator[router_pb2.DrawResponse]:
         mode = metric_mode(request.mode or "chain") if (request.mode or "chain") in DRAWING_MODES else UNKNOWN_MODE
+        return self._recorded(mode, context, lambda ticket, key: self._draw(request, ticket, key))
+
+    async def _recorded(
+        self, mode: str, context: Context, answer: Callable[[RequestRecord, Key], AsyncGenerator[R, None]]
+    ) -> AsyncGenerator[R, None]:
+        """The answer to a request, under the name that logs and traces have for it."""
         ticket = RequestRecord(mode, _deadline(context), self.figures, self.tracer)
         with ignoring_ended_call():
             await context.send_initial_metadata(ticket.metadata)
@@ -93,7 +82,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         try:
             with ticket:
                 key = self.keyring.identify(context.invocation_metadata(), GENERATE)
-                async with aclosing(self._draw(request, ticket, key)) as responses:
+                async with aclosing(answer(ticket, key)) as responses:
                     async for response in responses:
                         yield response
         except StatusError as refusal:
@@ -203,17 +192,20 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 task.cancel()
 
     async def _admit(
-        self, request: router_pb2.GenerateRequest, ticket: RequestRecord
+        self, request: router_pb2.GenerateRequest, ticket: RequestRecord, key: Key
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         """Whatever is deployed meanwhile, a request ends on the release that it began with."""
-        served = self.rollout.current
-        served.requests += 1
-        try:
-            async with aclosing(self._generate(request, ticket, served)) as responses:
-                async for response in responses:
-                    yield response
-        finally:
-            served.requests -= 1
+        ticket.space = key.space(self.ring.owner)
+        async with self.admission.enter(key, request.max_bytes or request.max_tokens, ticket.left_s) as place:
+            served = self.rollout.current
+            served.requests += 1
+            try:
+                async with aclosing(self._generate(request, ticket, served)) as responses:
+                    async for response in responses:
+                        yield response
+            finally:  # what was written for a whole answer counts, too, where nobody waited for it
+                served.requests -= 1
+                place.spend(ticket.account.output_bytes if ticket.account else 0)
 
     def _checked_link_ms(self, delay_ms: int) -> int:
         """A delay that a request asks for. Raises StatusError where it cannot be added."""
@@ -238,6 +230,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         served.requests += 1
         try:
             async with self.admission.enter(key, order.size, ticket.left_s) as place:
+                place.spend(order.size)  # who leaves early pays as well: hosts have computed for him
                 previews = asyncio.Queue[stage_pb2.Pictures | None]()
                 task = asyncio.create_task(retry_drawing(order, account, previews.put_nowait))
                 task.add_done_callback(lambda _: previews.put_nowait(None))
@@ -245,10 +238,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     while (shown := await previews.get()) is not None:
                         yield router_pb2.DrawResponse(pictures=order.pictures(shown.pixels, shown.block, preview=True))
                     pixels = task.result()
+                except StatusError as error:
+                    if error.code is not grpc.StatusCode.DEADLINE_EXCEEDED:  # which is the client's own
+                        place.spend(-order.size)
+                    raise
                 finally:
                     task.cancel()
                 account.output_bytes = len(pixels)
-                place.spend(len(pixels))
         finally:
             served.requests -= 1
         summary = ticket.summary = order.summary(account)

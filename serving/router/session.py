@@ -22,6 +22,7 @@ from onesweep.serving.router.journal import Journal
 from onesweep.serving.router.paths import Attempt, HostLink, HostPath, kept_by, places_of
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
+from onesweep.stages.host.schema_check import NOT_FOLLOWED
 from onesweep.stages.host.validation import check_timings
 from onesweep.stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
 from onesweep.stages.model.scoring import batch_rows, most_scored
@@ -34,15 +35,16 @@ from onesweep.stages.wire.messages import (
     Work,
     after_prefix,
     ask_once,
-    draft_of,
+    follows_schema,
     goes_on,
+    known_of,
     merged,
     put_work,
     results_of,
     seconds_until,
     step_hops,
 )
-from onesweep.stages.wire.status import StatusError, internal, unavailable
+from onesweep.stages.wire.status import StatusError, internal, invalid, unavailable
 
 if TYPE_CHECKING:
     from onesweep.serving.modes.base import Generation, Mode
@@ -273,6 +275,8 @@ class Session:
         if attempt.recalled and fault.code == _Code.NOT_FOUND.value[0]:
             await self._read_anew(attempt)
             return
+        if follows_schema(self._work) and fault.message.startswith(NOT_FOLLOWED):
+            raise invalid(fault.message)  # of schema and text alone: other hosts would say the same
         self._blame(attempt, fault)
         if self.attempts:
             return
@@ -323,13 +327,9 @@ class Session:
         if not self._space or self._tries or self._forgotten or self._journal.text or not isinstance(work, Step):
             return []
         # the last known symbol is read in any case: the hosts are asked for what follows it
-        most = (self._known(work) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
+        most = (known_of(work, self.alphabet) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
         root = prefix_root(self._space, self._digest, work.codec)
         return prefix_digests(root, self.alphabet.cut(work.clean, 0, most), self.alphabet)
-
-    def _known(self, work: Step) -> int:
-        """Number of the symbols of `work` that are no draft tokens."""
-        return self.alphabet.count(work.clean) - draft_of(work)
 
     def _begin(self, path: HostPath, prefixes: list[bytes] | None = None) -> None:
         """:param prefixes: of the text, which the hosts may have in memory."""
@@ -340,7 +340,7 @@ class Session:
         self.attempts.append(attempt)
         self._catch_up()
         work, memory = self._replay(), None
-        if self._space and isinstance(work, Step) and self._known(work) >= ATTEND_POSITIONS:
+        if self._space and isinstance(work, Step) and known_of(work, self.alphabet) >= ATTEND_POSITIONS:
             memory = stage_pb2.Memory(space=self._space)
             if prefixes and (kept := kept_by(path, prefixes)):
                 memory.prefix, attempt.recalled = prefixes[kept - 1], kept * ATTEND_POSITIONS

@@ -123,13 +123,12 @@ def attend_clean(
         return mixed.view(rows.total, -1)
     for (begin, end), cache, sight in zip(rows, caches, seen, strict=True):
         at = begin
-        for count, mask in sight.groups:
-            group = slice(at, begin + count)
-            at = group.stop
-            if group.stop - group.start > 1:
-                mixed[group] = _attend_many(shape, q[group], k[group], v[group], cache, mask)
+        for stop, mask in sight.groups:
+            first, at = at, begin + stop
+            if at - first > 1:
+                mixed[first:at] = _attend_many(shape, q[first:at], k[first:at], v[first:at], cache, mask)
             else:
-                attend(shape, q[group.start], numbers[group.start], cache, mixed[group.start])
+                attend(shape, q[first], numbers[first], cache, mixed[first])
         if sight.depths:
             _attend_tree(shape, q[at:end], numbers[at:end], cache, sight.depths, mixed[at:end], attend)
             continue

@@ -42,6 +42,8 @@ CPU = torch.device("cpu")
 ChainPart = Block | FamilyPart
 DrawingPart = PicturePart | RouterNet
 AnyPart = ChainPart | PipelineStage | DrawingPart
+# Tables that are computed may take so many bytes, or so many times those of the part's file if that is more.
+MAX_TABLE_BYTES, TABLES_PER_WEIGHTS = 64 << 20, 4
 NOUNS = {"chain": "block", "steps": "stage", "experts": "expert"}  # of a drawing part, in the name of its file
 
 
@@ -359,6 +361,7 @@ def _load(
 ) -> dict[str, Tensor]:
     """Fill `module` (of `new_part`) from the part's file and move it to `device`; return the probe's tensors there."""
     part = _part(directory, manifest, index)
+    check_size(directory, part, module)
     wanted = module.state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
     types = {name: tensor.dtype for name, tensor in wanted.items() if tensor.dtype is not torch.float32}
@@ -378,6 +381,20 @@ def _load(
             f"not enough memory on {device} for part {index} of {directory}: "
             "cut the model into more parts, or give --device cpu"
         ) from None
+
+
+def check_size(directory: Path, part: Part, module: AnyPart) -> None:
+    """Raise CheckpointError where the part's file is too small for `module` (of `new_part`), or for its tables.
+
+    Tables (rotary angles, codes) are in no file: their size is compared with that of the weights."""
+    stored = module.state_dict()
+    least = sum(t.nbytes // 2 if t.dtype is torch.float32 else t.nbytes for t in stored.values())  # 16 bits are read
+    tables = sum(t.nbytes for name, t in module.named_buffers() if name not in stored)
+    if part.bytes < least or tables > max(MAX_TABLE_BYTES, TABLES_PER_WEIGHTS * part.bytes):
+        raise CheckpointError(
+            f"{directory / part.file} has {part.bytes} bytes: its manifest asks for weights of at least {least} bytes, "
+            f"and for a context with tables of {tables}"
+        )
 
 
 def _part(directory: Path, manifest: Manifest, index: int) -> Part:

@@ -10,6 +10,7 @@ from typing import Any
 
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import (
+    check_size,
     load_chain_part,
     load_picture_part,
     load_router_net,
@@ -83,7 +84,7 @@ def _models(directory: Path) -> dict[str, Path]:
 
 def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
     whole = json.loads(manifest.to_json())
-    counts = _parameter_counts(manifest)
+    counts = _parameter_counts(directory, manifest)
     for part, count in zip(whole["parts"], counts, strict=True):
         if part is not None:
             part["parameters"] = count
@@ -96,8 +97,11 @@ def _record(directory: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _parameter_counts(manifest: Manifest) -> list[int]:
+def _parameter_counts(directory: Path, manifest: Manifest) -> list[int]:
     modules = [new_part(manifest, i) for i in range(len(manifest.parts))]
+    for part, made in zip(manifest.parts, modules, strict=True):
+        if part is not None:
+            check_size(directory, part, made)
     quantised = [[each for each in module.modules() if isinstance(each, QuantLinear)] for module in modules]
     return [
         sum(parameter.numel() for parameter in module.parameters())

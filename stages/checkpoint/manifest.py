@@ -26,6 +26,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 TOKENIZER_NAME = "tokenizer.json"
 MAX_FILES = 16
 MAX_PROBE_TOKENS = 4096
+MAX_CODES = 1 << 24  # numbers in a table of codes, which is computed while a manifest is read
 
 Kind = Literal["chain", "ar", "steps", "experts"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -152,17 +153,24 @@ def read_manifest(directory: Path) -> Manifest:
     Raises CheckpointError when it is missing, damaged, of a newer format, or contradicts itself.
     """
     path = directory / MANIFEST_NAME
+    return _parse(read_json(path, f"no checkpoint in {directory}: {MANIFEST_NAME} is missing"), path)
+
+
+def read_json(path: Path, missing: str = "", most_bytes: int = MAX_MANIFEST_BYTES) -> dict[str, Any]:
+    """The object in a file. Raises CheckpointError. :param missing: said where there is none."""
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise CheckpointError(f"{path} is over {MAX_MANIFEST_BYTES} bytes: that is no manifest")
+        if path.stat().st_size > most_bytes:
+            raise CheckpointError(f"{path} is over {most_bytes} bytes: that is no {path.name}")
         record = json.loads(regular(path).read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"no checkpoint in {directory}: {MANIFEST_NAME} is missing") from None
+        raise CheckpointError(missing or f"{path} is missing") from None
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); fetch the checkpoint again") from None
-    return _parse(record, path)
+        raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from None
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{path} is damaged: it holds no object")
+    return record
 
 
 def _finite(literal: str) -> float:
@@ -173,8 +181,8 @@ def _finite(literal: str) -> float:
     return value
 
 
-def _parse(record: object, path: Path) -> Manifest:
-    if not isinstance(record, dict) or type(record.get("format")) is not int:
+def _parse(record: dict[str, Any], path: Path) -> Manifest:
+    if type(record.get("format")) is not int:
         raise CheckpointError(f"{path} has no format number: it is not a manifest of onesweep")
     if record["format"] != FORMAT:
         advice = "upgrade onesweep" if record["format"] > FORMAT else "export it again with this version"
@@ -214,7 +222,7 @@ def _build(record: dict[str, Any]) -> Manifest:
     if kind == "chain":
         partition = _partition(record["partition"], architecture.parts)
     if kind == "chain" and isinstance(architecture, Architecture):
-        codes = _codes(record["codes"], architecture)
+        codes = _codes(record["codes"], architecture, parts)
     return Manifest(
         kind=kind,
         architecture=architecture,
@@ -295,10 +303,16 @@ def _part(record: dict[str, Any]) -> Part:
     return part
 
 
-def _codes(record: dict[str, Any], architecture: Architecture) -> Codes:
-    codes = Codes(int(record["seed"]), int(record["dim"]), architecture.vocabulary)
-    if codes.dim != architecture.code_dim:
-        raise CheckpointError(f"codes of {codes.dim} numbers, the architecture has {architecture.code_dim}")
+def _codes(record: dict[str, Any], architecture: Architecture, parts: tuple[Part | None, ...]) -> Codes:
+    a = architecture
+    codes = Codes(int(record["seed"]), int(record["dim"]), a.vocabulary)
+    if codes.dim != a.code_dim:
+        raise CheckpointError(f"codes of {codes.dim} numbers, the architecture has {a.code_dim}")
+    # both inputs of codes and both heads, in 16 bits: files that hold less are refused before the table is computed
+    least = 4 * a.width * (a.code_dim + a.vocabulary)
+    if codes.dim * codes.size > MAX_CODES or any(part is not None and part.bytes < least for part in parts):
+        what = f"{codes.size} codes of {codes.dim} numbers"
+        raise CheckpointError(f"{what}: at most {MAX_CODES} are read, and files of blocks have {least} bytes or more")
     if codes.digest() != record["digest"]:
         raise CheckpointError(f"codes from seed {codes.seed} do not have the recorded digest {record['digest'][:12]}")
     return codes

@@ -92,8 +92,10 @@ class Grammar:
     def allowed_after(self, text: NDArray[np.int64]) -> Callable[[Sequence[int]], Allowed | None]:
         """`allowed` once guesses are read, too, which follow `text` and were allowed themselves."""
 
+        known = text.tolist()
+
         def after(guesses: Sequence[int]) -> Allowed | None:
-            self.read([*text.tolist(), *guesses])
+            self.read([*known, *guesses])
             return self.allowed()
 
         return after

@@ -33,6 +33,7 @@ from onesweep.stages.wire.status import StatusError
 ModelKind = Literal["chain", "ar", "scorer", "steps", "experts"]  # the models that hosts hold parts of
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a parcel of others, accounts, paths
+MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own
 USUAL_PICTURES = 4  # of a request
 ROW_BYTES = 32  # beside the numbers of a row: its scale, those that travel apart, and the symbol that it is of
 
@@ -202,7 +203,10 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
             raise InputError(f"block {block} does not exist: this checkpoint has blocks 0 to {parts - 1}")
     if list(blocks) != list(range(blocks[0], blocks[0] + len(blocks))):
         raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: a host holds neighbours, in order")
-    return HostPlan(blocks, parts, **models)
+    plan = HostPlan(blocks, parts, **models)
+    if plan.message_bytes() > MAX_MESSAGE_BYTES:
+        raise InputError(f"{checkpoint}: a hop of it may take {plan.message_bytes()} bytes: no message is so large")
+    return plan
 
 
 def device_for(name: str, backend: str, plan: HostPlan) -> torch.device:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MAX_SCHEMA_BYTES = 16 << 10  # it travels with every hop
 # Memory that one schema may come to take: up to 2 KB a state.
 MAX_LEXER_STATES = 10_000
+# Begins the fault of a text that no symbol can continue, on any host.
+NOT_FOLLOWED = "the JSON schema cannot be followed"
 ABSENT = "llguidance is not installed: pip install 'onesweep[schema]'"
 # Of a check's process. Hosts compile the schema once more, between the work of others, so this bounds that, too.
 CHECK_CPU_S = 1

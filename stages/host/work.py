@@ -31,6 +31,7 @@ from onesweep.stages.host.requests import (
     ScoreRequest,
     SweepRequest,
 )
+from onesweep.stages.host.schema_check import NOT_FOLLOWED
 from onesweep.stages.host.sessions import Session
 from onesweep.stages.model.codec import FEATURE_LIMIT
 from onesweep.stages.model.draft_tree import Draft
@@ -316,7 +317,7 @@ class PipelineWork(_StageWork):
     def _without_symbol(self, problem: str) -> stage_pb2.Event:
         """The event where no symbol can follow: raised, it would fail the hops that were computed with this one."""
         words = problem or "no token of the model can continue a text by it"
-        fault = stage_pb2.Fault(code=invalid("").number, message=f"the JSON schema cannot be followed: {words[:300]}")
+        fault = stage_pb2.Fault(code=invalid("").number, message=f"{NOT_FOLLOWED}: {words[:300]}")
         return stage_pb2.Event(session=self.hop.session, number=self.request.number, fault=fault)
 
     def _tell(self, told: stage_pb2.Logprobs, row: Tensor, symbol: bytes, count: int) -> None:

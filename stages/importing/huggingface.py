@@ -1,6 +1,5 @@
 """A Hugging Face folder: config.json, safetensors with or without an index, tokenizer.json."""
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -11,7 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError, ShapeError, regular
+from onesweep.stages.checkpoint.manifest import read_json as read_object
+from onesweep.stages.errors import CheckpointError, ShapeError
 from onesweep.stages.importing.families import family_named
 from onesweep.stages.importing.families.base import NORMS, ModelFamily
 from onesweep.stages.importing.source import (
@@ -27,7 +27,7 @@ from onesweep.stages.importing.source import (
 )
 from onesweep.stages.model.llama import LlamaArchitecture
 
-MAX_JSON_BYTES = 64 << 20
+read_json = partial(read_object, most_bytes=64 << 20)
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _TOP = {
     "model.embed_tokens.weight": "embedding.weight",
@@ -135,23 +135,6 @@ def _architecture(config: Mapping[str, Any], family: ModelFamily) -> LlamaArchit
         raise CheckpointError(f"config.json does not say {error.args[0]}") from None
     except (TypeError, ValueError, AttributeError, ArithmeticError, ShapeError) as error:
         raise CheckpointError(f"config.json cannot be read: {error}") from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """An object. Raises CheckpointError."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path} is over {MAX_JSON_BYTES} bytes")
-        record = json.loads(regular(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from None
-    if not isinstance(record, dict):
-        raise CheckpointError(f"{path} is damaged: it holds no object")
-    return record
 
 
 def _speech(folder: Path, config: dict[str, Any], vocabulary: int) -> Speech:

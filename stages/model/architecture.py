@@ -39,6 +39,8 @@ class Architecture:
                 name, 1 << 20
             )  # a place in a row takes 16 bits on the wire
             check_whole(name, getattr(self, name), least, most)
+        if self.parts * self.layers > MAX_LAYERS:
+            raise ShapeError(f"architecture: {self.parts * self.layers} layers; at most {MAX_LAYERS} are read")
         if self.width % (2 * self.heads):
             raise ShapeError(
                 f"architecture: width {self.width} must be an even multiple of heads {self.heads} (rotary pairs)"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onesweep.stages.errors import ShapeError
-from onesweep.stages.model.architecture import check_whole
+from onesweep.stages.model.architecture import MAX_LAYERS, check_whole
 
 FAMILY = "picture"
 # Standard deviation of what the net sees: c_skip, c_out and the usual noise prior are made for it (EDM, arXiv
@@ -59,6 +59,8 @@ class PictureArchitecture:
             ("condition_dim", 1 << 14),
         ):
             check_whole(name, getattr(self, name), 1, most)
+        if self.parts * self.layers > MAX_LAYERS:
+            raise ShapeError(f"architecture: {self.parts * self.layers} layers; at most {MAX_LAYERS} are read")
         if self.height % self.patch or self.width % self.patch:
             raise ShapeError(f"architecture: {self.height} x {self.width} pixels are not whole patches of {self.patch}")
         if self.tokens > MAX_TOKENS:

@@ -38,11 +38,15 @@ MOST_STREAMS = 256  # calls under way on one connection; its client keeps furthe
 MOST_ARRIVING = 16  # requests of those whom nobody knows that are not whole yet: gRPC holds what it has of each
 ARRIVAL_S = 15.0  # for a request to be whole
 UNREAD_S = 60.0  # for a client to make room for a message, by reading those before
+HANDSHAKE_MS = 10_000  # for a connection to say what it is; gRPC's own is two minutes
 MAX_NAME = 64
 DRAIN_S = 25.0  # time for running requests to end after SIGTERM (--drain-s)
 
-# A first attempt to connect may take so long; later ones as long as the pause before the next, which grows to 2 s.
-CONNECT_MS = 100
+# An attempt to connect takes up to four round trips, with TLS. With 100 ms a client 120 ms of round trip away never
+# reached its router, and a coordinator as far away was tried three times: six workers were there after 1 to 2 s with
+# 15 to 20 connections; with 5 s after 0.6 s with one connection each.
+CONNECT_MS = 5_000
+Options = Sequence[tuple[str, int]]
 
 # gRPC's keepalive finds dead peers. It does not keep the congestion window open: Warm messages do (hop_stream.py).
 _OPTIONS: list[tuple[str, int]] = [
@@ -53,6 +57,7 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # gRPC takes it as the time-out of an attempt
     ("grpc.enable_http_proxy", 0),  # hosts are dialled directly, whatever proxy the shell has for the web
 ]
 
@@ -101,28 +106,22 @@ def check_target(address: str, security: Security, what: str = "address") -> Non
 
 
 def open_channel(
-    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY
+    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY, options: Options = ()
 ) -> grpc.aio.Channel:
-    """A channel that connects with its first call. Raises InputError."""
+    """A channel that connects with its first call. Raises InputError. :param options: further ones of gRPC."""
     check_target(address, security)
-    options = _message_options(message_bytes)
+    options = [*(dict(_message_options(message_bytes)) | dict(options)).items()]  # of two alike gRPC takes the first
     if security.tls is None:
         return with_decode_errors(grpc.aio.insecure_channel(address, options=options))
     return with_decode_errors(grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options))
 
 
 def open_blocking_channel(
-    address: str,
-    message_bytes: int = DEFAULT_MESSAGE_BYTES,
-    security: Security = LOOPBACK_ONLY,
-    connect_ms: int = CONNECT_MS,
+    address: str, message_bytes: int = DEFAULT_MESSAGE_BYTES, security: Security = LOOPBACK_ONLY, options: Options = ()
 ) -> grpc.Channel:
-    """Like `open_channel`, for code without an event loop.
-
-    :param connect_ms: more where there is no other server to ask: connecting takes two round trips, with TLS three.
-    """
+    """Like `open_channel`, for code without an event loop."""
     check_target(address, security)
-    options = _message_options(message_bytes, connect_ms)
+    options = [*(dict(_message_options(message_bytes)) | dict(options)).items()]
     if security.tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, channel_credentials(security.tls), options=options)
@@ -224,7 +223,7 @@ def new_server(
     """
     options = [*_message_options(message_bytes), ("grpc.max_concurrent_streams", streams)]
     # without SO_REUSEPORT a second server on the same port is refused instead of sharing it silently
-    options.append(("grpc.so_reuseport", 0))
+    options += [("grpc.so_reuseport", 0), ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS)]
     return grpc.aio.server(interceptors=[DecodeErrors(), *interceptors], options=options)
 
 
@@ -256,10 +255,9 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     return bound
 
 
-def _message_options(message_bytes: int, connect_ms: int = CONNECT_MS) -> list[tuple[str, int]]:
+def _message_options(message_bytes: int) -> list[tuple[str, int]]:
     return [
         *_OPTIONS,
-        ("grpc.min_reconnect_backoff_ms", connect_ms),  # gRPC takes it as the time-out of an attempt
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
     ]

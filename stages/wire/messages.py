@@ -61,6 +61,16 @@ def draft_of(work: AnyWork) -> int:
     return work.draft if isinstance(work, stage_pb2.Verify) else 0
 
 
+def known_of(work: Step, alphabet: Alphabet) -> int:
+    """Number of the new symbols that are no draft tokens."""
+    return alphabet.count(work.clean) - draft_of(work)
+
+
+def follows_schema(work: AnyWork | None) -> bool:
+    """True for a step whose text is held to a JSON schema."""
+    return isinstance(work, Step) and work.sampling.HasField("grammar")
+
+
 def drafts_itself(work: AnyWork) -> TypeGuard[stage_pb2.Verify]:
     """True for a Verify after which the last host drafts."""
     return isinstance(work, stage_pb2.Verify) and work.HasField("drafting")

@@ -217,4 +217,4 @@ def token_of(options: argparse.Namespace, address: str, tls: Tls | None) -> str:
 
 def token_for(address: str, tls: Tls | None = None) -> str:
     """The token of $ONESWEEP_TOKEN; empty where there is none, or where it would travel in plain text."""
-    return os.environ.get(TOKEN_VARIABLE, "") if tls or is_loopback(address) else ""
+    return os.environ.get(TOKEN_VARIABLE, "") if tls or all(map(is_loopback, address.split(","))) else ""

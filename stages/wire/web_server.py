@@ -5,8 +5,9 @@ import logging
 import math
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import h11
@@ -21,6 +22,8 @@ from onesweep.stages.wire.tls import Stamp
 
 log = logging.getLogger(__name__)
 
+# Time for a TLS handshake; asyncio's own is a minute.
+HANDSHAKE_S = 10.0
 # Time for the head of a request, from the first byte to the last: uvicorn sets no limit. Each app limits its bodies.
 HEAD_S = 10.0
 # Time for the peer to read what was sent.
@@ -152,6 +155,17 @@ class WebServer(uvicorn.Server):
             ssl_context_factory=None if context is None else lambda config, default: context,
         )
         super().__init__(config)
+        self._connection = connection
+
+    async def startup(self, sockets: Sequence[socket.socket]) -> None:  # type: ignore[override]
+        """As uvicorn's for open sockets, with a limit for handshakes, which it does not offer."""
+        made = partial(self._connection, config=self.config, server_state=self.server_state, app_state={})
+        start, tls = asyncio.get_running_loop().create_server, self.config.ssl
+        limit_s = HANDSHAKE_S if tls else None
+        self.servers = [
+            await start(made, sock=each, ssl=tls, backlog=BACKLOG, ssl_handshake_timeout=limit_s) for each in sockets
+        ]
+        self.started = True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

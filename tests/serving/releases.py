@@ -4,7 +4,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
+from onesweep.serving.router.topology import HostEntry, Topology
 
 Texts = dict[str, bytes]
 
@@ -29,3 +31,15 @@ def composed(directory: Path, bundle: Path, scorer: Path) -> Path:
 
 def answer(client: Client, key: str) -> bytes:
     return client.generate(PROMPT, seed=3, **REQUESTS[key]).output
+
+
+def doubled(checkpoint: Path) -> Topology:
+    """Blocks 0 and 1 on two hosts, block 2 on two others."""
+    port = free_port_block(5)
+    spans = {"a-1": (0, 1), "a-2": (0, 1), "b-1": (2,), "b-2": (2,)}
+    addresses = [f"127.0.0.1:{port + 1 + i}" for i in range(4)]
+    hosts = [
+        HostEntry(name, address, blocks, address)
+        for (name, blocks), address in zip(spans.items(), addresses, strict=True)
+    ]
+    return Topology(tuple(hosts), f"127.0.0.1:{port}", checkpoint)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
+from onesweep.stages.checkpoint.manifest import read_json
 from onesweep.stages.checkpoint.weights import read_weights, write_weights
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.grafting.block import SlotShape
@@ -18,7 +19,6 @@ from onesweep.stages.settings import check
 from onesweep.trainer.blocks.state import exclusive
 
 NAME, CODES_NAME, LENSES_NAME = "graft.json", "codes.safetensors", "lenses.safetensors"
-MAX_BYTES = 1 << 20
 TABLE = "table"
 
 # `slots`: only the weights of noisy slots, the pretrained ones stay frozen. `block`: the block's layers, too.
@@ -74,16 +74,10 @@ class GraftRecord:
 def read_record(directory: Path) -> GraftRecord:
     """Raises CheckpointError where there is none, or it is damaged."""
     path = directory / NAME
+    record = read_json(path, f"no graft in {directory}: {NAME} is missing")
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise CheckpointError(f"{path} is over {MAX_BYTES} bytes: that is no record of a graft")
-        record = json.loads(path.read_text(encoding="utf-8"))
         return _parse(record)
-    except (FileNotFoundError, NotADirectoryError):
-        raise CheckpointError(f"no graft in {directory}: {NAME} is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
         raise CheckpointError(f"{path} is damaged ({error})") from None
 
 

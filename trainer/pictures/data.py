@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -140,12 +140,17 @@ def _read_npy(archive: zipfile.ZipFile, key: str, path: Path, kind: str = "uint8
         shape, fortran, dtype = _read_header(file, f"{path}: {key}")
         if kind not in (dtype.name, dtype.kind) or fortran:  # objects would have to be unpickled: they never are
             raise DataError(f"{path}: {key} holds {dtype}; store {'strings' if kind == 'U' else kind} in C order")
-        size = math.prod(shape) * dtype.itemsize
-        if size > MAX_BYTES:
-            raise DataError(f"{path}: {key} would take {size} bytes; at most {MAX_BYTES} are read")
-        data = file.read(size + 1)
+        return _read_array(file, shape, dtype, f"{path}: {key}")
+
+
+def _read_array(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> NDArray[Any]:
+    """The numbers that a file ends with. Raises DataError where they are more or fewer, or too many."""
+    size = math.prod(shape) * dtype.itemsize
+    if size > MAX_BYTES:
+        raise DataError(f"{what} promises {size} bytes; at most {MAX_BYTES} are read")
+    data = file.read(size + 1)
     if len(data) != size:
-        raise DataError(f"{path}: {key} promises {size} bytes and has {'more' if len(data) > size else len(data)}")
+        raise DataError(f"{what} promises {size} bytes and has {'more' if len(data) > size else len(data)}")
     return np.frombuffer(data, dtype=dtype).reshape(shape)
 
 
@@ -223,15 +228,9 @@ def _read_idx_file(path: Path) -> NDArray[np.uint8]:
             if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
                 raise DataError(f"{path} is no IDX file of bytes")
             shape = struct.unpack(f">{head[3]}I", file.read(4 * head[3]))
-            size = math.prod(shape)
-            if size > MAX_BYTES:
-                raise DataError(f"{path} promises {size} bytes; at most {MAX_BYTES} are read")
-            data = file.read(size + 1)
+            return _read_array(cast(IO[bytes], file), shape, np.dtype(np.uint8), str(path))
         except (EOFError, gzip.BadGzipFile, struct.error, OSError) as error:
             raise DataError(f"{path} is damaged: {error}") from None
-    if len(data) != size:
-        raise DataError(f"{path} promises {size} bytes and has {'more' if len(data) > size else len(data)}")
-    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
 # Folders

@@ -28,10 +28,6 @@ CALL_S = 30.0
 TRANSFER_S = 24 * 3600.0
 LONG_POLL_S = 20.0
 LOOK_S = 0.05
-# gRPC uses its `min_reconnect_backoff` as the time that a first try to connect may take. With the 100 ms that suit
-# hosts, a coordinator 120 ms of round trip away was tried three times: six workers were there after 1 to 2 s with 15 to
-# 20 connections; with 5 s after 0.6 s with one connection each.
-CONNECT_MS = 5000
 # While gRPC waits before it connects again, calls fail without a packet, so asking soon is not a storm. With pauses of
 # up to 5 s, the last of six workers came back 6 s after a restarted coordinator listened; with 2 s, after 1.7 to 3.5 s.
 FIRST_DELAY_S, LAST_DELAY_S = 0.2, 2.0
@@ -316,7 +312,7 @@ class RoundsClient:
             self._open()
 
     def _open(self) -> None:
-        self._channel = open_blocking_channel(self.address, security=self.security, connect_ms=CONNECT_MS)
+        self._channel = open_blocking_channel(self.address, security=self.security)
         self._stub: Any = rounds_pb2_grpc.RoundsServiceStub(self._channel)
         # as a stream of one answer, which is the same on the wire: a unary call tells its metadata with the answer only
         self._next: Any = self._channel.unary_stream(

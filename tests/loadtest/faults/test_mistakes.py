@@ -20,6 +20,7 @@ from onesweep.serving.cli.__main__ import main
         ("bench chaos --faults cut --profile loopback", "loopback has no link to cut"),
         ("bench chaos --audit 2", "--audit must be from 0 to 1"),
         ("bench chaos --audit 0.1 --faults garbage", "--audit leaves it out"),
+        ("bench chaos --routers 2 --faults swap", "of several only one deploys"),
         ("bench chaos --modes poem", "--modes has no 'poem'"),
         ("bench chaos --profile moon", "no profile 'moon'"),
         ("bench chaos --profile loopback --html /nowhere/x.html", "cannot write /nowhere/x.html"),

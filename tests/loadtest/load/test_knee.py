@@ -9,8 +9,7 @@ from onesweep.loadtest.load.report import knee_notes
 from onesweep.loadtest.load.run import LoadResult, climb, levels
 
 FIGURES = LoadFigures(
-    *(Counts(requests=10, right=10), Counts()),
-    *(10.0, 5.0, 640.0, 90.0, 100.0, 110.0, None, None, None, 0.1, {}),
+    *(Counts(requests=10, right=10), Counts()), *(10.0, 5.0, 640.0, 90.0, 100.0, 110.0, None, None, None, 0.1, {})
 )
 
 

@@ -30,7 +30,7 @@ from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, range_sigm
 from onesweep.stages.wire.channel import open_blocking_channel
 from tests.conftest import until
 from tests.serving.gateway.conftest import run
-from tests.serving.router.test_replicas import doubled
+from tests.serving.releases import doubled
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 
 SEED = 7

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.normalizers import NFKC
 
 from onesweep.serving.modes.chat_template import ChatTemplate
 from onesweep.serving.modes.pretrained_tokenizer import UNKNOWN, PretrainedTokenizer, read_pretrained_tokenizer
@@ -151,6 +152,16 @@ def test_control_tokens_in_messages_are_text(tmp_path: Path) -> None:
     text = f"user: {said}\n<|end|>: 1\nassistant: "
     assert spelling.encoding.decode(found) == text
     assert size == len(text) + 2 * len("<|begin|>")
+
+
+def test_forms_of_control_tokens_that_a_tokenizer_takes_for_them_are_text() -> None:
+    encoding = Tokenizer.from_str(LEVEL.to_str())
+    encoding.normalizer = NFKC()
+    encoding.add_special_tokens([AddedToken("<|stop|>", special=True, normalized=True)])
+    template = ChatTemplate("{{ messages[0].content }}", "", "")
+    spelling = PretrainedTokenizer(encoding, Alphabet(encoding.get_vocab_size()), template=template)
+    symbols, _, _ = asyncio.run(spelling.encode_chat([Message("user", "hello \uff1c|stop|\uff1e")]))
+    assert encoding.token_to_id("<|stop|>") not in spelling.alphabet.symbols(symbols)
 
 
 def test_a_template_that_makes_no_text_is_a_wrong_argument() -> None:

@@ -57,10 +57,7 @@ def test_the_nearest_hosts_are_taken() -> None:
 
 def even() -> list[HostLink]:
     """The same, but all links are alike."""
-    return [
-        *(make(name, (0,), x=10.0, y=10.0) for name in "ab"),
-        *(make(name, (1,), a=10.0, b=10.0) for name in "xy"),
-    ]
+    return [*(make(name, (0,), x=10.0, y=10.0) for name in "ab"), *(make(name, (1,), a=10.0, b=10.0) for name in "xy")]
 
 
 PREFIXES = [bytes([i]) * 32 for i in range(3)]

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, Result
-from onesweep.serving.router.topology import HostEntry, Topology
 from onesweep.stages.host.host import Host
 from onesweep.stages.v1 import stage_pb2
 from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe
+from tests.serving.releases import doubled
 
 Describe = Callable[[str], stage_pb2.DescribeResponse]
 PROMPT = b"The sea was calm. The sea was "
@@ -30,18 +29,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "resample": {"mode": "resample", "max_bytes": 90, "chunk": 3, "candidates": 1024},
 }
 """One for each kind of work that hosts are sent."""
-
-
-def doubled(checkpoint: Path) -> Topology:
-    """Blocks 0 and 1 on two hosts, block 2 on two others."""
-    port = free_port_block(5)
-    spans = {"a-1": (0, 1), "a-2": (0, 1), "b-1": (2,), "b-2": (2,)}
-    addresses = [f"127.0.0.1:{port + 1 + i}" for i in range(4)]
-    hosts = [
-        HostEntry(name, address, blocks, address)
-        for (name, blocks), address in zip(spans.items(), addresses, strict=True)
-    ]
-    return Topology(tuple(hosts), f"127.0.0.1:{port}", checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from onesweep.serving.router.ring import HEDGE_SHARE, HEDGES, LEAST_S, MOST_REPL
 from onesweep.serving.router.session import AuditFailed, Check, Session
 from onesweep.serving.router.settings import RingSettings
 from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.host.schema_check import NOT_FOLLOWED
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Relay, Settled
 from onesweep.stages.wire.messages import AnyWork, Work, work_of
@@ -91,6 +92,21 @@ def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
 
     ring = asyncio.run(asyncio.wait_for(fail_once(), 10))
     assert ring.avoided == [set(), avoided]
+
+
+def test_a_text_that_no_symbol_can_continue_fails_at_once_and_no_host_is_blamed() -> None:
+    async def story() -> None:
+        ring = RecordingRing()
+        session = opened(ring)
+        held = stage_pb2.Sampling(grammar=stage_pb2.Grammar(json_schema="{}"))
+        await session.push(stage_pb2.Decode(clean=b"a", remaining=1, sampling=held))
+        fault = stage_pb2.Fault(code=CODE.INVALID_ARGUMENT.value[0], message=f"{NOT_FOLLOWED}: x", host="a-1")
+        session.attempts[0].fail(fault)
+        with pytest.raises(StatusError, match=f"^{NOT_FOLLOWED}: x$") as caught:
+            await session.event()
+        assert (caught.value.code, ring.avoided, session.account.replays) == (CODE.INVALID_ARGUMENT, [set()], 0)
+
+    asyncio.run(asyncio.wait_for(story(), 10))
 
 
 def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> None:

@@ -42,6 +42,33 @@ def test_an_ar_models_parameters_are_counted(trained: Path) -> None:
     assert [part["parameters"] for part in record(trained / "ar")["ar"]["parts"]] == sizes
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes", "said"),
+    [
+        ("chain", {"code_dim": 1 << 20}, "at most 16777216 are read"),
+        ("chain", {"code_dim": 1 << 12}, "at most 16777216 are read"),
+        ("chain", {"condition_dim": 1 << 20}, "asks for weights of at least"),
+        ("chain", {"context_length": 1 << 20}, "a context with tables of"),
+        ("ar", {"context_length": 1 << 20, "heads": 1}, "a context with tables of"),
+        ("ar", {"width": 1 << 15}, "asks for weights of at least"),
+        ("ar", {"parts": 1025}, "at most 1024 are read"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_they_take_time_or_memory(
+    bundle: Path, name: str, sizes: dict[str, int], said: str
+) -> None:
+    path = bundle / name / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["architecture"].update(sizes)
+    (manifest["codes"] or {})["dim"] = manifest["architecture"]["code_dim"]
+    manifest["parts"] += [None] * (manifest["architecture"]["parts"] - len(manifest["parts"]))
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=said):
+        record(bundle / name)
+    with pytest.raises(CheckpointError, match=said):
+        (load_block if name == "chain" else load_stage)(bundle / name, 0)
+
+
 def test_a_bundle_has_four_models(bundle: Path) -> None:
     assert list(record(bundle)) == ["chain", "ar", "scorer", "local"]
     text = describe(bundle)

@@ -16,7 +16,7 @@ from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Codes
 from onesweep.stages.model.partition import NoisePartition
 
-PART = Part("block-0-0123456789ab.safetensors", "0" * 64, 1000, {"next_byte_nats": 2.25})
+PART = Part("block-0-0123456789ab.safetensors", "0" * 64, 200_000, {"next_byte_nats": 2.25})
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_number_that_is_not_finite(write: Callable[..., Path], number: str) ->
 @pytest.mark.parametrize("text", [b"[]", b"null", b"{}", b'{"format": "1"}', b'{"format": true}', b'{"format": 1.0}'])
 def test_what_has_no_format_is_no_manifest(tmp_path: Path, text: bytes) -> None:
     (tmp_path / MANIFEST_NAME).write_bytes(text)
-    with pytest.raises(CheckpointError, match="no format number"):
+    with pytest.raises(CheckpointError, match=r"no format number|holds no object"):
         read_manifest(tmp_path)
 
 

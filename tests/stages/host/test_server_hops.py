@@ -94,7 +94,7 @@ def test_a_session_takes_hops_of_its_own_router_path_and_host(bundles: Path, new
 
         def caller(role: str, name: str, *addresses: str) -> Peer:
             tls = pki.issue(role, name, addresses or NAMES)
-            opened = open_blocking_channel(address, security=Security(tls), connect_ms=20_000)
+            opened = open_blocking_channel(address, security=Security(tls))
             return Peer(address, stack.enter_context(opened))
 
         router, rival, paris, tokyo = (caller(*who) for who in ((ROUTER, "r"), (ROUTER, "x"), (HOST, "p"), (HOST, "t")))

@@ -7,14 +7,22 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.server import SERVICE, StageServer, StageSettings
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire import channel
-from onesweep.stages.wire.channel import CallBounds, bind, check_name, is_loopback, new_server, parse_address
+from onesweep.stages.wire.channel import (
+    CallBounds,
+    bind,
+    check_name,
+    is_loopback,
+    new_server,
+    open_channel,
+    parse_address,
+)
 from onesweep.stages.wire.tls import Security
 from tests.conftest import until
 
@@ -112,6 +120,41 @@ def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytes
     said = [record.message for record in caplog.records if record.name == "onesweep.stages.wire.channel"]
     due = f"{address} can be reached from other machines, and what passes there is not encrypted"
     assert said == ([] if is_loopback(address) else [due])
+
+
+def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "HANDSHAKE_MS", 200)
+
+    async def main() -> bytes:
+        port = bind(server := new_server(), "127.0.0.1:0")
+        await server.start()
+        reader, _ = await asyncio.open_connection("127.0.0.1", port)
+        return await asyncio.wait_for(reader.read(), 20)
+
+    assert b"handshake timeout" in asyncio.run(main())
+
+
+async def test_a_server_far_away_is_reached_at_the_first_try() -> None:
+    """A call that does not wait fails with the first attempt to connect, whose answer takes half a second here."""
+    port = bind(server := new_server(), "127.0.0.1:0")
+    health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+    await server.start()
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            await asyncio.sleep(0.25)
+            writer.write(data)
+        writer.close()
+
+    async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        theirs, ours = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(carry(reader, ours), carry(theirs, writer))
+
+    far = await asyncio.start_server(joined, "127.0.0.1", 0)
+    async with far, open_channel(f"127.0.0.1:{far.sockets[0].getsockname()[1]}") as opened:
+        answer = await health_pb2_grpc.HealthStub(opened).Check(health_pb2.HealthCheckRequest(), timeout=60)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    await server.stop(0)
 
 
 def test_a_client_that_does_not_read_ends_what_writes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:

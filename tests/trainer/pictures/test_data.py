@@ -96,7 +96,7 @@ def test_archives_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
             archive.writestr(name, source.read(name)[:-1])
     for path, message in (
         (tmp_path / "text.npz", "is no npz archive"),
-        (lying, "train_x would take .* bytes; at most"),
+        (lying, "train_x promises .* bytes; at most"),
         (endless, "train_x is no array"),
         (write_npz(tmp_path / "names.npz", classes=np.array([{}, "dog"])), "classes holds object; store strings"),
         (write_npz(tmp_path / "few.npz", classes=np.array(["cat"])), "has label 1, and 1 classes"),

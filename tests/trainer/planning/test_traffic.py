@@ -19,12 +19,7 @@ PART = PartInventory("block-0", {"a": (3, 256), "b": (5,)}, 0, {"block-1": {"c":
 
 @pytest.mark.parametrize(
     ("codec", "own", "copy"),
-    [
-        ("fp32", 4 * 773, 512),
-        ("bf16", 2 * 773, 256),
-        ("int8", 773 + 4 * 4, 128 + 4),
-        ("e3m0", 384 + 3 + 4 * 7, 64 + 4),
-    ],
+    [("fp32", 4 * 773, 512), ("bf16", 2 * 773, 256), ("int8", 773 + 4 * 4, 128 + 4), ("e3m0", 384 + 3 + 4 * 7, 64 + 4)],
 )
 @pytest.mark.parametrize(("overlap", "versions"), [("none", 9), ("patient", 9), ("eager", 8)])
 def test_bytes_are_those_counted_by_hand(codec: str, own: int, copy: int, overlap: str, versions: int) -> None:

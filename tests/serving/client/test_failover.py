@@ -1,0 +1,102 @@
+"""Requests that lose their router and continue at another. With real processes."""
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import Client, RouterError
+from onesweep.serving.client.failover import Turns
+from onesweep.serving.router.topology import local_topology
+from onesweep.serving.v1.router_pb2 import GenerateResponse, Summary, TokenLogprob
+from tests.conftest import until, wait_ready
+from tests.serving.gateway.conftest import run
+
+PROMPT, SEED, LINK_MS, LENGTH = "The road went ", 5, 50, 12  # slow enough to lose a router before the text is whole
+
+
+@pytest.fixture(scope="module")
+def routers(bundles: Path) -> Iterator[tuple[Deployment, str, str]]:
+    port, options = free_port_block(5), ("--drain-s", "0.2")
+    topology, second = local_topology(3, 3, bundles / "own", port + 1), f"127.0.0.1:{port + 4}"
+    with temporary_deployment(topology, bundles / "own", router_options=options, second=second) as deployment:
+        wait_ready(second)
+        yield deployment, topology.router, second
+
+
+def ask(where: str, directory: Path | None, mode: str, text: bytearray) -> None:
+    """One request through both routers, by a gateway where there is a directory for it; `text` grows as it comes."""
+    if directory is None:
+        with Client(where) as client:
+            for item in client.stream(PROMPT, mode=mode, seed=SEED, link_ms=LINK_MS, max_bytes=LENGTH):
+                text.extend(item if isinstance(item, bytes) else b"")
+        return
+    asked = {"model": f"onesweep-{mode}", "prompt": PROMPT, "max_tokens": LENGTH, "seed": SEED, "stream": True}
+    with (
+        run(directory, "--router", where) as gateway,
+        httpx.stream(
+            "POST", f"{gateway.url}/v1/completions", json={**asked, "onesweep": {"link_ms": LINK_MS}}
+        ) as lines,
+    ):
+        for line in lines.iter_lines():
+            text.extend(json.loads(line[6:])["choices"][0]["text"].encode() if line.startswith("data: {") else b"")
+
+
+@pytest.mark.parametrize(
+    ("mode", "number", "way"),
+    [("ar", SIGKILL, ""), ("ar", SIGTERM, ""), ("sweep", SIGKILL, ""), ("ar", SIGKILL, "gateway")],
+)
+def test_a_request_continues_at_the_other_router(
+    routers: Any, tmp_path: Path, mode: str, number: int, way: str
+) -> None:
+    (deployment, router, second), text = routers, bytearray()
+    with Client(router) as first, Client(f"{router},{second}") as client, ThreadPoolExecutor() as threads:
+        whole = first.generate(PROMPT, mode=mode, seed=SEED, link_ms=LINK_MS, max_bytes=LENGTH).output
+        asked = threads.submit(ask, client.address, tmp_path if way else None, mode, text)
+        until(lambda: first.status().requests == 1 and (text or mode == "sweep"), 30.0)
+        begun = bytes(text)
+        os.kill(deployment.processes["router"], number)
+        asked.result(60)
+        assert begun != whole
+        assert text in (whole, whole.decode(errors="replace").encode())
+        until(lambda: "router" in deployment.ended())
+        assert client.generate(PROMPT, mode="local", max_bytes=4).output_bytes == 4, "new ones ask the one that answers"
+        deployment.revive("router")
+        wait_ready(router)
+        deployment.kill(second)
+        assert client.generate(PROMPT, mode="local", max_bytes=4).output_bytes == 4, "the first one is back"
+    deployment.revive(second)
+    wait_ready(second)
+
+
+def test_both_are_asked_again_before_they_are_given_up() -> None:
+    turns = Turns(Client("127.0.0.1:1,127.0.0.1:2"), 9.0)
+    for _ in range(2):
+        turns.lost(RouterError("gone", grpc.StatusCode.UNAVAILABLE, reached=False))
+    assert (turns.at, turns.pause_s > 0) == (0, True)
+
+
+def test_both_are_down() -> None:
+    said = "none of the routers 127.0.0.1:1 and 127.0.0.1:2 answers: no router answers at 127.0.0.1:2"
+    with Client("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(RouterError, match=said):
+        client.generate("x")
+
+
+@pytest.mark.parametrize("second", [GenerateResponse(text=b" sun"), GenerateResponse(summary=Summary())])
+def test_another_text_is_an_error_and_is_never_glued(second: GenerateResponse) -> None:
+    answer = Turns(Client("127.0.0.1:1,127.0.0.1:2"), 9.0)
+    tokens = [TokenLogprob(text=b"The"), TokenLogprob(text=b" sea")]
+    assert list(answer.read(GenerateResponse(text=b"The sea", logprobs=tokens))) == [tokens, b"The sea"]
+    answer.lost(RouterError("gone", grpc.StatusCode.UNAVAILABLE))
+    assert not list(answer.read(GenerateResponse(text=b"The", logprobs=tokens[:1])))
+    with pytest.raises(RouterError, match=":2 does not write the text that another began"):
+        list(answer.read(second))
