@@ -72,7 +72,7 @@ class Streaming:
         return self.result
 
 
-def busy(doubles: Deployment, describe: Describe, letter: str) -> str:
+def busy(doubles: Deployment, letter: str) -> str:
     """The host of two with the same blocks that has a session."""
     hosts = [host for host in doubles.topology.hosts if host.name.startswith(letter)]
     counts = {host.name: describe(host.address).counters.sessions for host in hosts}
@@ -93,7 +93,7 @@ def test_a_host_that_is_killed_or_freezes(
     for _ in range(TRIES):
         until(partial(all_ready, caller), 30)
         request = Streaming(caller, REQUESTS[name])
-        victim = busy(doubles, describe, letter)
+        victim = busy(doubles, letter)
         if freezes:
             os.kill(doubles.processes[victim], signal.SIGSTOP)
         else:
