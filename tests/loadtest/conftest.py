@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from onesweep.loadtest.host.memory import write_random_chain
+from onesweep.serving.cli.__main__ import main
 from onesweep.stages.checkpoint.checkpoint import save_ar, write_manifest
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import Manifest
@@ -34,3 +35,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_manifest(root / "ar", Manifest("ar", TINY, (None, None), probe_text=PROBE_TEXT))
     save_ar(root / "ar", ArModel(TINY).eval())
     return root
+
+
+def check_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str, code: int = 2) -> None:
+    """A command ends with one line, and prints nothing before it."""
+    assert main(arguments) == code
+    out, err = capsys.readouterr()
+    assert err.startswith("onesweep: ")
+    assert sentence in err
+    assert (err.count("\n"), out) == (1, "")

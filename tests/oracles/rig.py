@@ -27,12 +27,11 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.errors import Interrupted
-from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.codec import CODECS, HIDDEN
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_blocking_channel
 from onesweep.stages.wire.messages import PROTOCOL, put_work, work_of
-from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig
+from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus, load_corpus
 from onesweep.trainer.blocks.progress import Progress
 from onesweep.trainer.blocks.round_settings import RoundSettings
@@ -43,6 +42,7 @@ from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec
 from tests.conftest import open_servers, wait_ready, write_bundle
 from tests.stages.hops import step
+from tests.trainer import small
 
 ROUTER = "oracle"
 PATIENT_S = 60.0
@@ -202,22 +202,8 @@ def update_payloads() -> dict[str, Any]:
 
 
 def tiny(**changes: Any) -> TrainingConfig:
-    architecture = Architecture(
-        parts=2, layers=1, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8, context="own"
-    )
-    config = TrainingConfig(
-        architecture=architecture,
-        noise=NoiseConfig(partition="equal_probability"),
-        steps=12,
-        sequences=2,
-        warmup_steps=2,
-        chunks=(1, 4, 0),
-        bfloat16=False,
-        log_every=1,
-        evaluate_every=25,
-        save_every_s=60.0,
-    )
-    return replace(config, **changes)
+    config = replace(small.tiny, steps=12, evaluate_every=25, valid_windows=16, save_every_s=60.0)
+    return replace(config, **{"architecture": replace(config.architecture, layers=1), **changes})
 
 
 def corpus(directory: Path) -> Corpus:

@@ -43,3 +43,9 @@ def doubled(checkpoint: Path) -> Topology:
         for (name, blocks), address in zip(spans.items(), addresses, strict=True)
     ]
     return Topology(tuple(hosts), f"127.0.0.1:{port}", checkpoint)
+
+
+def all_ready(client: Client) -> bool:
+    """Whether every replica is there, and linked to those after it: one of each kind is enough for a request."""
+    hosts = client.status().hosts
+    return all(host.ready and not any(link.problem for link in host.links) for host in hosts)

@@ -12,6 +12,7 @@ from onesweep.loadtest.report.table import Estimate
 from onesweep.serving.cli.__main__ import main
 from onesweep.serving.modes.frontier import read_frontier
 from onesweep.stages.checkpoint.manifest import read_manifest
+from tests.loadtest.conftest import check_refused
 
 needs_a_lab = pytest.mark.skipif(bool(lab_problem()), reason=lab_problem() or "there is one")
 
@@ -61,12 +62,7 @@ def test_refused_with_a_sentence(
     monkeypatch.setattr("onesweep.loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
     monkeypatch.setattr("onesweep.loadtest.frontier.run.lab_problem", lambda: "")
     given = () if "--quality" in options else ("--quality", quality(tmp_path / "q.json", bundle))
-    assert main(frontier(bundle, *given, *options)) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("onesweep: ")
-    assert err.count("\n") == 1
-    assert says in err
-    assert out == ""
+    check_refused(capsys, frontier(bundle, *given, *options), says)
 
 
 def test_no_quality(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

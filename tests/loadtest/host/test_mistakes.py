@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from onesweep.serving.cli.__main__ import main
+from tests.loadtest.conftest import check_refused
 
 NOWHERE = "--json /no/such/folder.json"
 NO_FOLDER = "cannot write /no/such/folder.json: No such file or directory"
@@ -51,8 +52,4 @@ def test_mistakes_end_in_a_sentence(arguments: str, sentence: str, capsys: pytes
 def test_a_mistake_is_one_line_and_nothing_is_printed_before_it(
     bundle: Path, arguments: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "overhead", "--checkpoint", str(bundle), *arguments.split()]) == code
-    printed = capsys.readouterr()
-    assert printed.err.startswith("onesweep: ")
-    assert sentence in printed.err
-    assert (printed.err.count("\n"), printed.out) == (1, "")
+    check_refused(capsys, ["bench", "overhead", "--checkpoint", str(bundle), *arguments.split()], sentence, code)

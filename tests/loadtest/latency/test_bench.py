@@ -15,6 +15,7 @@ from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.serving.cli.__main__ import main
 from onesweep.serving.cli.deployment import MODULE
 from tests.conftest import until
+from tests.loadtest.conftest import check_refused
 from tests.serving.pretrained import write_model
 
 needs_a_lab = pytest.mark.skipif(bool(lab_problem()), reason=lab_problem() or "there is one")
@@ -69,12 +70,7 @@ def test_refused_with_a_sentence(
     monkeypatch.setattr("onesweep.loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
     monkeypatch.setattr("onesweep.loadtest.latency.run.lab_problem", lambda: "")
     sizes = () if {"--bytes", "--max-tokens"}.intersection(options) else ("--bytes", 8)
-    assert main(bench(bundle, *options, *sizes)) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("onesweep: ")
-    assert err.count("\n") == 1
-    assert says in err
-    assert out == ""
+    check_refused(capsys, bench(bundle, *options, *sizes), says)
 
 
 def test_no_lab_can_be_made(bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,11 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.loadtest.workload.arms import LEVELS, Arm, Length, ModeChoice
 from onesweep.loadtest.workload.prompts import Prompts
 from onesweep.serving.cli.__main__ import main
+from tests.loadtest.latency.test_bench import bench, needs_a_lab
 from tests.stages.pictures.tiny import tiny_picture_bundle
-
-needs_a_lab = pytest.mark.skipif(bool(lab_problem()), reason=lab_problem() or "there is one")
-
-
-def bench(bundle: Path, *options: object) -> list[str]:
-    return ["bench", "wan", "--checkpoint", str(bundle), *map(str, options)]
 
 
 def test_a_drawing_is_asked_for_by_its_class() -> None:

@@ -20,6 +20,7 @@ from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.serving.cli.__main__ import main
 from onesweep.serving.cli.deployment import MODULE, Deployment
 from onesweep.serving.cli.ports import free_port_block
+from tests.loadtest.conftest import check_refused
 
 QUICK = ["--seconds", "1", "--warm-up-s", "0.2", "--bytes", "16", "--texts", "4"]
 
@@ -56,20 +57,8 @@ def read(url: str) -> bytes:
 def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
     path, html = tmp_path / "figures.json", tmp_path / "report.html"
-    command = [
-        "bench",
-        "loadtest",
-        "--router",
-        router,
-        "--users",
-        "2",
-        *QUICK,
-        "--json",
-        str(path),
-        "--html",
-        str(html),
-    ]
-    assert main(command) == 0
+    files = ["--json", str(path), "--html", str(html)]
+    assert main(["bench", "loadtest", "--router", router, "--users", "2", *QUICK, *files]) == 0
     record, out = json.loads(path.read_text()), capsys.readouterr().out
     assert (record["mode"], record["users"], record["profile"]) == ("sweep", 2, "as found")
     assert (record["failed"], record["lost"], record["wrong"], record["refused"]) == (0, 0, 0, 0)
@@ -90,18 +79,8 @@ def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: py
 
 def test_the_knee_of_two_modes(router: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "knee.json"
-    command = [
-        "bench",
-        "loadtest",
-        "--find-knee",
-        "--router",
-        router,
-        "--users",
-        "1",
-        *QUICK,
-        "--mode",
-        "sweep,ar,local",
-    ]
+    command = ["bench", "loadtest", "--find-knee", "--router", router, "--users", "1", *QUICK]
+    command += ["--mode", "sweep,ar,local"]
     assert main([*command, "--json", str(path)]) == 0
     record, out = json.loads(path.read_text()), capsys.readouterr().out
     assert "left out local: the router serves sweep, chunked, ar" in out
@@ -191,12 +170,7 @@ def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path
 def test_mistakes_end_in_a_sentence_before_anything_starts(
     bundle: Path, capsys: pytest.CaptureFixture[str], locust: None, arguments: list[str], sentence: str
 ) -> None:
-    assert main(["bench", "loadtest", "--checkpoint", str(bundle), *arguments]) == 2
-    printed = capsys.readouterr()
-    assert printed.err.startswith("onesweep: ")
-    assert sentence in printed.err
-    assert printed.err.count("\n") == 1
-    assert printed.out == ""
+    check_refused(capsys, ["bench", "loadtest", "--checkpoint", str(bundle), *arguments], sentence)
 
 
 def test_bytes_that_the_context_has_no_room_for(router: str, capsys: pytest.CaptureFixture[str]) -> None:

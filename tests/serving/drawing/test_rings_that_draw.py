@@ -16,16 +16,12 @@ from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.client.client import Client
 from tests.conftest import until
 from tests.serving.conftest import describe
+from tests.serving.releases import all_ready
 from tests.serving.router.test_replicas import doubled
 from tests.stages.pictures.tiny import TINY, tiny_experts, tiny_picture_bundle
 
 SEED = 7
 Run = Callable[..., tuple[int, str, str]]
-
-
-def all_ready(client: Client) -> bool:
-    hosts = client.status().hosts
-    return all(host.ready and not any(link.problem for link in host.links) for host in hosts)
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from onesweep.stages.model.llama import LlamaStage
 from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe
 from tests.serving.pretrained import ARCHITECTURE, TEXTS, ids, text_of, tokenizer, write_model, written
+from tests.serving.releases import all_ready
 from tests.serving.router.test_replicas import PROMPT, Streaming, busy, doubled
 
 LENGTH = 300
@@ -41,12 +42,6 @@ def doubles(models: dict[Path, list[LlamaStage]]) -> Iterator[Deployment]:
     directory = next(iter(models))
     with temporary_deployment(doubled(directory), directory) as running:
         yield running
-
-
-def all_ready(caller: Client) -> bool:
-    """Whether every replica is there, and linked to those after it: one of each kind is enough for a request."""
-    hosts = caller.status().hosts
-    return all(host.ready and not any(link.problem for link in host.links) for host in hosts)
 
 
 def expected(stages: list[LlamaStage], count: int) -> str:

@@ -16,7 +16,7 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import copy_of
 from onesweep.stages.wire.status import StatusError
 from tests.conftest import wait_ready
-from tests.serving.router.test_replicas import doubled
+from tests.serving.releases import doubled
 
 
 @pytest.fixture(scope="module")

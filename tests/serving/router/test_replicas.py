@@ -4,8 +4,9 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,10 @@ import pytest
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.client.client import Client, Result
 from onesweep.stages.host.host import Host
-from onesweep.stages.v1 import stage_pb2
 from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe
-from tests.serving.releases import doubled
+from tests.serving.releases import all_ready, doubled
 
-Describe = Callable[[str], stage_pb2.DescribeResponse]
 PROMPT = b"The sea was calm. The sea was "
 REQUESTS: dict[str, dict[str, Any]] = {
     "ar int8": {"mode": "ar", "max_bytes": 300, "codec": "int8"},
@@ -36,15 +35,6 @@ def doubles(bundles: Path) -> Iterator[Deployment]:
     topology = doubled(bundles / "scored")
     with temporary_deployment(topology, bundles / "scored") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def all_ready(caller: Client) -> Callable[[], None]:
-    def ready() -> bool:
-        hosts = caller.status().hosts
-        return all(host.ready and not any(link.problem for link in host.links) for host in hosts)
-
-    return lambda: until(ready, 30)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +72,7 @@ class Streaming:
         return self.result
 
 
-def busy(doubles: Deployment, describe: Describe, letter: str) -> str:
+def busy(doubles: Deployment, letter: str) -> str:
     """The host of two with the same blocks that has a session."""
     hosts = [host for host in doubles.topology.hosts if host.name.startswith(letter)]
     counts = {host.name: describe(host.address).counters.sessions for host in hosts}
@@ -97,19 +87,13 @@ KILLS = [(*each, False) for each in zip(REQUESTS, "ababb", strict=True)]
 
 @pytest.mark.parametrize(("name", "letter", "freezes"), [*KILLS, ("ar int8", "b", True), ("chunked", "a", True)])
 def test_a_host_that_is_killed_or_freezes(
-    doubles: Deployment,
-    caller: Client,
-    all_ready: Callable[[], None],
-    references: dict[str, bytes],
-    name: str,
-    letter: str,
-    freezes: bool,
+    doubles: Deployment, caller: Client, references: dict[str, bytes], name: str, letter: str, freezes: bool
 ) -> None:
     replays = 0
     for _ in range(TRIES):
-        all_ready()
+        until(partial(all_ready, caller), 30)
         request = Streaming(caller, REQUESTS[name])
-        victim = busy(doubles, describe, letter)
+        victim = busy(doubles, letter)
         if freezes:
             os.kill(doubles.processes[victim], signal.SIGSTOP)
         else:
@@ -127,7 +111,7 @@ def test_a_host_that_is_killed_or_freezes(
         if replays := result.replays:
             break
     assert replays >= 1
-    all_ready()
+    until(partial(all_ready, caller), 30)
     until(lambda: sum(describe(host.address).counters.sessions for host in doubles.topology.hosts) == 0, 20)
 
 
@@ -165,8 +149,8 @@ def test_a_host_that_is_slow_is_overtaken(
     assert max(result.replays for result in results) >= 1
 
 
-def test_hosts_take_turns(caller: Client, all_ready: Callable[[], None]) -> None:
-    all_ready()
+def test_hosts_take_turns(caller: Client) -> None:
+    until(partial(all_ready, caller), 30)
     used: set[str] = set()
 
     def every_host_was_used() -> bool:

@@ -23,6 +23,7 @@ from onesweep.trainer.blocks.progress import Progress, TrainingState
 from onesweep.trainer.blocks.run import Clock, Run, StepLoss
 from onesweep.trainer.blocks.state import exclusive, load_state, read_records, save_state
 from tests.conftest import until
+from tests.trainer.blocks.test_train import digests
 from tests.trainer.processes import ended, launched
 from tests.trainer.small import tiny
 
@@ -220,10 +221,6 @@ def test_a_full_disk_leaves_the_last_state(small_disk: Callable[[str], Path], un
 # A killed process
 
 
-def part_digests(out: Path) -> list[str | None]:
-    return [part.sha256 if part else None for part in read_manifest(out).parts]
-
-
 STEPS = 24
 
 
@@ -252,11 +249,11 @@ def test_a_killed_process_loses_and_repeats_nothing(
     until(lambda: len(read_records(watched)) >= 8, 60)
     process.kill()
     assert ended(process, 60) == -signal.SIGKILL, "it ended before it could be killed"
-    assert None in part_digests(tmp_path / "killed")
+    assert None in digests(tmp_path / "killed")
 
     for out in ("killed", "whole"):
         assert onesweep(*command(out), "--threads", 1).code == 0
-    assert part_digests(tmp_path / "killed") == part_digests(tmp_path / "whole"), "weights are equal bit for bit"
+    assert digests(tmp_path / "killed") == digests(tmp_path / "whole"), "weights are equal bit for bit"
     for path in sorted((tmp_path / "whole" / "training").glob("*.jsonl")):
         records = without_times(tmp_path / "killed" / "training" / path.name)
         assert records == without_times(path)

@@ -14,7 +14,7 @@ from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
 
-ACCEPTED, DUPLICATE, REFUSED = (rounds_pb2.OUTCOME_ACCEPTED, rounds_pb2.OUTCOME_DUPLICATE, rounds_pb2.OUTCOME_REFUSED)
+ACCEPTED, DUPLICATE, REFUSED = rounds_pb2.OUTCOME_ACCEPTED, rounds_pb2.OUTCOME_DUPLICATE, rounds_pb2.OUTCOME_REFUSED
 
 
 # With parts of several pieces.
