@@ -18,7 +18,6 @@ from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.checkpoint.release_store import read_release_manifest
 from onesweep.stages.model.llama import LlamaStage
 from tests.conftest import until, wait_ready
-from tests.serving.conftest import describe
 from tests.serving.pretrained import ARCHITECTURE, TEXTS, ids, text_of, tokenizer, write_model, written
 from tests.serving.releases import all_ready
 from tests.serving.router.test_replicas import PROMPT, Streaming, busy, doubled
@@ -66,7 +65,7 @@ def test_a_host_that_is_killed_costs_no_text(doubles: Deployment, caller: Client
     until(lambda: all_ready(caller), 30)
     whole = caller.generate(PROMPT, seed=3, **asked).output
     request = Streaming(caller, asked)
-    victim = busy(doubles, describe, letter)
+    victim = busy(doubles, letter)
     doubles.kill(victim)
     result = request.end()
     assert result.output == whole

@@ -12,7 +12,6 @@ from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result
 from onesweep.stages.host.drafter import HeadDrafter
 from tests.conftest import until
-from tests.serving.conftest import describe
 from tests.serving.pretrained import add_random_draft_head, write_model
 from tests.serving.router.test_replicas import TRIES, Streaming, busy, doubled
 
@@ -149,7 +148,7 @@ def test_hosts_that_are_audited_and_killed(doubles: Deployment, model: Path, loc
         for _ in range(TRIES):
             until(lambda: all(host.ready for host in caller.status().hosts), 30)
             streaming = Streaming(caller, request, PROMPT)
-            victim = busy(doubles, describe, "b")
+            victim = busy(doubles, "b")
             doubles.kill(victim)
             result = streaming.end()
             assert result.output == expected
