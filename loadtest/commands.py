@@ -6,7 +6,6 @@ from typing import Any
 
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import add_flags, flag
-from onesweep.stages.settings import setting as setting
 
 
 def add_measurement(

@@ -1,7 +1,5 @@
 """Settings of the commands `chaos`, `bench chaos-training`, `soak`, `wan train` and `bench rounds`, and their flags."""
 
-# ruff: noqa: RUF009 - `setting` makes a field
-
 from __future__ import annotations
 
 import hashlib
@@ -9,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onesweep.loadtest.commands import setting
 from onesweep.loadtest.report.chart import check_plotting
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import check_destination
+from onesweep.stages.settings import check_destination, setting
 
 ROUNDS_A_MINUTE = 10  # of the run that ships: about what two cores make, faults included
 SHIPPED_RUN = Path(__file__).with_name("run.toml")
