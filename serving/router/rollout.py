@@ -37,7 +37,8 @@ AGAIN_S = 10.0
 STORE_S = 3600.0
 # A transfer that is cut off begins again where it was, so many times at most.
 STORE_TRIES, STORE_PAUSE_S = 4, 1.0
-CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS)
+# gRPC says INTERNAL where the connection ends while a message is written.
+CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS, grpc.StatusCode.INTERNAL)
 LOAD_S = 600.0
 DROP_S = LOAD_S  # A host that is loading lets go of a release when it is done
 # How a host refuses a release whose files it lacks, or has damaged ones of.
