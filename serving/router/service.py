@@ -230,7 +230,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         served.requests += 1
         try:
             async with self.admission.enter(key, order.size, ticket.left_s) as place:
-                place.spend(order.size)  # who leaves early pays as well: hosts have computed for him
+                place.spend(order.size)  # a caller that leaves early pays, too: hosts have computed for it
                 previews = asyncio.Queue[stage_pb2.Pictures | None]()
                 task = asyncio.create_task(retry_drawing(order, account, previews.put_nowait))
                 task.add_done_callback(lambda _: previews.put_nowait(None))

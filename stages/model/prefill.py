@@ -63,7 +63,7 @@ def split_reads(source: Tensor, reads: Sequence[int] = ()) -> list[Tensor]:
 
 
 def split_lengths(count: int, reads: Sequence[int] = ()) -> list[int]:
-    """Lengths of the pieces that `clean_pieces` cuts `count` positions into."""
+    """Lengths of the pieces that `split_reads` cuts `count` positions into."""
     together = [*reads, count - sum(reads)]
     return [min(READ_POSITIONS, read - at) for read in together for at in range(0, read, READ_POSITIONS)]
 

@@ -110,7 +110,7 @@ def open_channel(
 ) -> grpc.aio.Channel:
     """A channel that connects with its first call. Raises InputError. :param options: further ones of gRPC."""
     check_target(address, security)
-    options = [*(dict(_message_options(message_bytes)) | dict(options)).items()]  # of two alike gRPC takes the first
+    options = _message_options(message_bytes, options)
     if security.tls is None:
         return with_decode_errors(grpc.aio.insecure_channel(address, options=options))
     return with_decode_errors(grpc.aio.secure_channel(address, channel_credentials(security.tls), options=options))
@@ -121,7 +121,7 @@ def open_blocking_channel(
 ) -> grpc.Channel:
     """Like `open_channel`, for code without an event loop."""
     check_target(address, security)
-    options = [*(dict(_message_options(message_bytes)) | dict(options)).items()]
+    options = _message_options(message_bytes, options)
     if security.tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, channel_credentials(security.tls), options=options)
@@ -255,9 +255,11 @@ def bind(server: grpc.aio.Server, address: str, security: Security = LOOPBACK_ON
     return bound
 
 
-def _message_options(message_bytes: int) -> list[tuple[str, int]]:
-    return [
-        *_OPTIONS,
-        ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.max_send_message_length", message_bytes),
-    ]
+def _message_options(message_bytes: int, options: Options = ()) -> list[tuple[str, int]]:
+    """:param options: in place of those of the same name; of two alike gRPC takes the first."""
+    usual = {
+        **dict(_OPTIONS),
+        "grpc.max_receive_message_length": message_bytes,
+        "grpc.max_send_message_length": message_bytes,
+    }
+    return [*(usual | dict(options)).items()]
