@@ -214,8 +214,7 @@ MEASUREMENTS: dict[str, Measurement] = {
         _drawn,
     ),
     "pictures": Measurement(
-        "onesweep bench pictures --data $PICTURES --levels 3,6,12,24 --count 300"
-        " --modes chain,steps,local,displaced,picard",
+        "onesweep bench pictures --data $PICTURES --levels 3,6,12,24 --count 300 --modes chain,steps,local",
         _pictures,
     ),
     "idle": Measurement("onesweep bench idle", _idle),

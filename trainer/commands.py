@@ -32,19 +32,13 @@ SIZES = ("parts", "layers", "width", "heads", "context_length", "context")
 
 def run_blocks(options: argparse.Namespace) -> int:
     """Train a chain's blocks."""
-    from onesweep.stages.errors import InputError
     from onesweep.trainer.blocks.progress import Progress
     from onesweep.trainer.blocks.service import listening
-    from onesweep.trainer.blocks.train import train_blocks, train_blocks_ahead
+    from onesweep.trainer.blocks.train import train_blocks
 
-    if options.lookahead and options.block is not None:
-        raise InputError("with --lookahead all blocks are trained side by side: leave out --block")
     progress, config = Progress(), config_of(options, context=options.context)
     with listening(options.listen, progress):
-        if options.lookahead:
-            manifest = train_blocks_ahead(config, corpus_of(options), options.out, progress)
-        else:
-            manifest = train_blocks(config, corpus_of(options), options.out, options.block, progress)
+        manifest = train_blocks(config, corpus_of(options), options.out, options.block, progress)
     for name, nats in manifest.metrics.get("chain", {}).items():
         if name.endswith("_nats"):
             print(f"{name:32} {nats:.3f}")
@@ -76,7 +70,7 @@ def run_scorer(options: argparse.Namespace) -> int:
     from onesweep.trainer.blocks.service import listening
     from onesweep.trainer.blocks.train import train_scorer
 
-    lookahead = given({name: getattr(options, name) for name in ("refresh_every", "copies", "features")})
+    lookahead = given({name: getattr(options, name) for name in ("refresh_every", "copies")})
     progress, config = Progress(), config_of(options, lookahead=lookahead)
     with listening(options.listen, progress):
         manifest = train_scorer(config, corpus_of(options), options.out, progress)
@@ -269,7 +263,6 @@ def add_blocks(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, metavar="DIR", default=Path("runs/chain"), help="the checkpoint (%(default)s)")
     add("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
     add("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
-    add("--lookahead", action="store_true", help="train all side by side, each from the last head (chained only)")
 
 
 def add_ar(parser: argparse.ArgumentParser) -> None:
@@ -288,7 +281,6 @@ def add_scorer(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--refresh-every", type=int, metavar="STEPS", help="steps between two exchanges of the stages")
     parser.add_argument("--copies", choices=("fp32", "int8"), help="format of the exchanged stages")
-    parser.add_argument("--features", choices=("live", "copies"), help="of the live stages before, or of copies")
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # arithmetic. What real links take is measured by real hosts (tests/serving/drawing, `onesweep draw --link-ms`).
 LINKS_MS = (20, 60, 150)  # round trips, as the lab's profiles have them
 RATE_MBPS = 100.0
-MODES = ("chain", "steps", "local", "picard", "displaced", "experts:once", "experts:1", "experts:2", "grid")
+MODES = ("chain", "steps", "local", "experts:once", "experts:1", "experts:2", "grid")
 CODED = ("chain", "experts:1", "grid")  # modes in which E travels, in a codec
 REAL = "training pictures"
 
@@ -80,7 +80,6 @@ class PictureRow:
     copies: float  # median distance to the nearest training picture
     levels: int | None = None
     codec: str | None = None
-    passes: float | None = None
     moves: float | None = None  # of experts: changes of the host, a picture
     delays: float | None = None  # one-way delays on the way of a picture
     evaluations: float | None = None  # layers x evaluations of a picture
@@ -140,7 +139,7 @@ def least_seconds(rows: Sequence[PictureRow]) -> str:
     return aligned(("least s at the chain's FD, 60 ms", *titles), lines)
 
 
-def delays_of(mode: str, hosts: int, levels: int, passes: float = 0.0, moves: float = 0.0) -> float:
+def delays_of(mode: str, hosts: int, levels: int, moves: float = 0.0) -> float:
     """One-way delays between the request and the picture, over `hosts` hosts and the router.
 
     The router holds the router net of experts, too, so the first host is the right one. In `experts:2` each of the two
@@ -149,8 +148,6 @@ def delays_of(mode: str, hosts: int, levels: int, passes: float = 0.0, moves: fl
     return {
         "chain": hosts + 1,
         "steps": (levels + 1) * hosts + 1,
-        "picard": passes * hosts + 1,
-        "displaced": levels + hosts + 2,
         "local": 0,
         "experts:once": 2,
         "experts:1": 2 + moves,
@@ -159,7 +156,7 @@ def delays_of(mode: str, hosts: int, levels: int, passes: float = 0.0, moves: fl
     }[mode]
 
 
-def hop_bytes_of(mode: str, a: PictureArchitecture, codec: str, levels: int) -> int:
+def hop_bytes_of(mode: str, a: PictureArchitecture, codec: str) -> int:
     """Largest hop of one picture: E, or hidden states with E and the pictures denoised before, in fp32."""
     from onesweep.stages.model.codec import codec_named
 
@@ -168,8 +165,7 @@ def hop_bytes_of(mode: str, a: PictureArchitecture, codec: str, levels: int) -> 
     if mode.startswith(("chain", "experts", "grid")):
         # Where an expert takes over within a range, D of the level before comes with E.
         return codec_named(codec).size(a.tokens, a.patch_dim) * (1 + (mode == "experts:1"))
-    row = 4 * a.tokens * (a.features + 2 * a.patch_dim)
-    return row * (levels + 1) if mode == "picard" else row
+    return 4 * a.tokens * (a.features + 2 * a.patch_dim)
 
 
 def floor_s(delays: float, compute_ms: float, hop_bytes: int, link_ms: int) -> float:
@@ -287,17 +283,15 @@ def measure_pictures(settings: PictureBenchSettings) -> tuple[list[PictureRow], 
 
 def net_of(settings: PictureBenchSettings, mode: str, codec: str, classes: Sequence[str]) -> NetDrawing:
     """The nets of one mode. Raises OnesweepError where the bundle has none that draws these classes."""
-    from onesweep.loadtest.pictures.drawing import ChainSet, DisplacedSet, ExpertSet, PicardSet, StepSet
+    from onesweep.loadtest.pictures.drawing import ChainSet, ExpertSet, StepSet
     from onesweep.stages.checkpoint.bundle import find_bundle
 
-    folder = {"picard": "steps", "displaced": "steps", "grid": "experts"}.get(mode, mode.partition(":")[0])
+    folder = "experts" if mode == "grid" else mode.partition(":")[0]
     directory = getattr(find_bundle(settings.checkpoint), folder)
     if directory is None:
         raise InputError(f"{settings.checkpoint} has no {folder}/: leave {mode} out of --modes")
     makers: dict[str, Callable[[Path], NetDrawing]] = {
         "chain": lambda path: ChainSet(path, codec),
-        "picard": PicardSet,
-        "displaced": DisplacedSet,
         **{name: partial(ExpertSet, rule=rule, codec=codec) for name, rule in EXPERT_RULES.items()},
     }
     net = makers.get(mode, StepSet)(directory)
@@ -311,15 +305,13 @@ def net_of(settings: PictureBenchSettings, mode: str, codec: str, classes: Seque
 def _row(mode: str, codec: str, levels: int, drawn: DrawnSet, net: NetDrawing, quality: dict[str, Any]) -> PictureRow:
     a = net.architecture
     hosts = net.ranges if mode == "grid" else a.parts
-    delays = delays_of(mode, hosts, levels, drawn.passes, drawn.moves or 0)
-    size = hop_bytes_of(mode, a, codec, levels)
-    at_once = {"displaced": hosts, "experts:2": 2}.get(mode, 1)  # hosts that compute at the same time
-    path_ms = drawn.compute_ms / at_once
+    delays = delays_of(mode, hosts, levels, drawn.moves or 0)
+    size = hop_bytes_of(mode, a, codec)
+    path_ms = drawn.compute_ms / (2 if mode == "experts:2" else 1)  # there two hosts compute at the same time
     return PictureRow(
         mode,
         levels=levels,
         codec=codec,
-        passes=drawn.passes or None,
         moves=None if mode == "experts:2" else drawn.moves,  # there all hosts hold the picture
         delays=delays,
         evaluations=drawn.evaluations,

@@ -1,4 +1,4 @@
-"""Drawing in one process, by the maths of the hosts: each mode, and the opponents that hosts do not serve."""
+"""Drawing in one process, by the maths of the hosts, mode by mode."""
 
 import hashlib
 import time
@@ -33,7 +33,6 @@ from onesweep.stages.pictures.trajectory import (
 
 # More would only wait for memory: a matrix product gains nothing beyond some thousand rows.
 AT_ONCE = 100  # pictures that are drawn together
-NEAR = 1  # of 255: how near `picard` comes to `steps` before it ends
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class DrawnSet:
     pixels: Tensor  # (pictures, channels, height, width) uint8
     evaluations: float  # layers x evaluations of a picture
     compute_ms: float  # of one thread, a picture
-    passes: float = 0.0  # `picard`: trips until a batch of pictures was there, in the mean
     moves: float | None = None  # of experts: changes of the host on a picture's way, in the mean
 
 
@@ -61,7 +59,6 @@ class NetDrawing(ABC):
         self.runners: list[PictureRunner] = [
             maker.picture(load_picture_part(directory, i)) for i in range(self.architecture.parts)
         ]
-        self.passes = list[int]()
         self.moves = 0  # of all pictures
         self.looks = 0  # of a router net at a batch of pictures
 
@@ -73,18 +70,17 @@ class NetDrawing(ABC):
     def draw(self, classes: Sequence[int], seed: int, levels: int, solver: Solver, guidance: float) -> DrawnSet:
         """Picture i has the class `classes[i]` and the seed `seed` + i."""
         begin, drawn = time.process_time(), list[Tensor]()
-        self.passes, self.moves, self.looks = [], 0, 0
+        self.moves = self.looks = 0
         with torch.inference_mode():
             for at in range(0, len(classes), AT_ONCE):
                 plan = DrawPlan(seed + at, tuple(classes[at : at + AT_ONCE]), levels, solver, guidance)
                 drawn.append(self._batch(plan))
         compute_ms = (time.process_time() - begin) * 1000 / len(classes)
-        passes = sum(self.passes) / len(self.passes) if self.passes else 0.0
-        done = self._levels_done(levels) * (passes or 1) * evaluations(guidance)
+        done = float(self._levels_done(levels) * evaluations(guidance))
         # A router net has one layer, and looks at a picture once, whatever the guidance.
         done += self.looks / len(drawn)
         moves = self.moves / len(classes) if self.looks else None
-        return DrawnSet(torch.cat(drawn), done, compute_ms, passes, moves)
+        return DrawnSet(torch.cat(drawn), done, compute_ms, moves)
 
     def _levels_done(self, levels: int) -> int:
         """Layers that evaluate a picture, over all levels."""
@@ -142,55 +138,6 @@ class StepSet(NetDrawing):
         trajectory = self._whole(plan)
         while not trajectory.done:
             trajectory.supply(self._through(trajectory.piece()))
-        return trajectory.pixels()
-
-
-class DisplacedSet(StepSet):
-    """AsyncDiff (arXiv 2406.06911): each stage works at once on what the one before made a level ago."""
-
-    def _batch(self, plan: DrawPlan) -> Tensor:
-        trajectory = self._whole(plan)
-        held = list[Tensor]()  # of each stage, what it made at the level before
-        while not trajectory.done:
-            piece = trajectory.piece()
-            if not held:  # the first level is computed in order
-                for runner in self.runners:
-                    x = held[-1] if held else piece.x
-                    held.append(runner.evaluate([PicturePiece(x, piece.sigma, piece.classes)])[0])
-            else:
-                inputs = [piece.x, *held[:-1]]
-                pairs = zip(self.runners, inputs, strict=True)
-                held = [runner.evaluate([PicturePiece(x, piece.sigma, piece.classes)])[0] for runner, x in pairs]
-            trajectory.supply(held[-1])
-        return trajectory.pixels()
-
-
-class PicardSet(StepSet):
-    """ParaDiGMS (arXiv 2305.16317): all levels at once from guesses of their states, again until the picture stays.
-
-    After pass p the first p levels are those of `steps`; it ends where the picture is within 1/255 of theirs.
-    """
-
-    def _batch(self, plan: DrawPlan) -> Tensor:
-        wanted = super()._batch(plan).int()
-        results, pixels, passes = list[Tensor](), torch.zeros(()), 0
-        while not results or bool(((pixels.int() - wanted).abs() > NEAR).any()):
-            trajectory, fresh = self._whole(plan), list[Tensor]()
-            while not trajectory.done:
-                at = trajectory.at
-                # The states that this pass evaluates are those which the results of the last one lead to.
-                fresh.append(self._through(trajectory.piece()))
-                trajectory.supply(results[at] if results else fresh[0])
-            results, passes = fresh, passes + 1
-            pixels = self._led(plan, results)
-        self.passes.append(passes)
-        return pixels
-
-    def _led(self, plan: DrawPlan, results: Sequence[Tensor]) -> Tensor:
-        """Pixels that the results of all levels lead to."""
-        trajectory = self._whole(plan)
-        while not trajectory.done:
-            trajectory.supply(results[trajectory.at])
         return trajectory.pixels()
 
 

@@ -108,7 +108,6 @@ _TRAIN_PICTURES = Family(
             ("whole", "train an undivided net, cut into as many stages as the chain has blocks", "--data fashion.npz"),
             ("local", "train one net of a block's size for all noise levels", "--data fashion.npz"),
             ("experts", "train a net for each cluster of the pictures, and the router net", "--data fashion.npz"),
-            ("memory", "measure what training one block takes, against the undivided net", "--data fashion.npz"),
         )
     },
 )

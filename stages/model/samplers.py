@@ -19,11 +19,6 @@ def input_scale(sigma: Tensor, data_std: float) -> Tensor:
     return torch.rsqrt(sigma * sigma + data_std * data_std)
 
 
-def edm_weight(sigma: Tensor, data_std: float) -> Tensor:
-    """EDM's loss weight (sigma^2 + sd^2) / (sigma sd)^2, one for each sample."""
-    return (sigma * sigma + data_std * data_std) / (sigma * data_std) ** 2
-
-
 def step_sigmas(high: float, low: float, steps: int) -> list[float]:
     """`steps` + 1 noise levels from `high` to `low`, equally spaced in log sigma."""
     ratio = low / high

@@ -88,7 +88,7 @@ RUN_FOLDER = "training"
 def new_chain(config: TrainingConfig, corpus: Corpus, objective: str = "own losses") -> Manifest:
     """The manifest of a chain with no block trained yet.
 
-    objective: what the blocks' clean streams learn from, "own losses" or "lookahead".
+    objective: what the blocks' clean streams learn from, "own losses" or "rounds".
     """
     codes = Codes(config.noise.code_seed, config.architecture.code_dim, config.architecture.vocabulary)
     return Manifest(

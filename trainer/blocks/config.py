@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 MAX_WHOLE = 2**53
 
 Copies = Literal["fp32", "int8"]
-Features = Literal["live", "copies"]
 MatrixOptimizer = Literal["muon", "adamw"]
 
 _COUNT = limits(least=1, most=MAX_WHOLE)
@@ -52,15 +51,10 @@ class LookaheadConfig:
     # Steps between two refreshes of the copies that the workers have of each other's stages.
     refresh_every: int = field(default=10, metadata=_COUNT)
     copies: Copies = "fp32"  # how the copies travel
-    # Features that a stage reads: those that the stages before it send in this step, or those of their copies. Stale
-    # copies of later stages only steer a gradient; stale features are an input that the served stage never sees again:
-    # 3.18 bits a byte in place of 2.75 in a short trial.
-    features: Features = "live"
     # Weight of a stage's own next-byte loss; at 0 its head learns, and the stage learns nothing from it. With fresh
     # copies that is the gradient of end-to-end training; an own loss pulls each stage towards another aim.
     own_weight: float = field(default=0.0, metadata=_POSITIVE)
     ahead: bool = True  # learn from the last head, through the copies; else from the stage's own loss alone
-    private_layers: int = field(default=0, metadata=_WHOLE)  # layers in each own head, not passed on
 
     def __post_init__(self) -> None:
         check(self)
@@ -106,7 +100,6 @@ class TrainingConfig(RunConfig):
     chunks: tuple[int, ...] = field(default=(1, 8, 32, 64, 0), metadata=_WHOLE)
     # Share of steps in which the block sees its own first guess as the estimate.
     self_condition: float = field(default=0.5, metadata=_POSITIVE)
-    edm_weighted: bool = False
     valid_windows: int = field(default=16, metadata=_COUNT)  # windows of validation text in an evaluation
 
     def __post_init__(self) -> None:

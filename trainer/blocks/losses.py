@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.samplers import edm_weight
 
 MASKED = -1e9  # finite: -inf in masks breaks some backends
 
@@ -78,7 +77,6 @@ def block_loss(
     *,
     self_condition: bool,
     anchor: float,
-    edm_weighted: bool = False,
     estimate: Tensor | None = None,
 ) -> BlockLoss:
     """CE of the noisy slots + `anchor` * CE of the clean next byte.
@@ -98,13 +96,9 @@ def block_loss(
             with torch.no_grad():
                 estimate = block.point(block.denoise(z, estimate, corruption.sigma, memory, 0, mask))
     logits = block.denoise(z, estimate, corruption.sigma, memory, 0, mask)
-    losses = F.cross_entropy(logits.flatten(0, -2), known.reshape(-1), reduction="none")
-    denoise = losses.mean()
-    weight = edm_weight(corruption.sigma, block.data_std).reshape(-1)
-    # Divided by the mean weight, so that the learning rates stay right.
-    objective = (losses * weight / weight.mean()).mean() if edm_weighted else denoise
+    denoise = F.cross_entropy(logits.flatten(0, -2), known.reshape(-1))
     next_byte = F.cross_entropy(block.next_byte(clean).float().flatten(0, -2), following.reshape(-1))
-    return BlockLoss(objective + anchor * next_byte, denoise.detach(), next_byte.detach(), clean, logits)
+    return BlockLoss(denoise + anchor * next_byte, denoise.detach(), next_byte.detach(), clean, logits)
 
 
 def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:

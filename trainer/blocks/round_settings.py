@@ -11,11 +11,11 @@ MAX_COUNT = 2**31
 MAX_SECONDS = 1e7
 
 Model = Literal["chain", "scorer", "ar"]
-OuterName = Literal["mean", "nesterov", "delayed", "radial"]
-OverlapName = Literal["none", "naive", "eager", "patient"]
+OuterName = Literal["mean", "nesterov"]
+OverlapName = Literal["none", "eager", "patient"]
 DeadlineName = Literal["lockstep", "fixed", "adaptive"]
-LateName = Literal["drop", "stale", "keep", "add"]
-CodecName = Literal["fp32", "bf16", "int8", "e3m0", "ternary"]
+LateName = Literal["drop", "stale", "keep"]
+CodecName = Literal["fp32", "int8", "e3m0", "ternary"]
 ContextBy = Literal["copies", "features"]
 RobustName = Literal["none", "clip", "trimmed"]
 
@@ -25,8 +25,6 @@ class RoundSettings:
     """Settings of training by workers that meet once a round."""
 
     model: Model = "chain"  # what is trained: blocks of a chain, stages of a scorer, or an AR model that is one part
-    # Whether the blocks of a `chained` chain learn from the last head; a scorer's stages do as [lookahead] says.
-    lookahead: bool = False
     # 0: as many as the `steps` of the run make.
     rounds: int = field(default=0, metadata=limits(least=0, most=MAX_COUNT))
     # H: local steps of a worker between two merges.
@@ -38,9 +36,7 @@ class RoundSettings:
     # In 30 rounds of 16 steps on tiny batches, rate 1 with momentum 0.3 was 0.03 nats better than a mean.
     outer_rate: float = field(default=1.0, metadata=limits(least=1e-6, most=10))
     outer_momentum: float = field(default=0.3, metadata=limits(least=0, most=1))
-    # `delayed`: merges between two updates of the momentum.
-    momentum_every: int = field(default=4, metadata=limits(least=1, most=MAX_COUNT))
-    # While its update travels, a worker waits, continues from the last version, or from that and its own update;
+    # While its update travels, a worker waits, or continues from the last version and its own update;
     # `patient` waits until the round is closed, and continues so if it was closed without its update.
     overlap: OverlapName = "none"
     deadline: DeadlineName = "adaptive"
@@ -88,25 +84,21 @@ class RoundSettings:
                 f"{self.fragments} fragments do not find room in a round of {self.steps_per_round} steps; "
                 "give fewer fragments, or more steps_per_round"
             )
-        if self.context_by == "features" and (self.model != "chain" or self.lookahead or self.fragments > 1):
+        if self.context_by == "features" and (self.model != "chain" or self.fragments > 1):
             raise ConfigError(
                 "context_by = features is for the blocks of a chain, which go through their rounds whole: "
-                'give model = "chain", lookahead = false and fragments = 1, or context_by = "copies"'
+                'give model = "chain" and fragments = 1, or context_by = "copies"'
             )
         if self.robust != "none" and self.replicas < MIN_ROBUST:
             raise ConfigError(
                 f"robust {self.robust} cannot tell which of {self.replicas} workers is wrong: "
                 f"give replicas of at least {MIN_ROBUST}, or robust = none"
             )
-        if self.overlap in ("eager", "patient") and self.outer not in ("mean", "nesterov"):
-            raise ConfigError(
-                f"overlap {self.overlap} repeats the outer step: outer must be mean or nesterov, not {self.outer}"
-            )
 
     @property
     def ahead(self) -> int:
         """Rounds that a worker may begin before they are open."""
-        return int(self.overlap in ("naive", "eager"))
+        return int(self.overlap == "eager")
 
     def count(self, steps: int) -> int:
         """Rounds of a run whose workers make `steps` local steps each; the last may have fewer."""

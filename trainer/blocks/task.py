@@ -44,20 +44,9 @@ class BlockBatch:
         layout, generator, self_condition = draw_chunks(config, block.index, block.architecture.context_length, step)
         return cls(layout, Corruption.draw(block, partition, layout, batch, generator), self_condition)
 
-    def loss(
-        self, block: Block, text: Tensor, features: Tensor | None, config: TrainingConfig, anchor: float | None = None
-    ) -> BlockLoss:
-        """anchor: weight of the clean loss, if not that of `config`."""
-        return block_loss(
-            block,
-            text,
-            features,
-            self.layout,
-            self.corruption,
-            self_condition=self.self_condition,
-            anchor=config.anchor if anchor is None else anchor,
-            edm_weighted=config.edm_weighted,
-        )
+    def loss(self, block: Block, text: Tensor, features: Tensor | None, anchor: float) -> BlockLoss:
+        found = self.layout, self.corruption
+        return block_loss(block, text, features, *found, self_condition=self.self_condition, anchor=anchor)
 
 
 class BlockTask:
@@ -75,7 +64,7 @@ class BlockTask:
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
         batch = BlockBatch.draw(self.module, self.partition, self.config, step, len(text))
-        loss = batch.loss(self.module, text, self._read(step, text[:, :-1]), self.config)
+        loss = batch.loss(self.module, text, self._read(step, text[:, :-1]), self.config.anchor)
         return StepLoss(
             loss.total,
             {

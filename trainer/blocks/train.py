@@ -24,7 +24,7 @@ from onesweep.trainer.blocks.checkpoint_dir import (
 from onesweep.trainer.blocks.config import TrainingConfig, in_symbols_of
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.diagnostics import chain_diagnostics
-from onesweep.trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers
+from onesweep.trainer.blocks.lookahead import ScorerTask, Workers
 from onesweep.trainer.blocks.progress import Progress, TrainingState
 from onesweep.trainer.blocks.run import Run, Task, state_path
 from onesweep.trainer.blocks.state import StepLog, read_records
@@ -54,29 +54,6 @@ def train_blocks(
     if manifest.complete and "chain" not in manifest.metrics:
         manifest = diagnose(config, corpus, out, manifest, progress)
     return manifest
-
-
-def train_blocks_ahead(config: TrainingConfig, corpus: Corpus, out: Path, progress: Progress | None = None) -> Manifest:
-    """Train all blocks of a `chained` chain side by side, with lookahead; see trainer/blocks/lookahead.py."""
-    if config.architecture.context != "chained":
-        raise ConfigError("lookahead goes through the features that blocks pass on: give --context chained")
-    config = in_symbols_of(config, corpus)
-    corpus.require(config.architecture.context_length + 1)
-    manifest = open_checkpoint_dir(out, new_chain(config, corpus, "lookahead"), corpus.tokenizer)
-    if not manifest.complete:
-        assert manifest.codes is not None
-        assert manifest.partition is not None
-        workers = BlockWorkers(config, manifest.codes)
-        task = ChainTask("chain-lookahead", workers, manifest.partition, corpus, config)
-
-        def save() -> None:
-            features: Tensor | None = None
-            for block in workers.blocks:
-                features = save_block(out, block.eval(), features)
-
-        _train(task, config, out, manifest, progress, "lookahead", save)
-        manifest = read_manifest(out)
-    return manifest if "chain" in manifest.metrics else diagnose(config, corpus, out, manifest, progress)
 
 
 def train_ar(

@@ -1,4 +1,4 @@
-"""One block's batch in a step of training, and its losses under a frozen head."""
+"""One block's batch in a step of training, its losses under a frozen head, and those of held-out text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from onesweep.stages.grafting.block import GraftBlock, GraftHead, Memory, Noisy, StateLikelihood, first_of_chunks
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.trainer.blocks.config import TrainingConfig
+from onesweep.trainer.blocks.diagnostics import scrambled
 from onesweep.trainer.blocks.losses import ChunkLayout
 from onesweep.trainer.blocks.task import draw_chunks
+from onesweep.trainer.grafting.model import GraftModel
 
 
 def head_losses(head: GraftHead, hidden: Tensor, target: Tensor, likelihood: StateLikelihood | None = None) -> Tensor:
@@ -210,3 +213,55 @@ def slot_losses(
     noisy = replace(noisy, estimate=estimate)
     hidden = block.added.way_out(block.denoise(features, noisy, memory))
     return head_losses(head, hidden.flatten(0, 1), target.flatten(), noisy.likelihood()).view(target.shape)
+
+
+CHUNK = 16  # slots in a chunk, for measurements of slots that see each other
+ROWS = 4  # windows at a time
+
+
+@torch.inference_mode()
+def next_nats(model: GraftModel, text: Tensor) -> float:
+    """The clean stream's loss through all stages as they are. text: (windows, length + 1) int64."""
+    total = 0.0
+    for part in text.split(ROWS):
+        x = part[:, :-1]
+        for stage in model.stages:
+            x = stage.read(x)
+        logits = model.stages[-1].next_byte(x)
+        total += float(F.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum"))
+    return total / text[:, 1:].numel()
+
+
+@torch.inference_mode()
+def range_nats(model: GraftModel, index: int, text: Tensor) -> dict[str, float]:
+    """Loss of a block's slots from true states, in chunks of CHUNK: at the most, the middle and the least noise of its
+    range; at the most also with every position a chunk of its own, and in chunks with a prefix of another window.
+
+    text: (windows, length + 1) int64.
+    """
+    block, before, (high, low) = model.blocks[index], model.blocks[:index], model.partition.range(index)
+    levels = {
+        "high": (high, CHUNK),
+        "middle": ((high * low) ** 0.5, CHUNK),
+        "low": (low, CHUNK),
+        "high_alone": (high, 1),
+    }
+    totals = dict.fromkeys([*levels, "high_scrambled"], 0.0)
+    prefixes = scrambled(text[:, :-1])
+    for row, (part, prefix) in enumerate(zip(text.split(ROWS), prefixes.split(ROWS), strict=True)):
+        known, target = part[:, :-1], part[:, 1:]
+        reading = read(block, before, known)
+        for name, (sigma, chunk) in levels.items():
+            batch = _steady(model, index, target.shape, sigma, chunk, row)
+            totals[name] += float(slot_losses(block, before, model.head, batch, reading, target).sum())
+        wrong, batch = read(block, before, prefix), _steady(model, index, target.shape, high, CHUNK, row)
+        totals["high_scrambled"] += float(slot_losses(block, before, model.head, batch, wrong, target).sum())
+    return {f"{name}_nats": total / text[:, 1:].numel() for name, total in totals.items()}
+
+
+def _steady(model: GraftModel, index: int, shape: torch.Size, sigma: float, chunk: int, row: int) -> SlotBatch:
+    """One noise level everywhere, and the middle of their range for the blocks before."""
+    levels = levels_before(model.partition, index, torch.full((index, *shape), 0.5))
+    layout, generator = ChunkLayout(shape[1], chunk), torch.Generator().manual_seed(row)
+    code_dim = model.architecture.code_dim
+    return SlotBatch.of(layout, torch.full(shape, sigma), levels, code_dim, generator, model.device)

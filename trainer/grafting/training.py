@@ -1,19 +1,17 @@
-"""Grafting from beginning to end: one block trained into a directory, and the whole chain measured."""
+"""Grafting from beginning to end: one block trained into a directory, and the chain exported."""
 
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onesweep.stages.checkpoint.checkpoint import new_directory, require_new, save_block, write_manifest
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, ConfigError, InputError
 from onesweep.stages.grafting.block import OutputProjection, SlotShape
-from onesweep.stages.importing.source import open_tokenizer
 from onesweep.stages.model.families import PipelineStage
 from onesweep.trainer.blocks.checkpoint_dir import make_partition
 from onesweep.trainer.blocks.config import TrainingConfig
@@ -22,8 +20,7 @@ from onesweep.trainer.blocks.optimizer import BETAS, OptimizerSet
 from onesweep.trainer.blocks.run import Run, StepLoss
 from onesweep.trainer.blocks.state import exclusive, json_digest
 from onesweep.trainer.distill.samples import in_symbols
-from onesweep.trainer.grafting.batch import SlotBatch, head_losses, read, slot_losses
-from onesweep.trainer.grafting.measure import Writing, WritingRow, from_noise, next_nats, panel, range_nats
+from onesweep.trainer.grafting.batch import SlotBatch, head_losses, next_nats, range_nats, read, slot_losses
 from onesweep.trainer.grafting.model import (
     EmbeddingCodes,
     GraftModel,
@@ -151,13 +148,6 @@ class Graft:
     record: GraftRecord
     corpus: PlacedCorpus  # in the model's symbols; its batches, and the stages, are on the device
 
-    def spell(self, symbols: list[int]) -> str:
-        """Symbols as text."""
-        if self.manifest.tokenizer == "bytes":
-            return bytes(symbols).decode(errors="replace")
-        tokenizer = open_tokenizer((self.checkpoint / TOKENIZER_NAME).read_text(encoding="utf-8"))
-        return str(tokenizer.decode(symbols))
-
     def model(self, but: int | None = None) -> GraftModel:
         """The model with all trained blocks, except `but`; the others are as they start."""
         record, config, a = self.record, self.config, self.stages[0].architecture
@@ -219,26 +209,6 @@ def train_block(graft: Graft, settings: GraftSettings) -> dict[str, float]:
     add_block(graft.out, settings, stored, losses)
     run.finish()
     return losses
-
-
-def measure_chain(graft: Graft, steps: int, windows: int) -> dict[str, Any]:
-    """The whole chain from noise: with the true prefix at every place and with a wrong one, and in chunks."""
-    model = graft.model()
-    text = graft.corpus.valid_batch(windows, graft.config.architecture.context_length + 1)
-    asked = {"alone": (1, False), "alone_scrambled": (1, True), "chunks": (16, False), "chunks_scrambled": (16, True)}
-    return {
-        name: [point._asdict() for point in from_noise(model, text, steps, chunk, is_scrambled=is_scrambled)]
-        for name, (chunk, is_scrambled) in asked.items()
-    }
-
-
-def write_samples(graft: Graft, writing: Writing) -> tuple[list[WritingRow], list[str]]:
-    """Scores of the chain's texts beside others, and the first text of each row."""
-    if (length := writing.prompt_symbols + writing.symbols) > graft.stages[0].architecture.positions:
-        raise ConfigError(f"{length} symbols of prompt and text are over the model's context")
-    judge = load_stages(graft.checkpoint, graft.corpus.device)  # the graft's own may have been trained
-    rows = panel(graft.model(), judge, graft.corpus, writing)
-    return rows, [graft.spell(row.texts[0]) for row in rows]
 
 
 def _create(

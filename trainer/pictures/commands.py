@@ -1,4 +1,4 @@
-"""Commands that train nets that draw: `train pictures blocks`, `whole`, `local`, `experts`, `memory`."""
+"""Commands that train nets that draw: `train pictures blocks`, `whole`, `local`, `experts`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.trainer.options import add_threads_option, given, markdown, set_threads
+from onesweep.trainer.options import add_threads_option, given, set_threads
 
 if TYPE_CHECKING:
     from onesweep.stages.checkpoint.manifest import Manifest
@@ -56,18 +56,6 @@ def run_experts(options: argparse.Namespace) -> int:
         config, pictures, options.out, options.experts, options.ranges, options.expert, options.start
     )
     return _end(options, manifest)
-
-
-def run_memory(options: argparse.Namespace) -> int:
-    """Measure one training step's memory."""
-    from onesweep.trainer.pictures.training import measure_picture_training
-
-    uses = measure_picture_training(*_begin(options))
-    rows = [[name, *(f"{size / 2**20:.2f}" for size in use.to_record().values())] for name, use in uses.items()]
-    print("\n".join(markdown(["MiB", *uses["block"].to_record()], rows)))
-    trained, whole = (uses[name].gradients + uses[name].optimizer for name in ("block", "whole"))
-    print(f"gradients and optimizer of a block / of the whole = {trained / whole:.3f}")
-    return 0
 
 
 def _begin(options: argparse.Namespace) -> tuple[PictureConfig, PictureSet]:
@@ -124,17 +112,7 @@ def add_experts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_memory(parser: argparse.ArgumentParser) -> None:
-    _add_settings(parser)
-
-
 def _add_options(parser: argparse.ArgumentParser, out: Path, start: str) -> None:
-    _add_settings(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", default=out, help="the checkpoint (%(default)s)")
-    parser.add_argument("--start", type=Path, metavar="CKPT", help=start)
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="PATH", required=True, help="npz, folder of IDX files, or a folder for each class"
     )
@@ -154,3 +132,5 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--features", type=int, metavar="N", help="width of the net")
     parser.add_argument("--heads", type=int, metavar="N", help="attention heads")
     add_threads_option(parser)
+    parser.add_argument("--out", type=Path, metavar="DIR", default=out, help="the checkpoint (%(default)s)")
+    parser.add_argument("--start", type=Path, metavar="CKPT", help=start)

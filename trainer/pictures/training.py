@@ -20,7 +20,6 @@ from onesweep.stages.pictures.part import PictureKind, PicturePart
 from onesweep.stages.settings import check, limits
 from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
 from onesweep.trainer.blocks.config import RunConfig
-from onesweep.trainer.blocks.memory import MemoryUse, measure
 from onesweep.trainer.blocks.run import Run, StepLoss, state_path
 from onesweep.trainer.pictures.data import LabelledPictures, PictureSet
 
@@ -200,21 +199,6 @@ def train_undivided(
     net = UndividedNet(stages)
     task = PictureTask("steps", net, architecture, partition, 0, pictures, config)
     return train_parts(task, config, out, manifest, stages)
-
-
-def measure_picture_training(config: PictureConfig, pictures: PictureSet) -> dict[str, MemoryUse]:
-    """Take one real step of a block, and of the undivided net, and measure its memory."""
-    architecture = config.architecture(pictures)
-    block = new_picture_part(architecture, architecture.parts - 1, "chain", config.seed)
-    stages = [new_picture_part(architecture, index, "steps", config.seed) for index in range(architecture.parts)]
-    whole = UndividedNet(stages)
-    partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max)
-    nets: dict[str, PicturePart | UndividedNet] = {"block": block, "whole": whole}
-    uses = {}
-    for name, net in nets.items():
-        task = PictureTask(name, net, architecture, partition, block.index, pictures, config)
-        uses[name] = measure(net, config, lambda task=task: task.loss(0).total)  # type: ignore[misc]
-    return uses
 
 
 def new_picture_part(

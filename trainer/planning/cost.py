@@ -137,11 +137,10 @@ class WorkerMemory:
 def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSettings) -> WorkerMemory:
     """Memory of a worker, without activations."""
     # Beside the weights it holds the version that the round began with (`held` of trainer/rounds/cache.py). A lossy
-    # codec adds its error feedback; a worker that does not wait adds its own last update; `eager` and `patient`, the
-    # same object, add a base and the momentum of the worker's own updates.
+    # codec adds its error feedback; a worker that does not wait adds its own last update, a base and the momentum of
+    # its own updates.
     whole, lossy = part.weight_bytes, settings.codec != "fp32"
-    eager, waits = settings.overlap in ("eager", "patient"), settings.overlap == "none"
-    rounds = whole * (1 + lossy + (not waits) + 2 * eager)
+    rounds = whole * (1 + lossy + 3 * (settings.overlap != "none"))
     # Feedback: the update, the wanted and the decoded one, the rest. Saving: update, weights, payload twice.
     feedback = 4 * whole + traffic.up if lossy else 0
     encoding = max(feedback, 2 * whole + 2 * traffic.up)

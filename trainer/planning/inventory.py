@@ -82,9 +82,7 @@ def before(config: TrainingConfig, index: int) -> range:
 
 def later(config: TrainingConfig, index: int) -> range:
     """Parts through whose copies part `index` looks ahead; a scorer's stage holds them whether it does or not."""
-    model = config.rounds.model
-    ahead = model == "scorer" or (model == "chain" and config.rounds.lookahead)
-    return range(index + 1, config.architecture.parts if ahead else index + 1)
+    return range(index + 1, config.architecture.parts if config.rounds.model == "scorer" else index + 1)
 
 
 def numbers_of(parts: Iterable[PartInventory]) -> int:
@@ -121,7 +119,7 @@ def _passes(config: TrainingConfig, index: int) -> int:
     a, model = config.architecture, config.rounds.model
     if model == "ar":
         return TRAINED * a.layers * a.parts
-    through = len(later(config, index)) if model == "chain" or config.lookahead.ahead else 0
+    through = len(later(config, index)) if config.lookahead.ahead else 0
     return a.layers * (FORWARD * len(before(config, index)) + TRAINED + THROUGH * through)
 
 

@@ -21,14 +21,14 @@ from onesweep.trainer.planning.cost import (
     worker_memory,
 )
 from onesweep.trainer.planning.inventory import fit_width, numbers_of, take_inventory
-from onesweep.trainer.planning.traffic import ByteBounds, WorkerTraffic, bounds_of, traffic_of, wire_bytes
+from onesweep.trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
 from onesweep.trainer.rounds.features import check_features
 from onesweep.trainer.rounds.parts import Learner
 from onesweep.trainer.rounds.settings import is_above_zero
 from onesweep.trainer.rounds.spec import RunSpec, feed_nothing, settled
 from onesweep.trainer.rounds.view import size
 
-COARSE: tuple[CodecName, ...] = ("bf16", "int8", "e3m0")
+COARSE: tuple[CodecName, ...] = ("int8", "e3m0")
 COPIES: tuple[CodecName, ...] = ("fp32", "int8")
 
 FRAGMENTS = 4  # fragments of the streaming variant, if the settings give no other number
@@ -48,7 +48,6 @@ def variants(config: TrainingConfig, as_set: bool) -> dict[str, TrainingConfig]:
         down_codec="fp32",
         context_by="copies",
         fragments=1,
-        lookahead=False,
     )
     eager = replace(plain, overlap="eager")
     count = min(base.fragments if base.fragments > 1 else FRAGMENTS, base.steps_per_round)
@@ -65,18 +64,11 @@ def variants(config: TrainingConfig, as_set: bool) -> dict[str, TrainingConfig]:
         rounds["features"] = replace(plain, context_by="features")
     found = {"as set": config} if as_set else {}
     found |= {name: replace(config, rounds=changed) for name, changed in rounds.items()}
-    if base.model != "ar" and config.architecture.parts > 1:
+    if base.model == "scorer" and config.architecture.parts > 1:
+        ahead = replace(config, lookahead=replace(config.lookahead, ahead=True))
         for codec in COPIES:
-            found[f"lookahead {codec}"] = ahead(replace(config, rounds=replace(plain, copies_codec=codec)))
+            found[f"lookahead {codec}"] = replace(ahead, rounds=replace(plain, copies_codec=codec))
     return found
-
-
-def ahead(config: TrainingConfig) -> TrainingConfig:
-    """The same with lookahead: parts that learn from the last head, through frozen copies of those after them."""
-    if config.rounds.model == "scorer":
-        return replace(config, lookahead=replace(config.lookahead, ahead=True))
-    architecture, rounds = replace(config.architecture, context="chained"), replace(config.rounds, lookahead=True)
-    return replace(config, architecture=architecture, rounds=rounds)
 
 
 def _travelling(rounds: RoundSettings, codec: CodecName) -> RoundSettings:
@@ -93,7 +85,6 @@ class PlanRow:
     timing: RunTiming
     memory: WorkerMemory
     coordinator_bytes: int
-    bounds: ByteBounds  # bounds of `all_bytes`, where rounds do not wait for everybody
 
     @property
     def up_bytes(self) -> int:
@@ -128,8 +119,6 @@ class PlanRow:
             "up_bytes": self.up_bytes,
             "down_bytes": self.down_bytes,
             "all_bytes": self.all_bytes,
-            "least_bytes": self.bounds.least,
-            "most_bytes": self.bounds.most,
             "all_wire_bytes": round(self.all_wire_bytes),
             "seconds": self.timing.seconds,
             "round_s": self.timing.round_s,
@@ -232,7 +221,6 @@ def _row(
         max(timings, key=lambda timing: timing.seconds),
         replace(max(memories, key=lambda memory: memory.total), activations=known),
         coordinator_memory(parts, traffic, rounds),
-        bounds_of(parts, rounds),
     )
 
 

@@ -1,12 +1,10 @@
 """Bytes that one worker sends and fetches: its tensors as codecs encode them, and the headers of the network."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
 from onesweep.trainer.planning.inventory import PartInventory
 from onesweep.trainer.rounds.codecs import WHOLE, Shapes, codec_named
-from onesweep.trainer.rounds.ledger import KEPT_VERSIONS
 from onesweep.trainer.rounds.spec import cut
 from onesweep.trainer.rounds.transfer import PIECE_BYTES, pieces
 from onesweep.trainer.v1 import rounds_pb2
@@ -101,45 +99,3 @@ def _framed(size: int) -> int:
     (piece,) = pieces(bytes(size))
     message = rounds_pb2.SubmitRequest(piece=piece).ByteSize() + GRPC_HEADER_BYTES
     return message + HTTP_HEADER_BYTES * -(-message // HTTP_FRAME_BYTES)
-
-
-@dataclass(frozen=True)
-class ByteBounds:
-    """Bounds of all workers' bytes, both ways, where rounds do not wait for everybody or parts differ in speed.
-
-    They hold while all workers stay from the first round to the end and nothing is refused, sent twice or too old to be
-    fetched; a worker that joins anew fetches its first versions again.
-    """
-
-    least: int
-    most: int
-
-
-def bounds_of(parts: Sequence[PartInventory], settings: RoundSettings) -> ByteBounds:
-    """Bounds of a whole run. settings: settled."""
-    found = [_of_part(part, settings) for part in parts]
-    return ByteBounds(sum(each.least for each in found), sum(each.most for each in found))
-
-
-def _of_part(part: PartInventory, settings: RoundSettings) -> ByteBounds:
-    """Bounds of the workers of one part."""
-    # Least: all have version 0, and each round has one update. Most: each worker submits in each round and fetches
-    # every version that a round may begin with, at its most expensive; the same for the copies, of which one more may
-    # be made of the last version if the part that is read is the faster one.
-    traffic, replicas, rounds = traffic_of(part, settings), settings.replicas, settings.rounds
-    *others, last = fragments_of(part.shapes, settings)
-    own = sum(_most(like, rounds, settings.down_codec) for like in others)
-    own += _most(last, rounds - 1, settings.down_codec)
-    copied = (fragment for like in part.copied.values() for fragment in fragments_of(like, settings))
-    copies = sum(_most(like, rounds // settings.copies_every, settings.copies_codec) for like in copied)
-    return ByteBounds(
-        traffic.up_in_all + replicas * traffic.first,
-        replicas * (traffic.up_in_all + traffic.first + own + copies),
-    )
-
-
-def _most(like: Shapes, versions: int, codec: CodecName) -> int:
-    """Most bytes of `versions` in a row: each as a difference, or whole after more missed versions than are kept."""
-    one, missed = version_bytes(like, codec), KEPT_VERSIONS + 1
-    jumps = versions // missed
-    return versions * one + jumps * max(codec_named(WHOLE).size(like) - missed * one, 0)

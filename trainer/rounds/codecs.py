@@ -160,22 +160,6 @@ class Fp32Codec(TensorCodec):
         return _floats(raw).reshape(shape)
 
 
-class Bf16Codec(TensorCodec):
-    """The upper half of float32, rounded to nearest even."""
-
-    name, bits = "bf16", 16
-
-    def tensor_size(self, shape: tuple[int, ...]) -> int:
-        return 2 * math.prod(shape)
-
-    def write(self, values: Tensor) -> bytes:
-        return values.reshape(-1).bfloat16().view(torch.int16).numpy().astype("<i2", copy=False).tobytes()
-
-    def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
-        halves = torch.from_numpy(raw.view("<i2").astype(np.int16))
-        return halves.view(torch.bfloat16).float().reshape(shape)
-
-
 class RowInt8Codec(TensorCodec):
     """Whole numbers from -127 to 127 times one float32 scale a row of a matrix, or one for anything flatter.
 
@@ -271,7 +255,6 @@ class TernaryCodec(TensorCodec):
 
 CODECS: dict[CodecName, TensorCodec] = {
     "fp32": Fp32Codec(),
-    "bf16": Bf16Codec(),
     "int8": RowInt8Codec(),
     "e3m0": E3M0Codec(),
     "ternary": TernaryCodec(),

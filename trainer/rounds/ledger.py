@@ -13,7 +13,7 @@ from onesweep.stages.errors import ResumeError
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import Tensors, norm, publish, shapes
-from onesweep.trainer.rounds.merging import new_outer, of_all, screen, temper
+from onesweep.trainer.rounds.merging import new_outer, screen, temper
 from onesweep.trainer.rounds.store import Record, Share, Store, Update, Version
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
@@ -105,7 +105,7 @@ def closes_at(settings: RoundSettings, arrivals: Sequence[float], expected: int,
 
 def late_worth(settings: RoundSettings, staleness: int) -> float:
     """Factor of the weight of an update that comes so many rounds after its own; 0: it is dropped."""
-    return {"drop": 0.0, "stale": settings.stale_discount, "keep": 1.0, "add": 1.0}[settings.late] ** staleness
+    return {"drop": 0.0, "stale": settings.stale_discount, "keep": 1.0}[settings.late] ** staleness
 
 
 REMEMBERED = 64  # arrivals and norms of the past by which new ones are judged
@@ -265,11 +265,6 @@ class Ledger:
         ready = p.ready()
         assert ready, f"nothing came for round {p.round} of {fragment}"
         shares = temper([self._share(record) for record in ready], self.settings)
-        if self.settings.late == "add":
-            # A mean over those that came lets a single update move the weights as far as all together, and a late one
-            # take weight from those of its new round. By its share of all workers, each moves them as it would in time;
-            # the eager correction takes that for granted. An idea of ours.
-            shares = of_all(shares, p.expected)
         outer = new_outer(self.settings)
         outer.restore(p.version.outer)
         weights = outer.step(p.version.weights, shares)
@@ -297,7 +292,7 @@ class Ledger:
 
     def _share(self, record: Record) -> Share:
         delta = self.store.get_update(record["part"], record["id"], record["sha256"])
-        return Share(record["weight"], delta, record["staleness"])
+        return Share(record["weight"], delta)
 
     def _begin(self, identity: str) -> None:
         begun = {name: fragment.digests[0] for name, fragment in self._fragments.items()}

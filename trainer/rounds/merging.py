@@ -7,13 +7,11 @@ from dataclasses import replace
 from statistics import median
 
 import torch
-from torch import Tensor
 
 from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.codecs import Shapes, Tensors, add, norm, scale, shapes, subtract, under, zeros_like
+from onesweep.trainer.rounds.codecs import Shapes, Tensors, add, norm, scale, shapes, subtract, zeros_like
 from onesweep.trainer.rounds.store import Share, Update
 
-MOMENTUM, COLLECTED, COUNT = "momentum.", "collected.", "count"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # ids and workers become file names and log lines
 MIN_NORMS = 3  # updates without which nobody can say which norm is usual
 # Local steps in which training may go as far as its part is long; of what it goes, `norm_limit` times is absurd.
@@ -143,13 +141,6 @@ def weighted_mean(shares: Sequence[Share]) -> Tensors:
     return mean
 
 
-def of_all(shares: Sequence[Share], workers: int) -> list[Share]:
-    """Scaled so that their weighted mean is sum(weight * delta) / (workers * heaviest weight)."""
-    whole = workers * max(share.weight for share in shares)
-    factor = sum(share.weight for share in shares) / whole
-    return [replace(share, delta=scale(share.delta, factor)) for share in shares]
-
-
 class Outer:
     """The plain average of where the workers went, as federated averaging does (arXiv 1602.05629).
 
@@ -177,12 +168,9 @@ class NesterovOuter(Outer):
         self.buffer: Tensors = {}
 
     def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
-        gradient = self.merge(shares)
+        gradient = weighted_mean(shares)
         self.buffer = add(gradient, self.buffer, self.momentum) if self.buffer else gradient
         return add(theta, add(gradient, self.buffer, self.momentum), -self.rate)
-
-    def merge(self, shares: Sequence[Share]) -> Tensors:
-        return weighted_mean(shares)
 
     def state(self) -> Tensors:
         return dict(self.buffer)
@@ -191,89 +179,17 @@ class NesterovOuter(Outer):
         self.buffer = dict(state)
 
 
-class DelayedOuter(Outer):
-    """Delayed Nesterov (arXiv 2401.09135, algorithm 3, with c = 0): gradients at once, momentum every N merges."""
-
-    # Momentum that each late update moves keeps going in directions that are long stale; here the gradients of N merges
-    # are collected, and the momentum takes their mean and acts once. The paper's server steps for each single worker, N
-    # a round, hence its factor 1/N of every gradient; ours steps for the mean of a round.
-
-    def __init__(self, rate: float, momentum: float, every: int) -> None:
-        """:param every: N, merges between two updates of the momentum."""
-        self.rate, self.momentum, self.every = rate, momentum, every
-        self.buffer: Tensors = {}
-        self.collected: Tensors = {}
-        self.count = 0
-
-    def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
-        gradient = weighted_mean(shares)
-        self.collected = add(self.collected, gradient) if self.collected else gradient
-        self.count += 1
-        theta = add(theta, gradient, -self.rate)
-        if self.count < self.every:
-            return theta
-        mean = scale(self.collected, 1 / self.every)
-        self.buffer = add(mean, self.buffer, self.momentum) if self.buffer else mean
-        self.collected, self.count = {}, 0
-        return add(theta, self.buffer, -self.rate * self.momentum)
-
-    def state(self) -> Tensors:
-        return {
-            **{MOMENTUM + name: tensor for name, tensor in self.buffer.items()},
-            **{COLLECTED + name: tensor for name, tensor in self.collected.items()},
-            COUNT: torch.tensor(float(self.count)),
-        }
-
-    def restore(self, state: Tensors) -> None:
-        self.buffer, self.collected = under(MOMENTUM, state), under(COLLECTED, state)
-        self.count = int(state[COUNT]) if state else 0
-
-
-class RadialOuter(NesterovOuter):
-    """Norms and directions averaged apart, then Nesterov: radial-directional averaging (after arXiv 2604.21428)."""
-
-    # Pseudo-gradients that point apart cancel in a plain mean, so it becomes the shorter the more workers there are.
-    # Here a tensor's merged length is the mean of the workers' lengths, its direction that of the mean of their
-    # directions. How the paper cuts the weights into vectors is not known to us; here each tensor is one.
-
-    def merge(self, shares: Sequence[Share]) -> Tensors:
-        weights = relative_weights(shares)
-        return {name: _radial([share.delta[name] for share in shares], weights) for name in shares[0].delta}
-
-
-def _radial(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    direction, length = torch.zeros_like(tensors[0]), 0.0
-    for tensor, weight in zip(tensors, weights, strict=True):
-        own = float(tensor.double().norm())
-        length += weight * own
-        if own > 0:  # in float64: one over the norm of denormal numbers is no float32
-            direction.add_((tensor.double() / own).float(), alpha=weight)
-    total = float(direction.double().norm())
-    return direction * (length / total) if total > 0 else direction
-
-
 def new_outer(settings: RoundSettings) -> Outer:
     """The outer optimizer of one fragment, before its first merge."""
-    rate, momentum = settings.outer_rate, settings.outer_momentum
-    match settings.outer:
-        case "mean":
-            return Outer()
-        case "nesterov":
-            return NesterovOuter(rate, momentum)
-        case "delayed":
-            return DelayedOuter(rate, momentum, settings.momentum_every)
-        case "radial":
-            return RadialOuter(rate, momentum)
+    return Outer() if settings.outer == "mean" else NesterovOuter(settings.outer_rate, settings.outer_momentum)
 
 
 class Overlap:
     """The weights that a worker starts from while its update travels; one for each worker and fragment.
 
-    `none`: a worker waits for the version that its update went into. `naive`: it continues at once from the last
-    version, which lacks the round that it has just finished: the delay that eager updates are measured against.
-
-    `patient` is the same for a worker that does not go ahead: in time, it starts from the merge; late, it applies its
-    own part instead of waiting on.
+    `none`: a worker waits for the version that its update went into. `eager`: it continues at once, its own part of the
+    merge applied. `patient` is the same for a worker that does not go ahead: in time, it starts from the merge; late,
+    it applies its own part instead of waiting on.
     """
 
     # `eager` (arXiv 2502.12996): it applies its own part of the merge before the others' arrive. In the paper every
@@ -286,8 +202,7 @@ class Overlap:
     def __init__(self, settings: RoundSettings) -> None:
         # True if the worker waits until its update has arrived, however late.
         self.waits = settings.overlap == "none"
-        self.corrects = settings.overlap in ("eager", "patient")
-        # The whole state; stays empty without a correction.
+        # The whole state; stays empty for a worker that waits.
         self.momentum_of_own: Tensors = {}
         nesterov = settings.outer == "nesterov"
         self.rate, self.momentum = (settings.outer_rate, settings.outer_momentum) if nesterov else (1.0, 0.0)
@@ -299,7 +214,7 @@ class Overlap:
         weights: the newest version that has arrived; own: the worker's pseudo-gradient of the round that it has just
         finished, None before the first; merged: whether it is in `weights`.
         """
-        if own is None or not self.corrects:
+        if own is None or self.waits:
             return weights
         m = self.momentum_of_own
         self.momentum_of_own = m = add(own, m, self.momentum) if m else own

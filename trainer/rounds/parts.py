@@ -11,11 +11,11 @@ from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArStage
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.lookahead import OwnHead, ahead_loss, stage_losses
+from onesweep.trainer.blocks.lookahead import OwnHead, stage_losses
 from onesweep.trainer.blocks.losses import next_byte_loss
 from onesweep.trainer.blocks.optimizer import OptimizerSet
 from onesweep.trainer.blocks.run import StepLoss, Task, train_step
-from onesweep.trainer.blocks.task import ArTask, BlockBatch, BlockTask
+from onesweep.trainer.blocks.task import ArTask, BlockTask
 from onesweep.trainer.rounds.codecs import Tensors, load, share, trainable, under
 
 BLOCK, STAGE, HEAD, AR = "block", "stage", "head", "ar"
@@ -29,32 +29,13 @@ class PartTask(Task, Protocol):
 
 
 class BlockPart(BlockTask):
-    """A block; a `chained` one reads the features of copies of those before it.
-
-    It learns from its own losses, and with copies of the blocks after it from the last head.
-    """
+    """A block; a `chained` one reads the features of copies of those before it."""
 
     def __init__(
-        self,
-        block: Block,
-        before: list[Block],
-        later: list[Block],
-        partition: NoisePartition,
-        corpus: Corpus,
-        config: TrainingConfig,
+        self, block: Block, before: list[Block], partition: NoisePartition, corpus: Corpus, config: TrainingConfig
     ) -> None:
         super().__init__(block, before, partition, corpus, config)
-        self.later = [frozen.requires_grad_(False) for frozen in later]
-        self.copies: Mapping[str, nn.Module] = {block_name(copy.index): copy for copy in (*before, *later)}
-
-    def loss(self, step: int) -> StepLoss:
-        if not self.later:
-            return super().loss(step)
-        text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
-        batch = BlockBatch.draw(self.module, self.partition, self.config, step, len(text))
-        features = self._features(text[:, :-1])
-        total, loss = ahead_loss(self.module, self.later, batch, text, features, self.config)
-        return StepLoss(total, {"denoise_nats": float(loss.denoise), "next_byte_nats": float(loss.next_byte.detach())})
+        self.copies: Mapping[str, nn.Module] = {block_name(copy.index): copy for copy in before}
 
 
 class FedPart(BlockPart):

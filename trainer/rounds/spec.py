@@ -142,11 +142,6 @@ class RunSpec:
         Raises ConfigError for settings that do not go together, DataError for too little text.
         """
         model, architecture = config.rounds.model, config.architecture
-        if config.rounds.lookahead and (model != "chain" or architecture.context != "chained"):
-            raise ConfigError(
-                "lookahead in [rounds] goes through the features that blocks pass on: "
-                'give model = "chain" and context = "chained"; a scorer is set by the section [lookahead]'
-            )
         if config.lookahead.copies != "fp32":
             raise ConfigError(
                 f"copies = {config.lookahead.copies!r} in [lookahead] is for training in one place: over rounds give "
@@ -228,7 +223,7 @@ class RunSpec:
                 case "scorer":
                     stage = nn.ModuleDict({STAGE: ArStage(architecture, index)})
                     if index < architecture.parts - 1:
-                        stage[HEAD] = OwnHead(architecture, config.lookahead.private_layers)
+                        stage[HEAD] = OwnHead(architecture)
                     return stage
 
     def initial(self) -> dict[str, Tensors]:
@@ -246,11 +241,10 @@ class RunSpec:
         assert isinstance(module, Block)
         assert self.partition is not None
         if is_fed(config, index):
-            return FedPart(module, [], [], self.partition, corpus, config)
-        reads, looks = config.architecture.context == "chained", config.rounds.lookahead
+            return FedPart(module, [], self.partition, corpus, config)
+        reads = config.architecture.context == "chained"
         before = [Block(config.architecture, i, self.codes) for i in range(index if reads else 0)]
-        later = [Block(config.architecture, i, self.codes) for i in range(index + 1, parts if looks else 0)]
-        return BlockPart(module, before, later, self.partition, corpus, config)
+        return BlockPart(module, before, self.partition, corpus, config)
 
     def evaluate(self, published: Mapping[str, Tensors], corpus: Corpus) -> dict[str, float]:
         """Validation losses in nats of what was published: "next_byte" at its end; of a chain also those of the whole,

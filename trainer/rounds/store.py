@@ -50,7 +50,6 @@ class Share:
 
     weight: float
     delta: Tensors = field(repr=False)
-    staleness: int = 0  # rounds that it came late
 
 
 @dataclass(frozen=True)

@@ -239,8 +239,6 @@ def _trained(weights: dict[str, Tensors], rows: Sequence[Sequence[ReplicaReport]
 def _beyond(settings: RoundSettings) -> list[str]:
     """A sentence for each setting that torchft does not have."""
     wrong = []
-    if settings.outer not in ("mean", "nesterov"):
-        wrong.append(f"the outer optimizer is mean or nesterov, not {settings.outer}")
     if settings.overlap != "none":
         wrong.append("a worker waits for its round: overlap must be none")
     if settings.deadline == "adaptive":

@@ -1,6 +1,5 @@
 """EDM's input scale, loss weight and noise levels, against forms that the code does not use."""
 
-import math
 from itertools import pairwise
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.stages.model.samplers import edm_weight, input_scale, step_sigmas
+from onesweep.stages.model.samplers import input_scale, step_sigmas
 
 SIGMAS = st.floats(1e-3, 1e3)
 DATA_STDS = st.floats(0.05, 2.0)
@@ -25,13 +24,6 @@ def test_the_networks_input_has_unit_variance_when_sampled() -> None:
     y = 0.3 * torch.randn(100_000, generator=generator)
     z = y + 0.7 * torch.randn(100_000, generator=generator)
     assert float((z * input_scale(torch.tensor(0.7), 0.3)).var()) == pytest.approx(1, abs=0.02)
-
-
-@given(SIGMAS, DATA_STDS)
-def test_the_weight_is_edms(sigma: float, sd: float) -> None:
-    """Table 1: 1 / c_out^2 with c_out = sigma sd / sqrt(sigma^2 + sd^2)."""
-    c_out = sigma * sd / math.hypot(sigma, sd)
-    assert float(edm_weight(torch.tensor(sigma, dtype=torch.float64), sd)) == pytest.approx(c_out**-2)
 
 
 @given(SIGMAS, st.floats(0.01, 0.99), st.integers(1, 40))

@@ -6,17 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
+from onesweep.stages.checkpoint.checkpoint import load_ar
 from onesweep.stages.errors import ConfigError
-from onesweep.stages.model.block import Codes
-from onesweep.stages.model.partition import equal_probability
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.config import LookaheadConfig
-from onesweep.trainer.blocks.lookahead import BlockWorkers, ChainTask, ScorerTask, Workers, _through_int8
+from onesweep.trainer.blocks.lookahead import ScorerTask, Workers, _through_int8
 from onesweep.trainer.blocks.losses import next_byte_loss
 from onesweep.trainer.blocks.run import Run, train_step
-from onesweep.trainer.blocks.task import BlockBatch
-from onesweep.trainer.blocks.train import train_blocks_ahead, train_scorer
+from onesweep.trainer.blocks.train import train_scorer
 from tests.trainer.small import corpus, tiny
 
 three = replace(tiny.architecture, parts=3, layers=1)
@@ -56,16 +53,6 @@ def test_stale_copies_give_another_gradient() -> None:
     workers.refresh()
     workers.losses(text())[0].backward()
     assert not torch.allclose(fresh[0], gradients(workers, 0)[0])
-
-
-@pytest.mark.parametrize("features", ["live", "copies"])
-def test_features_come_from_the_stages_or_from_their_copies(features: str) -> None:
-    workers = Workers(three, LookaheadConfig(features=features))  # type: ignore[arg-type]
-    workers.refresh()
-    before = workers.losses(text())[1][2].item()
-    for parameter in workers.stages[0].parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter)
-    assert (workers.losses(text())[1][2].item() != before) == (features == "live")
 
 
 def test_own_losses_reach_no_other_stage() -> None:
@@ -142,48 +129,11 @@ def test_a_resumed_scorer_is_the_one_that_was_never_stopped(tmp_path: Path) -> N
     [
         ({"refresh_every": 0}, "refresh_every must be a whole number from 1"),
         ({"copies": "fp8"}, "copies must be one of fp32, int8"),
-        ({"features": "none"}, "features must be one of live, copies"),
         ({"own_weight": -1.0}, "own_weight must be a finite number"),
         ({"ahead": False}, "give own_weight above 0"),
         ({"ahead": 1}, "ahead must be true or false"),
-        ({"private_layers": -1}, "private_layers must be a whole number"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(changes: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         LookaheadConfig(**changes)  # type: ignore[arg-type]
-
-
-def test_a_chain_trained_ahead_is_a_chain(tmp_path: Path) -> None:
-    config = replace(tiny, steps=3, architecture=replace(tiny.architecture, context="chained"))
-    manifest = train_blocks_ahead(config, corpus, tmp_path)
-    assert manifest.complete
-    assert manifest.training["objective"] == "lookahead"
-    assert {"lookahead", "chain"} <= manifest.metrics.keys()
-    assert [block.index for block in load_chain(tmp_path)] == [0, 1]
-    assert train_blocks_ahead(config, corpus, tmp_path) == manifest
-
-
-def test_lookahead_needs_features_to_go_through(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give --context chained"):
-        train_blocks_ahead(tiny, corpus, tmp_path)
-
-
-def test_a_block_ahead_learns_from_the_last_head_and_its_own_noise() -> None:
-    config = replace(tiny, architecture=replace(tiny.architecture, context="chained"))
-    partition = equal_probability(2, 0.15, 10.0)
-    task = ChainTask("chain", BlockWorkers(config, Codes(0, 8)), partition, corpus, config)
-    task.loss(0).total.backward()
-    first, last = task.module.blocks
-    alone = BlockWorkers(config, Codes(0, 8))
-    text = corpus.batch(config.seed, 0, config.sequences, 33)
-    lesson = BlockBatch.draw(alone.blocks[0], partition, config, 0, len(text))
-    loss = lesson.loss(alone.blocks[0], text, None, config, 0.0)
-    features, _ = alone.copies[1].read(loss.clean)
-    (loss.total + config.anchor * next_byte_loss(alone.copies[1].next_byte(features), text)).backward()
-    assert first.embedding is not None
-    assert alone.blocks[0].embedding is not None
-    torch.testing.assert_close(first.embedding.weight.grad, alone.blocks[0].embedding.weight.grad)
-    assert first.clean_head.weight.grad is not None
-    assert last.clean_head.weight.grad is not None
-    assert all(p.grad is None for copied in task.module.copies for p in copied.parameters())

@@ -16,7 +16,7 @@ from onesweep.stages.grafting.part import GraftPart
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.run import StepLoss, train_step
-from onesweep.trainer.grafting.measure import from_noise, next_nats, write
+from onesweep.trainer.grafting.batch import next_nats
 from onesweep.trainer.grafting.model import GraftModel
 from onesweep.trainer.grafting.store import GraftSettings, read_record
 from onesweep.trainer.grafting.training import (
@@ -24,7 +24,6 @@ from onesweep.trainer.grafting.training import (
     GraftOptimizers,
     GraftTask,
     export_chain,
-    measure_chain,
     open_graft,
     train_block,
 )
@@ -76,21 +75,6 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
     assert weights(whole, 1) == weights(parts, 1)
 
 
-def test_the_chain_is_measured_and_writes(opened: Callable[..., Graft]) -> None:
-    graft = opened()
-    found = measure_chain(graft, 2, 2)
-    assert set(found) == {"alone", "alone_scrambled", "chunks", "chunks_scrambled"}
-    assert all(len(path) == 3 * 2 + 1 for path in found.values())
-    model, whole_windows = graft.model(), graft.corpus.valid_batch(2, 12 + 1)
-    expected = from_noise(model, whole_windows, 2, 16, is_scrambled=False)
-    assert found["chunks"] == [point._asdict() for point in expected]
-    text = write(model, [5, 6, 7], 9, 4, steps=1, seed=3)
-    assert len(text) == 9
-    assert text == write(model, [5, 6, 7], 9, 4, steps=1, seed=3)
-    assert text != write(model, [5, 6, 7], 9, 4, steps=1, seed=4)
-    assert len(write(model, [5], 2, 4, steps=1, temperature=0)) == 2
-
-
 def test_what_cannot_be_grafted_is_refused_with_a_sentence(
     opened: Callable[..., Graft], tmp_path: Path, graft_config: TrainingConfig
 ) -> None:
@@ -125,9 +109,7 @@ def test_a_record_that_names_a_file_elsewhere_is_refused(opened: Callable[..., G
         read_record(out)
 
 
-def test_the_command_trains_and_measures(
-    onesweep: Callable[..., object], checkpoint: Path, tmp_path: Path, text_file: Path
-) -> None:
+def test_the_command_trains(onesweep: Callable[..., object], checkpoint: Path, tmp_path: Path, text_file: Path) -> None:
     config = tmp_path / "graft.toml"
     config.write_text(
         "steps = 1\nvalid_windows = 2\nbfloat16 = false\n"
@@ -137,11 +119,6 @@ def test_the_command_trains_and_measures(
     common = (*paths, "--threads", 1)  # more would wait for each other on a busy machine
     done = onesweep("train", "graft", *common, "--rank", 2, "--block", 0, "--json")
     assert json.loads(done.out)["valid_next_nats"] > 0
-    done = onesweep("train", "graft", *common, "--rank", 2, "--measure", "--windows", 2, "--euler-steps", 1)
-    assert "alone_scrambled" in done.out
-    done = onesweep("train", "graft", *common, "--rank", 2, "--write", 1, "--euler-steps", 1)
-    assert [line.split()[0] for line in done.out.splitlines()] == ["author", "ar", *["chunks"] * 4]
-    assert "at least one prompt" in onesweep("train", "graft", *common, "--rank", 2, "--write", 0).message
 
 
 def test_a_chain_is_no_model_to_graft(tmp_path: Path, graft_config: TrainingConfig) -> None:

@@ -103,7 +103,6 @@ def test_gradients_and_activations_go_before_an_update_is_made() -> None:
     ("changes", "times"),
     [
         ({"codec": "int8"}, 2),
-        ({"overlap": "naive"}, 2),
         ({"overlap": "eager"}, 4),
         ({"overlap": "eager", "codec": "e3m0"}, 5),
     ],
@@ -113,7 +112,7 @@ def test_what_stays_between_rounds(changes: dict[str, str], times: int) -> None:
     assert worker(**changes).rounds == times * P
 
 
-@pytest.mark.parametrize(("outer", "tensors"), [("mean", 0), ("nesterov", 1), ("delayed", 1), ("radial", 1)])
+@pytest.mark.parametrize(("outer", "tensors"), [("mean", 0), ("nesterov", 1)])
 def test_an_outer_optimizer_is_asked_what_it_keeps(outer: str, tensors: int) -> None:
     assert outer_tensors(RoundSettings(outer=outer)) == tensors  # type: ignore[arg-type]
 

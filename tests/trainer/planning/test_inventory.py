@@ -14,15 +14,14 @@ from onesweep.trainer.rounds.parts import Learner, StagePart
 from onesweep.trainer.rounds.spec import RunSpec
 from tests.trainer.small import corpus, tiny
 
-MODELS = ["own chain", "chained chain", "chain ahead", "scorer", "ar"]
+MODELS = ["own chain", "chained chain", "scorer", "ar"]
 
 
 def model(name: str) -> TrainingConfig:
     *_, kind = name.split()
-    context = "chained" if name in ("chained chain", "chain ahead") else "own"
-    kind = "chain" if kind == "ahead" else kind
+    context = "chained" if name == "chained chain" else "own"
     architecture = replace(tiny.architecture, parts=3, layers=1, context=context)
-    rounds = replace(tiny.rounds, model=kind, lookahead=name == "chain ahead")
+    rounds = replace(tiny.rounds, model=kind)
     return replace(tiny, architecture=architecture, rounds=rounds)
 
 
@@ -56,7 +55,6 @@ def test_what_a_step_leaves_is_what_was_counted() -> None:
     [
         ("own chain", [3, 3, 3]),
         ("chained chain", [3, 4, 5]),
-        ("chain ahead", [3 + 4, 1 + 3 + 2, 2 + 3]),
         ("scorer", [3 + 4, 1 + 3 + 2, 2 + 3]),
         ("ar", [9]),
     ],

@@ -11,8 +11,7 @@ import pytest
 from onesweep.trainer.planning.commands import count
 
 LINK = ("--link", "links-60", "--up-mbps", "20")
-NAMES = ["every step", "whole blocks", "diloco", "bf16", "int8", "e3m0", "eager", "eager e3m0", "fragments"]
-AHEAD = ["lookahead fp32", "lookahead int8"]
+NAMES = ["every step", "whole blocks", "diloco", "int8", "e3m0", "eager", "eager e3m0", "fragments"]
 
 Run = Callable[..., Any]
 
@@ -21,8 +20,10 @@ Run = Callable[..., Any]
 def plan(onesweep: Run, settings: Callable[..., Path]) -> Run:
     """The rows of a plan for the tiny settings, by name."""
 
-    def run(*arguments: str) -> dict[str, Any]:
-        found = onesweep("train", "plan", "--config", settings(), *arguments, "--json")
+    def run(*arguments: str, more: str = "") -> dict[str, Any]:
+        config = settings()
+        config.write_text(config.read_text() + more)
+        found = onesweep("train", "plan", "--config", config, *arguments, "--json")
         assert found.code == 0, found.message
         return {row["name"]: row for row in json.loads(found.out)["rows"]}
 
@@ -31,21 +32,27 @@ def plan(onesweep: Run, settings: Callable[..., Path]) -> Run:
 
 def test_every_way_is_a_row(plan: Run) -> None:
     rows = plan(*LINK, "--step-s", "0.5", "--steps", "60")
-    assert list(rows) == ["as set", *NAMES, *AHEAD]
+    assert list(rows) == ["as set", *NAMES]
     assert {name: row["rounds"] for name, row in rows.items() if row["rounds"] != 2} == {"every step": 60}
     assert rows["every step"]["up_bytes"] == 30 * rows["diloco"]["up_bytes"]
     assert 7 < rows["diloco"]["up_bytes"] / rows["e3m0"]["up_bytes"] < 32 / 4.25
     assert rows["every step"]["used"] < rows["diloco"]["used"] < rows["e3m0"]["used"] < rows["eager e3m0"]["used"]
-    assert rows["lookahead fp32"]["down_bytes"] > rows["lookahead int8"]["down_bytes"] > rows["diloco"]["down_bytes"]
-    assert rows["lookahead fp32"]["seconds"] > rows["diloco"]["seconds"]
     assert all(row["all_wire_bytes"] > 1.03 * row["all_bytes"] for row in rows.values())
+
+
+def test_a_scorer_may_look_ahead(plan: Run, text_file: Path) -> None:
+    alone = '\n[rounds]\nmodel = "scorer"\n[lookahead]\nahead = false\nown_weight = 1.0\n'
+    rows = plan(*LINK, "--measure", "--data", str(text_file), "--threads", "1", "--steps", "60", more=alone)
+    assert list(rows) == ["as set", *NAMES, "lookahead fp32", "lookahead int8"]
+    assert rows["lookahead fp32"]["down_bytes"] > rows["lookahead int8"]["down_bytes"]
+    assert rows["lookahead fp32"]["seconds"] > rows["diloco"]["seconds"]
+    assert rows["lookahead int8"]["worker"]["activations"] is None, "another step than the one that was taken"
 
 
 def test_a_step_is_measured_with_what_it_keeps(plan: Run, text_file: Path) -> None:
     rows = plan(*LINK, "--measure", "--data", str(text_file), "--threads", "1")
     assert rows["diloco"]["round_s"] > 0
     assert rows["diloco"]["worker"]["activations"] > 0
-    assert rows["lookahead int8"]["worker"]["activations"] is None, "another step than the one that was taken"
 
 
 def test_the_table_has_the_model_and_a_line_for_each(onesweep: Run) -> None:
@@ -55,7 +62,7 @@ def test_the_table_has_the_model_and_a_line_for_each(onesweep: Run) -> None:
     first, _, header, _, *rows = found.out.splitlines()
     assert "3 parts with 3 workers each: 3 x 1 layers" in first
     assert header.startswith("| way | rounds | up | down | all | hours | used |")
-    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in (*NAMES, *AHEAD)]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {name}" for name in NAMES]
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,6 @@ def test_the_outer_optimizer_of_torch_is_that_of_the_ledger(changes: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"outer": "radial"}, "the outer optimizer is mean or nesterov, not radial"),
         ({"overlap": "eager"}, "overlap must be none"),
         ({"deadline": "adaptive"}, "there is no adaptive deadline: give deadline = lockstep"),
         ({"deadline": "fixed"}, "late work of any worker is lost"),

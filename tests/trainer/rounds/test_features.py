@@ -104,7 +104,7 @@ def test_who_measures_has_all_blocks() -> None:
     assert spec.evaluate(spec.initial(), corpus) == copies.evaluate(spec.initial(), corpus)
 
 
-@pytest.mark.parametrize("changes", [{"model": "scorer"}, {"model": "ar"}, {"lookahead": True}, {"fragments": 2}])
+@pytest.mark.parametrize("changes", [{"model": "scorer"}, {"model": "ar"}, {"fragments": 2}])
 def test_only_blocks_that_go_whole_get_features(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="context_by = features is for the blocks of a chain"):
         RoundSettings(context_by="features", **changes)

@@ -131,15 +131,6 @@ def test_new_names_fill_neither_a_round_nor_the_disk() -> None:
         assert len(ours.store.records()) == 4
 
 
-def test_denormal_numbers_do_not_stop_a_radial_merge() -> None:
-    ours = ledger(outer="radial")
-    tiny = {name: torch.zeros_like(tensor) for name, tensor in tensors(0).items()}
-    tiny["bias"][0] = 1e-45
-    assert ours.accept(update(0, 0, delta=tiny), 1.0).kind == "accepted"
-    ours.accept(update(0, 1), 1.0)
-    assert all(bool(tensor.isfinite().all()) for tensor in ours.close("p", 1.0).weights.values())
-
-
 def late_ledger(ledger: Callable[..., Ledger], update: MakeUpdate, late: str, closed: int = 1) -> Ledger:
     ours = ledger(late=late, deadline="fixed", deadline_s=5.0, outer="mean")
     for number in range(closed):
@@ -163,11 +154,6 @@ def test_late_work_is_dropped_discounted_or_kept() -> None:
         for name in before:
             mean = (update(2, 0).delta[name] + weight * update(0, 1).delta[name]) / (1 + weight)
             torch.testing.assert_close(merged.weights[name], before[name] - mean)
-    added = late_ledger(ledger, update, "add")
-    before = added.weights("p")
-    added.accept(update(0, 1), 6.0)
-    for name, tensor in added.close("p", 20.0).weights.items():  # one of two workers: half of the way
-        torch.testing.assert_close(tensor, before[name] - update(0, 1).delta[name] / 2)
 
 
 def test_what_is_too_old_is_refused() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.stages.errors import ConfigError
 from onesweep.trainer.blocks.config import LookaheadConfig, TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.optimizer import OptimizerSet
@@ -88,22 +87,18 @@ def test_the_same_run_gives_the_same_bits() -> None:
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("model", ["chain", "scorer", "ar"])
-@pytest.mark.parametrize("lookahead", [False, True])
-def test_every_model_is_trained_and_measured(model: str, lookahead: bool) -> None:
-    if lookahead and model != "chain":
-        with pytest.raises(ConfigError, match="a scorer is set by the section"):
-            make(tiny, corpus, model=model, lookahead=True)
-        return
-    context = "chained" if lookahead else "own"
+@pytest.mark.parametrize(
+    ("model", "context"), [("chain", "own"), ("chain", "chained"), ("scorer", "own"), ("ar", "own")]
+)
+def test_every_model_is_trained_and_measured(model: str, context: str) -> None:
     config = replace(tiny, architecture=replace(tiny.architecture, context=context, layers=1))
-    engine = make(config, corpus, model=model, lookahead=lookahead, rounds=2)
+    engine = make(config, corpus, model=model, rounds=2)
     begin = engine.published()
     engine.run()
     assert all(digest(begin[name]) != digest(weights) for name, weights in engine.published().items())
     losses = engine.spec.evaluate(engine.published(), corpus)
     assert 0 < losses["next_byte"] < 7
-    assert (engine.traffic.copies_bytes > 0) == (lookahead or model == "scorer")
+    assert (engine.traffic.copies_bytes > 0) == (context == "chained" or model == "scorer")
 
 
 def test_a_scorer_learns_from_copies_that_are_as_old_as_the_round() -> None:
@@ -119,15 +114,15 @@ def test_a_scorer_learns_from_copies_that_are_as_old_as_the_round() -> None:
 
 def test_overlap_hides_the_links() -> None:
     share = {}
-    for overlap in ("none", "naive", "eager"):
+    for overlap in ("none", "eager"):
         engine = make(
             small, corpus, SimulatedWorkers(up_mbps=0.5, down_mbps=0.5), overlap=overlap, rounds=4, model="ar"
         )
         traffic = engine.run()
         assert engine.ledger.round("ar") == 4
         share[overlap] = traffic.busy_s / (traffic.seconds * len(engine.workers))
-    assert share["none"] < 0.9 * share["naive"]
-    assert share["naive"] == share["eager"] <= 1
+    assert share["none"] < 0.9 * share["eager"]
+    assert share["eager"] <= 1
 
 
 def test_fragments_go_in_turn_and_are_the_whole() -> None:
@@ -177,7 +172,7 @@ def test_who_is_patient_waits_for_a_merge_but_not_for_a_late_update() -> None:
             SimulatedWorkers(in_time=0.5, late_rounds=2.5),
             overlap=overlap,
             model="ar",
-            late="add",
+            late="keep",
             deadline="adaptive",
             rounds=8,
         )
@@ -219,11 +214,11 @@ def whole() -> Simulation:
     return engine
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8", "e3m0"])
+@pytest.mark.parametrize("codec", ["int8", "e3m0"])
 def test_fewer_bits_end_near_and_are_counted(whole: Simulation, codec: str) -> None:
     fewer = make(tiny, corpus, codec=codec, down_codec=codec)
     a, b = whole.traffic, fewer.run()
-    assert a.up_bytes / b.up_bytes > {"bf16": 1.9, "int8": 3.0, "e3m0": 5.0}[codec]
+    assert a.up_bytes / b.up_bytes > {"int8": 3.0, "e3m0": 5.0}[codec]
     for name, weights in whole.published().items():
         moved = subtract(weights, whole.spec.initial()[name])
         missed = subtract(weights, fewer.published()[name])

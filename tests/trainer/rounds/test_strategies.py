@@ -10,7 +10,7 @@ from onesweep.trainer.blocks.round_settings import LateName, OuterName, RoundSet
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import add, norm, scale, subtract
 from onesweep.trainer.rounds.ledger import closes_at, late_worth
-from onesweep.trainer.rounds.merging import DelayedOuter, Overlap, RadialOuter, new_outer, of_all, temper, weighted_mean
+from onesweep.trainer.rounds.merging import Overlap, new_outer, temper, weighted_mean
 from onesweep.trainer.rounds.store import Share
 from tests.trainer.small import tensors
 
@@ -43,9 +43,9 @@ def test_nesterov_is_torchs() -> None:
             torch.testing.assert_close(theta[name], theirs[name].detach())
 
 
-@pytest.mark.parametrize("name", ["mean", "nesterov", "delayed", "radial"])
+@pytest.mark.parametrize("name", ["mean", "nesterov"])
 def test_state_that_is_restored_goes_on_the_same(name: OuterName) -> None:
-    settings = RoundSettings(outer=name, momentum_every=2)
+    settings = RoundSettings(outer=name)
     one = new_outer(settings)
     theta = tensors(0)
     for step in range(1, 4):
@@ -57,44 +57,6 @@ def test_state_that_is_restored_goes_on_the_same(name: OuterName) -> None:
         shares = [Share(1.0, tensors(step)), Share(2.0, tensors(step + 50))]
         assert digest(one.step(theta, shares)) == digest(other.step(theta, shares))
     assert digest(theta) == before  # what is given is not changed
-
-
-def test_delayed_with_one_is_nesterov() -> None:
-    a, b = DelayedOuter(0.5, 0.8, 1), new_outer(RoundSettings(outer="nesterov", outer_rate=0.5, outer_momentum=0.8))
-    x = y = tensors(0)
-    for step in range(1, 5):
-        x, y = a.step(x, [Share(1.0, tensors(step))]), b.step(y, [Share(1.0, tensors(step))])
-    for name in x:
-        torch.testing.assert_close(x[name], y[name])
-
-
-def test_delayed_is_the_papers_algorithm() -> None:
-    rate, momentum, every = 0.5, 0.8, 3
-    ours, theta = DelayedOuter(rate, momentum, every), tensors(0)
-    expected, m, collected = theta, scale(theta, 0.0), scale(theta, 0.0)
-    for step in range(7):
-        gradient = tensors(step + 1)
-        theta = ours.step(theta, [Share(1.0, gradient)])
-        collected = add(collected, gradient)
-        if (step + 1) % every == 0:
-            m = add(scale(m, momentum), collected, 1 / every)
-            expected = add(expected, add(gradient, m, momentum), -rate)
-            collected = scale(collected, 0.0)
-        else:
-            expected = add(expected, gradient, -rate)
-        for name in theta:
-            torch.testing.assert_close(theta[name], expected[name])
-
-
-def test_radial_keeps_the_length_that_a_mean_loses() -> None:
-    radial = RadialOuter(1.0, 0.0)
-    across = [Share(1.0, {"a": torch.tensor([2.0, 0.0])}), Share(1.0, {"a": torch.tensor([0.0, 4.0])})]
-    torch.testing.assert_close(radial.merge(across)["a"], torch.tensor([3.0, 3.0]) / 2**0.5)
-    alike = [Share(1.0, {"a": torch.tensor([2.0, 0.0])}), Share(3.0, {"a": torch.tensor([4.0, 0.0])})]
-    torch.testing.assert_close(radial.merge(alike)["a"], torch.tensor([3.5, 0.0]))
-    apart = [Share(1.0, {"a": torch.tensor([2.0, 0.0])}), Share(1.0, {"a": torch.tensor([-2.0, 0.0])})]
-    assert torch.equal(radial.merge(apart)["a"], torch.zeros(2))
-    assert torch.equal(radial.merge([Share(1.0, {"a": torch.zeros(2)})])["a"], torch.zeros(2))
 
 
 @pytest.mark.parametrize(("outer", "rate", "momentum"), [("nesterov", 0.7, 0.9), ("mean", 1.0, 0.0)])
@@ -122,10 +84,9 @@ def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: 
 
 
 def test_who_overlaps_starts_from_the_newest_version() -> None:
-    waiting, naive = Overlap(RoundSettings()), Overlap(RoundSettings(overlap="naive"))
-    assert (waiting.waits, naive.waits) == (True, False)
-    assert digest(naive.start(tensors(0), tensors(1), merged=False)) == digest(tensors(0))
-    eager = Overlap(RoundSettings(overlap="eager", outer="nesterov"))
+    waiting, eager = Overlap(RoundSettings()), Overlap(RoundSettings(overlap="eager", outer="nesterov"))
+    assert (waiting.waits, eager.waits) == (True, False)
+    assert digest(waiting.start(tensors(0), tensors(1), merged=False)) == digest(tensors(0))
     assert digest(eager.start(tensors(0), None, merged=False)) == digest(tensors(0))
     assert digest(eager.start(tensors(0), tensors(1), merged=True)) == digest(tensors(0))
     assert digest(eager.momentum_of_own) == digest(tensors(1))
@@ -154,15 +115,13 @@ def test_adaptive_is_a_quorum_and_a_grace(arrivals: list[float], past: list[floa
     assert closes_at(RoundSettings(quorum=0.6, grace=2.0, deadline_s=100.0), arrivals, 5, past) == closes
 
 
-@pytest.mark.parametrize(
-    ("name", "worths"), [("drop", [0, 0]), ("stale", [0.5, 0.25]), ("keep", [1, 1]), ("add", [1, 1])]
-)
+@pytest.mark.parametrize(("name", "worths"), [("drop", [0, 0]), ("stale", [0.5, 0.25]), ("keep", [1, 1])])
 def test_late_work_is_worth_what_the_policy_says(name: LateName, worths: list[float]) -> None:
     assert [late_worth(RoundSettings(late=name), staleness) for staleness in range(3)] == [1, *worths]
 
 
 def shares(*values: float) -> list[Share]:
-    return [Share(2.0, {"a": torch.tensor([value, -value])}, staleness=i) for i, value in enumerate(values)]
+    return [Share(2.0, {"a": torch.tensor([value, -value])}) for value in values]
 
 
 def robust(**changes: Any) -> RoundSettings:
@@ -178,7 +137,7 @@ def test_clip_shortens_what_is_longer_than_the_median_allows() -> None:
     found = temper(shares(1.0, 100.0, -1.5), robust(robust="clip", clip_factor=2.0))
     assert [float(share.delta["a"][0]) for share in found] == pytest.approx([1.0, 3.0, -1.5])
     assert norm(found[1].delta) == pytest.approx(2 * norm(shares(1.5)[0].delta))
-    assert [(share.weight, share.staleness) for share in found] == [(2.0, 0), (2.0, 1), (2.0, 2)]
+    assert [share.weight for share in found] == [2.0, 2.0, 2.0]
     assert float(temper(shares(0.0, 0.0), robust(robust="clip"))[0].delta["a"][0]) == 0.0
 
 
@@ -199,10 +158,3 @@ def test_one_sign_flipped_or_scaled_update_moves_a_robust_merge_little(attack: f
     assert 0.9 <= float(trimmed.delta["a"][0]) <= 1.1
     clipped = temper(sent, robust(robust="clip"))
     assert max(norm(share.delta) for share in clipped) <= 2.01 * norm(shares(1.0)[0].delta)
-
-
-def test_what_is_added_adds_up_to_what_it_is_worth_in_time() -> None:
-    one, two, three = (weighted_mean(of_all(shares(*values), 2)) for values in ((4.0,), (4.0, 8.0), (4.0, 8.0, 6.0)))
-    assert [float(merged["a"][0]) for merged in (one, two, three)] == pytest.approx([2.0, 6.0, 9.0])
-    halved = [Share(1.0, {"a": torch.tensor(8.0)}), Share(2.0, {"a": torch.tensor(4.0)})]
-    assert float(weighted_mean(of_all(halved, 2))["a"]) == pytest.approx((1 * 8 + 2 * 4) / (2 * 2))

@@ -49,14 +49,14 @@ def test_a_gpu_that_is_too_small_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("context", "rounds"), [("own", {"model": "scorer"}), ("chained", {"lookahead": True}), ("own", {"model": "ar"})]
+    ("context", "part", "rounds"), [("own", 0, {"model": "scorer"}), ("chained", 1, {}), ("own", 0, {"model": "ar"})]
 )
-def test_nothing_of_a_lesson_stays_behind(context: str, rounds: dict[str, Any]) -> None:
+def test_nothing_of_a_lesson_stays_behind(context: str, part: int, rounds: dict[str, Any]) -> None:
     """On a device without numbers, arithmetic with a tensor of the CPU fails; reading a number is what comes last."""
     architecture = replace(rounds_config.architecture, context=context)
     config = replace(rounds_config, architecture=architecture, rounds=replace(rounds_config.rounds, **rounds))
     spec = RunSpec.of(config, corpus)
-    task = place_on(spec.task(0, PlacedCorpus(corpus.name, corpus.train, corpus.valid, device="meta"), 0), "meta")
+    task = place_on(spec.task(part, PlacedCorpus(corpus.name, corpus.train, corpus.valid, device="meta"), 0), "meta")
     see(task, spec.initial())
     with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
         task.loss(0)

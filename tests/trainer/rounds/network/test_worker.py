@@ -37,7 +37,7 @@ Start = Callable[..., Any]
 
 
 @pytest.mark.parametrize(
-    ("overlap", "call"), [("none", "judge"), ("naive", "judge"), ("none", "read"), ("none", "join")]
+    ("overlap", "call"), [("none", "judge"), ("eager", "judge"), ("none", "read"), ("none", "join")]
 )
 def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
     network: Start, monkeypatch: pytest.MonkeyPatch, overlap: str, call: str
@@ -68,7 +68,7 @@ def test_who_is_told_to_stop_does_not_wait_for_a_frozen_coordinator(
     assert (found.problems, found.accepted, found.merged) == ([], 2, 2)
 
 
-@pytest.mark.parametrize("overlap", ["none", "naive"])
+@pytest.mark.parametrize("overlap", ["none", "eager"])
 def test_who_is_stopped_between_two_fragments_goes_on_from_its_state(
     network: Start, monkeypatch: pytest.MonkeyPatch, overlap: str
 ) -> None:
