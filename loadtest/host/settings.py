@@ -38,7 +38,7 @@ class MemorySettings:
     checkpoint: Path | None = setting(
         None, "hosts of this one, full of sessions, instead", metavar="DIR", type=absolute
     )
-    session_mb: int = setting(64, "of sessions that these hold", least=1)
+    session_mb: int = setting(256, "of sessions that these hold", least=1)
     block_mb: int = setting(200, "size of the block, about", least=1)
 
 

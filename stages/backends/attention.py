@@ -44,20 +44,8 @@ def attention_shape(layer: Layer | LlamaLayer) -> AttentionShape:
     return AttentionShape(layer.architecture.heads, layer.window, layer.architecture.attention_softcap)
 
 
-def rotary_rows(rotary: Tensor, scale: float | None = None) -> Tensor:
-    """Factors for `rotate_rows` from a rotary table (2, positions, head_dim / 2).
-
-    (positions, 2, 2, 1, 2, head_dim / 2): cos and signed sin; for queries, multiplied by `scale`, as attention wants
-    them, and for keys; for every head; for both halves of a head. :param scale: by default the root of 1 / head_dim.
-    """
-    cos, sin = rotary
-    factors = torch.stack([torch.stack([cos, cos], dim=1), torch.stack([-sin, sin], dim=1)], dim=1)
-    scale = (2 * cos.shape[1]) ** -0.5 if scale is None else scale
-    return torch.stack([factors * scale, factors], dim=2)[:, :, :, None]
-
-
 def rotate_rows(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> None:
-    """Rotary embedding of queries and keys in place. qkv: (rows, 3 width); cos, sin: from `rotary_rows`."""
+    """Rotary embedding of queries and keys in place. qkv: (rows, 3 width); cos, sin: of `LayerKind.factors`."""
     rows, width = qkv.shape
     both = qkv.view(rows, 3, heads, 2, width // (6 * heads))[:, :2]
     swapped = both.roll(1, 3)

@@ -17,7 +17,6 @@ from onesweep.stages.backends.attention import (
     attend_growing,
     attend_noisy,
     attention_shape,
-    rotary_rows,
     rotate_rows,
     sights,
 )
@@ -111,7 +110,7 @@ class PackedLayer:
         self.qkv, self.attention_out, self.mlp_in, self.mlp_out = (linear.weight.detach().t() for linear in linears)
 
     def clean(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> None:
-        """The causal stream, in place. x: (rows, width); angles: cos and sin of `rotary_rows`.
+        """The causal stream, in place. x: (rows, width); angles: cos and sin of `LayerKind.factors`.
 
         caches, seen: of each piece.
         """
@@ -170,8 +169,24 @@ NOISE_LEVELS = 64  # how many noise levels' AdaLN numbers are kept: a sweep come
 class LayerKind:
     """A view of the positions that some layers of a part have in common."""
 
-    rotary: Tensor  # of `rotary_rows`
-    window: int | None = None  # of `AttentionShape`
+    rotary: Tensor  # (positions, 2, head_dim / 2): cos and sin
+    signs: Tensor  # (2, 2, 1, 2, 1)
+    window: int | None  # of `AttentionShape`
+
+    @staticmethod
+    def of(rotary: Tensor, scale: float, window: int | None = None) -> "LayerKind":
+        """:param rotary: (2, positions, head_dim / 2).
+        :param scale: of queries, as attention wants them."""
+        signs = torch.tensor([[[scale, scale], [1, 1]], [[-scale, scale], [-1, 1]]], device=rotary.device)
+        return LayerKind(rotary.transpose(0, 1), signs[:, :, None, :, None], window)
+
+    def factors(self, rotary: Tensor) -> Tensor:
+        """For `rotate_rows`, of rows of the table: (rows, 2, head_dim / 2) -> (rows, 2, 2, 1, 2, head_dim / 2).
+
+        cos and signed sin; for queries, scaled, and for keys; for every head; for both halves of a head.
+        """
+        # made anew for each pass: a table of them would be four times as large, 8 MB for 8,192 positions
+        return rotary[:, :, None, None, None] * self.signs
 
 
 class PackedReader:
@@ -209,7 +224,7 @@ class PackedReader:
         return Rows.of(counts, self.hidden) if self.device.type == "cpu" else Rows.in_slabs(counts)
 
     def spread(self, factors: Tensor) -> Angles:
-        """Rotary factors (rows, ...) of `rotary_rows` as the layers take them."""
+        """Rotary factors of rows as the layers take them."""
         cos, sin = factors.unbind(1)
         return cos, sin
 
@@ -233,7 +248,8 @@ class PackedReader:
             start, (branches, positions) = piece.caches[0].length, piece.source.shape[:2]
             along = rotary[start : start + positions]
             parts.append(along.expand(branches, *along.shape).flatten(0, 1))
-        return self.spread(torch.cat([*parts, rotary[:1].expand(rows.padding, *rotary.shape[1:])]))
+        factors = kind.factors(torch.cat([*parts, rotary[:1].expand(rows.padding, *rotary.shape[1:])]))
+        return self.spread(factors)
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
         """See `DraftingRunner.grow`."""
@@ -244,7 +260,7 @@ class PackedReader:
         rows, texts = self.rows_of(counts), [cast(Growing, piece.grown) for piece in pieces]
         x = rows.pack([self.input(piece.source) for piece in pieces])
         positions, lengths = rows.pack([text.positions for text in texts], fresh=False), [text.length for text in texts]
-        angles = [self.spread(kind.rotary.index_select(0, positions)) for kind in self.kinds]
+        angles = [self.spread(kind.factors(kind.rotary.index_select(0, positions))) for kind in self.kinds]
         held = zip(*(text.caches for text in texts), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
             layer.grow(x, rows, angles[kind], caches, lengths)
@@ -260,14 +276,14 @@ class PackedReader:
         rotary = kind.rotary
         if rows.single:
             positions = torch.tensor([*starts, *[0] * rows.padding], device=self.device)
-            factors = rotary.index_select(0, positions)
+            along = rotary.index_select(0, positions)
         else:
             parts = [rotary[at : at + count] for at, count in zip(starts, rows.counts, strict=True)]
             for i, depths in enumerate(trees):
                 if depths:
                     parts[i] = rotary[starts[i] + torch.tensor(depths, device=self.device)]
-            factors = torch.cat([*parts, rotary[:1].expand(rows.padding, *rotary.shape[1:])])
-        return self.spread(factors)
+            along = torch.cat([*parts, rotary[:1].expand(rows.padding, *rotary.shape[1:])])
+        return self.spread(kind.factors(along))
 
     def input(self, source: Tensor) -> Tensor:
         """Input of the first layer. source: symbols (rows,) or hidden states (rows, width)."""
@@ -277,10 +293,10 @@ class PackedReader:
 def kinds_of(part: Block | PipelineStage) -> tuple[list[LayerKind], list[int]]:
     """The kinds of a part's layers, and each layer's among them."""
     if not isinstance(part, LlamaStage):
-        return [LayerKind(rotary_rows(part.rotary))], [0] * len(part.layers)
+        return [LayerKind.of(part.rotary, (2 * part.rotary.shape[2]) ** -0.5)], [0] * len(part.layers)
     windows, scale = [layer.window for layer in part.layers], part.architecture.query_scale
     firsts = list(dict.fromkeys(windows))
-    kinds = [LayerKind(rotary_rows(part.rotary_of(windows.index(each)), scale), each) for each in firsts]
+    kinds = [LayerKind.of(part.rotary_of(windows.index(each)), scale, each) for each in firsts]
     return kinds, [firsts.index(each) for each in windows]
 
 

@@ -35,6 +35,9 @@ FEWEST_ROWS = 4
 # Four rows were enough on AMD's processors and not on Intel's, where `ar-speculative` then wrote another text than
 # `ar`; so the number is measured at every load (runner_checks.py).
 USUAL_ROWS = 16  # what the layout is chosen for
+# oneDNN compiles a kernel for every shape and number of rows, and keeps it: 0.6 MB each, 2.4 for a model's four shapes.
+# So there are 16 numbers of rows: more than 128 go in slabs, within 5 % of the time of one product of all of them.
+PRODUCT_ROWS = 128
 # The head of SmolLM2 is 113 of its stage's 184 MB. Laid out whole it exists twice for a moment: 1.76 of the file; in
 # blocks of 32 MB, given back page by page, 1.36.
 # A larger matrix is laid out in blocks of rows, each of which is given back then: a head of 50,000 tokens may be most
@@ -78,10 +81,20 @@ class Product:
     @staticmethod
     def rows(counts: Sequence[int], hidden: int) -> Rows:
         """Rows such that the result of each depends on no other. hidden: numbers in a row of the widest layer."""
-        return Rows.of(counts, hidden, FEWEST_ROWS if Product.is_packed else 0)
+        last = sum(counts) % PRODUCT_ROWS
+        step = (
+            FEWEST_ROWS
+            if last <= PRODUCT_ROWS // 4
+            else 2 * FEWEST_ROWS
+            if last <= PRODUCT_ROWS // 2
+            else 4 * FEWEST_ROWS
+        )
+        return Rows.of(counts, hidden, step if Product.is_packed else 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, in) -> (rows, out)."""
+        if self.is_packed and len(x) > PRODUCT_ROWS:
+            return torch.cat([self(slab) for slab in x.split(PRODUCT_ROWS)])
         results = [self._product(x, *each) for each in zip(self.blocks, self.biases, strict=True)]
         return results[0] if len(results) == 1 else torch.cat(results, dim=1)
 
@@ -349,7 +362,7 @@ def packed_stage(stage: PipelineStage, make: Make = product) -> PipelineRunner:
 
 
 def _by_rotated_head(factors: Tensor, a: LlamaArchitecture) -> Tensor:
-    """(rows, 2, 1, 2, half) of `rotary_rows`, for queries and for keys -> (rows, heads + kv_heads, 2, half)."""
+    """(rows, 2, 1, 2, half) of `LayerKind.factors`, for queries and for keys -> (rows, heads + kv_heads, 2, half)."""
     queries, keys = factors.squeeze(2).unbind(1)
     return torch.cat(
         [queries.unsqueeze(1).expand(-1, a.heads, -1, -1), keys.unsqueeze(1).expand(-1, a.kv_heads, -1, -1)], dim=1

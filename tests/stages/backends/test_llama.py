@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from onesweep.stages.backends import BACKENDS, attention, backend_named
 from onesweep.stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, GrowingPiece, StageRunner
-from onesweep.stages.backends.packed_llama import Int8Product, Product
+from onesweep.stages.backends.packed_llama import PRODUCT_ROWS, Int8Product, Product
 from onesweep.stages.backends.rows import independent_rows
 from onesweep.stages.backends.runner_checks import OneAtATime, StageProbe
 from onesweep.stages.errors import InputError
@@ -208,6 +208,19 @@ def test_a_product_is_a_product(monkeypatch: pytest.MonkeyPatch, is_packed: bool
     expected = linear(x)
     assert torch.allclose(Product(linear)(x), expected, atol=1e-5)
     assert Product.rows([3], 64).total == (4 if is_packed else independent_rows(torch.get_num_threads()))
+
+
+def test_a_product_of_any_number_of_rows_is_one_of_few_sizes() -> None:
+    """Each size is a kernel that oneDNN compiles and keeps."""
+    sizes = set()
+    for count in range(1, 1200):
+        total = Product.rows([count], 64).total
+        assert count <= total <= max(count + 3, 1.25 * count)
+        sizes |= {len(slab) for slab in torch.empty(total).split(PRODUCT_ROWS)}
+    assert len(sizes) == 16
+    torch.manual_seed(0)
+    product, x = Product(torch.nn.Linear(64, 96).requires_grad_(False)), torch.randn(300, 64)
+    assert torch.equal(product(x)[128:256], product(x[128:256]))
 
 
 @pytest.mark.parametrize("instructions", ["", "AVX2"])
