@@ -1,11 +1,14 @@
 """Shared parts of the commands that measure: their options, and how they read and print."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import add_flags, flag
+
+N = TypeVar("N", int, float)
 
 
 def add_measurement(
@@ -43,9 +46,9 @@ def absolute(text: str) -> Path:
 CHECKPOINT = flag("default: shipped weights", metavar="DIR", shown="", type=absolute)
 
 
-def numbers(text: str, flag: str) -> tuple[int, ...]:
-    """Whole numbers of "1,3". Raises InputError."""
+def numbers(text: str, flag: str, number: Callable[[str], N]) -> tuple[N, ...]:
+    """Numbers of "1,3". Raises InputError."""
     try:
-        return tuple(int(count) for count in text.split(",")) if text else ()
+        return tuple(map(number, text.split(","))) if text else ()
     except ValueError:
         raise InputError(f"{flag} {text!r} must be numbers such as 1,3") from None

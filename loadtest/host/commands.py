@@ -49,6 +49,7 @@ add_overhead, run_overhead = _functions(settings.OverheadSettings, "overhead:Ove
 add_memory, run_memory = _functions(settings.MemorySettings, "memory:MemoryBench")
 add_stage, run_stage = _functions(settings.StageSettings, "stage:StageBench")
 add_losses, run_losses = _functions(settings.LossSettings, "losses:LossBench")
+add_leak, run_leak = _functions(settings.LeakSettings, "leak:LeakBench")
 add_batching, run_batching = _functions(settings.BatchingSettings, "batching:BatchingBench")
 add_audit, run_audit = _functions(settings.AuditSettings, "audits:AuditBench")
 add_shapes, run_shapes = _functions(settings.ShapesSettings, "shapes:ShapesBench")

@@ -143,17 +143,22 @@ def _step_ms(pipeline: Pipeline) -> float:
 
 
 def _windows(settings: LossSettings, directory: Path, manifest: Manifest) -> list[list[int]]:
-    """The text in symbols: windows spread evenly over the file."""
     size = min(WINDOW, settings.symbols, manifest.text_architecture.positions)
-    count, length = settings.symbols // size, size * TEXT_BYTES
-    room = max(settings.text.stat().st_size - length, 0)
+    windows = windows_of(settings.text, settings.symbols, size, directory)
+    if min(map(len, windows)) < 2:
+        raise InputError(f"--text {settings.text} is shorter than two symbols; choose another")
+    return windows
+
+
+def windows_of(text: Path, symbols: int, size: int, directory: Path) -> list[list[int]]:
+    """A text in symbols of a model: windows of `size` symbols, or less, spread evenly over the file."""
+    count, length = symbols // size, size * TEXT_BYTES
+    room = max(text.stat().st_size - length, 0)
     spelling, windows = tokenizer_of(directory), []
-    with settings.text.open("rb") as file:
+    with text.open("rb") as file:
         for i in range(count if room else 1):
             file.seek(i * room // max(count - 1, 1))
             windows.append(symbols_of(spelling, file.read(length).decode(errors="ignore").encode())[:size])
-    if min(map(len, windows)) < 2:
-        raise InputError(f"--text {settings.text} is shorter than two symbols; choose another")
     return windows
 
 

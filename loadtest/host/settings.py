@@ -16,9 +16,9 @@ MOST_REQUESTS = 100_000
 DEVICE = flag("where it computes", metavar="cpu|cuda[:N]")
 
 
-def numbers_flag(name: str, one: str) -> dict[str, Any]:
-    """Metadata of a flag that takes a list of whole numbers."""
-    return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name)}
+def numbers_flag(name: str, one: str, number: type[int] | type[float] = int) -> dict[str, Any]:
+    """Metadata of a flag that takes a list of numbers."""
+    return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name, number=number)}
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,22 @@ class LossSettings:
     backends: tuple[str, ...] = setting((), "backends to compare", metavar="B[,B]", shown="all that are installed")
     codecs: tuple[str, ...] = setting(("fp32", "int8"), "codecs of hidden states", metavar="C[,C]")
     symbols: int = setting(4096, "bytes or tokens to read", least=2, most=1 << 20)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeakSettings:
+    """Settings of `bench leak`."""
+
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
+    text: Path = field(metadata=flag("text that probes learn from and are tested on"))
+    symbols: int = setting(20_480, "of the text to read, a fifth of them for the test", least=1, most=1 << 20)
+    codecs: tuple[str, ...] = setting(("fp32", "int8"), "codecs of hidden states", metavar="C[,C]")
+    noises: tuple[float, ...] = setting(
+        (0.3, 1.0), "noise on states, relative to them", **numbers_flag("--noise", "X", float)
+    )
+    kept: tuple[int, ...] = setting((1, 4), "layers before the states, in addition", **numbers_flag("--kept", "N"))
+    candidates: int = setting(16, "symbols whose states are compared", least=1, most=1024)
+    seed: int = 0
 
 
 @dataclass(frozen=True)

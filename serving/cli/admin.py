@@ -1,4 +1,4 @@
-"""Commands that make files: `certs` an authority and its certificates, `token` tokens, `ngram` a drafter."""
+"""Commands that make files: `certs` certificates and keys, `sign` signatures, `token` tokens, `ngram` a drafter."""
 
 from __future__ import annotations
 
@@ -86,6 +86,46 @@ def run_certs_renew(options: argparse.Namespace) -> int:
             failed += 1
     print(f"authority: {expiry(authority.until)}")
     return 1 if failed else 0
+
+
+def add_certs_signer(action: argparse.ArgumentParser) -> None:
+    action.add_argument("name", metavar="NAME")
+    action.add_argument("--dir", type=Path, default=DEFAULT_DIRECTORY, metavar="DIR", help="where it goes (certs)")
+    action.add_argument("--force", action="store_true", help="replace the one that is there")
+
+
+def run_certs_signer(options: argparse.Namespace) -> int:
+    _check_installed()
+    from onesweep.stages.wire.certificates import make_signer
+
+    public = make_signer(options.dir, options.name, options.force)
+    print(f"{public.with_suffix('.key')}: signs releases (`onesweep sign`); keep it here, and nowhere else")
+    print(f"{public}: its public key; add it to the file that routers and hosts have as --signers")
+    return 0
+
+
+def add_sign(action: argparse.ArgumentParser) -> None:
+    action.add_argument(
+        "checkpoint", type=Path, metavar="DIR", help="bundle or checkpoint, as `onesweep deploy` sends it"
+    )
+    action.add_argument("--key", type=Path, required=True, metavar="FILE", help="a key of `onesweep certs signer`")
+
+
+def run_sign(options: argparse.Namespace) -> int:
+    _check_installed()
+    from onesweep.stages.checkpoint.release_store import MOST_SIGNATURES, read_release_manifest, write_signatures
+    from onesweep.stages.wire.certificates import is_signed, sign
+
+    release = read_release_manifest(options.checkpoint)
+    key, signature = sign(release.signed, options.key)
+    # Those of an earlier state of the files go; those of other keys stay, so that keys can change one by one.
+    others = [pair for pair in release.signatures if pair[0] != key and is_signed(release.signed, [pair])]
+    try:
+        write_signatures(options.checkpoint, [*others, (key, signature)][-MOST_SIGNATURES:])
+    except OSError as error:
+        raise InputError(f"cannot write {error.filename}: {error.strerror}") from None
+    print(f"release {release.name}, {len(others) + 1} signatures")
+    return 0
 
 
 def _print_leaf(leaf: Leaf) -> None:

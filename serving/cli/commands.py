@@ -82,6 +82,7 @@ _CERTS = Family(
             ("router", "make the certificate of a router", "--address 10.8.0.9"),
             ("client", "make the certificate of a client", "laptop"),
             ("renew", "renew certificates, with the same keys and addresses", ""),
+            ("signer", "make a key that signs releases", "ada"),
         )
     },
 )
@@ -172,6 +173,7 @@ _BENCH = Family(
             ("memory", "memory of a loaded block over an idle server", ""),
             ("stage", "one step of one part: backends against this machine's floor", ""),
             ("losses", "backends and codecs: nats lost by an AR model, time saved", "--text held-out.txt"),
+            ("leak", "how much of a text a host reads from the states that it gets", "--text prose.txt"),
             ("batching", "many requests at once against a bare torch loop", ""),
             ("audit", "time until audits find a faulty host, and their cost", ""),
             ("shapes", "large shapes with random weights, stage by stage", ""),
@@ -306,6 +308,8 @@ ROOT = Family(
             "onesweep.serving.cli.serve:",
             ("doctor", "measure every hop of a ring, and name a remedy for each bad one", ""),
             ("deploy", "change the weights under a running service, or take that back", "new-weights"),
+            "onesweep.serving.cli.admin:",
+            ("sign", "sign weights before they are deployed", "new-weights --key certs/ada.key"),
         )
         + _IDENTITIES
         + _commands(

@@ -157,6 +157,7 @@ def run_host(options: argparse.Namespace) -> int:
             health=options.health,
             seeing=seeing,
             drain_s=options.drain_s,
+            signers=options.signers,
         )
     )
     return 0

@@ -64,7 +64,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     audited = settings.checkpoint if settings.ring.audit_share else None
     verifier = ReferenceVerifier(audited) if audited else None
     ring = Ring(settings.topology.hosts, settings.ring, verifier, meter, security, name)
-    shelf = ReleaseStore(settings.shelf) if settings.shelf else None
+    shelf = ReleaseStore(settings.shelf, settings.signers) if settings.shelf else None
     rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
     lookout = Telemetry(settings.seeing, "onesweep-router", "router", security.insecure)
     admission = Admission(settings.admission, reserves=not keyring.open)

@@ -86,6 +86,7 @@ class RouterSettings:
     anybody: bool = setting(False, "serve without tokens where other machines reach the router: they may all ask")
     # None = nothing can be deployed.
     shelf: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
+    signers: Path | None = setting(None, "deploy only what a public key in it has signed", shown="anything")
     frontier: Path | None = setting(None, "what mode `auto` chooses from (the bundle's frontier.json)")
     # For probes, which have no certificate.
     health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")

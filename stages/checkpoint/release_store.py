@@ -1,6 +1,7 @@
 """The release store (`--shelf`): the directory where a process keeps the releases that were deployed to it.
 
 current.json                     names of the releases in use, the newest last
+0f3a.../signatures.json          who signed a release, if anybody did
 0f3a.../chain/manifest.json      a release: a bundle with the files that this process needs
 .coming-9be1.../                 a release that is still arriving
 """
@@ -20,8 +21,8 @@ from pathlib import Path
 
 from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, NGRAM_NAME, Bundle, find_bundle
 from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_manifest
-from onesweep.stages.errors import CheckpointError, ServiceError, StalePart, regular
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
+from onesweep.stages.errors import CheckpointError, InputError, ServiceError, StalePart, regular
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
 # Kinds of the models that may lie in a folder; in all others `ar`.
@@ -29,6 +30,8 @@ KINDS_IN = {"chain": ("chain",), "steps": ("steps",), "experts": ("experts",), "
 NAME_DIGITS = 16
 CURRENT_NAME = "current.json"
 LOCK_NAME = "lock"
+SIGNATURES_NAME = "signatures.json"  # of a bundle that was signed: pairs of a public key and its signature, hex
+MOST_SIGNATURES = 16
 COMING = ".coming-"
 # releases; a further one removes those that are not in use
 MOST_STORED = 4
@@ -51,12 +54,23 @@ class ReleaseManifest:
     manifests: Mapping[str, bytes]  # by folder of FOLDERS
     frontier: bytes = b""
     ngrams: Part | None = None  # the router's n-gram drafter, if there is one; like local/ it is not sent to hosts
+    # Public keys and their signatures of `signed`, Ed25519; no part of its name.
+    signatures: tuple[tuple[bytes, bytes], ...] = field(default=(), compare=False)
     directories: Mapping[str, Path] = field(default_factory=dict, compare=False)  # the folders on this machine
     root: Path | None = field(default=None, compare=False)  # the bundle or single checkpoint on this machine
 
     @property
     def name(self) -> str:
-        """The name: a digest of all manifests, so that any difference makes another release."""
+        return self.digest[:NAME_DIGITS]
+
+    @property
+    def signed(self) -> bytes:
+        """The bytes that a signature is of: they cannot be taken for anything else that a key may sign."""
+        return f"onesweep release {self.digest}".encode()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all manifests, so that any difference makes another release."""
         # of all bytes, not of the weights: a corrected probe or another frontier is another release
         digest = hashlib.sha256()
         for folder in sorted(self.manifests):
@@ -65,7 +79,7 @@ class ReleaseManifest:
             digest.update(f"{FRONTIER_NAME} {hashlib.sha256(self.frontier).hexdigest()}\n".encode())
         if self.ngrams:
             digest.update(f"{NGRAM_NAME} {self.ngrams.sha256}\n".encode())
-        return digest.hexdigest()[:NAME_DIGITS]
+        return digest.hexdigest()
 
     def check(self) -> None:
         """Raise CheckpointError unless this can be a release."""
@@ -94,6 +108,8 @@ class ReleaseManifest:
             (directory / folder / MANIFEST_NAME).write_bytes(content)
         if self.frontier:
             (directory / FRONTIER_NAME).write_bytes(self.frontier)
+        if self.signatures:
+            write_signatures(directory, self.signatures)
 
 
 def read_release_manifest(checkpoint: Path) -> ReleaseManifest:
@@ -106,11 +122,29 @@ def read_release_manifest(checkpoint: Path) -> ReleaseManifest:
             manifests,
             regular(frontier).read_bytes() if frontier.exists() else b"",
             Part(NGRAM_NAME, file_digest(ngrams), ngrams.stat().st_size, {}) if ngrams.exists() else None,
+            _read_signatures(checkpoint),
             directories,
             checkpoint,
         )
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+def write_signatures(directory: Path, signatures: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raises OSError."""
+    record = json.dumps({"signatures": [[each.hex() for each in pair] for pair in signatures]}) + "\n"
+    (directory / SIGNATURES_NAME).write_text(record, encoding="utf-8")
+
+
+def _read_signatures(directory: Path) -> tuple[tuple[bytes, bytes], ...]:
+    path = directory / SIGNATURES_NAME
+    if not path.exists():
+        return ()
+    try:
+        found = [(bytes.fromhex(key), bytes.fromhex(made)) for key, made in read_json(path)["signatures"]]
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"{path} holds no signatures: remove it, and sign the release again") from None
+    return tuple(found[:MOST_SIGNATURES])
 
 
 def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
@@ -133,12 +167,37 @@ def release_files(directories: Mapping[str, Path], wants: Wants) -> dict[str, Pa
     return files
 
 
+def _signature_check(signers: Path | None) -> Callable[[ReleaseManifest], object]:
+    """A check that a release is signed by a key of this file, which is read again each time. None: nothing is checked.
+
+    Raises InputError for a file without such keys, and where their library is not installed.
+    """
+    if signers is None:
+        return lambda contents: None
+    try:
+        from onesweep.stages.wire.certificates import is_signed, read_signers
+    except ImportError:
+        raise InputError("--signers needs cryptography: pip install 'onesweep[tls]'") from None
+    read_signers(signers)
+
+    def check(contents: ReleaseManifest) -> None:
+        if not is_signed(contents.signed, contents.signatures, read_signers(signers)):
+            trouble = "is signed by no key that is trusted here" if contents.signatures else "is not signed"
+            raise CheckpointError(
+                f"release {contents.name} {trouble} (--signers {signers}): onesweep sign DIR --key FILE"
+            )
+
+    return check
+
+
 class ReleaseStore:
     """The releases of one process on disk. Its methods block."""
 
-    def __init__(self, directory: Path) -> None:
-        """Raises ServiceError for a directory that cannot be used, is in use, or is writable by others."""
-        self.directory = directory
+    def __init__(self, directory: Path, signers: Path | None = None) -> None:
+        """Raises ServiceError for a directory that cannot be used, is in use, or is writable by others.
+
+        :param signers: public keys, one of which must have signed a release. Raises InputError: `_signature_check`."""
+        self.directory, self._check_signature = directory, _signature_check(signers)
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = directory.stat()
@@ -191,6 +250,7 @@ class ReleaseStore:
         Raises CheckpointError for a bad release, ServiceError where there is no room.
         """
         contents.check()
+        self._check_signature(contents)
         coming = self.directory / (COMING + contents.name)
         try:
             if sum(_is_name(path.name) for path in self.directory.iterdir()) > MOST_STORED:

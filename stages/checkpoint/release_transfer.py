@@ -10,7 +10,14 @@ import grpc
 
 from onesweep.stages.checkpoint.bundle import NGRAM_NAME
 from onesweep.stages.checkpoint.manifest import Part, read_manifest
-from onesweep.stages.checkpoint.release_store import FOLDERS, IncomingRelease, ReleaseManifest, ReleaseStore, Wants
+from onesweep.stages.checkpoint.release_store import (
+    FOLDERS,
+    MOST_SIGNATURES,
+    IncomingRelease,
+    ReleaseManifest,
+    ReleaseStore,
+    Wants,
+)
 from onesweep.stages.errors import CheckpointError, InputError, OnesweepError, StalePart, regular
 from onesweep.stages.threads import in_thread
 from onesweep.stages.v1 import stage_pb2
@@ -127,6 +134,7 @@ async def drain_requests(requests: AsyncIterator[object]) -> None:
 def offer_of(contents: ReleaseManifest) -> stage_pb2.Offer:
     manifests = [stage_pb2.ManifestFile(folder=name, content=raw) for name, raw in contents.manifests.items()]
     offer = stage_pb2.Offer(release=contents.name, manifests=manifests, frontier=contents.frontier)
+    offer.signatures.extend(stage_pb2.Signature(key=key, signature=made) for key, made in contents.signatures)
     if contents.ngrams is not None:
         offer.ngrams.CopyFrom(stage_pb2.NgramFile(sha256=contents.ngrams.sha256, bytes=contents.ngrams.bytes))
     return offer
@@ -135,7 +143,9 @@ def offer_of(contents: ReleaseManifest) -> stage_pb2.Offer:
 def manifest_of(offer: stage_pb2.Offer) -> ReleaseManifest:
     """The release of an offer. Raises StatusError for a bad offer."""
     ngrams = Part(NGRAM_NAME, offer.ngrams.sha256, offer.ngrams.bytes, {}) if offer.HasField("ngrams") else None
-    contents = ReleaseManifest({each.folder: each.content for each in offer.manifests}, offer.frontier, ngrams)
+    manifests = {each.folder: each.content for each in offer.manifests}
+    signatures = tuple((each.key, each.signature) for each in offer.signatures[:MOST_SIGNATURES])
+    contents = ReleaseManifest(manifests, offer.frontier, ngrams, signatures)
     if len(offer.manifests) > len(FOLDERS) or contents.name != offer.release:
         raise invalid(f"release {offer.release[:40]!r} is not named after its manifests")
     return contents

@@ -110,6 +110,7 @@ def run_stage(options: argparse.Namespace) -> int:
             options.health,
             seeing,
             options.drain_s,
+            options.signers,
         )
     )
     return 0
@@ -171,6 +172,7 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
     parser.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
     parser.add_argument("--shelf", type=Path, metavar="DIR", help="keep what is deployed there (none: takes nothing)")
+    parser.add_argument("--signers", type=Path, metavar="FILE", help="take only what a public key in it signed (any)")
     add_server_options(parser)
     parser.add_argument("--health", metavar="HOST:PORT", help="answer health checks there too, in plain text")
     add_drain_flag(parser)

@@ -67,6 +67,7 @@ class StageSettings:
     health: str | None = None  # where probes without a certificate ask
     seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
     drain_s: float = DRAIN_S  # how long a server that was told to stop continues with the sessions it has
+    signers: Path | None = None  # public keys, one of which must have signed a release; None = any may come
 
 
 class StageServer:
@@ -80,7 +81,7 @@ class StageServer:
         :param seat: of a host that was started without a checkpoint; its shelf stays open.
         """
         self.settings, self.seat = settings, seat
-        self.shelf = seat.shelf if seat else ReleaseStore(settings.shelf) if settings.shelf else None
+        self.shelf = seat.shelf if seat else ReleaseStore(settings.shelf, settings.signers) if settings.shelf else None
         self.sources = Sources(settings.checkpoint, settings.blocks, self.shelf)
         self.first, *self.others = reversed(self.sources.start())
         self.message_bytes = max(self.first.plan.message_bytes(), MESSAGE_BYTES if self.shelf else 0)
@@ -227,7 +228,7 @@ class EmptyHost:
             raise InputError("--empty needs a port in --listen: the host keeps it from stage to stage")
         if settings.security.tls is not None:
             settings.security.tls.own(HOST)
-        self.settings, self.shelf, self.speed = settings, ReleaseStore(settings.shelf), 0.0
+        self.settings, self.shelf, self.speed = settings, ReleaseStore(settings.shelf, settings.signers), 0.0
         self._before = stage_pb2.Room()
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -2009,6 +2009,7 @@ class Offer(_message.Message):
     FRONTIER_FIELD_NUMBER: _builtins.int
     NGRAMS_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    SIGNATURES_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     frontier: _builtins.bytes
     """what `auto` chooses from; may be empty"""
@@ -2022,6 +2023,10 @@ class Offer(_message.Message):
     def assignment(self) -> Global___Assignment:
         """for a host with Room: which stage it needs the files of"""
 
+    @_builtins.property
+    def signatures(self) -> _containers.RepeatedCompositeFieldContainer[Global___Signature]:
+        """16 at most are looked at"""
+
     def __init__(
         self,
         *,
@@ -2030,14 +2035,40 @@ class Offer(_message.Message):
         frontier: _builtins.bytes = ...,
         ngrams: Global___NgramFile | None = ...,
         assignment: Global___Assignment | None = ...,
+        signatures: _abc.Iterable[Global___Signature] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "ngrams", b"ngrams"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "frontier", b"frontier", "manifests", b"manifests", "ngrams", b"ngrams", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "frontier", b"frontier", "manifests", b"manifests", "ngrams", b"ngrams", "release", b"release", "signatures", b"signatures"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Offer: _TypeAlias = Offer  # noqa: Y015
+
+@_typing.final
+class Signature(_message.Message):
+    """Ed25519, of the UTF-8 text "onesweep release " and the SHA-256 that `release` is the beginning of, in hex."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    """the public key, 32 bytes"""
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Signature: _TypeAlias = Signature  # noqa: Y015
 
 @_typing.final
 class NgramFile(_message.Message):

@@ -6,6 +6,7 @@ A directory holds it all: `ca.pem` and `ca.key`, and NAME.pem and NAME.key for e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +16,15 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from onesweep.stages.errors import InputError
@@ -273,7 +282,55 @@ def _check_new(paths: Sequence[Path], force: bool, consequence: str) -> None:
             raise InputError(f"{path} is there already: renew it, or replace it with --force ({consequence})")
 
 
-def _write_secret(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
+# Keys that sign releases of weights: Ed25519, without an authority. Who takes releases has a file of keys to trust.
+
+
+def make_signer(directory: Path, name: str, force: bool = False) -> Path:
+    """NAME.key, and NAME.pub, whose path comes back. Raises InputError where they are there and not `force`."""
+    check_name(name)
+    make_private_directory(directory)
+    secret, public = directory / f"{name}.key", directory / f"{name}.pub"
+    _check_new((secret, public), force, "those who trust the old key refuse what the new one signs")
+    key = Ed25519PrivateKey.generate()
+    _write_secret(secret, key)
+    write_file(public, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo), PUBLIC)
+    return public
+
+
+def sign(content: bytes, secret: Path) -> tuple[bytes, bytes]:
+    """The public key and the signature. Raises InputError for a file that holds no such key."""
+    key = _parsed(secret, "private key without a password", lambda raw: load_pem_private_key(raw, None))
+    check_secret(secret)
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InputError(f"{secret} is no Ed25519 key: `onesweep certs signer NAME` makes one")
+    return key.public_key().public_bytes_raw(), key.sign(content)
+
+
+def read_signers(path: Path) -> list[Ed25519PublicKey]:
+    """Public keys of a file, one PEM block below the other. Raises InputError for one that has none, or others."""
+    end = b"-----END PUBLIC KEY-----"
+    blocks = [block + end for block in read_file(path).split(end)[:-1]]
+    keys = [_parsed(path, "file of public keys", load_pem_public_key, block) for block in blocks]
+    signers = [key for key in keys if isinstance(key, Ed25519PublicKey)]
+    if not keys or len(signers) < len(keys):
+        raise InputError(f"{path} must hold Ed25519 public keys: the .pub files of `onesweep certs signer NAME`")
+    return signers
+
+
+def is_signed(
+    content: bytes, signatures: Sequence[tuple[bytes, bytes]], signers: Sequence[Ed25519PublicKey] | None = None
+) -> bool:
+    """Whether one of `signers`, or anybody, made one of the signatures: pairs of a public key and what it made."""
+    trusted = None if signers is None else {signer.public_bytes_raw() for signer in signers}
+    for key, signature in signatures:
+        if trusted is None or key in trusted:
+            with suppress(InvalidSignature, ValueError):
+                Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
+                return True
+    return False
+
+
+def _write_secret(path: Path, key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> None:
     write_file(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
@@ -289,8 +346,8 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _parsed(path: Path, what: str, parse: Callable[[bytes], Parsed]) -> Parsed:
+def _parsed(path: Path, what: str, parse: Callable[[bytes], Parsed], raw: bytes | None = None) -> Parsed:
     try:
-        return parse(read_file(path))
+        return parse(read_file(path) if raw is None else raw)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise InputError(f"{path} is no {what} (PEM)") from None

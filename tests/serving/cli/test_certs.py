@@ -1,5 +1,6 @@
 """`onesweep certs`: what is made, who may read it, and what is said of mistakes."""
 
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from onesweep.stages.errors import InputError
+from onesweep.stages.checkpoint.release_store import SIGNATURES_NAME, ReleaseStore, read_release_manifest
+from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.wire.auth import CLIENT, HOST, ROLES, ROUTER, Identity
-from onesweep.stages.wire.certificates import Authority
+from onesweep.stages.wire.certificates import Authority, is_signed, read_signers
 from onesweep.stages.wire.tls import Tls
 
 Run = Callable[..., tuple[int, str, str]]
@@ -197,3 +199,43 @@ def test_a_key_and_certificate_that_do_not_belong_together(certs: Run, tmp_path:
     certs("init", "--force")
     (tmp_path / "certs" / "ca.key").write_bytes(before)
     assert "ca.key is not the key of" in certs("client", "alice")[2]
+
+
+def test_a_signature_is_of_one_release_and_one_key(certs: Run, onesweep: Run, bundles: Path, tmp_path: Path) -> None:
+    assert certs("signer", "ada")[0] == certs("signer", "ben")[0] == certs("init")[0] == 0
+    directory, bundle = tmp_path / "certs", tmp_path / "bundle"
+    assert [mode(directory / name) for name in ("ada.key", "ada.pub")] == [0o600, 0o644]
+    shutil.copytree(bundles / "own", bundle)
+    name = read_release_manifest(bundle).name
+    for signers in (("ada",), ("ada", "ben"), ("ada", "ben")):
+        code, out, _ = onesweep("sign", bundle, "--key", directory / f"{signers[-1]}.key")
+        assert (code, out) == (0, f"release {name}, {len(signers)} signatures\n")
+    release = read_release_manifest(bundle)
+    ada, ben = (read_signers(directory / f"{name}.pub") for name in ("ada", "ben"))
+    assert is_signed(release.signed, release.signatures, ada)
+    assert is_signed(release.signed, release.signatures[1:], ben)
+    assert not is_signed(release.signed, release.signatures[1:], ada)
+    assert not is_signed(release.signed + b"0", release.signatures, [*ada, *ben])
+    (key, signature), _ = release.signatures
+    for bad in (b"", signature[:-1], bytes(64)):
+        assert not is_signed(release.signed, [(key, bad), (b"short", signature)])
+
+
+def test_mistakes_with_signers_are_named(certs: Run, onesweep: Run, bundles: Path, tmp_path: Path) -> None:
+    assert certs("signer", "ada")[0] == certs("init")[0] == 0
+    directory, bundle = tmp_path / "certs", tmp_path / "bundle"
+    assert "replace it with --force (those who trust the old key" in certs("signer", "ada")[2]
+    shutil.copytree(bundles / "own", bundle)
+    for key, says in (("ca.key", "no Ed25519 key"), ("ada.pub", "no private key"), ("none.key", "cannot read")):
+        code, _, err = onesweep("sign", bundle, "--key", directory / key)
+        assert (code, says in err) == (2, True), err
+    for content, says in (
+        (b"", "must hold Ed25519 public keys"),
+        (b"-----END PUBLIC KEY-----", "no file of public keys"),
+    ):
+        (tmp_path / "signers").write_bytes(content)
+        with pytest.raises(InputError, match=says):
+            ReleaseStore(tmp_path / "shelf", tmp_path / "signers")
+    (bundle / SIGNATURES_NAME).write_text('{"signatures": [["zz", "00"]]}')
+    with pytest.raises(CheckpointError, match="holds no signatures"):
+        read_release_manifest(bundle)

@@ -278,3 +278,28 @@ def test_a_bad_checkpoint_leaves_everything_as_it_was(
     assert {path.name for shelf in shelves for path in shelf.iterdir() if path.is_dir() and path.name[0] != "."} <= due
     for host in line.topology.hosts:
         assert {release.name for release in describe(host.address).releases} <= due
+
+
+def test_hosts_take_only_what_a_key_that_they_trust_has_signed(
+    old: Path, new: Path, tmp_path: Path, onesweep: Run
+) -> None:
+    certs, signers, bundle = tmp_path / "certs", tmp_path / "signers.pem", tmp_path / "new"
+    for name in ("ada", "ben"):
+        assert onesweep("certs", "signer", name, "--dir", certs)[0] == 0
+    signers.write_bytes((certs / "ada.pub").read_bytes())
+    shutil.copytree(new, bundle)
+    topology = local_topology(1, 3, old, free_port_block(2) + 1)
+    with temporary_deployment(topology, old, host_options=("--signers", str(signers))):
+
+        def deployed() -> tuple[int, str]:
+            code, out, err = onesweep("deploy", bundle, "--router", topology.router)
+            return code, out + err
+
+        code, said = deployed()
+        assert (code, "is not signed" in said, "host-1" in said) == (2, True, True), said
+        assert onesweep("sign", bundle, "--key", certs / "ben.key")[0] == 0
+        assert "signed by no key that is trusted here" in deployed()[1]
+        signers.write_bytes((certs / "ada.pub").read_bytes() + (certs / "ben.pub").read_bytes())
+        assert deployed()[0] == 0  # trusted from now on, without a restart
+        (bundle / "frontier.json").write_text("{}")
+        assert "signed by no key that is trusted here" in deployed()[1]  # it is another release
