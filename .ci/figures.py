@@ -56,6 +56,17 @@ def _rows(rows: list[Record], by: str, keys: dict[str, str]) -> dict[str, float]
     }
 
 
+def _leak(record: Record) -> dict[str, float]:
+    found = {}
+    for row in record["rows"]:
+        name = f"{row['model']}_{row['layers']}" + (f"_{row['noise']:g}" if row["noise"] else "")
+        if row["codec"] != "int8":  # whose rows are those of fp32
+            found |= {f"{name}_{how}": 100 * row[how]["mean"] for how in ("probe", "nearest") if row[how]}
+            found |= {f"{name}_half": 100 * row["nearest"]["half"]}
+            found |= {} if row["nats"] is None else {f"{name}_nats": row["nats"]}
+    return found
+
+
 def _mode(label: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", label.replace("ar-speculative", "spec"))
 
@@ -250,6 +261,10 @@ MEASUREMENTS: dict[str, Measurement] = {
         _pretrained,
     ),
     "losses": Measurement(f"{LOSSES} --checkpoint $MODEL", _losses),
+    "leak": Measurement("onesweep bench leak --text $TEXT/train.txt", _leak),
+    "leak_pretrained": Measurement(
+        "onesweep bench leak --checkpoint $MODEL --text $TEXT/train.txt --symbols 10240 --noise 0.3", _leak
+    ),
     "weights_float32": Measurement(f"{LOSSES} --checkpoint $MODEL --backends torch --codecs fp32", _weights),
     "weights_bfloat16": Measurement(f"{LOSSES} --checkpoint $MODEL_BF16 --backends torch --codecs fp32", _weights),
     "weights_q4": Measurement(f"{LOSSES} --checkpoint $MODEL_Q4 --backends torch --codecs fp32", _weights),

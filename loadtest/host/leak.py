@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onesweep.loadtest.host.benchmark import Benchmark
-from onesweep.loadtest.host.losses import windows_of
 from onesweep.loadtest.host.settings import LeakSettings
 from onesweep.loadtest.report.table import aligned
+from onesweep.loadtest.workload.texts import windows_of
 from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
 from onesweep.stages.backends import TorchBackend, drafting_runner
 from onesweep.stages.backends.base import BranchPiece, CleanPiece
@@ -118,7 +118,7 @@ class LeakBench(Benchmark[LeakSettings, list[LeakRow]]):
         return {"bench": "leak", "symbols": s.symbols, "seed": s.seed, "rows": [asdict(row) for row in result]}
 
 
-class Probe:
+class LinearProbe:
     """Ridge regression from states, scaled to a root mean square of one, to embeddings of symbols, and the spread of
     its errors: the likeliest symbol is the one with the nearest embedding, measured in that spread."""
 
@@ -170,9 +170,11 @@ class PipelineAttack:
             states = torch.cat([_read(self._cut(depth), each) for each in self.windows.split(TOGETHER)])
             for codec, noise in kinds:
                 got = self._sent(states, codec, noise)
-                probe = Probe(got[learnt], self.embedding, self.windows[learnt])
+                probe = LinearProbe(got[learnt], self.embedding, self.windows[learnt])
                 guesses = probe.likeliest(got[self.tested], self.symbols)
-                following = Probe(got[learnt], self.embedding, exact[learnt]).likeliest(got[self.tested], 1)[..., 0]
+                following = LinearProbe(got[learnt], self.embedding, exact[learnt]).likeliest(got[self.tested], 1)[
+                    ..., 0
+                ]
                 yield LeakRow(
                     *(self.name, depth, depth in self.cuts, codec.name, noise),
                     probe=Share.of(guesses[..., 0] == self.windows[self.tested]),
@@ -212,7 +214,7 @@ class PipelineAttack:
         return codec.round_trip((states + noise * size * drawn).flatten(0, 1), FEATURE_LIMIT).view(states.shape)
 
     def _nearest(self, depth: int, got: Tensor, guesses: Tensor, codec: StateCodec) -> Tensor:
-        """Whether the candidate with the nearest state is the symbol, from the second of each window on.
+        """True where the candidate with the nearest state is the symbol, from the second of each window on.
 
         got: (windows, symbols, width); guesses: (windows, symbols, candidates) -> (some windows, symbols - 1).
         """

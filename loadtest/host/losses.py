@@ -17,8 +17,7 @@ from onesweep.loadtest.host.settings import LossSettings
 from onesweep.loadtest.host.stage import alone, is_installed, resident, times_of
 from onesweep.loadtest.report.table import aligned
 from onesweep.loadtest.workload.pipeline import Pipeline
-from onesweep.loadtest.workload.texts import symbols_of
-from onesweep.serving.modes.tokenizer import tokenizer_of
+from onesweep.loadtest.workload.texts import windows_of
 from onesweep.stages.backends import BACKENDS, DEFAULT_BACKEND, backend_named
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
@@ -28,7 +27,6 @@ from onesweep.stages.model.codec import Fp32, hidden_codec
 
 EXACT = (DEFAULT_BACKEND, Fp32.name)
 WINDOW = 256  # symbols read with empty caches
-TEXT_BYTES = 8  # read for each symbol: more than any tokenizer needs for prose
 ROWS = 32  # compared at once: a row is a whole vocabulary in float64
 PREFIX = 128  # positions before the timed step, where the context has room for them
 
@@ -147,18 +145,6 @@ def _windows(settings: LossSettings, directory: Path, manifest: Manifest) -> lis
     windows = windows_of(settings.text, settings.symbols, size, directory)
     if min(map(len, windows)) < 2:
         raise InputError(f"--text {settings.text} is shorter than two symbols; choose another")
-    return windows
-
-
-def windows_of(text: Path, symbols: int, size: int, directory: Path) -> list[list[int]]:
-    """A text in symbols of a model: windows of `size` symbols, or less, spread evenly over the file."""
-    count, length = symbols // size, size * TEXT_BYTES
-    room = max(text.stat().st_size - length, 0)
-    spelling, windows = tokenizer_of(directory), []
-    with text.open("rb") as file:
-        for i in range(count if room else 1):
-            file.seek(i * room // max(count - 1, 1))
-            windows.append(symbols_of(spelling, file.read(length).decode(errors="ignore").encode())[:size])
     return windows
 
 

@@ -320,7 +320,7 @@ def read_signers(path: Path) -> list[Ed25519PublicKey]:
 def is_signed(
     content: bytes, signatures: Sequence[tuple[bytes, bytes]], signers: Sequence[Ed25519PublicKey] | None = None
 ) -> bool:
-    """Whether one of `signers`, or anybody, made one of the signatures: pairs of a public key and what it made."""
+    """True if one of `signers`, or anybody, made one of the signatures: pairs of a public key and what it made."""
     trusted = None if signers is None else {signer.public_bytes_raw() for signer in signers}
     for key, signature in signatures:
         if trusted is None or key in trusted:

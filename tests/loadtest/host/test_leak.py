@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onesweep.loadtest.host import leak
-from onesweep.loadtest.host.leak import LeakBench, Probe, Share
+from onesweep.loadtest.host.leak import LeakBench, LinearProbe, Share
 from onesweep.loadtest.host.settings import LeakSettings
 from onesweep.serving.cli.__main__ import main
 from onesweep.stages.errors import CodecError, InputError, OnesweepError
@@ -31,10 +31,10 @@ def test_a_probe_reads_what_is_linear_in_a_state_and_nothing_in_noise() -> None:
     embedding, mixing = torch.randn(50, 8, generator=generator), torch.randn(8, 24, generator=generator)
     symbols = torch.randint(50, (3, 400), generator=generator)
     states = embedding[symbols] @ mixing
-    probe = Probe(states[:2], embedding, symbols[:2])
+    probe = LinearProbe(states[:2], embedding, symbols[:2])
     assert (probe.likeliest(states[2], 3)[:, 0] == symbols[2]).float().mean() > 0.95
     noise = torch.randn(states.shape, generator=generator)
-    read = Probe(noise[:2], embedding, symbols[:2]).likeliest(noise[2], 1)[:, 0]
+    read = LinearProbe(noise[:2], embedding, symbols[:2]).likeliest(noise[2], 1)[:, 0]
     assert (read == symbols[2]).float().mean() < 0.1
 
 
