@@ -42,17 +42,17 @@ SLOTS, CODEC = 64, "int4"  # of a chain's sweeps, as `sweep` has them by default
 
 
 @dataclass(frozen=True)
-class Share:
+class SymbolShare:
     """A share of symbols, with the half width of its 95 % interval over windows."""
 
     mean: float
     half: float
 
     @staticmethod
-    def of(hits: Tensor) -> "Share":
+    def of(hits: Tensor) -> "SymbolShare":
         """hits: (windows, symbols), true or false."""
         shares = hits.double().mean(1)
-        return Share(float(shares.mean()), 1.96 * float(shares.std()) / len(shares) ** 0.5)
+        return SymbolShare(float(shares.mean()), 1.96 * float(shares.std()) / len(shares) ** 0.5)
 
     def __str__(self) -> str:
         return f"{100 * self.mean:.1f} ± {100 * self.half:.1f}"
@@ -67,9 +67,9 @@ class LeakRow:
     today: bool  # whether a host gets them; else it would if the router kept the layers before
     codec: str
     noise: float  # standard deviation, relative to the root mean square of a state
-    probe: Share | None  # symbols that the probe reads
-    nearest: Share  # symbols that the nearest states give; of a chain, the nearest code
-    following: Share | None  # of the model's own likeliest next symbols, that a probe for them reads
+    probe: SymbolShare | None  # symbols that the probe reads
+    nearest: SymbolShare  # symbols that the nearest states give; of a chain, the nearest code
+    following: SymbolShare | None  # of the model's own likeliest next symbols, that a probe for them reads
     nats: float | None  # loss of the model where all hosts get states of this codec and noise, a symbol
 
 
@@ -177,9 +177,9 @@ class PipelineAttack:
                 ]
                 yield LeakRow(
                     *(self.name, depth, depth in self.cuts, codec.name, noise),
-                    probe=Share.of(guesses[..., 0] == self.windows[self.tested]),
-                    nearest=Share.of(self._nearest(depth, got[self.tested], guesses, codec)),
-                    following=Share.of(following == exact[self.tested]),
+                    probe=SymbolShare.of(guesses[..., 0] == self.windows[self.tested]),
+                    nearest=SymbolShare.of(self._nearest(depth, got[self.tested], guesses, codec)),
+                    following=SymbolShare.of(following == exact[self.tested]),
                     nats=written[codec, noise][0],
                 )
 
@@ -258,7 +258,7 @@ def chain_rows(settings: LeakSettings, directory: Path) -> Iterator[LeakRow]:
         for depth, guess in enumerate(sent, 1):
             hits.setdefault(depth, []).append(guess == Alphabet(a.vocabulary).decode(text))
     for depth, found in hits.items():
-        yield LeakRow("chain", depth, True, CODEC, 0.0, None, Share.of(torch.stack(found)), None, None)
+        yield LeakRow("chain", depth, True, CODEC, 0.0, None, SymbolShare.of(torch.stack(found)), None, None)
 
 
 def _read(stages: Sequence[PipelineStage], tokens: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from onesweep.loadtest.host import leak
-from onesweep.loadtest.host.leak import LeakBench, LinearProbe, Share
+from onesweep.loadtest.host.leak import LeakBench, LinearProbe, SymbolShare
 from onesweep.loadtest.host.settings import LeakSettings
 from onesweep.serving.cli.__main__ import main
 from onesweep.stages.errors import CodecError, InputError, OnesweepError
@@ -39,9 +39,9 @@ def test_a_probe_reads_what_is_linear_in_a_state_and_nothing_in_noise() -> None:
 
 
 def test_a_share_has_the_interval_of_its_windows() -> None:
-    share = Share.of(torch.tensor([[True, True], [True, False], [False, False], [True, False]]))
+    share = SymbolShare.of(torch.tensor([[True, True], [True, False], [False, False], [True, False]]))
     assert (share.mean, share.half) == pytest.approx((0.5, 1.96 * (1 / 6) ** 0.5 / 2))
-    assert str(Share(0.5, 0.123)) == "50.0 ± 12.3"
+    assert str(SymbolShare(0.5, 0.123)) == "50.0 ± 12.3"
 
 
 def test_states_give_the_text_away_until_noise_drowns_it(
