@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -320,8 +321,9 @@ def main() -> int:
                 print(f"{done[key]['verdict']:9} {place.label} {done[key]['by']}", flush=True)
     tried = [done[key] for place in drawn if (key := (place.path, place.start, place.after)) in done]
     lived = [r for r in tried if r["verdict"] == "LIVED"]
-    killed = sum(r["verdict"] in ("killed", "timed out") for r in tried)
-    print(f"{killed} of {len(tried)} killed, {len(lived)} lived, of {len(drawn)} drawn")
+    # A test that comes to no end may be the change's work, or the machine's.
+    counts = Counter(str(r["verdict"]) for r in tried)
+    print(f"{len(tried)} of {len(drawn)} tried: {', '.join(f'{n} {verdict}' for verdict, n in counts.items())}")
     for r in lived:
         print(f"  {r['path']}:{r['line']} {r['kind']}: {r['before']!r} -> {r['after']!r}")
     return 0
