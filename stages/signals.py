@@ -42,6 +42,18 @@ def ends_cleanly() -> contextlib.AbstractContextManager[None]:
     return _handled_by(_interrupt)
 
 
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """Signals that come in a `with` block take effect at its end."""
+    came = list[int]()
+    try:
+        with _handled_by(came.append):
+            yield
+    finally:
+        for number in came[:1]:
+            signal.raise_signal(number)
+
+
 def _interrupt(number: int) -> NoReturn:
     raise (KeyboardInterrupt if number == signal.SIGINT else Terminated)
 

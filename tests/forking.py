@@ -251,8 +251,43 @@ class ForkingPopen(_Popen):  # type: ignore[type-arg]
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
 
+# The reaper
+
+
+MARK = "ONESWEEP_TEST_RUN"  # in the environment of all that this process starts, and of all that these start
+REAP = """
+import os, pathlib, select, signal, sys, time
+mark = sys.argv[1].encode()
+select.select([int(sys.argv[2])], [], [])  # until the test process ends, however it does
+found = True
+while found:  # what one of them started meanwhile, too
+    found = False
+    for entry in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in entry.read_bytes().split(b"\\0") and (number := int(entry.parent.name)) != os.getpid():
+                os.kill(number, signal.SIGKILL)
+                found = True
+        except OSError:
+            pass
+    time.sleep(0.2)
+"""
+
+
+def start_reaper() -> None:
+    """Have all processes of this test process killed that outlive it, those that left its session included."""
+    os.environ[MARK] = f"{os.getpid()}-{time.time_ns()}"
+    mark = f"{MARK}={os.environ[MARK]}"
+    descriptor = os.pidfd_open(os.getpid())
+    plain = {name: value for name, value in os.environ.items() if name != MARK}
+    command = [sys.executable, "-S", "-E", "-c", REAP, mark, str(descriptor)]
+    _Popen(command, pass_fds=[descriptor], env=plain, start_new_session=True, stdin=subprocess.DEVNULL)
+    os.close(descriptor)
+
+
 def install() -> None:
     """From now on, in this process."""
+    if sys.platform == "linux":
+        start_reaper()
     if sys.platform == "linux" and sys.version_info[:2] == (3, 11):  # whose private method is overridden here
         subprocess.Popen = ForkingPopen  # type: ignore[misc]
 

@@ -26,6 +26,7 @@ from onesweep.serving.router.request import DEFAULT_ROUTER
 from onesweep.serving.router.topology import HostEntry, Topology, read_topology
 from onesweep.stages.errors import InputError, OnesweepError, ServiceError, TopologyError
 from onesweep.stages.progress import ProgressLine
+from onesweep.stages.signals import deferred
 from onesweep.stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from onesweep.stages.wire.tls import tls_arguments
 from onesweep.stages.wire.tokens import token_for
@@ -208,11 +209,12 @@ class Deployment:
         self._launch(name, self.commands[name], "wb")
 
     def _launch(self, name: str, command: list[str], log_mode: str) -> None:
-        with (self.directory / f"{name}.log").open(log_mode) as log:
+        # An interrupt between a process' start and its record would leave it running.
+        with deferred(), (self.directory / f"{name}.log").open(log_mode) as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
-        self.processes[name] = process.pid
+            self.processes[name] = process.pid
         self._record_path(self.directory).write_text(json.dumps({"processes": self.processes}), encoding="utf-8")
 
     def _process(self, name: str) -> psutil.Process | None:

@@ -33,6 +33,15 @@ def test_the_demo_runs_with_the_weights_of_the_wheel(python: Path) -> None:
     assert "\nauto: " in shown.stdout
 
 
+def test_the_command_tells_its_version_and_looks_into_the_weights_of_the_wheel(python: Path) -> None:
+    shown = run(python, "-m", "onesweep", "--version", within_s=100)
+    assert shown.stdout.startswith("onesweep 0."), shown.stderr
+    (weights,) = python.parents[1].glob("lib/python3*/site-packages/onesweep/weights/ar")
+    shown = run(python, "-m", "onesweep", "inspect", str(weights), within_s=100)
+    assert shown.returncode == 0, shown.stderr
+    assert "layers" in shown.stdout
+
+
 def test_the_weights_load_as_modules(python: Path) -> None:
     code = (
         "from pathlib import Path; import onesweep;"

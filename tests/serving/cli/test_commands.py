@@ -4,6 +4,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,28 @@ def test_help_waits_for_no_heavy_library(line: str) -> None:
 
 def test_no_help_waits_for_torch_or_numpy() -> None:
     assert last_line(ALL) == "grpc"
+
+
+SHARED = (
+    "add_chat_options",
+    "add_device",
+    "add_drain_flag",
+    "add_host_options",
+    "add_import_options",
+    "add_router_options",
+)
+"""Options of several commands, declared beside those of one."""
+
+
+def test_options_that_are_declared_are_those_of_a_command() -> None:
+    """A misspelt `add_NAME` would leave its command without options."""
+    codes = {node.code for _, node in walk() if isinstance(node, Command)}
+    for place in {code.partition(":")[0] for code in codes}:
+        module = import_module(place)
+        for name, value in vars(module).items():
+            own = isinstance(value, partial) or getattr(value, "__module__", "") == module.__name__
+            if own and name.startswith("add_") and name not in SHARED:
+                assert f"{place}:{name.removeprefix('add_')}" in codes, f"{place}.{name} declares options of no command"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -146,6 +147,23 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
     assert "Traceback" not in rest
     assert not any(taken(port + offset) for offset in range(3))
     assert not (state / "deployment.json").exists()
+
+
+def test_a_process_that_starts_in_the_moment_of_ctrl_c_is_known(
+    bundles: Path, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.mkdir(mode=0o700)
+    deployment, start = Deployment(local_topology(1, 3, bundles / "own"), state, {}), subprocess.Popen
+
+    def interrupted(*arguments: Any, **how: Any) -> Any:
+        process = start(*arguments, **how)
+        signal.raise_signal(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt), ends_cleanly():
+        deployment._launch("host-1", ["sleep", "60"], "wb")
+    psutil.Process(deployment.processes["host-1"]).kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -116,6 +116,13 @@ def test_wrong_messages_are_named(http: httpx.Client, messages: object) -> None:
     assert error["param"].startswith("messages")
 
 
+@pytest.mark.parametrize("content", [None, [{"type": "input_image", "text": "x"}], [{"type": "text"}], ["x"], 5])
+def test_wrong_parts_of_an_input_are_named(http: httpx.Client, content: object) -> None:
+    asked = {"model": "onesweep-local", "input": [{"role": "user", "content": content}]}
+    error = check_refusal(http.post("/v1/responses", json=asked), 400)
+    assert error["param"].startswith("input")
+
+
 def test_a_schema_has_no_keyword_of_ours(http: httpx.Client) -> None:
     named, model = {"name": "x", "schema": {"type": "object", OF_CALLS: True}}, {"model": "onesweep-ar"}
     asked = {**model, "messages": [{"role": "user", "content": "x"}]}

@@ -69,6 +69,7 @@ def test_a_good_hop_is_taken(plans: dict[str, HostPlan], where: str, kind: str) 
 def test_a_sweep_may_fill_the_context_to_its_last_position(plans: dict[str, HostPlan], where: str) -> None:
     request = hop(plans[where], "chain")
     request.sweep.slots = 502
+    request.capacity = 512
     if where == "middle":
         request.sweep.estimate = bytes(502 * (CODE_DIM + 4))
     parse_hop(request, plans[where])
