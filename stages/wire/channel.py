@@ -229,6 +229,9 @@ def new_server(
     # a further connection is closed at once; those that are there stay
     connections = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
     options += [("grpc.max_allowed_incoming_connections", connections)]
+    # A connection that pings too often would be ended, but gRPC 1.85 adds an error to a growing list for each ping
+    # that it has read by then: a flood kept two cores copying. Without that limit each is answered, as it is read.
+    options += [("grpc.http2.max_ping_strikes", 0)]
     return grpc.aio.server(interceptors=[DecodeErrors(), *interceptors], options=options)
 
 

@@ -76,7 +76,7 @@ class Connection(H11Protocol):
     @property
     def is_mute(self) -> bool:
         """True before the first request, unless it is closed already."""
-        return self.cycle is None and not self.transport.is_closing()
+        return not self.transport.is_closing() and self.cycle is None
 
     @property
     def _waits(self) -> bool:
