@@ -69,7 +69,7 @@ def run_fuzz(options: argparse.Namespace) -> int:
 
 
 def _run_attacks(settings: FuzzSettings) -> int:
-    from onesweep.loadtest.fuzz.attacks import ATTACK_TABLE, attacks_record, run_attacks
+    from onesweep.loadtest.fuzz.run import ATTACK_TABLE, attacks_record, run_attacks
 
     with ends_cleanly():
         rows = run_interruptible(run_attacks(settings, lambda line: print(line, flush=True)))

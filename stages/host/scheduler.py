@@ -200,7 +200,7 @@ class Scheduler:
             )
 
     def _first_in_line(self, jobs: list[ScheduledHop]) -> list[ScheduledHop]:
-        """Those that are not of batch requests, while there are any, or in their turn all."""
+        """Jobs for a pass: without those of batch requests while there are others, or in their turn all."""
         urgent = [job for job in jobs if not job.hop.batch]
         yields = 0 < len(urgent) < len(jobs) and self._yields < MOST_YIELDS
         self._yields = self._yields + 1 if yields else 0

