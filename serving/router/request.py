@@ -74,7 +74,7 @@ class Request:
         "draw from the most likely tokens that have this share together (1)", 1.0, metavar="P", above=0, most=1
     )
     top_k: int | None = _shape(
-        "draw from so many tokens, the most likely ones (0 = all)",
+        "draw from so many of the likeliest tokens (0 = all)",
         0,
         "draw from so many tokens, the most likely ones; 0 = all",
         "K",
@@ -140,15 +140,13 @@ class Request:
         "latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS"
     )
     link_ms: int | None = _count(
-        "delay to add to every hop, one way, on a ring that is all on this machine (0)",
+        "delay added to every hop, one way, on a ring on this machine (0)",
         "delay to add to every hop, one way, where the ring is all on one machine",
         least=0,
         most=MAX_LINK_MS,
         metavar="MS",
     )
-    priority: str | None = _name(
-        "interactive, or batch, which gives way (interactive)", "interactive, batch: gives way to others", "P"
-    )
+    priority: str | None = _name("interactive, batch (interactive)", "interactive, batch: gives way to others", "P")
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # Have `AsyncClient.events` tell ln of the probability of each token, and of so many of the most likely ones.
