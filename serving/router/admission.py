@@ -160,7 +160,7 @@ class Admission:
             full = f"key {key.name} has {usage.held} requests under way, and the places left are kept for others"
             if batch and self.batches >= self._batch_most:
                 full = f"{self.batches} batch requests are under way, and the places left are for interactive ones"
-        place = self._place_in_queue(usage)
+        place = self._place_in_queue(usage, batch)
         expected_s = self._mean_s * place / self.settings.request_limit
         if self.settings.queue_limit == 0 or expected_s > wait_s:
             raise exhausted(full, self._retry_ms(place))
@@ -184,10 +184,14 @@ class Admission:
             if waiting in usage.waiting:
                 usage.waiting.remove(waiting)
 
-    def _place_in_queue(self, usage: Usage) -> int:
+    def _place_in_queue(self, usage: Usage, batch: bool) -> int:
         """Position of a key's next request: the first is served next."""
-        own = len(usage.waiting) + 1
-        ahead = (min(len(u.waiting), own) for u in self._usage.values() if u is not usage and u.held <= usage.held)
+
+        def before(other: Usage) -> int:
+            return sum(each.batch <= batch for each in other.waiting)
+
+        own = before(usage) + 1
+        ahead = (min(before(u), own) for u in self._usage.values() if u is not usage and u.held <= usage.held)
         return own + sum(ahead)
 
     def _make_room(self, usage: Usage, refusal: StatusError, batch: bool) -> None:

@@ -351,6 +351,7 @@ async def test_batch_requests_leave_places_and_the_queue_to_interactive_ones() -
     batch = [Held(gate, ANYBODY, batch=True) for _ in range(8)]
     await settle()
     assert [each.inside.is_set() for each in batch] == [True] * 6 + [False] * 2, "a quarter is not theirs"
+    gate._mean_s = 4 * PATIENT_S  # as the third in line it would wait too long
     usual = [Held(gate, ANYBODY) for _ in range(3)]
     await settle()
     assert [each.inside.is_set() for each in usual] == [True, True, False]
