@@ -157,7 +157,7 @@ def _flood_settings(flags: FloodFlags, options: argparse.Namespace) -> FloodSett
     target = TestbedSettings(profile, access, flags.checkpoint, router_options=limit)
     users = flags.knee or 1
     load = LoadSettings(target, flags.mode, users, flags.seconds, max_bytes=flags.max_bytes, timeout_s=flags.timeout_s)
-    return FloodSettings(load, flags.at, flags.knee, flags.polite)
+    return FloodSettings(load, flags.at, flags.knee, flags.polite, batch=flags.batch)
 
 
 def run_rounds(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from onesweep.loadtest.load.run import LoadResult, climb, result_of, run_load
 from onesweep.loadtest.report.table import number
 from onesweep.loadtest.workload.testbed import Testbed
 from onesweep.loadtest.workload.texts import Texts
+from onesweep.serving.router.request import PRIORITIES
 from onesweep.stages.errors import ServiceError
 from onesweep.stages.signals import on_signal
 from onesweep.stages.wire.flags import TOKEN_VARIABLE
@@ -33,6 +34,7 @@ class UserGroup:
 
     users: int
     token: str = ""  # empty: that of this process
+    priority: str = PRIORITIES[0]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class FloodSettings:
     knee: int | None  # None: it is searched
     polite: int  # users of a second crowd beside the flood; 0: none
     polite_token: str = ""  # of the second crowd, where the router asks for tokens
+    batch: bool = False  # a second flood, of batch requests
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,13 @@ class FloodResult:
     calm: LoadResult | None  # the polite crowd by itself
     flood: LoadResult
     polite: LoadResult | None  # the polite crowd beside the flood
+    batch: LoadResult | None = None  # a flood of batch requests
+    interactive: LoadResult | None = None  # the polite crowd beside that
 
     @property
     def results(self) -> list[LoadResult]:
-        return [each for each in (self.knee, self.calm, self.flood, self.polite) if each is not None]
+        rows = (self.knee, self.calm, self.flood, self.polite, self.batch, self.interactive)
+        return [each for each in rows if each is not None]
 
     @property
     def trouble(self) -> int:
@@ -113,9 +119,14 @@ def run_flood(settings: FloodSettings, target: Testbed, texts: Texts, say: Calla
     crowds = [UserGroup(math.ceil(knee.users * settings.at))]
     crowds += [UserGroup(settings.polite, settings.polite_token)] if settings.polite else []
     flood, *polite = run_crowds(settings.load, target, texts, crowds)
-    for result in (flood, *polite):
+    classes = list[LoadResult]()
+    if settings.batch:
+        crowds = [replace(crowds[0], priority=PRIORITIES[1]), *crowds[1:]]
+        classes = run_crowds(settings.load, target, texts, crowds)
+    for result in (flood, *polite, *classes):
         say(result)
-    return FloodResult(settings, knee, calm, flood, polite[0] if polite else None)
+    batch, interactive = (*classes, None, None)[:2]
+    return FloodResult(settings, knee, calm, flood, polite[0] if polite else None, batch, interactive)
 
 
 def run_crowds(settings: LoadSettings, target: Testbed, texts: Texts, crowds: Sequence[UserGroup]) -> list[LoadResult]:
@@ -123,7 +134,8 @@ def run_crowds(settings: LoadSettings, target: Testbed, texts: Texts, crowds: Se
     common. Raises OnesweepError."""
 
     def plan(crowd: UserGroup) -> LoadPlan:
-        return replace(settings.plan(target.access, texts.cases, settings.mode, crowd.users), token=crowd.token)
+        plan = settings.plan(target.access, texts.cases, settings.mode, crowd.users)
+        return replace(plan, token=crowd.token, priority=crowd.priority)
 
     with contextlib.ExitStack() as stack:
         generators = [stack.enter_context(start_generator(target, plan(crowd))) for crowd in crowds]
@@ -209,11 +221,18 @@ def flood_notes(result: FloodResult) -> list[str]:
             f"second that it has by itself: {keys}, and then shares the hosts with the requests that the router takes "
             "at once (--max-requests)"
         )
+    if result.interactive is not None and result.calm is not None and result.polite is not None:
+        shown = [number(each.figures.p95_ms) for each in (result.calm, result.interactive, result.polite)]
+        notes.append(
+            f"p95 of interactive requests: {shown[0]} ms alone, {shown[1]} ms beside the flood as batch requests, "
+            f"{shown[2]} ms beside it without classes"
+        )
     return notes
 
 
 def flood_record(result: FloodResult) -> dict[str, Any]:
     rows = {"knee": result.knee, "calm": result.calm, "flood": result.flood, "polite": result.polite}
+    rows |= {"batch": result.batch, "interactive": result.interactive}
     return {
         "mode": result.settings.load.mode,
         "at": result.settings.at,

@@ -34,7 +34,10 @@ MODE_HEAD = (
     *("mode", "requests", "right", "wrong", "lost", "turned away", "late", "replays", "refused", "called again"),
     *("p50 s", "p95 s", "max s"),
 )
-FAULT_HEAD = ("fault", "times", "requests", "next byte p50 s", "p95 s", "max s")
+FAULT_HEAD = (
+    *("fault", "times", "requests", "next byte p50 s", "p95 s", "max s"),
+    *("met", "whole p95 s", "work x"),
+)
 LIFE_HEAD = ("process", "watched s", "most MB", "KB a minute", "most descriptors", "a minute")
 DONE_HEAD = ("at s", "fault", "on", "for s", "whole again s later")
 
@@ -84,7 +87,10 @@ def mode_rows(result: ChaosResult) -> list[list[str]]:
 def fault_rows(result: ChaosResult) -> list[list[str]]:
     hit = [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
     return [
-        [s.kind, str(s.faults or "-"), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))]
+        [
+            *(s.kind, str(s.faults or "-"), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))),
+            *(str(len(s.met)), seconds(s.whole_p95_s), seconds(s.work)),
+        ]
         for s in hit
     ]
 
@@ -161,7 +167,10 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "verdict": verdict(result),
         "modes": {mode: asdict(each) for mode, each in counts.items()},
         "faults": [{**vars(fault), **times(fault, "begin_s", "end_s", "sound_s")} for fault in result.faults],
-        "stalls": {s.kind: {"faults": s.faults, "waits_s": s.waits_s} for s in stalls(result.answers, result.faults)},
+        "stalls": {
+            s.kind: {"faults": s.faults, "waits_s": s.waits_s, "whole_p95_s": s.whole_p95_s, "work": s.work}
+            for s in [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
+        },
         "processes": {
             name: {
                 "seconds": life.seconds,

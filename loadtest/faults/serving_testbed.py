@@ -2,14 +2,18 @@
 
 import contextlib
 import json
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -32,6 +36,9 @@ LETTERS = "ab"
 MOST_HOSTS = REPLICAS * len(LETTERS)
 STOP_S = 30.0
 COMMAND_S = 120.0
+# Of a slow host: the length of a turn, and the part of it in which it runs.
+TURN_S, SLOW_SHARE = 0.1, 0.1
+SPARE_BYTES = 1 << 20
 EXCHANGED = {"ar": "scorer", "scorer": "ar"}
 
 
@@ -45,6 +52,7 @@ class ServingTestbed:
     impostors: dict[str, Program] = field(default_factory=dict)
     floods: list[Clients] = field(default_factory=list)
     second: Path | None = None  # another release, once it was made
+    slowed: threading.Event = field(default_factory=threading.Event)  # set at the end of what slows a host down
 
     @property
     def router(self) -> str:
@@ -93,12 +101,53 @@ class ServingTestbed:
             psutil.Process(self.deployment.processes[name]).wait(STOP_S)
         self.deployment.revive(name)
 
-    def cut(self, link: str) -> None:
-        """Drop every packet of one of `links`, both ways."""
-        self._set_cut(link, True)
+    def kill_half(self, number: str) -> None:
+        """Kill a replica of every range of blocks at once."""
+        for name in self.hosts[int(number) - 1 :: REPLICAS]:
+            self.kill(name)
 
-    def mend(self, link: str) -> None:
-        self._set_cut(link, False)
+    def revive_half(self, number: str) -> None:
+        for name in self.hosts[int(number) - 1 :: REPLICAS]:
+            self.revive(name)
+
+    def slow_down(self, name: str) -> None:
+        """Let a host run for a tenth of the time, in short turns."""
+        self.slowed = threading.Event()
+        self._slower = threading.Thread(target=self._slow_down, args=(name, self.slowed), daemon=True)
+        self._slower.start()
+
+    def speed_up(self, name: str) -> None:
+        self.slowed.set()
+        self._slower.join()
+        self.thaw(name)
+
+    def _slow_down(self, name: str, until: threading.Event) -> None:
+        while not until.wait(TURN_S * SLOW_SHARE):
+            self.freeze(name)
+            until.wait(TURN_S * (1 - SLOW_SHARE))
+            self.thaw(name)
+
+    def starve(self, name: str) -> None:
+        """Give a host no memory beyond what it has, so that its allocations fail."""
+        self._limit_memory(name, SPARE_BYTES)
+
+    def feed(self, name: str) -> None:
+        """Take that back, and start the host again if it ended."""
+        self._limit_memory(name, None)
+        if name in self.deployment.ended():
+            self.deployment.revive(name)
+
+    def _limit_memory(self, name: str, spare_bytes: int | None) -> None:
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            process = psutil.Process(self.deployment.processes[name])
+            most = resource.prlimit(process.pid, resource.RLIMIT_AS)[1]
+            size = most if spare_bytes is None else process.memory_info().vms + spare_bytes
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (size, most))
+
+    def alter(self, link: str, loss: float | None = None, slower: float = 1.0, both: bool = True) -> None:
+        """Change one of `links`; without more arguments it is as before."""
+        one, other = (node_of(name, self.hosts) for name in link.split(" - "))
+        self.network.alter(one, other, loss, slower, both)
 
     def put_impostor(self, name: str) -> None:
         """Put a host that answers nonsense in another's place."""
@@ -145,10 +194,6 @@ class ServingTestbed:
             process = psutil.Process(self.deployment.processes[name])
             if name in process.cmdline():
                 process.send_signal(number)
-
-    def _set_cut(self, link: str, cut: bool) -> None:
-        one, other = (node_of(name, self.hosts) for name in link.split(" - "))
-        self.network.set_cut(one, other, cut)
 
     def _onesweep(self, *arguments: str) -> None:
         """Run a command beside the router. Raises ServiceError when it fails."""
@@ -260,14 +305,29 @@ SERVING_WORDS = {
     "router": "the router gets SIGKILL, and starts again",
     "flood": "another crowd, of ten times the clients, asks as well",
     "swap": "other weights are deployed, and rolled back later",
+    "half": "one replica of every range of blocks gets SIGKILL at once",
+    "slow": "a host runs for a tenth of the time",
+    "memory": "a host gets no memory beyond what it has",
+    "loss-1": "1 % of the packets between two machines are lost",
+    "loss-5": "5 % of the packets between two machines are lost",
+    "one-way": "every packet from one machine to another is dropped, and none of those back",
+    "slow-link": "a link has a hundredth of its rate",
 }
 _Bed = ServingTestbed
 _HOSTS, _LINKS, _ROUTERS = attrgetter("hosts"), attrgetter("links"), attrgetter("routers")
+
+
+def _altered(name: str, colour: str, **changes: Any) -> Fault[ServingTestbed]:  # noqa: ANN401 - those of `alter`
+    """A link that is changed for a while."""
+    begin = partial(_Bed.alter, **changes)
+    return Fault(name, (8.0, 12.0), begin, _Bed.alter, _LINKS, colour=colour, absent=no_link)
+
+
 _ALL: tuple[Fault[ServingTestbed], ...] = (
     Fault("kill", (2.0, 4.0), _Bed.kill, _Bed.revive, _HOSTS, weight=4, colour="#d55e00"),
     # connections stay open, and no answer comes
     Fault("freeze", (2.0, 5.0), _Bed.freeze, _Bed.thaw, _HOSTS, weight=2, colour="#0072b2"),
-    Fault("cut", (3.0, 6.0), _Bed.cut, _Bed.mend, _LINKS, weight=3, colour="#cc79a7", absent=no_link),
+    Fault("cut", (3.0, 6.0), partial(_Bed.alter, loss=1.0), _Bed.alter, _LINKS, 3, colour="#cc79a7", absent=no_link),
     Fault(
         *("garbage", (4.0, 6.0), _Bed.put_impostor, _Bed.end_impostor, _HOSTS),
         weight=2,
@@ -280,6 +340,14 @@ _ALL: tuple[Fault[ServingTestbed], ...] = (
     # every request is cut off, and clients call again
     Fault("router", (0.5, 1.5), _Bed.kill, _Bed.revive, _ROUTERS, weight=2, colour="#222222"),
     Fault("flood", (10.0, 12.0), _Bed.start_flood, _Bed.end_flood, _ROUTERS, colour="#56b4e9"),
+    Fault("half", (2.0, 4.0), _Bed.kill_half, _Bed.revive_half, lambda bed: ["1", "2"], colour="#882255"),
+    # long enough for many requests to meet it, and for TCP to find its pace
+    Fault("slow", (8.0, 12.0), _Bed.slow_down, _Bed.speed_up, _HOSTS, colour="#999933"),
+    Fault("memory", (4.0, 6.0), _Bed.starve, _Bed.feed, _HOSTS, colour="#44aa99"),
+    _altered("one-way", "#aa4499", loss=1.0, both=False),
+    _altered("loss-1", "#bbbbbb", loss=0.01),
+    _altered("loss-5", "#888888", loss=0.05),
+    _altered("slow-link", "#ddcc77", slower=100.0),
     # each answer must be of the one release or of the other, and never of both
     Fault("swap", (6.0, 10.0), _Bed.deploy, _Bed.roll_back, _ROUTERS, absent=_no_second),
 )

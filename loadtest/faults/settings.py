@@ -165,6 +165,7 @@ class FloodFlags:
     at: float = setting(10.0, "Users of the flood, in those of the knee", metavar="X", above=1, most=1000)
     knee: int | None = setting(None, "Users of the knee", shown="found: 1, 2, 4 ... users", **USERS, least=1)
     polite: int = setting(1, "Users of a second crowd beside the flood; 0 = none", **USERS, least=0)
+    batch: bool = setting(False, "Flood once more, with batch requests: a second crowd's are interactive")
     keys: bool = setting(False, "Give each crowd a token of its own, so that their quotas are apart")
     mode: str = setting("sweep", "Mode to ask for", metavar="M")
     max_bytes: int = setting(128, "Bytes to generate", name="--bytes")

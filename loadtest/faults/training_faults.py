@@ -53,7 +53,7 @@ class FaultyTraining(TrainingTestbed):
 
     def set_cut(self, target: str, cut: bool) -> None:
         """Drop every packet between a worker and the coordinator, or carry them again. Raises LabError."""
-        self.network.set_cut(COORDINATOR_NODE, self.node(target), cut)
+        self.network.alter(COORDINATOR_NODE, self.node(target), loss=1.0 if cut else None)
 
     def wait_for_transfer(self, target: str) -> None:
         """Wait until something of a worker is on its way, in either direction; or CAUGHT_S."""

@@ -28,6 +28,9 @@ class FuzzSettings:
     seed: int = setting(0, "Seed for the inputs", **SEED)
     targets: tuple[str, ...] = setting(TARGETS, f"Targets, of {', '.join(TARGETS)}", shown="all", metavar="T,T")
     checkpoint: Path | None = setting(None, **BUNDLE)
+    attacks: float | None = setting(
+        None, "Instead: each attack on the HTTP/2 of each port, so many seconds", shown="none", metavar="S", above=0
+    )
     json: Path | None = setting(None, "Write the figures and findings there, too")
 
     def __post_init__(self) -> None:
@@ -49,6 +52,8 @@ def run_fuzz(options: argparse.Namespace) -> int:
         check_destination(settings.json)
     if settings.checkpoint:
         block_count(settings.checkpoint.resolve())
+    if settings.attacks:
+        return _run_attacks(settings)
     from onesweep.loadtest.fuzz.run import fuzz_notes, fuzz_record, fuzz_table
     from onesweep.loadtest.fuzz.run import run_fuzz as fuzz
 
@@ -60,4 +65,17 @@ def run_fuzz(options: argparse.Namespace) -> int:
         write_json(settings.json, fuzz_record(result))
     if result.findings:
         raise ServiceError(f"{len(result.findings)} findings, listed above")
+    return 0
+
+
+def _run_attacks(settings: FuzzSettings) -> int:
+    from onesweep.loadtest.fuzz.run import ATTACK_TABLE, attacks_record, run_attacks
+
+    with ends_cleanly():
+        rows = run_interruptible(run_attacks(settings, lambda line: print(line, flush=True)))
+    print(ATTACK_TABLE.aligned(rows))
+    if settings.json:
+        write_json(settings.json, attacks_record(settings, rows))
+    if trouble := [words for row in rows for words in row.trouble]:
+        raise ServiceError(f"{len(trouble)} findings: {'; '.join(trouble)}")
     return 0

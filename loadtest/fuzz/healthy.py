@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,15 @@ async def answer_to(client: AsyncClient, asked: dict[str, Any], timeout_s: float
 class Healthy:
     """A thread that makes one request after the other, over gRPC and over HTTP, and compares."""
 
-    def __init__(self, testbed: FuzzTestbed) -> None:
-        """Asks for the reference answers, with nobody else there. Raises OnesweepError."""
+    def __init__(self, testbed: FuzzTestbed, answers: Sequence[bytes] = ()) -> None:
+        """Asks for the reference answers, with nobody else there, unless they are given. Raises OnesweepError."""
         self.router, self.gateway, self.asked = testbed.router, testbed.gateway, asked_of(testbed.checkpoint)
         self.right: Counter[str] = Counter()
         self.told_to_wait = 0
+        self.took_s: list[float] = []  # of each right answer, the times between its calls included
         self.trouble: list[str] = []
         with Client(self.router) as client:
-            self.answers = [self._over_grpc(client, asked) for asked in self.asked]
+            self.answers = answers or [self._over_grpc(client, asked) for asked in self.asked]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="healthy", daemon=True)
 
@@ -116,6 +118,7 @@ class Healthy:
                 time.sleep(min((error.retry_after_ms or 200) / 1000, 1.0))
         if output == right:
             self.right[way] += 1
+            self.took_s.append(time.monotonic() - begin)
         else:
             self.trouble.append(f"{way}: {output[:200]!r} instead of {right[:200]!r}")
 

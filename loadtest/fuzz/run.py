@@ -2,14 +2,20 @@
 
 import asyncio
 import contextlib
+import json
 import random
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
 
+from onesweep.loadtest.fuzz import attacker
 from onesweep.loadtest.fuzz.answers import AnsweredTarget, AnswersTarget
 from onesweep.loadtest.fuzz.base import Finding, FuzzTarget, TargetTally
 from onesweep.loadtest.fuzz.commands import WIRE, FuzzSettings
@@ -18,9 +24,9 @@ from onesweep.loadtest.fuzz.healthy import Captures, Healthy, record
 from onesweep.loadtest.fuzz.http import HttpTarget
 from onesweep.loadtest.fuzz.inside import AdmissionTarget, HostTarget
 from onesweep.loadtest.fuzz.servers import RouterTarget, StageTarget, TrainingTarget
-from onesweep.loadtest.fuzz.testbed import LEASE_S, FuzzTestbed, ProcessWatch, open_fuzz_testbed
+from onesweep.loadtest.fuzz.testbed import LEASE_S, ROUTER, STAGE, FuzzTestbed, ProcessWatch, open_fuzz_testbed
 from onesweep.loadtest.report.record import commit, this_machine
-from onesweep.loadtest.report.table import aligned
+from onesweep.loadtest.report.table import Table, aligned, number_column, percentile, text_column
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 
@@ -187,3 +193,99 @@ def fuzz_record(result: FuzzResult) -> dict[str, Any]:
         "rss_mb": result.rss_mb,
         "descriptors": result.descriptors,
     }
+
+
+# `--attacks`: HTTP/2 attacks on every port, and what others notice of them
+
+CONNECTIONS = {"silent": 6000, "idle": 6000}  # more than a server takes
+FLOODING = 4  # connections of the other attacks
+MARGIN_S, LOOK_S = 30.0, 0.2
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """One attack on one port, beside healthy requests."""
+
+    target: str
+    attack: str
+    sent: int  # frames, or connections
+    ended: int  # connections, by the server
+    right: int  # healthy requests, with the text that they have without an attack
+    p95_ms: float | None
+    slower: float | None  # than without an attack
+    rss_before_mb: float
+    rss_mb: float  # the most
+    trouble: list[str]
+
+
+ATTACK_TABLE = Table[AttackResult](
+    [
+        *map(text_column, ("target", "attack", "sent", "ended", "right")),
+        number_column("p95 ms", "p95_ms", 0),
+        number_column("x", "slower", 2),
+        number_column("MB before", "rss_before_mb", 0),
+        number_column("most MB", "rss_mb", 0),
+        ("findings", lambda row: str(len(row.trouble))),
+    ],
+    2,
+)
+
+
+async def run_attacks(settings: FuzzSettings, say: Callable[[str], None]) -> list[AttackResult]:
+    """Raises OnesweepError where there is nothing to attack."""
+    assert settings.attacks is not None
+    async with open_fuzz_testbed((settings.checkpoint or SHIPPED).resolve()) as testbed:
+        ports = {
+            "router": (testbed.router, f"/{ROUTER.full_name}/Generate"),
+            "host-1": (testbed.hosts[0], f"/{STAGE.full_name}/Describe"),
+            "http": (testbed.gateway, "/v1/completions"),
+        }
+        calm, rows = await asyncio.to_thread(Healthy, testbed), list[AttackResult]()
+        calm.start()
+        await asyncio.sleep(settings.attacks)
+        await asyncio.to_thread(calm.stop)
+        for name, attack in ((name, attack) for name in ports for attack in attacker.ATTACKS):
+            rows.append(row := await _attack(testbed, calm, name, attack, ports[name], settings.attacks))
+            say(f"{name} {attack}: {row.right} right, p95 {row.p95_ms or 0:.0f} ms {'; '.join(row.trouble)}")
+        return rows
+
+
+async def _attack(
+    testbed: FuzzTestbed, calm: Healthy, name: str, attack: str, port: tuple[str, str], seconds: float
+) -> AttackResult:
+    """:param port: its address, and the path of a call."""
+    healthy, watch, tally = Healthy(testbed, calm.answers), ProcessWatch(testbed), TargetTally(attack)
+    watch.look(tally)
+    before_mb = watch.rss_mb[name]
+    # of the lowest priority: an attacker elsewhere would not take this machine's processor
+    command = ["nice", "-n", "19", sys.executable, "-P", str(Path(attacker.__file__))]
+    arguments = [attack, *port, str(seconds), str(CONNECTIONS.get(attack, FLOODING))]
+    process = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True)
+    healthy.start()
+    try:
+        until = time.monotonic() + seconds + MARGIN_S
+        while process.poll() is None and time.monotonic() < until:
+            watch.look(tally)
+            await asyncio.sleep(LOOK_S)
+    finally:
+        process.kill()
+        await asyncio.to_thread(healthy.stop)
+    counts = Counter(json.loads(process.communicate()[0] or "{}"))
+    p95_s, before_s = (percentile(sorted(each.took_s), 95) for each in (healthy, calm))
+    return AttackResult(
+        target=name,
+        attack=attack,
+        sent=counts["sent"],
+        ended=counts["ended"] + counts["refused"],
+        right=sum(healthy.right.values()),
+        p95_ms=p95_s and 1000 * p95_s,
+        slower=p95_s / before_s if p95_s and before_s else None,
+        rss_before_mb=before_mb,
+        rss_mb=watch.rss_mb[name],
+        trouble=[f"{name}, {attack}: {words}" for words in [*healthy.trouble, *(f.what for f in tally.findings)]],
+    )
+
+
+def attacks_record(settings: FuzzSettings, rows: list[AttackResult]) -> dict[str, Any]:
+    about = {"commit": commit(), "machine": this_machine().sentence, "seconds": settings.attacks}
+    return {"attacks": 1, **about, "rows": [asdict(row) for row in rows]}

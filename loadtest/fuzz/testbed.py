@@ -27,7 +27,7 @@ from onesweep.serving.router.topology import HostEntry, Topology, local_topology
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import ServiceError
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.channel import new_server
+from onesweep.stages.wire.channel import MOST_CONNECTIONS, new_server
 
 MESSAGE_BYTES = 64 << 20
 OPTIONS = [
@@ -192,7 +192,7 @@ def wait_ready(router: str, within_s: float = READY_S) -> None:
 
 # Above what any process may hold: the weights, KV caches up to the limit, and a full queue of the largest messages.
 RSS_MOST_MB = 1500.0
-DESCRIPTORS_MOST = 1200  # a gateway takes 1,000 connections
+DESCRIPTORS_MOST = MOST_CONNECTIONS + 200
 # In a log: the server did not expect this. A numpy warning is how wrong numbers first show.
 TROUBLE = re.compile(
     rb"Traceback|Unexpected \[|Exception|Warning: |never retrieved|Segmentation|Fatal|assert", re.IGNORECASE

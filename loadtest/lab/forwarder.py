@@ -46,15 +46,20 @@ class Channel:
 
     def __init__(self, link: Link, seed: str) -> None:
         self.link = link
-        self.ns_per_byte = 8000 / link.rate_mbps if link.rate_mbps else 0.0
-        self.queue_ns = round((link.queue_bytes or 0) * self.ns_per_byte)
+        self.alter()
         self.delay_ns = round(link.delay_ms * 1e6)
         self.jitter_ns = round(link.jitter_ms * 1e6)
-        self.loss = link.loss
         self.random = random.Random(seed).random
         self.free_ns = 0
         self.last_ns = 0
         self.carried = self.carried_bytes = self.lost = self.overflowed = 0
+
+    def alter(self, loss: float | None = None, slower: float = 1.0) -> None:
+        """Take another loss, and a rate that is so many times lower; without arguments those of the link."""
+        self.loss = self.link.loss if loss is None else loss
+        # the queue keeps its bytes, as that of a router does: what waits there waits longer
+        self.ns_per_byte = slower * 8000 / self.link.rate_mbps if self.link.rate_mbps else 0.0
+        self.queue_ns = round((self.link.queue_bytes or 0) * self.ns_per_byte)
 
     def admit(self, now_ns: int, size: int) -> int:
         """Delivery time of a packet of `size` bytes that comes at `now_ns`, or DROPPED."""
@@ -87,7 +92,7 @@ class Channel:
         }
 
 
-# Cutting and mending links of a lab while it is up: datagrams to the process that carries its packets.
+# Changing links of a lab while it is up: datagrams to the process that carries its packets.
 
 
 ANSWER_S = 5.0
@@ -107,7 +112,7 @@ def open_orders(pid: int) -> socket.socket:
 
 
 def take_order(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
-    """Cut or mend the links named in a datagram of this user, and confirm."""
+    """Change the links named in a datagram of this user, and confirm."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         order, ancillary, _, sender = orders.recvmsg(MOST_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
         users = [CREDENTIALS.unpack(data)[1] for _, kind, data in ancillary if kind == socket.SCM_CREDENTIALS]
@@ -115,18 +120,17 @@ def take_order(orders: socket.socket, channels: Mapping[Ends, Channel]) -> None:
             return
         table = json.loads(order)
         for source, destination in table["links"]:
-            channel = channels[source, destination]
-            channel.loss = 1.0 if table["cut"] else channel.link.loss
+            channels[source, destination].alter(table["loss"], table["slower"])
         orders.sendto(b"done", sender)
 
 
-def give_order(pid: int, links: Sequence[Ends], cut: bool) -> None:
-    """Have the process of a lab drop every packet of these links, or carry them again. Raises LabError."""
+def give_order(pid: int, links: Sequence[Ends], loss: float | None, slower: float) -> None:
+    """Have the process of a lab change these links (`Channel.alter`). Raises LabError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
         own.settimeout(ANSWER_S)
         own.bind("")  # the kernel finds a name for the answer
         try:
-            own.sendto(json.dumps({"links": links, "cut": cut}).encode(), _name(pid))
+            own.sendto(json.dumps({"links": links, "loss": loss, "slower": slower}).encode(), _name(pid))
             own.recv(16)
         except OSError as error:
             raise LabError(f"the lab process {pid} does not answer: {error}") from None
@@ -166,7 +170,7 @@ class Forwarder:
     ) -> None:
         """`devices`: TUN descriptors by node address; `channels`: links by addresses of source and destination.
 
-        `control`: for clients that read counters; `orders`: receives links to cut or mend.
+        `control`: for clients that read counters; `orders`: receives links to change.
         """
         self.channels = channels
         self.control, self.orders = control, orders

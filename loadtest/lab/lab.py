@@ -143,15 +143,20 @@ class Lab:
             raise LabError(f"the lab process {self.pid} does not answer: {error}") from None
         return {(names[source], names[destination]): counts for source, destination, counts in counters}
 
-    def set_cut(self, one: str, other: str, cut: bool) -> None:
-        """Drop every packet between two nodes from now on, or carry them again. Raises InputError or LabError."""
-        ways = [(self._place(source), self._place(target)) for source, target in ((one, other), (other, one))]
+    def alter(self, one: str, other: str, loss: float | None = None, slower: float = 1.0, both: bool = True) -> None:
+        """Change the links between two nodes, or only that from `one`. Raises InputError or LabError.
+
+        :param loss: of packets, 1.0 to cut them; None for the profile's.
+        :param slower: what the rate is divided by.
+        """
+        ends = ((one, other), (other, one)) if both else ((one, other),)
+        ways = [(self._place(source), self._place(target)) for source, target in ends]
         if self.kind == "user space":
-            give_order(self.pid, [(source.address, target.address) for source, target in ways], cut)
+            give_order(self.pid, [(source.address, target.address) for source, target in ways], loss, slower)
             return
         for source, target in ways:
             device = device_name(self.nodes.index(source.name), self.nodes.index(target.name))
-            line = shape_line(device, self.profile.link(source.name, target.name), cut)
+            line = shape_line(device, self.profile.link(source.name, target.name), loss, slower)
             done = subprocess.run(self.command(source.name, ["tc", *line.split()]), capture_output=True, text=True)
             if done.returncode:
                 raise LabError(f"tc could not change {device}: {' '.join(done.stderr.split())}")

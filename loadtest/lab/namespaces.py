@@ -195,10 +195,10 @@ def netem_works() -> bool:
     return subprocess.run(["unshare", "--net", "sh", "-c", TRIAL], capture_output=True).returncode == 0
 
 
-def shape_line(device: str, link: Link, cut: bool = False) -> str:
-    """The line for `tc -batch` that makes a device's outgoing packets a link; with `cut`, one that drops them all."""
-    rate_mbps = link.rate_mbps or NO_LIMIT_MBPS
-    loss = 1.0 if cut else link.loss
+def shape_line(device: str, link: Link, loss: float | None = None, slower: float = 1.0) -> str:
+    """The line for `tc -batch` that makes a device's outgoing packets a link, or one of another loss and lower rate."""
+    rate_mbps = (link.rate_mbps or NO_LIMIT_MBPS) / slower
+    loss = link.loss if loss is None else loss
     words = [f"qdisc replace dev {device} root netem limit {packet_limit(link)} delay {link.delay_ms * 1000:.0f}us"]
     words += [f"{link.jitter_ms * 1000:.0f}us"] if link.jitter_ms else []
     words += [f"loss {loss * 100:.6f}%"] if loss else []

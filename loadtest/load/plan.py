@@ -87,6 +87,7 @@ class LoadPlan:
     timeout_s: float  # deadline of a request
     grace_s: float = GRACE_S
     token: str = ""  # token of the users; empty: $ONESWEEP_TOKEN
+    priority: str = "interactive"
     web_fd: int | None = None  # a listening socket for locust's page; None = no page
 
     @property

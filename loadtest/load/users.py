@@ -124,6 +124,7 @@ class Asker(User):
             mode=self.plan.mode,
             max_bytes=self.plan.max_bytes,
             seed=chosen.seed,
+            priority=self.plan.priority,
             timeout_s=self.plan.patience_s,
         )
 

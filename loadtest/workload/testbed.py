@@ -70,10 +70,10 @@ class Network:
         """The directed link between two nodes; loopback takes no time."""
         return self.lab.profile.link(source, destination) if self.lab else Link()
 
-    def set_cut(self, one: str, other: str, cut: bool) -> None:
-        """Drop every packet between two nodes, or carry them again. Raises LabError."""
-        assert self.lab is not None, "loopback has no link to cut"
-        self.lab.set_cut(one, other, cut)
+    def alter(self, one: str, other: str, loss: float | None = None, slower: float = 1.0, both: bool = True) -> None:
+        """Change links as `Lab.alter` does. Raises LabError."""
+        assert self.lab is not None, "loopback has no link to change"
+        self.lab.alter(one, other, loss, slower, both)
 
 
 @contextlib.contextmanager

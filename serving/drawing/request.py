@@ -32,7 +32,7 @@ class DrawingRequest:
     codec: str | None = setting(None, "what travels: fp32, int8, int4 (int8; steps: fp32, int8)", metavar="NAME")
     link_ms: int | None = setting(
         None,
-        "delay to add to every hop, one way, on a ring that is all on this machine (0)",
+        "delay added to every hop, one way, on a ring on this machine (0)",
         least=0,
         most=MAX_LINK_MS,
         metavar="MS",

@@ -55,6 +55,8 @@ class RequestRecord:
         self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None
         # Added to every hop.
         self.link_ms = 0
+        # It gives way to others, on the hosts too.
+        self.batch = False
         # Where hosts may keep the beginnings of its texts; empty: nowhere.
         self.space = b""
         self.code = grpc.StatusCode.OK
@@ -96,7 +98,7 @@ class RequestRecord:
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
         """Name the request, and its trace, in work that leaves for the hosts."""
-        hop.request, hop.link_delay_ms = self.name, self.link_ms
+        hop.request, hop.link_delay_ms, hop.batch = self.name, self.link_ms, self.batch
         if self._span is None or self._tracer is None:
             return
         self._end_sweep()
@@ -171,6 +173,11 @@ def stamp(hop: stage_pb2.Hop) -> None:
 def link_ms() -> int:
     """Delay that the request that is being served here adds to every hop."""
     return ticket.link_ms if (ticket := _current.get()) is not None else 0
+
+
+def batch() -> bool:
+    """True where the request that is being served here gives way to others."""
+    return (ticket := _current.get()) is not None and ticket.batch
 
 
 def space() -> bytes:

@@ -31,6 +31,7 @@ MAX_LOGPROBS = 20
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
 # Delay that a request may add to every hop.
 MAX_LINK_MS = 500
+PRIORITIES = ("interactive", "batch")
 
 
 def _setting(own: dict[str, Any], help: str, **more: Any) -> Any:  # noqa: ANN401 - a field of any type
@@ -73,7 +74,7 @@ class Request:
         "draw from the most likely tokens that have this share together (1)", 1.0, metavar="P", above=0, most=1
     )
     top_k: int | None = _shape(
-        "draw from so many tokens, the most likely ones (0 = all)",
+        "draw from so many of the likeliest tokens (0 = all)",
         0,
         "draw from so many tokens, the most likely ones; 0 = all",
         "K",
@@ -139,12 +140,13 @@ class Request:
         "latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS"
     )
     link_ms: int | None = _count(
-        "delay to add to every hop, one way, on a ring that is all on this machine (0)",
+        "delay added to every hop, one way, on a ring on this machine (0)",
         "delay to add to every hop, one way, where the ring is all on one machine",
         least=0,
         most=MAX_LINK_MS,
         metavar="MS",
     )
+    priority: str | None = _name("interactive, batch (interactive)", "interactive, batch: gives way to others", "P")
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # Have `AsyncClient.events` tell ln of the probability of each token, and of so many of the most likely ones.
@@ -199,7 +201,7 @@ SETTINGS: tuple[Field[Any], ...] = tuple(f for f in fields(Request) if f.metadat
 CHOOSABLE = tuple(
     f.name
     for f in SETTINGS
-    if f.metadata.get("http") and f.name not in ("budget_ms", "link_ms") and "neutral" not in f.metadata
+    if f.metadata.get("http") and f.name not in ("budget_ms", "link_ms", "priority") and "neutral" not in f.metadata
 )
 # Settings that shape what is drawn, with their neutral values.
 SHAPES: dict[str, float] = {f.name: f.metadata["neutral"] for f in SETTINGS if "neutral" in f.metadata}

@@ -26,6 +26,7 @@ from onesweep.serving.router.validation import (
     check_mode,
     check_request,
     check_served,
+    is_batch,
     parsed_chat,
     tokenized,
 )
@@ -196,7 +197,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         """Whatever is deployed meanwhile, a request ends on the release that it began with."""
         ticket.space = key.space(self.ring.owner)
-        async with self.admission.enter(key, request.max_bytes or request.max_tokens, ticket.left_s) as place:
+        ticket.batch = batch = is_batch(request)
+        most = request.max_bytes or request.max_tokens
+        async with self.admission.enter(key, most, ticket.left_s, batch) as place:
             served = self.rollout.current
             served.requests += 1
             try:

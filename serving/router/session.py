@@ -419,6 +419,7 @@ class Session:
             return f"pictures by {self.kind}, 2^{size}, {ticket.link_ms()} ms more a hop"
         later = " more" if self.attempts and self.attempts[0].batches else ""
         kind = f"{self.kind}{later} candidates" if isinstance(self._work, stage_pb2.Score) else self.kind
+        kind = f"{kind}, batch" if ticket.batch() else kind
         return f"{kind}, {ms} ms more a hop" if (ms := ticket.link_ms()) else kind
 
 

@@ -45,9 +45,9 @@ class AdmissionSettings:
     # Pace at which admitted requests start.
     requests_per_s: int = setting(1000, "requests started a second", name="--max-rate", above=0, metavar="R")
     # 0 = refuse at once.
-    queue_limit: int = setting(16, "requests that wait for a place", name="--max-waiting", type=_waiting, metavar="N")
+    queue_limit: int = setting(16, "waiting requests", name="--max-waiting", type=_waiting, metavar="N")
     # A request that would wait longer is refused at once.
-    queue_wait_s: float = setting(2.0, "longest wait for a place", name="--max-wait-s", above=0, metavar="S")
+    queue_wait_s: float = setting(2.0, "longest wait", name="--max-wait-s", above=0, metavar="S")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class RouterSettings:
     security: Security = LOOPBACK_ONLY
     # None = anybody may ask, on a loopback address or with `anybody`.
     tokens: Path | None = setting(None, "who may ask, from `onesweep token`")
-    anybody: bool = setting(False, "serve without tokens where other machines reach the router: they may all ask")
+    anybody: bool = setting(False, "serve other machines without tokens: they may all ask")
     # None = nothing can be deployed.
     shelf: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
     signers: Path | None = setting(None, "deploy only what a public key in it has signed", shown="anything")
@@ -94,4 +94,4 @@ class RouterSettings:
     registry: RegistrySettings | None = None
     seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
     # Time for requests under way.
-    drain_s: float = setting(DRAIN_S, "told to stop, go on with what runs for", above=0)
+    drain_s: float = setting(DRAIN_S, "time for running requests to end", above=0)

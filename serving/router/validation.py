@@ -22,6 +22,7 @@ from onesweep.serving.router.request import (
     MAX_STOP_BYTES,
     MAX_STOPS,
     MAX_TOOLS_BYTES,
+    PRIORITIES,
     SETTINGS,
     SHAPES,
     given_in,
@@ -41,6 +42,13 @@ from onesweep.stages.wire.status import StatusError, failed_precondition, invali
 MOST: Mapping[str, int] = {"steps": MAX_STEPS, "branches": MAX_BRANCHES, "candidates": MAX_CANDIDATES}
 # The names that a setting may have.
 KNOWN: Mapping[str, Collection[str]] = {"drafter": DRAFTERS, "sampler": SAMPLERS, "scorer": SCORERS}
+
+
+def is_batch(request: router_pb2.GenerateRequest) -> bool:
+    """True for a request that gives way. Raises StatusError for an unknown priority."""
+    if request.priority and request.priority not in PRIORITIES:
+        raise invalid(f"unknown priority {request.priority[:40]!r}{one_of(request.priority, PRIORITIES)}")
+    return request.priority == PRIORITIES[1]
 
 
 def check_mode(name: str, modes: dict[str, Mode]) -> Mode:

@@ -220,7 +220,7 @@ def add_drain_flag(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=DRAIN_S,
         metavar="S",
-        help=f"told to stop, go on with what runs for ({DRAIN_S:g})",
+        help=f"time for running requests to end ({DRAIN_S:g})",
     )
 
 

@@ -35,6 +35,7 @@ from onesweep.stages.wire.tls import Security
 Context = grpc.aio.ServicerContext[Any, Any]
 
 MAX_RELEASED = 4096
+MOST_HOPS = 8192  # of a batch: of 6 MB of empty ones each would be refused by itself, and that takes 24 s
 MAX_STALL_MS = 60_000
 ASSIGNMENT_NAME = "assignment.json"  # beside the releases of a host that was started without a checkpoint
 MOST_NEXT, MOST_BLOCKS = 64, 1024
@@ -191,6 +192,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Context) -> AsyncIterator[stage_pb2.Ack]:
         async for batch in batches:
+            if len(batch.hops) > MOST_HOPS:
+                await invalid(f"a batch of {len(batch.hops)} hops; at most {MOST_HOPS} travel together").abort(context)
             yield self.host.take(batch, lambda hop: check_sender(context, hop))
 
     async def Run(self, request: stage_pb2.RunRequest, context: Context) -> stage_pb2.RunResponse:

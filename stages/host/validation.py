@@ -234,7 +234,7 @@ def _pipeline(
     draft, depths = _drafts(work, count) if isinstance(work, stage_pb2.Verify) else (0, ())
     extent = tree_positions(count, depths)
     _check_extent(hop.capacity, work.start, extent, a.positions)
-    reads = () if isinstance(work, RingStep) else tuple(work.reads)
+    reads = () if isinstance(work, RingStep) else work.reads
     _check_reads(reads, count)
     if count > (most := max_new_symbols(a.positions)):
         raise invalid(f"{count} new symbols in one hop; at most {most}: send the step in pieces")
@@ -251,7 +251,7 @@ def _pipeline(
     if isinstance(work, RingStep) and work.prompt > known:
         raise invalid(f"a prompt of {work.prompt} symbols, where {known} are known")
     at_once = count if isinstance(work, stage_pb2.Score) else min(max(work.prompt - work.start, 0), count)
-    begin = kind, work.number, work.start, clean, reads, codec, hidden, at_once
+    begin = kind, work.number, work.start, clean, tuple(reads), codec, hidden, at_once
     if isinstance(work, stage_pb2.Prefill):
         return PrefillRequest(*begin, work.for_drafting)
     if candidates is not None:
@@ -288,11 +288,12 @@ def _drafts(verify: stage_pb2.Verify, clean: int) -> tuple[int, tuple[int, ...]]
         raise invalid(f"{verify.draft} draft tokens among {clean} new symbols: give one known symbol")
     if not verify.HasField("tree"):
         return verify.draft, ()
+    count = len(verify.tree.depths)
+    if count != verify.draft:
+        raise invalid(f"{count} depths for {verify.draft} draft tokens: a tree takes one for each")
+    if count > MAX_DRAFT_TREE:
+        raise invalid(f"a tree of {count} draft tokens; there are at most {MAX_DRAFT_TREE}")
     depths = tuple(verify.tree.depths)
-    if len(depths) != verify.draft:
-        raise invalid(f"{len(depths)} depths for {verify.draft} draft tokens: a tree takes one for each")
-    if len(depths) > MAX_DRAFT_TREE:
-        raise invalid(f"a tree of {len(depths)} draft tokens; there are at most {MAX_DRAFT_TREE}")
     if not are_depths(depths):
         raise invalid("the depths of a tree must begin with 0, and each be at most one more than the one before")
     return verify.draft, depths
@@ -380,8 +381,9 @@ def _symbols(data: bytes, alphabet: Alphabet) -> Tensor:
 
 
 def _check_reads(reads: Sequence[int], clean: int) -> None:
-    if reads and (not all(reads) or sum(reads) > clean):
-        raise invalid(f"reads of {sum(reads)} symbols, some maybe empty, do not fit {clean} clean ones")
+    # counted before they are looked at: of 60 MB of them that alone held the event loop for seconds
+    if len(reads) > clean or not all(reads) or sum(reads) > clean:
+        raise invalid(f"{len(reads)} reads, some maybe empty or long, do not fit {clean} clean symbols")
 
 
 def _check_part(work: AnyWork, plan: HostPlan) -> None:

@@ -557,6 +557,7 @@ class Hop(_message.Message):
     DENOISE_FIELD_NUMBER: _builtins.int
     CONSULT_FIELD_NUMBER: _builtins.int
     LINK_DELAY_MS_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """who gets the result: the name of a subscriber"""
@@ -578,6 +579,8 @@ class Hop(_message.Message):
     """Added to every link that the work, and what follows from it, takes: 0 to 500. FAILED_PRECONDITION where the host
     listens on an address that other machines reach.
     """
+    batch: _builtins.bool
+    """gives way to the work of other requests"""
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     @_builtins.property
@@ -626,11 +629,12 @@ class Hop(_message.Message):
         denoise: Global___Denoise | None = ...,
         consult: Global___Consult | None = ...,
         link_delay_ms: _builtins.int = ...,
+        batch: _builtins.bool = ...,
         memory: Global___Memory | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "decode", b"decode", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "consult", b"consult", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "consult", b"consult", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score", "draw", "denoise", "consult"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import re
+import resource
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -38,6 +39,7 @@ MOST_STREAMS = 256  # calls under way on one connection; its client keeps furthe
 MOST_ARRIVING = 16  # requests of those whom nobody knows that are not whole yet: gRPC holds what it has of each
 ARRIVAL_S = 15.0  # for a request to be whole
 UNREAD_S = 60.0  # for a client to make room for a message, by reading those before
+MOST_CONNECTIONS = 4096  # less where the process may open fewer files: it needs half of them itself
 HANDSHAKE_MS = 10_000  # for a connection to say what it is; gRPC's own is two minutes
 MAX_NAME = 64
 DRAIN_S = 25.0  # time for running requests to end after SIGTERM (--drain-s)
@@ -224,6 +226,12 @@ def new_server(
     options = [*_message_options(message_bytes), ("grpc.max_concurrent_streams", streams)]
     # without SO_REUSEPORT a second server on the same port is refused instead of sharing it silently
     options += [("grpc.so_reuseport", 0), ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS)]
+    # a further connection is closed at once; those that are there stay
+    connections = min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    options += [("grpc.max_allowed_incoming_connections", connections)]
+    # A connection that pings too often would be ended, but gRPC 1.85 adds an error to a growing list for each ping
+    # that it has read by then: a flood kept two cores copying. Without that limit each is answered, as it is read.
+    options += [("grpc.http2.max_ping_strikes", 0)]
     return grpc.aio.server(interceptors=[DecodeErrors(), *interceptors], options=options)
 
 

@@ -37,16 +37,21 @@ class Connection(H11Protocol):
     It overrides uvicorn's protocol: uvicorn's own time-outs cover neither, so 1,000 silent peers would take all places.
     """
 
-    max_connections = 1000  # the next connection is closed at once
+    max_connections = 1000  # for another one that which has asked nothing for longest is closed, or else the new one
 
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.began_s = self.loop.time()
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            transport.abort()
-            return
+            mute = [each for each in self.connections if isinstance(each, Connection) and each.is_mute]
+            # not the newest: its request may be on its way
+            oldest = min(mute, key=lambda each: each.began_s, default=None) if len(mute) > 1 else None
+            (oldest or self).transport.abort()
+            if oldest is None:
+                return
         transport.set_write_buffer_limits(high=1, low=0)  # the last bytes of an answer count as unread, too
         self._watch()
 
@@ -67,6 +72,11 @@ class Connection(H11Protocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._see_read()
+
+    @property
+    def is_mute(self) -> bool:
+        """True before the first request, unless it is closed already."""
+        return not self.transport.is_closing() and self.cycle is None
 
     @property
     def _waits(self) -> bool:

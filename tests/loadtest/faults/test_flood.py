@@ -31,15 +31,19 @@ def test_a_full_router_refuses_and_what_it_answers_is_right(bundle: Path) -> Non
         for seconds in (3.0, 9.0, 27.0):  # a busy machine starts the crowds seconds apart
             load = LoadSettings(target_settings, "ar", 1, seconds, max_bytes=8, cases=4, warm_up_s=0.2)
             with suppress(ServiceError):
-                result = run_flood(FloodSettings(load, at=6.0, knee=1, polite=1), target, texts, lambda result: None)
+                flood = FloodSettings(load, at=6.0, knee=1, polite=1, batch=True)
+                result = run_flood(flood, target, texts, lambda result: None)
                 break
-    assert [each.users for each in result.results] == [1, 1, 6, 1]
+    assert [each.users for each in result.results] == [1, 1, 6, 1, 6, 1]
     assert result.trouble == 0
     assert result.flood.figures.counts.refused > 0
     assert result.flood.figures.counts.right > 0
     assert result.goodput > 0
     assert result.polite_share is not None
     assert "refusals after" in "\n".join(flood_notes(result))
+    assert result.interactive is not None
+    assert result.interactive.figures.counts.refused == 0, "a batch request made room"
+    assert "ms beside the flood as batch requests" in flood_notes(result)[-1]
     assert flood_record(result)["polite"]["users"] == 1
 
 

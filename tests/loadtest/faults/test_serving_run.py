@@ -28,7 +28,8 @@ MODES = ("chunked", "verified", "ar")
 def test_faults_cost_no_text(bundles: Path) -> None:
     """One ring for all kinds. Links are cut where a lab can be made."""
     has_links = not lab_problem()
-    kinds = ("flood", "freeze", "garbage", "kill", "restart", "router", *(("cut",) if has_links else ()))
+    links = ("cut", "one-way", "slow-link") if has_links else ()
+    kinds = ("flood", "freeze", "garbage", "half", "kill", "memory", "restart", "router", "slow", *links)
     settings = ChaosSettings(
         checkpoint=bundles / "scored",
         profile="links-20" if has_links else LOOPBACK,

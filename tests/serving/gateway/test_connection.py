@@ -121,6 +121,16 @@ def test_a_connection_too_many_is_closed_and_the_others_go_on(port: int, monkeyp
         assert is_live(second)
 
 
+def test_silent_connections_make_room_for_one_that_asks(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dial(port) as asked, dial(port) as silent, dial(port) as other:
+        assert is_live(asked)
+        monkeypatch.setattr(web_server.Connection, "max_connections", 2)
+        with dial(port) as late:
+            assert is_live(late)
+            assert is_live(asked)
+            assert b"" in (each.recv(1) for each in (silent, other))
+
+
 def test_a_failure_of_its_own_is_locked_down_too() -> None:
     class Broken:
         async def status(self, **settings: object) -> None:

@@ -51,12 +51,12 @@ async def enters(gate: Admission, key: Key, max_bytes: int = 1) -> None:
 class Held:
     """A request in a task of its own, which continues until it is told to end."""
 
-    def __init__(self, gate: Admission, key: Key) -> None:
-        self.key, self.inside, self.end = key, asyncio.Event(), asyncio.Event()
+    def __init__(self, gate: Admission, key: Key, batch: bool = False) -> None:
+        self.key, self.batch, self.inside, self.end = key, batch, asyncio.Event(), asyncio.Event()
         self.task = asyncio.create_task(self._go(gate))
 
     async def _go(self, gate: Admission) -> None:
-        async with gate.enter(self.key, 1):
+        async with gate.enter(self.key, 1, batch=self.batch):
             self.inside.set()
             await self.end.wait()
 
@@ -340,3 +340,43 @@ async def test_bytes_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
         await enters(gate, key, 100)
         ticket.spend(1)
     assert "0 are left" in str(await refused(gate, key, 1))
+
+
+# Priorities
+
+
+@story
+async def test_batch_requests_leave_places_and_the_queue_to_interactive_ones() -> None:
+    gate = admission(8, queue=2)
+    batch = [Held(gate, ANYBODY, batch=True) for _ in range(8)]
+    await settle()
+    assert [each.inside.is_set() for each in batch] == [True] * 6 + [False] * 2, "a quarter is not theirs"
+    gate._mean_s = 4 * PATIENT_S  # as the third in line it would wait too long
+    usual = [Held(gate, ANYBODY) for _ in range(3)]
+    await settle()
+    assert [each.inside.is_set() for each in usual] == [True, True, False]
+    with pytest.raises(StatusError, match="and 2 more wait"):
+        await batch[-1].task  # it made room in the queue
+    await batch[0].finish()
+    await settle()
+    assert usual[2].inside.is_set(), "and the next place goes to an interactive one"
+    assert not batch[6].inside.is_set()
+    for each in (*batch[1:6], *usual):
+        await each.finish()
+    await batch[6].finish()
+    assert (gate.requests, gate.batches, gate.waiting) == (0, 0, 0)
+
+
+@story
+async def test_interactive_requests_leave_an_eighth_to_batch_ones() -> None:
+    gate = admission(8, queue=16)
+    usual = [Held(gate, ANYBODY) for _ in range(12)]
+    batch = [Held(gate, ANYBODY, batch=True) for _ in range(2)]
+    await settle()
+    for each in usual[:2]:
+        await each.finish()
+        await settle()
+    assert [each.inside.is_set() for each in batch] == [True, False]
+    assert [each.inside.is_set() for each in usual] == [True] * 9 + [False] * 3
+    for each in (*usual[2:], *batch):
+        await each.finish()

@@ -298,3 +298,17 @@ def test_hops_may_be_taken_in_while_they_are_looked_at(loaded: dict[str, Parts],
     assert engine._is_quick()
     assert len(engine) == 0
     assert second.result is None
+
+
+def test_a_hop_of_a_batch_request_gives_way_and_does_not_starve(loaded: dict[str, Parts]) -> None:
+    own, engine = loaded["own"], Scheduler(3, 64, 64)
+    batch, usual = (job_of(engine, own, sweeps(seed=i)) for i in range(2))
+    batch.hop.batch = True
+    ended: list[ScheduledHop] = []
+    while not ended:
+        ended = engine._turn()
+    assert ended == [usual]
+    for _ in range(200):  # with other work in every pass
+        job_of(engine, own, steps(count=1))
+        ended += engine._turn()
+    assert batch in ended

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onesweep.stages.host.server import SERVICE
+from onesweep.stages.host.service import MOST_HOPS
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.v1 import stage_pb2
 from tests.stages import hops
@@ -179,8 +180,14 @@ def test_no_call_harms_a_host(alone: Peer, digest: str, envelope, work) -> None:
     alone.release(request.session)
 
 
-@pytest.mark.parametrize("raw", [b"\xff" * 40, b"\x0a\x05ab", bytes(100)], ids=["ones", "cut", "zeros"])
-@pytest.mark.parametrize("method", ["Push", "Run"])
+@pytest.mark.parametrize(
+    ("method", "raw"),
+    [
+        *((method, raw) for method in ("Push", "Run") for raw in (b"\xff" * 40, b"\x0a\x05ab", bytes(100))),
+        ("Push", b"\x12\x00" * (MOST_HOPS + 1)),  # more empty hops than travel together
+    ],
+    ids=[*(f"{method} {raw}" for method in ("Push", "Run") for raw in ("ones", "cut", "zeros")), "Push many"],
+)
 def test_bytes_that_are_no_message(alone: Peer, digest: str, name: str, method: str, raw: bytes) -> None:
     """Those who sent them are told; another stream, and the host, live on."""
     alone.push(sweep(digest, name))

@@ -176,8 +176,9 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: setattr(p, "capacity", 9), "10 symbols at position 0 do not fit the session's 9"),
 ]
 SWEEP: list[tuple[Change, str]] = [
-    (lambda p: work_of(p).reads.extend([4, 0]), "reads of 4 symbols, some maybe empty, do not fit 10 clean ones"),
-    (lambda p: work_of(p).reads.extend([4, 7]), "reads of 11 symbols, some maybe empty, do not fit 10 clean ones"),
+    (lambda p: work_of(p).reads.extend([4, 0]), "2 reads, some maybe empty or long, do not fit 10 clean symbols"),
+    (lambda p: work_of(p).reads.extend([4, 7]), "2 reads, some maybe empty or long, do not fit 10 clean symbols"),
+    (lambda p: work_of(p).reads.extend([1] * 11), "11 reads, some maybe empty or long, do not fit 10 clean symbols"),
     (lambda p: setattr(p.sweep, "clean", b""), "at least one known symbol"),
     (lambda p: setattr(p.sweep, "slots", 0), "0 slots after 10 symbols do not fit"),
     (lambda p: setattr(p.sweep, "slots", 503), "503 slots after 10 symbols do not fit the context of 512"),

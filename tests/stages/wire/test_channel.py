@@ -1,6 +1,7 @@
 """Addresses, names, and who may listen where."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from onesweep.loadtest.fuzz.attacker import ACK, OPENING, PING, frame
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.server import SERVICE, StageServer, StageSettings
@@ -132,6 +134,28 @@ def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch) ->
         return await asyncio.wait_for(reader.read(), 20)
 
     assert b"handshake timeout" in asyncio.run(main())
+
+
+async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "MOST_CONNECTIONS", 2)
+    port = bind(server := new_server(), "127.0.0.1:0")
+    await server.start()
+    async with asyncio.timeout(60):
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for reader, writer in opened:
+            writer.write(OPENING)
+            await reader.readexactly(9)
+        with contextlib.suppress(ConnectionError):
+            reader, _ = await asyncio.open_connection("127.0.0.1", port)
+            assert await reader.read() == b""
+        reader, writer = opened[0]
+        for _ in range(20):
+            writer.write(frame(PING, 0, 0, b"to and f") * 50)
+            for _ in range(50):
+                await reader.readuntil(frame(PING, ACK, 0, b"to and f"))  # and none is told to go away
+    await server.stop(0)
 
 
 async def test_a_server_far_away_is_reached_at_the_first_try() -> None:
