@@ -85,6 +85,8 @@ class AuditSettings:
     modes: tuple[str, ...] | None = setting(
         None, "modes to measure the cost of", shown="sweep,chunked,ar; of pictures chain", metavar="M[,M]"
     )
+    search: str | None = setting(None, "mode in which faulty hosts have to be found", shown="the first", metavar="M")
+    rate: float = setting(1.0, "share of its sweeps in which a faulty host is wrong", above=0, most=1)
     sweeps: int = setting(100, "sweeps within which a faulty host should be found", least=1, most=MOST_REQUESTS)
     # each in a deployment of its own
     rounds: int = setting(5, "faulty hosts to find", metavar="R", least=1, most=MOST_REQUESTS)

@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from onesweep.serving.router.audit import Auditor, ReferenceVerifier
+from onesweep.serving.router.answer import ReferenceVerifier
+from onesweep.serving.router.audit import Auditor
 from onesweep.serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
 from onesweep.serving.router.records import link_ms
 from onesweep.serving.router.settings import RingSettings

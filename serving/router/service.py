@@ -17,10 +17,10 @@ from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, OutputText, Tokeniz
 from onesweep.serving.router.accounting import Account, Drawn
 from onesweep.serving.router.active_release import ActiveRelease
 from onesweep.serving.router.admission import Admission
+from onesweep.serving.router.audit import retry_after_audit
 from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
 from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S
 from onesweep.serving.router.rollout import Rollout, Tell
-from onesweep.serving.router.session import retry_after_audit
 from onesweep.serving.router.validation import (
     check_fit,
     check_mode,
