@@ -198,7 +198,7 @@ class Auditor:
 
     async def _own(self, answer: AuditedAnswer) -> Results | None:
         """The router's own results, if it can compute them."""
-        steps = answer.steps(Attempt((), lambda *_: None), self._random)
+        steps = answer.steps(Attempt(answer.path, lambda *_: None), self._random)
         try:
             if self.verifier is not None and self.verifier.knows(steps[0][0].digest):
                 loop = asyncio.get_running_loop()

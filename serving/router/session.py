@@ -389,8 +389,7 @@ class Session:
     def _audited(self) -> AuditedAnswer | None:
         """The answer since the last call, if it is to be audited."""
         works, results, self._works, self._results = self._works, self._results, [], []
-        # a picture passes experts in an order of its own
-        if not results or isinstance(works[0], stage_pb2.Consult):
+        if not results:
             return None
         recalled, took_s = bool(self.account.cached_tokens), time.monotonic() - self._begun_at
         answer = AuditedAnswer(

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from onesweep.stages.model.codec import StateCodec, codec_named, hidden_codec
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import copy_of, hidden_rows, work_of
-from tests.conftest import wait_ready
-from tests.serving.router.test_replicas import doubled
+from tests.conftest import until, wait_ready
+from tests.serving.releases import all_ready, doubled
 
 PROMPT = b"The sea was calm. The sea was "
 Lie = Callable[[Any, Any], Any]
@@ -91,6 +92,7 @@ def deployed(checkpoint: Path, servers: Any, lie: Lie | None, liar: str = "b-1",
         servers.router(topology, router.pop("weights", checkpoint), ring={"hop_timeout_s": 5.0, **router})
         wait_ready(topology.router)
         with Client(topology.router) as client:
+            until(partial(all_ready, client), 60)  # without replicas nothing is audited
             yield client
 
 
