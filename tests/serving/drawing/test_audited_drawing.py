@@ -14,7 +14,7 @@ from onesweep.serving.client.client import RouterError
 from onesweep.serving.router.answer import same_result
 from onesweep.stages.v1 import stage_pb2
 from tests.serving.router.test_audit import deployed, reasons
-from tests.stages.pictures.tiny import tiny_picture_bundle
+from tests.stages.pictures.tiny import tiny_experts, tiny_picture_bundle
 
 SEED = 7
 
@@ -28,10 +28,12 @@ def other_pixels(job: Any, outcome: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_picture_bundle(tmp_path_factory.mktemp("audited"), ("chain", "steps"))
+    directory = tiny_picture_bundle(tmp_path_factory.mktemp("audited"), ("chain", "steps"))
+    tiny_experts(directory / "experts")
+    return directory
 
 
-@pytest.mark.parametrize("mode", ["chain", "steps"])
+@pytest.mark.parametrize("mode", ["chain", "steps", "experts:2"])
 def test_a_host_that_draws_something_else_is_named_and_never_believed(
     bundle: Path, servers: Callable[..., Any], mode: str
 ) -> None:

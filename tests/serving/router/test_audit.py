@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import torch
 
 from onesweep.serving.client.client import Client, RouterError
 from onesweep.serving.router.answer import AuditedAnswer, same_result, same_results
@@ -25,6 +26,7 @@ from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import copy_of, hidden_rows, work_of
 from tests.conftest import until, wait_ready
+from tests.serving.conftest import describe
 from tests.serving.releases import all_ready, doubled
 
 PROMPT = b"The sea was calm. The sea was "
@@ -170,8 +172,10 @@ def test_honest_hosts_stay(bundles: Path, servers: Any, references: list[bytes])
         for request, text in zip(MODES, references, strict=True):
             assert client.generate(PROMPT, seed=4, **request).output == text
         assert reasons(client) == {}
-        audits = client.status().audits
-        assert audits.audited == audits.sweeps
+        status = client.status()
+        assert status.audits.audited == status.audits.sweeps
+        (machine,) = {describe(host.address).machine for host in status.hosts}
+        assert machine.startswith(f"torch, torch {torch.__version__} on ")
 
 
 def test_a_liar_that_lies_now_and_then_brings_no_blame_on_others(bundles: Path, servers: Any) -> None:
@@ -290,7 +294,7 @@ def test_suspects_are_those_on_every_path_that_was_wrong() -> None:
     assert not suspicion.names
 
 
-def test_suspects_are_kept_apart_and_hand_nothing_on() -> None:
+async def test_suspects_are_kept_apart_and_hand_nothing_on() -> None:
     ring = Ring(())
     ring.links = [link(name, block) for block, name in enumerate(("a-1", "b-1"))]
     auditor, space = ring.auditor, bytes(16)
@@ -303,7 +307,39 @@ def test_suspects_are_kept_apart_and_hand_nothing_on() -> None:
     assert auditor.space(space) not in (b"", space), "what a liar handed on is not used"
 
 
-def test_machines_of_one_kind_are_those_that_say_so_part_by_part() -> None:
+@pytest.mark.parametrize("exact", [True, False])
+async def test_where_machines_differ_one_wrong_text_is_no_finding(exact: bool) -> None:
+    """It may be a tie: a host is out after eight that it alone had a part in."""
+    ring, right = Ring(()), [stage_pb2.Event(text=b"y")]
+    a, b = ring.links = [link("a-1", 0), link("a-2", 0)]
+    a.held = b.held = {("w",): stage_pb2.Release()}
+    asked = []
+
+    async def ask(_: Any, path: Any) -> Any:
+        asked.append(path)
+        return right
+
+    ring.auditor._ask = ask  # type: ignore[method-assign]
+    found = answer((a,), text=b"x")
+    named = [await ring.auditor._suspect(found, frozenset({a}), (a,), right, exact) for _ in range(8)]
+    assert named == ([True] * 8 if exact else [False] * 7 + [True])
+    assert (bool(a.quarantined), b.quarantined) == (True, "")
+    assert set(asked) == ({(b,)} if exact else set())
+
+
+def test_a_text_whose_reader_left_is_audited_all_the_same(bundles: Path, servers: Any) -> None:
+    with deployed(bundles / "scored", servers, other_numbers, audit_share=1.0) as client:
+        for seed in range(100):
+            pieces = client.stream(PROMPT, seed=seed, mode="ar", max_bytes=60)
+            next(iter(pieces))
+            pieces.close()
+            if reasons(client):
+                break
+        until(lambda: reasons(client), 30)
+        assert set(reasons(client)) == {"b-1"}
+
+
+async def test_machines_of_one_kind_are_those_that_say_so_part_by_part() -> None:
     a, b = link("a-1", 0), link("b-1", 1, "y")
     assert alike((a, b), (link("a-2", 0), link("b-2", 1, "y")))
     assert not alike((a, b), (link("a-2", 0), link("b-2", 1)))
