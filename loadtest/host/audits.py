@@ -52,6 +52,7 @@ class AuditCost:
     audited_p50_ms: float
     audited_p95_ms: float
     compute_share: float  # arithmetic for audits over arithmetic for requests
+    sweep_cost: float  # arithmetic to audit a sweep over that of a sweep
 
 
 @dataclass(frozen=True)
@@ -73,19 +74,15 @@ class AuditBench(Benchmark[AuditSettings, AuditFigures]):
         usual = DRAWN if bundle_draws(self.settings.checkpoint) else WRITTEN
         return usual if self.settings.modes is None else self.settings.modes
 
-    @property
-    def search(self) -> str:
-        return self.settings.search or self.modes[0]
-
     def check(self) -> None:
         if bundle_draws(self.settings.checkpoint):
-            check_names("--modes", (*self.modes, self.search), DRAWN)
+            check_names("--modes", self.modes, DRAWN)
         else:
-            check_modes((*self.modes, self.search))
+            check_modes(self.modes)
 
     def measure(self) -> AuditFigures:
         s = self.settings
-        found = [_find(s, self.search, seed) for seed in range(s.rounds)]
+        found = [_find(s, self.modes[0], seed) for seed in range(s.rounds)]
         with (
             _deployed(s, 0.0) as plain,
             _deployed(s, s.share) as audited,
@@ -99,16 +96,30 @@ class AuditBench(Benchmark[AuditSettings, AuditFigures]):
         took = sorted(each.sweeps if each.name else math.inf for each in result.found)
         p50, p90 = (took[math.ceil(part * len(took)) - 1] for part in (0.5, 0.9))
         counts = ", ".join(f"{each.sweeps} ({each.name or 'not found'})" for each in result.found)
-        head = ["mode", "audited sweeps", "p50 ms", "audited", "p95 ms", "audited", "arithmetic more"]
+        head = [
+            "mode",
+            "audited sweeps",
+            "p50 ms",
+            "audited",
+            "p95 ms",
+            "audited",
+            "arithmetic more",
+            "of an audited sweep",
+        ]
         rows = [
             [
                 *(cost.mode, str(cost.audited), f"{cost.plain_p50_ms:.1f}", f"{cost.audited_p50_ms:.1f}"),
-                *(f"{cost.plain_p95_ms:.1f}", f"{cost.audited_p95_ms:.1f}", f"{cost.compute_share:.3f}"),
+                *(
+                    f"{cost.plain_p95_ms:.1f}",
+                    f"{cost.audited_p95_ms:.1f}",
+                    f"{cost.compute_share:.3f}",
+                    f"{cost.sweep_cost:.2f}",
+                ),
             ]
             for cost in result.costs
         ]
         return (
-            f"a host that computes wrongly in {s.rate:.0%} of its sweeps, sweeps of {self.search} until it was taken "
+            f"a host that computes wrongly in {s.rate:.0%} of its sweeps, sweeps of {self.modes[0]} until it was taken "
             f"out at --audit {s.share:g}: {counts}\n"
             f"p50 {p50:g}, p90 {p90:g}, most {took[-1]:g}; found in {s.sweeps} sweeps or fewer: "
             f"{sum(each <= s.sweeps for each in took)} of {len(took)}\n"
@@ -223,9 +234,9 @@ def cost_of(settings: AuditSettings, mode: str, plain: Client, audited: Client) 
     status = audited.status()
     is_caught(status.hosts, "")
     spent_ms, count = status.audits.compute_ms - before.compute_ms, status.audits.audited - before.audited
+    share, sweeps = spent_ms / compute_ms if compute_ms else 0.0, status.audits.sweeps - before.sweeps
     (plain_50, plain_95), (audited_50, audited_95) = (
         (each[9], each[18]) for each in (statistics.quantiles(times, n=20) for times in (plain_ms, audited_ms))
     )
-    return AuditCost(
-        mode, count, plain_50, plain_95, audited_50, audited_95, spent_ms / compute_ms if compute_ms else 0.0
-    )
+    cost = share * sweeps / count if count else 0.0
+    return AuditCost(mode, count, plain_50, plain_95, audited_50, audited_95, share, cost)

@@ -174,6 +174,8 @@ class Auditor:
         is_right = right is not theirs
         wrong, path = (frozenset(other), other) if is_right else (answer.hosts, answer.path)
         log.warning("an answer over %s was wrong", ", ".join(sorted(_names(wrong))))
+        if any(link.quarantined for link in wrong):  # found by another audit, meanwhile
+            return is_right
         if answer.recalled and not is_right:
             wrong = frozenset(self.ring.links)
         named = await self._suspect(answer, wrong, path, right, exact)
@@ -235,7 +237,7 @@ class Auditor:
         if len(names) > 1 or liar is None or not is_sure:
             log.error("one of the hosts %s is faulty: further answers will tell which", ", ".join(sorted(names)))
             return False
-        if not liar.quarantined:  # by another audit, meanwhile
+        if not liar.quarantined:
             self.counters.faulty_hosts += 1
             self.ring.quarantine(liar, "every answer that was wrong passed it")
         suspicion.names = frozenset()
