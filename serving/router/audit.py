@@ -65,6 +65,8 @@ class AuditCounters:
 
 # Audits of suspects without a finding that clear them. A host that lies in one of a hundred sweeps is cleared by 0.7 %.
 CLEARED_AFTER = 500
+# What an audit may be taken to cost, of what its answer did: hosts tell it, and shall not say how many there are.
+LEAST_COST, MOST_COST = 0.05, 1.25
 # Findings that must agree where machines differ in kind, on which honest texts differ at rare ties.
 UNLIKE_FINDINGS = 8
 
@@ -101,15 +103,17 @@ class Auditor:
         self.counters = AuditCounters()
         self._random = random.Random(secrets.randbits(64) if seed is None else seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="verifier")
+        # Of the suspicions: what one finding says of a host is not to be mixed with another's.
+        self._judging = asyncio.Lock()
         # Found by machines of one kind, whose bits are equal, and by others.
         self._exact, self._unlike = Suspicion(), Suspicion()
-        # Arithmetic of a teacher-forced pass, of that of the steps. Hosts tell it, so no bound may depend on it.
-        self._pass_cost = 1.0
+        # Arithmetic of an audit over that of its answer, of drawn texts and of others.
+        self._costs = {True: 1.0, False: 1.0}
 
     def picks(self, answer: AuditedAnswer) -> bool:
-        """True where an answer is to be audited: a share of them, of texts checked in one pass as many as cost as much,
-        and all of suspects."""
-        share = min(self.share / max(self._pass_cost, self.share), 1.0) if answer.in_one_pass else self.share
+        """True where an answer is to be audited: as many as cost this share of the arithmetic, and all of suspects."""
+        # all of them for a share of 1, whatever they cost
+        share = min(self.share / self._costs[answer.in_one_pass], 1.0) if self.share < 1 else 1.0
         return bool(self._exact.names & _names(answer.hosts)) or self._random.random() < share
 
     @property
@@ -148,17 +152,14 @@ class Auditor:
             log.info("an audit was given up: %s", refusal.message)
             return True
 
-    async def audit_late(self, answer: AuditedAnswer) -> None:
-        """Audit an answer that was handed out already."""
-        await self.audit(answer)
-
     async def _audit(self, answer: AuditedAnswer, other: HostPath) -> bool:
         before_ms, expected, exact = self.counters.compute_ms, answer.expected, alike(answer.hosts, other)
         theirs = await self._ask(answer, other)
-        if answer.in_one_pass:
-            spent_ms = sum(timing.compute_ms for each in answer.results for timing in each.timings)
-            cost = min((self.counters.compute_ms - before_ms) / spent_ms, 1.0) if spent_ms else 1.0
-            self._pass_cost += (LEARN if self._pass_cost < 1 else 1.0) * (cost - self._pass_cost)
+        spent_ms = sum(timing.compute_ms for each in answer.results for timing in each.timings)
+        if spent_ms:
+            cost, usual = (self.counters.compute_ms - before_ms) / spent_ms, self._costs[answer.in_one_pass]
+            learnt = usual + (LEARN if usual != 1 else 1.0) * (cost - usual)
+            self._costs[answer.in_one_pass] = min(max(learnt, LEAST_COST), MOST_COST)
         if same_results(expected, theirs, exact):
             self._exact.passed()
             self._unlike.passed()
@@ -174,11 +175,11 @@ class Auditor:
         is_right = right is not theirs
         wrong, path = (frozenset(other), other) if is_right else (answer.hosts, answer.path)
         log.warning("an answer over %s was wrong", ", ".join(sorted(_names(wrong))))
-        if any(link.quarantined for link in wrong):  # found by another audit, meanwhile
-            return is_right
-        if answer.recalled and not is_right:
-            wrong = frozenset(self.ring.links)
-        named = await self._suspect(answer, wrong, path, right, exact)
+        async with self._judging:
+            named = any(link.quarantined for link in wrong)  # by another audit, meanwhile
+            if not named:
+                maybe = frozenset(self.ring.links) if answer.recalled and not is_right else wrong
+                named = await self._suspect(answer, maybe, path, right, exact)
         # on unlike machines honest texts differ at ties, and each is a fair one
         return is_right or not (exact or named)
 
@@ -237,9 +238,8 @@ class Auditor:
         if len(names) > 1 or liar is None or not is_sure:
             log.error("one of the hosts %s is faulty: further answers will tell which", ", ".join(sorted(names)))
             return False
-        if not liar.quarantined:
-            self.counters.faulty_hosts += 1
-            self.ring.quarantine(liar, "every answer that was wrong passed it")
+        self.counters.faulty_hosts += 1
+        self.ring.quarantine(liar, "every answer that was wrong passed it")
         suspicion.names = frozenset()
         return True
 
@@ -261,9 +261,9 @@ class Auditor:
                     if event.pictures.preview:
                         continue
                     check_timings(event.timings)
-                    self.counters.hops += len(event.timings)
                     self.counters.compute_ms += sum(timing.compute_ms for timing in event.timings)
                     events.append(event)
+                self.counters.hops += len(hops) * len(path)
                 results.append(merged(events))
         except TimeoutError:
             raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "an audited answer did not come back") from None
@@ -301,12 +301,19 @@ MOST_TRIES = 3
 RETRY_PAUSE_S = 0.5
 
 
+WRONG_SO_FAR = "a host was faulty, and the text so far was wrong: send the request again"
+
+
 class AuditFailed(Exception):
     """A faulty host had a part in this request: all of it must be written again."""
 
 
-async def retry_after_audit(mode: Mode, generation: Generation, account: Account) -> AsyncGenerator[bytes, None]:
+async def retry_after_audit(
+    mode: Mode, generation: Generation, account: Account, whole: bool = False
+) -> AsyncGenerator[bytes | None, None]:
     """Pieces of `mode`'s text for `generation`, none of it from hosts that were found to lie meanwhile.
+
+    :param whole: the caller has handed nothing out: None tells it that all pieces so far were wrong.
 
     Raises Refusal: DATA_LOSS where what was handed out already was wrong.
     """
@@ -318,10 +325,10 @@ async def retry_after_audit(mode: Mode, generation: Generation, account: Account
                 async for piece in pieces:
                     written += piece
                     if not (written.startswith(sent) or sent.startswith(written)):
-                        raise StatusError(
-                            grpc.StatusCode.DATA_LOSS,
-                            "a host was faulty, and the text so far was wrong: send the request again",
-                        )
+                        if not whole:
+                            raise StatusError(grpc.StatusCode.DATA_LOSS, WRONG_SO_FAR)
+                        sent = b""
+                        yield None
                     if len(written) > len(sent):
                         fresh, sent = written[len(sent) :], written
                         yield fresh

@@ -119,7 +119,7 @@ class Session:
         for attempt in list(self.attempts):
             self._give_up(attempt)
         if (answer := self._audited()) is not None:  # it ended early: what was handed out is checked all the same
-            self.ring.spawn(self.ring.auditor.audit_late(answer))
+            self.account.audits.append(self.ring.spawn(self.ring.auditor.audit(answer)))
 
     async def finish(self) -> None:
         """Have the answer audited, if it is one of those, before its end is handed out. Raises AuditFailed."""
