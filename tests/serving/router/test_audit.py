@@ -190,6 +190,21 @@ def test_a_liar_that_lies_now_and_then_brings_no_blame_on_others(bundles: Path, 
         assert client.status().audits.faulty_hosts == 1
 
 
+def test_a_bias_within_rounding_is_found_among_machines_of_one_kind(bundles: Path, servers: Any) -> None:
+    def biased(job: Any, outcome: Any) -> Any:
+        if isinstance(outcome, stage_pb2.Event) and outcome.HasField("scores"):
+            outcome.scores.nats = (np.frombuffer(outcome.scores.nats, "<f8") + 1e-5).astype("<f8").tobytes()
+        return outcome
+
+    with deployed(bundles / "scored", servers, biased, audit_share=1.0) as client, ThreadPoolExecutor(4) as threads:
+        for _ in range(50):
+            asked = [threads.submit(client.generate, PROMPT, seed=4, **MODES[3]) for _ in range(4)]
+            assert len({each.result().output for each in asked}) == 1
+            if reasons(client):
+                break
+        assert set(reasons(client)) == {"b-1"}
+
+
 def test_an_audit_whose_replica_freezes_harms_nobody(bundles: Path, servers: Any, references: list[bytes]) -> None:
     """It answers keep-warm messages, and takes what it is sent, but no result comes of it."""
     frozen: list[str] = []
