@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import re
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onesweep.stages.errors import ConfigError
@@ -42,3 +45,22 @@ def device_kind(device: torch.device) -> str:
     import torch
 
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+
+
+@cache  # hosts are asked every second
+def machine_kind(device: torch.device) -> str:
+    """A device with the software that computes on it: those of one kind compute the same bits."""
+    import torch
+
+    where = device_kind(device)
+    if device.type == "cpu":
+        models = re.findall(r"^model name\s*: (.*)", _cpuinfo(), re.MULTILINE) or [platform.machine()]
+        where = f"{models[0]} ({torch.backends.cpu.get_cpu_capability()}), {torch.get_num_threads()} threads"
+    return f"torch {torch.__version__} on {where}"
+
+
+def _cpuinfo() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:  # a system without it
+        return ""

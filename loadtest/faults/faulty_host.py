@@ -1,12 +1,14 @@
 """Stage servers that spoil their own answers: `python -m onesweep.loadtest.faults.faulty_host garbage stage ...`.
 
 `garbage` breaks the protocol in one way after the other, as the next host or the router must notice. `wrong` keeps to
-it: shapes, sizes and ranges are right and only the numbers are not, so that nothing short of an audit can tell. What
-follows the kind are the options of `onesweep stage`.
+it: shapes, sizes and ranges are right and only the numbers are not, so that nothing short of an audit can tell;
+`wrong:0.01:7` does so in one of a hundred sweeps, drawn with seed 7. What follows the kind are the options of
+`onesweep stage`.
 """
 
 import itertools
 import os
+import random
 import sys
 
 from onesweep.serving.cli.__main__ import main
@@ -38,9 +40,14 @@ class GarbageHost(Host):
 
 
 class WrongHost(Host):
-    """Puts every number in its neighbour's place."""
+    """Puts every number in its neighbour's place, in a share of its sweeps."""
+
+    rate, turns = 1.0, random.Random(0)
 
     def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
+        if self.turns.random() >= self.rate:
+            super()._go_on(job, outcome)
+            return
         if isinstance(outcome, stage_pb2.Event):
             if outcome.WhichOneof("outcome") == "text":
                 alphabet = job.session.alphabet
@@ -118,5 +125,8 @@ def _spoil_event(event: stage_pb2.Event, way: str) -> None:
 
 
 if __name__ == "__main__":
-    StageServer.host_type = HOSTS[sys.argv[1]]
+    kind, *numbers = sys.argv[1].split(":")
+    StageServer.host_type = HOSTS[kind]
+    if numbers:
+        WrongHost.rate, WrongHost.turns = float(numbers[0]), random.Random(int(numbers[1]))
     sys.exit(main(sys.argv[2:]))

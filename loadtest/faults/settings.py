@@ -53,7 +53,7 @@ class ChaosSettings(FaultSettings):
     requests_at_once: int = setting(4, "Requests under way at any time", above=0, most=1000)
     patience_s: float = setting(60.0, "Seconds after which a client gives a request up", above=0, most=3600)
     modes: tuple[str, ...] | None = setting(None, "Modes to ask for", shown="all that are served", metavar="M[,M]")
-    audit: float = setting(0.0, "Share of sweeps that the router has computed again", metavar="S", least=0, most=1)
+    audit: float = setting(0.0, "Share of answers that the router has computed again", metavar="S", least=0, most=1)
     routers: int = setting(1, "Routers in front of the hosts; clients of two continue at the other", least=1, most=2)
     warm_up_s: float = 5.0  # of load before the first fault
 

@@ -1,5 +1,7 @@
 """The benchmark `audit`: sweeps until a host that computes wrongly is found, and the cost of audits on honest hosts."""
 
+import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -8,13 +10,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import grpc
+
 from onesweep.loadtest.faults.base import check_names
 from onesweep.loadtest.faults.serving_testbed import impostor_of
 from onesweep.loadtest.host.benchmark import PROMPT, Benchmark, TextDiffers, check_modes, ring_of
 from onesweep.loadtest.host.settings import AuditSettings
 from onesweep.loadtest.report.table import aligned
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.client.client import Client, DrawnPictures, Result
+from onesweep.serving.client.client import Client, DrawnPictures, Result, RouterError
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.checkpoint.bundle import bundle_draws
 from onesweep.stages.errors import ServiceError
@@ -24,7 +28,9 @@ STOP_S = 10.0  # within which a faulty host must end
 READY_S = 60.0
 POLL_S = 0.1
 REPLICAS = 2
-WRITTEN, DRAWN = ("sweep", "chunked", "ar"), ("chain",)  # the only mode of drawing that is audited
+WRITTEN, DRAWN = ("sweep", "chunked", "ar", "ar-speculative", "resample", "verified"), ("chain", "steps")
+MOST_SEARCHED = 10  # times --sweeps: then it was not found
+SHORT_BYTES = 8  # of a text that is written in one sweep, where a faulty host is searched for
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class AuditCost:
     audited_p50_ms: float
     audited_p95_ms: float
     compute_share: float  # arithmetic for audits over arithmetic for requests
+    sweep_cost: float  # arithmetic to audit a sweep over that of a sweep
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class AuditBench(Benchmark[AuditSettings, AuditFigures]):
     @property
     def announcement(self) -> str:
         s = self.settings
-        return f"{s.rounds} routers look for a liar, then {s.requests} requests of each mode ..."
+        return f"{s.rounds} routers look for a faulty host, then {s.requests} requests of each mode ..."
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -75,7 +82,7 @@ class AuditBench(Benchmark[AuditSettings, AuditFigures]):
 
     def measure(self) -> AuditFigures:
         s = self.settings
-        found = [_find(s, seed) for seed in range(s.rounds)]
+        found = [_find(s, self.modes[0], seed) for seed in range(s.rounds)]
         with (
             _deployed(s, 0.0) as plain,
             _deployed(s, s.share) as audited,
@@ -85,19 +92,39 @@ class AuditBench(Benchmark[AuditSettings, AuditFigures]):
             return AuditFigures(found, [cost_of(s, mode, first, second) for mode in self.modes])
 
     def table(self, result: AuditFigures) -> str:
-        share, sweeps = self.settings.share, self.settings.sweeps
+        s = self.settings
+        took = sorted(each.sweeps if each.name else math.inf for each in result.found)
+        p50, p90 = (took[math.ceil(part * len(took)) - 1] for part in (0.5, 0.9))
         counts = ", ".join(f"{each.sweeps} ({each.name or 'not found'})" for each in result.found)
-        head = ["mode", "audited sweeps", "p50 ms", "audited", "p95 ms", "audited", "arithmetic more"]
+        head = [
+            "mode",
+            "audited sweeps",
+            "p50 ms",
+            "audited",
+            "p95 ms",
+            "audited",
+            "arithmetic more",
+            "of an audited sweep",
+        ]
         rows = [
             [
                 *(cost.mode, str(cost.audited), f"{cost.plain_p50_ms:.1f}", f"{cost.audited_p50_ms:.1f}"),
-                *(f"{cost.plain_p95_ms:.1f}", f"{cost.audited_p95_ms:.1f}", f"{cost.compute_share:.3f}"),
+                *(
+                    f"{cost.plain_p95_ms:.1f}",
+                    f"{cost.audited_p95_ms:.1f}",
+                    f"{cost.compute_share:.3f}",
+                    f"{cost.sweep_cost:.2f}",
+                ),
             ]
             for cost in result.costs
         ]
         return (
-            f"a host that computes wrongly, sweeps until it was taken out at --audit {share:g}: {counts}\n"
-            f"a run misses it in {sweeps} sweeps with probability {(1 - share) ** sweeps:.4f}\n\n" + aligned(head, rows)
+            f"a host that computes wrongly in {s.rate:.0%} of its sweeps, sweeps of {self.modes[0]} until it was taken "
+            f"out at --audit {s.share:g}: {counts}\n"
+            f"p50 {p50:g}, p90 {p90:g}, most {took[-1]:g}; found in {s.sweeps} sweeps or fewer: "
+            f"{sum(each <= s.sweeps for each in took)} of {len(took)}\n"
+            f"of {s.sweeps} audited one by one, none is a wrong one with probability "
+            f"{(1 - s.share * s.rate) ** s.sweeps:.4f}\n\n" + aligned(head, rows)
         )
 
     def record(self, result: AuditFigures) -> dict[str, Any]:
@@ -110,23 +137,33 @@ def _deployed(settings: AuditSettings, share: float) -> AbstractContextManager[D
     return temporary_deployment(ring, settings.checkpoint, router_options=("--audit", str(share)))
 
 
-def _find(settings: AuditSettings, seed: int) -> CatchResult:
+def _find(settings: AuditSettings, mode: str, seed: int) -> CatchResult:
     """Sweeps until a faulty host in the place of the first one is taken out."""
-    mode = "chain" if bundle_draws(settings.checkpoint) else "sweep"
+    size = SHORT_BYTES if mode == "sweep" else settings.max_bytes
+
+    def ask(client: Client, seed: int) -> int:
+        try:
+            return _ask(client, mode, size, seed).sweeps
+        except RouterError as error:  # the text so far was wrong, or each try was
+            if error.code not in (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.UNAVAILABLE):
+                raise
+            return 1 if mode == "sweep" or mode in DRAWN else size
+
     with _deployed(settings, settings.share) as deployment:
-        name = deployment.topology.hosts[0].name
+        name, sweeps = deployment.topology.hosts[0].name, 0
         with (
             Client(deployment.topology.router) as client,
-            _false(deployment, client, name),
+            _false(deployment, client, name, f"wrong:{settings.rate}:{seed}"),
             ThreadPoolExecutor(REPLICAS) as threads,  # as many at once, so that every replica has work
         ):
             # sweeps are counted by what was sent: verdicts come later, and the sweeps meanwhile count against audits
-            for number in range(0, settings.sweeps, REPLICAS):
-                seeds = range(1000 * seed + number, 1000 * seed + number + REPLICAS)
-                list(threads.map(lambda each: _ask(client, mode, 8, each), seeds))
+            for number in itertools.count(1000 * seed, REPLICAS):
+                sweeps += sum(threads.map(ask, [client] * REPLICAS, range(number, number + REPLICAS)))
                 if is_caught(client.status().hosts, name):
-                    return CatchResult(number + REPLICAS, name)
-        return CatchResult(settings.sweeps, "")
+                    return CatchResult(sweeps, name)
+                if sweeps >= MOST_SEARCHED * settings.sweeps:
+                    return CatchResult(sweeps, "")
+    raise AssertionError
 
 
 def is_caught(hosts: Iterable[router_pb2.HostStatus], liar: str) -> bool:
@@ -148,11 +185,11 @@ def _content(answer: Result | DrawnPictures) -> bytes:
 
 
 @contextmanager
-def _false(deployment: Deployment, client: Client, name: str) -> Iterator[None]:
+def _false(deployment: Deployment, client: Client, name: str, kind: str) -> Iterator[None]:
     """A deployment in which one host computes wrongly."""
     deployment.kill(name)
     _await_hosts(client, "miss the one that ended", lambda hosts: not all(map(_usable, hosts)))
-    host = impostor_of(deployment, name, "wrong")
+    host = impostor_of(deployment, name, kind)
     host.start()
     try:
         _await_hosts(client, "are ready", lambda hosts: all(map(_usable, hosts)))
@@ -197,9 +234,9 @@ def cost_of(settings: AuditSettings, mode: str, plain: Client, audited: Client) 
     status = audited.status()
     is_caught(status.hosts, "")
     spent_ms, count = status.audits.compute_ms - before.compute_ms, status.audits.audited - before.audited
+    share, sweeps = spent_ms / compute_ms if compute_ms else 0.0, status.audits.sweeps - before.sweeps
     (plain_50, plain_95), (audited_50, audited_95) = (
         (each[9], each[18]) for each in (statistics.quantiles(times, n=20) for times in (plain_ms, audited_ms))
     )
-    return AuditCost(
-        mode, count, plain_50, plain_95, audited_50, audited_95, spent_ms / compute_ms if compute_ms else 0.0
-    )
+    cost = share * sweeps / count if count else 0.0
+    return AuditCost(mode, count, plain_50, plain_95, audited_50, audited_95, share, cost)

@@ -97,11 +97,12 @@ class AuditSettings:
     """Settings of `bench audit`."""
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
-    share: float = setting(0.05, "share of sweeps that are audited", metavar="S", above=0, most=1)
+    share: float = setting(0.05, "share of answers that are audited", metavar="S", above=0, most=1)
     modes: tuple[str, ...] | None = setting(
-        None, "modes to measure the cost of", shown="sweep,chunked,ar; of pictures chain", metavar="M[,M]"
+        None, "modes to measure the cost of", shown="all but infill", metavar="M[,M]"
     )
-    sweeps: int = setting(100, "sweeps within which a faulty host should be found", least=1, most=MOST_REQUESTS)
+    rate: float = setting(1.0, "share of its sweeps that are wrong", above=0, most=1)
+    sweeps: int = setting(100, "sweeps to find it in", least=1, most=MOST_REQUESTS)
     # each in a deployment of its own
     rounds: int = setting(5, "faulty hosts to find", metavar="R", least=1, most=MOST_REQUESTS)
     requests: int = setting(40, "requests of each mode, for the cost", metavar="R", least=2, most=MOST_REQUESTS)

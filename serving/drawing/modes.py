@@ -15,8 +15,9 @@ import torch
 
 from onesweep.serving.drawing import EXPERT_RULES
 from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.audit import MOST_TRIES, RETRY_PAUSE_S, AuditFailed
 from onesweep.serving.router.ring import RingView
-from onesweep.serving.router.session import MOST_TRIES, RETRY_PAUSE_S, AuditFailed, Session
+from onesweep.serving.router.session import Session
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.checkpoint.bundle import find_bundle
@@ -165,7 +166,9 @@ class _RingDrawing(DrawingMode):
         with Session(self.ring, self.kind, evaluations, order.due_at, account, first_part) as session:
             session.on_preview = on_preview
             await session.push(self._work(order))
-            return await session.event(check)
+            event = await session.event(check)
+            await session.finish()
+            return event
 
     @abstractmethod
     def _work(self, order: CheckedDrawing) -> PictureWork: ...

@@ -38,13 +38,17 @@ class ArMode(PipelineMode):
                     codec=request.codec,
                 )
             )
-            for _ in range(request.max_symbols):
+            for left in reversed(range(request.max_symbols)):
                 event = await session.event(partial(check_symbols, request=request, alphabet=alphabet))
                 account.add_sweep(event)
                 account.add_text(event.text, event.logprobs)
                 account.complete = event.complete
+                if ended := event.complete or not request.ends.isdisjoint(alphabet.symbols(event.text)):
+                    left = 0
+                if not left:
+                    await session.finish()
                 yield event.text
-                if event.complete or request.ends.intersection(alphabet.symbols(event.text)):
+                if ended:
                     return
 
 

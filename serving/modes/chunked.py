@@ -39,16 +39,18 @@ class ChunkedMode(PipelineMode):
         capacity = alphabet.count(request.prompt) + (left - 1) // chunk * chunk
         with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
             clean, start, number = request.prompt, 0, 0
-            while left:
+            while True:
                 event = await _sweep(session, request, alphabet, number, start, clean, min(chunk, left))
                 account.add_sweep(event)
                 piece, ended = request.until_end(event.text, alphabet)
                 account.add_text(piece)
+                left, number = left - alphabet.count(piece), number + 1
+                if ended := ended or not left:
+                    await session.finish()
                 yield piece
                 if ended:
                     return
                 start, clean = start + alphabet.count(clean), piece
-                left, number = left - alphabet.count(piece), number + 1
 
     def _chunk(self, request: Generation) -> int:
         return min(request.chunk or usual_chunk(self.tokenizer.alphabet), request.max_symbols)

@@ -327,6 +327,8 @@ class InfillMode(ScoredMode):
                 u = uniforms(request.seed, Purpose.CHOICE, known, 1, 1)[0, 0]
                 piece = drafted.texts[choose_by_share(shares, u)]
                 account.add_text(piece)
+                if number == len(pieces) - 1:
+                    await session.finish()
                 yield piece
                 text, read = text + piece, known
 

@@ -66,7 +66,7 @@ class ResampleMode(ScoredMode):
             # one text is carried on: 4, 8 and 32 of them at equal candidates closed no more of the gap to the scorer
             # (101, 108, 104 % against 107 +- 4 %), and would double what travels
             text, read, left, number = request.prompt, 0, request.max_symbols, 0
-            while left:
+            while True:
                 drafted = await drafter.write(text, min(chunk, left), candidates, number)
                 step = self.step(request, number, read, alphabet.cut(text, read), drafted.texts)
                 event, nats = await score(session, step)
@@ -76,11 +76,13 @@ class ResampleMode(ScoredMode):
                 account.add_candidates(drafted, weights)
                 piece, ended = request.until_end(piece, alphabet)
                 account.add_text(piece)
+                left -= alphabet.count(piece)
+                if ended := ended or not left:
+                    await session.finish()
                 yield piece
                 if ended:
                     return
                 text, read, number = text + piece, alphabet.count(text), number + 1
-                left -= alphabet.count(piece)
 
     @property
     def is_near(self) -> bool:

@@ -80,9 +80,11 @@ class SpeculativeMode(ArMode):
                     piece, ended = request.until_end(event.text, alphabet)
                     account.add_text(piece, event.logprobs)
                     account.complete = event.complete
-                    yield piece
                     left -= right + 1
-                    if ended or event.complete or not left:
+                    if ended := ended or event.complete or not left:
+                        await session.finish()
+                    yield piece
+                    if ended:
                         return
                     # guesses that stand are remembered on the first branch, and are read again from any other
                     text, read, number = text + piece, alphabet.count(text) + kept, number + 1
@@ -110,7 +112,7 @@ class SpeculativeMode(ArMode):
                     drafting=drafting,
                 )
             )
-            while left:
+            while True:
                 most = min(left, MAX_DRAFT_TREE + 1)
                 event = await session.event(partial(check_symbols, request=request, alphabet=alphabet, most=most))
                 right = alphabet.count(event.text) - 1
@@ -119,9 +121,11 @@ class SpeculativeMode(ArMode):
                 piece, ended = request.until_end(event.text, alphabet)
                 account.add_text(piece, event.logprobs)
                 account.complete = event.complete
-                yield piece
                 left -= right + 1
-                if ended or event.complete:
+                if ended := ended or event.complete or not left:
+                    await session.finish()
+                yield piece
+                if ended:
                     return
 
     def _drafter(self, name: str, request: Generation) -> Drafter:

@@ -85,7 +85,7 @@ class VerifiedMode(ScoredMode):
         with Session(self.ring, SCORERS[name], capacity, request.due_at, account) as session:
             judges = _Judges(session, request, alphabet, account)
             text, left = request.prompt, request.max_symbols
-            while left:
+            while True:
                 guesses = await sequence.guess(text, min(request.draft or length.best(), left))
                 verdict = await judges.ask(text, guesses)
                 drafted, right = len(guesses.odds), verdict.accepted
@@ -96,10 +96,12 @@ class VerifiedMode(ScoredMode):
                     piece += alphabet.encode([await judges.instead(text + piece, verdict, guesses.odds_at(right))])
                 piece, ended = request.until_end(piece, alphabet)
                 account.add_text(piece)
+                text, left = text + piece, left - alphabet.count(piece)
+                if ended := ended or not left:
+                    await session.finish()
                 yield piece
                 if ended:
                     return
-                text, left = text + piece, left - alphabet.count(piece)
 
 
 class _Judges:

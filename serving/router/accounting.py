@@ -1,5 +1,6 @@
 """The cost of a request, added up from the accounts that travel with its sweeps."""
 
+import asyncio
 import time
 from dataclasses import dataclass, field, fields
 
@@ -76,6 +77,8 @@ class Account:
     distance_bound: float = 0.0
     # For a symbol, and how many symbols it was measured on.
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
+    # Audits of answers that ended early.
+    audits: list[asyncio.Task[bool]] = field(default_factory=list)
     # Of the symbols that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
@@ -91,6 +94,7 @@ class Account:
         """The text is written anew; what it cost so far stays."""
         self.output_tokens = 0
         self.logprobs.clear()
+        self.audits.clear()
         self.replays += 1
         self.distance_bound = 0.0
         self.modes.clear()

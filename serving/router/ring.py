@@ -6,12 +6,13 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from onesweep.serving.router.audit import Auditor, ReferenceVerifier
+from onesweep.serving.router.answer import ReferenceVerifier
+from onesweep.serving.router.audit import Auditor
 from onesweep.serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
 from onesweep.serving.router.records import link_ms
 from onesweep.serving.router.settings import RingSettings
@@ -21,6 +22,8 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import LinkObserver
 from onesweep.stages.wire.status import StatusError, unavailable
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
+
+T = TypeVar("T")
 
 # Hedging: a result that takes longer than nearly all others is tried again on other hosts.
 
@@ -100,7 +103,7 @@ class Ring:
         self.links: list[HostLink] = []
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, Attempt] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         # What audits found, by the host's name, until when, and how often: one that comes back gets no work either.
         self._quarantined: dict[str, tuple[str, float]] = {}
         self._accusations = Counter[str]()
@@ -199,10 +202,11 @@ class Ring:
             each.quarantined, each.quarantined_until = said, until
             self._lose(each, said)
 
-    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = _begun(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _link(self, entry: HostEntry) -> HostLink:
         link = HostLink(entry, self.name, self.settings.hop_timeout_s, self._security)
@@ -287,14 +291,14 @@ class Ring:
                 attempt.fail(fault)
 
 
-def _begun(job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+def _begun(job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """A task whose failure is not passed over in silence."""
     task = asyncio.create_task(job)
     task.add_done_callback(_tell_failure)
     return task
 
 
-def _tell_failure(task: asyncio.Task[None]) -> None:
+def _tell_failure(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.critical("a job of the ring failed", exc_info=error)
 

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from onesweep.serving.router.active_release import ActiveRelease, RouterParts
 from onesweep.serving.router.admission import Admission
-from onesweep.serving.router.audit import ReferenceVerifier
+from onesweep.serving.router.answer import ReferenceVerifier
 from onesweep.serving.router.discovery import follow_hosts
 from onesweep.serving.router.records import ROUTER_METRICS, RouterCounters
 from onesweep.serving.router.ring import Ring, RingView

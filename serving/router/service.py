@@ -17,10 +17,10 @@ from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, OutputText, Tokeniz
 from onesweep.serving.router.accounting import Account, Drawn
 from onesweep.serving.router.active_release import ActiveRelease
 from onesweep.serving.router.admission import Admission
+from onesweep.serving.router.audit import WRONG_SO_FAR, retry_after_audit
 from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
 from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S
 from onesweep.serving.router.rollout import Rollout, Tell
-from onesweep.serving.router.session import retry_after_audit
 from onesweep.serving.router.validation import (
     check_fit,
     check_mode,
@@ -276,8 +276,13 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         reading = OutputText(mode.tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
         held, ended, read = b"", False, 0
         told = list[router_pb2.TokenLogprob]()
-        async with aclosing(retry_after_audit(mode, generation, account)) as pieces:
+        async with aclosing(retry_after_audit(mode, generation, account, request.whole)) as pieces:
             async for symbols in pieces:
+                if symbols is None:
+                    reading = OutputText(mode.tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
+                    held, read, account.output_bytes, account.told = b"", 0, 0, 0
+                    told.clear()
+                    continue
                 text = b""
                 # one by one where tokens are told: how many the text ends with does not depend on its pieces
                 for each in account.alphabet.split(symbols) if generation.logprobs is not None else (symbols,):
@@ -297,6 +302,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 ended = not generation.ends.isdisjoint(account.alphabet.symbols(symbols)) if generation.ends else False
                 if reading.over:
                     break
+        if not all([await audit for audit in account.audits]):
+            raise StatusError(grpc.StatusCode.DATA_LOSS, WRONG_SO_FAR)
         rest = reading.end()
         account.output_bytes += len(rest)
         if (text := held + rest) or told:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import grpc
 
 from onesweep.serving.router import records as ticket
 from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.audit import AuditedSweep
+from onesweep.serving.router.answer import AuditedAnswer
+from onesweep.serving.router.audit import AuditFailed
 from onesweep.serving.router.journal import Journal
 from onesweep.serving.router.paths import Attempt, HostLink, HostPath, kept_by, places_of
 from onesweep.serving.router.ring import RingView
@@ -34,7 +34,6 @@ from onesweep.stages.wire.messages import (
     Step,
     Work,
     after_prefix,
-    ask_once,
     follows_schema,
     goes_on,
     known_of,
@@ -45,10 +44,6 @@ from onesweep.stages.wire.messages import (
     step_hops,
 )
 from onesweep.stages.wire.status import StatusError, internal, invalid, unavailable
-
-if TYPE_CHECKING:
-    from onesweep.serving.modes.base import Generation, Mode
-
 
 # Raises Refusal for a result that cannot be one.
 Check = Callable[[stage_pb2.Event], object]
@@ -62,15 +57,8 @@ OF_THE_ROUTER = {_Code.UNAUTHENTICATED, _Code.PERMISSION_DENIED, _Code.DEADLINE_
 NONSENSE_TRIES = 3
 # Beyond one for each position of a session: nobody sound sends as many that are not waited for.
 MOST_EVENTS_BEYOND = 8
-MOST_TRIES = 3
-# Where nobody could be named, another host may be there by then.
-RETRY_PAUSE_S = 0.5
 PAUSE_S = 0.05
 MOST_PAUSE_S = 0.5
-
-
-class AuditFailed(Exception):
-    """A faulty host had a part in this request: all of it must be written again."""
 
 
 class Session:
@@ -102,7 +90,7 @@ class Session:
         self._digest = self.weights[MODEL_KINDS.index(kind)]
         self._journal = Journal(self.alphabet)
         # Space of its text in the hosts' memory; empty: it has none.
-        self._space = ticket.space() if view.settings.memory else b""
+        self._space = view.ring.auditor.space(ticket.space()) if view.settings.memory else b""
         # A host no longer had what it said that it keeps.
         self._forgotten = False
         self._work: Work | PictureWork | None = None
@@ -117,9 +105,12 @@ class Session:
         self._failed_at: float | None = None
         self._tries = 0
         self._waiting_since = 0.0
-        # Hosts that had a part in what was delivered.
+        # Hosts that had a part in what was delivered, on which path last.
         self._helpers = set[HostLink]()
-        self._audit_failed = False
+        self._path: HostPath = ()
+        # Work and results so far, for an audit.
+        self._works, self._results = list[Work | PictureWork](), list[stage_pb2.Event]()
+        self._begun_at = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -127,10 +118,18 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         for attempt in list(self.attempts):
             self._give_up(attempt)
+        if (answer := self._audited()) is not None:  # it ended early: what was handed out is checked all the same
+            self.account.audits.append(self.ring.spawn(self.ring.auditor.audit(answer)))
+
+    async def finish(self) -> None:
+        """Have the answer audited, if it is one of those, before its end is handed out. Raises AuditFailed."""
+        if (answer := self._audited()) is not None and not await self.ring.auditor.audit(answer):
+            raise AuditFailed("an answer was wrong")
 
     async def push(self, work: Work | PictureWork) -> None:
         """Start a sweep, or the first of some AR steps. Raises Refusal where there are no hosts for it."""
         self._go_on(work)
+        self._works.append(work)
         if self.attempts:
             self._send(self.attempts[0], work)
         else:
@@ -175,14 +174,12 @@ class Session:
                 fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=last.name)
                 await self._fail(attempt, fault)
                 continue
-            # of all the steps of an undivided net, and of experts, the router sees the last result only
-            if not isinstance(self._work, stage_pb2.Denoise | stage_pb2.Consult) and self.ring.auditor.picks():
-                await self._audit(attempt, event)
             for link in self._helpers:
                 if link.quarantined:
                     raise AuditFailed(f"host {link.entry.name} is faulty")
-            if self._audit_failed:
-                raise AuditFailed("a sweep was wrong")
+            self.ring.auditor.counters.sweeps += 1
+            if self.ring.auditor.share:
+                self._results.append(event)
             self._settle(attempt, event)
             ticket.arrived()
             return event
@@ -234,6 +231,7 @@ class Session:
         if attempt.recalled:
             self.account.cached_tokens, attempt.recalled = attempt.recalled, 0
         self._helpers.update(attempt.path)
+        self._path = attempt.path
         hosts = {link.info.name: link for link in attempt.path if link.info}
         self.account.hosts = {name: link.entry for name, link in hosts.items()}
         for timing in event.timings:
@@ -265,7 +263,7 @@ class Session:
         """Overtake a slow try by a second one, on other hosts where that can be."""
         self._tries += 1
         current = {link.entry.address for attempt in self.attempts for link in attempt.path}
-        path = self._choose(avoid=self._blamed | current)
+        path = self._choose(self._blamed | self.ring.auditor.apart() | current)
         if path and not any(path == attempt.path for attempt in self.attempts) and self.ring.hedging.may_hedge():
             self._begin(path)
 
@@ -313,7 +311,8 @@ class Session:
         left_s = self.due_at - time.monotonic()
         patience_s = min(self.ring.settings.hop_timeout_s, left_s)
         deadline, prefixes = time.monotonic() + patience_s, self._prefixes()
-        while (path := self._choose(self._blamed, prefixes)) is None or (self._tries and not self.ring.may_replay()):
+        avoid = self._blamed | self.ring.auditor.apart()
+        while (path := self._choose(avoid, prefixes)) is None or (self._tries and not self.ring.may_replay()):
             if time.monotonic() > (self.due_at if path else deadline):
                 problem = because.message if because else self.ring.problem_of(self.weights)
                 raise unavailable(f"{problem} (waited {patience_s:.1f} s)")
@@ -360,13 +359,18 @@ class Session:
             self._written, self._steps = b"", 0
 
     def _send(self, attempt: Attempt, work: Work | PictureWork, memory: stage_pb2.Memory | None = None) -> None:
+        hops = self._hops(attempt, work, memory)
+        attempt.results, attempt.batches = results_of(hops), []
+        attempt.send(hops)
+
+    def _hops(
+        self, attempt: Attempt, work: Work | PictureWork, memory: stage_pb2.Memory | None = None
+    ) -> list[stage_pb2.Hop]:
         hop = self._hop(attempt, work)
         if memory is not None:
             hop.memory.CopyFrom(memory)
         ticket.stamp(hop)
-        hops = self._cut(hop)
-        attempt.results, attempt.batches = results_of(hops), []
-        attempt.send(hops)
+        return self._cut(hop)
 
     def _hop(self, attempt: Attempt, work: Work | PictureWork) -> stage_pb2.Hop:
         hop = stage_pb2.Hop(
@@ -382,15 +386,17 @@ class Session:
             hop.consult.places.extend(places_of(attempt.path))
         return hop
 
-    async def _audit(self, attempt: Attempt, event: stage_pb2.Event) -> None:
-        self._catch_up()
-        opening = self._hop(attempt, self._replay())
-        ask_once(opening, event.text, self.alphabet)
-        self._helpers.update(attempt.path)
-        hops = self._cut(opening)
-        sweep = AuditedSweep(attempt.path, self.weights, hops, event, self.model)
-        if not await self.ring.auditor.audit(sweep):
-            self._audit_failed = True
+    def _audited(self) -> AuditedAnswer | None:
+        """The answer since the last call, if it is to be audited."""
+        works, results, self._works, self._results = self._works, self._results, [], []
+        if not results:
+            return None
+        recalled, took_s = bool(self.account.cached_tokens), time.monotonic() - self._begun_at
+        answer = AuditedAnswer(
+            *(frozenset(self._helpers), self._path, works, results, self.alphabet, self._hops),
+            *(self._choose, self.due_at, took_s, recalled),
+        )
+        return answer if self.ring.auditor.picks(answer) else None
 
     def _give_up(self, attempt: Attempt) -> None:
         self.attempts.remove(attempt)
@@ -421,30 +427,3 @@ class Session:
         kind = f"{self.kind}{later} candidates" if isinstance(self._work, stage_pb2.Score) else self.kind
         kind = f"{kind}, batch" if ticket.batch() else kind
         return f"{kind}, {ms} ms more a hop" if (ms := ticket.link_ms()) else kind
-
-
-async def retry_after_audit(mode: Mode, generation: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-    """Pieces of `mode`'s text for `generation`, none of it from hosts that were found to lie meanwhile.
-
-    Raises Refusal: DATA_LOSS where what was handed out already was wrong.
-    """
-    sent = b""
-    for _ in range(MOST_TRIES):
-        written = b""
-        try:
-            async with aclosing(mode.generate(generation, account)) as pieces:
-                async for piece in pieces:
-                    written += piece
-                    if not (written.startswith(sent) or sent.startswith(written)):
-                        raise StatusError(
-                            grpc.StatusCode.DATA_LOSS,
-                            "a host was faulty, and the text so far was wrong: send the request again",
-                        )
-                    if len(written) > len(sent):
-                        fresh, sent = written[len(sent) :], written
-                        yield fresh
-            return
-        except AuditFailed:
-            account.begin_again()
-            await asyncio.sleep(RETRY_PAUSE_S)
-    raise unavailable(f"{MOST_TRIES} times a host of this request was faulty: look at the hosts")

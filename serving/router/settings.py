@@ -24,7 +24,7 @@ def _waiting(text: str) -> int:
 
 def _share(text: str) -> float:
     if not 0 <= (share := float(text)) <= 1:
-        raise InputError(f"--audit must be 0 (off) to 1 (every sweep), not {share}")
+        raise InputError(f"--audit must be 0 (off) to 1 (every answer), not {share}")
     return share
 
 
@@ -60,9 +60,7 @@ class RingSettings:
     keep_warm_s: float = setting(
         KEEP_WARM_S, "pace on idle links, 0 = off", name="--keep-warm-ms", shown="150", metavar="MS", type=_pause
     )
-    audit_share: float = setting(
-        0.0, "sweeps that replicas compute again, 0 to 1", name="--audit", type=_share, metavar="SHARE"
-    )
+    audit_share: float = setting(0.0, "answers to audit, 0 to 1", name="--audit", type=_share, metavar="SHARE")
     # Hops that a long step is sent in at most; 1 only shows what pieces are worth.
     pieces: int = MAX_PIECES
     # Hosts may keep the beginnings of prompts; False only shows what that is worth.

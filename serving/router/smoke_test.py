@@ -19,8 +19,9 @@ from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.scored import score
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.active_release import ActiveRelease
+from onesweep.serving.router.audit import AuditFailed, retry_after_audit
 from onesweep.serving.router.ring import RingView
-from onesweep.serving.router.session import AuditFailed, Session, retry_after_audit
+from onesweep.serving.router.session import Session
 from onesweep.serving.router.validation import check_fit, tokenized
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.checkpoint.bundle import find_bundle

@@ -949,7 +949,7 @@ Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 
 @_typing.final
 class Audits(_message.Message):
-    """Sweeps that replicas computed again, since the router started."""
+    """Sweeps of answers that replicas computed again, since the router started."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

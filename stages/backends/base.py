@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onesweep.stages.checkpoint.checkpoint import CPU
-from onesweep.stages.device import device_kind
+from onesweep.stages.device import device_kind, machine_kind
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.families import FamilyPart, PipelineStage
 from onesweep.stages.model.layers import LayerCache
@@ -157,8 +157,13 @@ class Backend(ABC):
 
     @property
     def kind(self) -> str:
-        """Backend and device as other machines are told of them: hosts of one kind give the same bits."""
+        """Backend and device as other machines are told of them."""
         return self.name if self.device == CPU else f"{self.name} on {device_kind(self.device)}"
+
+    @property
+    def machine(self) -> str:
+        """The same with versions and the processor: hosts of one machine's kind give the same bits."""
+        return f"{self.name}, {machine_kind(self.device)}"
 
     @abstractmethod
     def block(self, block: Block | FamilyPart) -> BlockRunner:

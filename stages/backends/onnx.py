@@ -210,6 +210,10 @@ class OnnxBackend(Backend):
     name = "onnxruntime"
     int8 = False
 
+    @property
+    def machine(self) -> str:
+        return f"{super().machine}, onnxruntime {onnxruntime.__version__}"
+
     def block(self, block: Block | FamilyPart) -> BlockRunner:
         if isinstance(block, FamilyPart):
             raise InputError(f"the backend {self.name} does not run {block.adjective} blocks: choose --backend torch")

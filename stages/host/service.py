@@ -183,6 +183,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             links=[_link_info(relay) for relay in self.host.next_hosts.relays],
             counters=self.host.counters_now(),
             backend=self.loader.backend.kind,
+            machine=self.loader.backend.machine,
             releases=[release.info() for release in self.host.releases.all],
             protocol=PROTOCOL,
             room=self.seat.room() if self.seat else None,

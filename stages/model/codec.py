@@ -30,13 +30,6 @@ class StateCodec(ABC):
         """Numbers in a row of a payload of `size` bytes (an even number, where two share a byte)."""
 
     @abstractmethod
-    def steps(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Distance of the numbers that rows of such magnitudes are rounded to; 0 where nothing is rounded.
-
-        rows: (positions, dim), none of them negative; what comes back: (positions, 1).
-        """
-
-    @abstractmethod
     def encode(self, matrix: Tensor) -> bytes: ...
 
     @abstractmethod
@@ -75,9 +68,6 @@ class Fp32(StateCodec):
         """`matrix` itself: nothing is lost on the way."""
         return matrix
 
-    def steps(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.zeros((len(rows), 1), dtype=np.float32)
-
     def encode(self, matrix: Tensor) -> bytes:
         return matrix.detach().numpy().astype("<f4").tobytes()
 
@@ -108,9 +98,6 @@ class _Scaled(StateCodec):
 
     def size(self, positions: int, dim: int) -> int:
         return positions * (4 + self._row_bytes(dim))
-
-    def steps(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        return np.asarray(rows.max(axis=1, initial=0, keepdims=True) / self.levels, dtype=np.float32)
 
     def encode(self, matrix: Tensor) -> bytes:
         rows = matrix.detach().numpy().astype(np.float32)
@@ -196,9 +183,6 @@ class HiddenInt8(StateCodec):
     def dim(self, size: int, positions: int) -> int:
         row = size // positions - 4
         return max(row - 6 * self.APART, row // 7)  # seven bytes a number where each of them travels apart
-
-    def steps(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self._rest.steps(np.sort(rows, axis=1)[:, : rows.shape[1] - self._apart(rows.shape[1])])
 
     def encode(self, matrix: Tensor) -> bytes:
         rest = matrix.detach().numpy().astype(np.float32)

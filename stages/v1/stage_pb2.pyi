@@ -73,6 +73,7 @@ class DescribeResponse(_message.Message):
     ROOM_FIELD_NUMBER: _builtins.int
     UNIX_US_FIELD_NUMBER: _builtins.int
     STALL_MS_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -85,6 +86,8 @@ class DescribeResponse(_message.Message):
     """this host's clock when it was asked"""
     stall_ms: _builtins.int
     """longest that its event loop stood still of late: its answers may come so late"""
+    machine: _builtins.str
+    """backend, its version and processor: hosts that are the same in it compute the same bits"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -122,10 +125,11 @@ class DescribeResponse(_message.Message):
         room: Global___Room | None = ...,
         unix_us: _builtins.int = ...,
         stall_ms: _builtins.int = ...,
+        machine: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "prefixes", b"prefixes", "room", b"room"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "name", b"name", "not_ready_reason", b"not_ready_reason", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "room", b"room", "stall_ms", b"stall_ms", "unix_us", b"unix_us", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "machine", b"machine", "name", b"name", "not_ready_reason", b"not_ready_reason", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "room", b"room", "stall_ms", b"stall_ms", "unix_us", b"unix_us", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

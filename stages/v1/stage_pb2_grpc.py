@@ -104,7 +104,7 @@ class StageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request, context):
-        """Does one hop and answers with what follows from it, instead of passing that on: audits ask hosts one by one.
+        """Does one hop and answers with what follows from it, instead of passing that on: it shows what one host computes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -252,19 +252,6 @@ def next_verify(hop: stage_pb2.Hop, text: bytes, kept: int, draft: Draft, alphab
     return after
 
 
-def ask_once(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet) -> None:
-    """Have the hosts repeat one step only, of which an audit waits for the result. text: that of the step."""
-    if hop.WhichOneof("work") == "decode":
-        hop.decode.remaining = 1
-    elif hop.WhichOneof("work") == "draw":
-        hop.draw.previews = False
-    elif drafts_itself(work_of(hop)):  # the text stands in for the drafts that the host made
-        verify = hop.verify
-        verify.ClearField("drafting")
-        verify.draft = max(alphabet.count(text) - 1, 0)
-        verify.clean += alphabet.cut(text, 0, verify.draft)
-
-
 def next_denoise(hop: stage_pb2.Hop, estimate: bytes, before: bytes) -> stage_pb2.Hop:
     """Turn the Denoise of `hop`, whose step is made, into that of the next level. Returns `hop`.
 

@@ -52,12 +52,14 @@ def test_a_whole_run_finds_the_faulty_host(
 def test_the_table_says_who_was_found_and_what_it_cost() -> None:
     bench = AuditBench(AuditSettings(Path("weights")))
     figures = AuditFigures(
-        [CatchResult(12, "host-1-1"), CatchResult(100, "")], [AuditCost("sweep", 7, 100.0, 120.0, 101.0, 300.0, 0.104)]
+        [CatchResult(12, "host-1-1"), CatchResult(100, "")],
+        [AuditCost("sweep", 7, 100.0, 120.0, 101.0, 300.0, 0.104, 0.98)],
     )
     table = bench.table(figures)
     assert "at --audit 0.05: 12 (host-1-1), 100 (not found)" in table
-    assert "misses it in 100 sweeps with probability 0.0059" in table
-    assert table.splitlines()[-1].split() == ["sweep", "7", "100.0", "101.0", "120.0", "300.0", "0.104"]
+    assert "p50 12, p90 inf, most inf; found in 100 sweeps or fewer: 1 of 2" in table
+    assert "none is a wrong one with probability 0.0059" in table
+    assert table.splitlines()[-1].split() == ["sweep", "7", "100.0", "101.0", "120.0", "300.0", "0.104", "0.98"]
     assert bench.record(figures)["settings"]["checkpoint"] == "weights"
 
 
@@ -83,7 +85,9 @@ class Arm:
         return self.result
 
     def status(self) -> Any:
-        return SimpleNamespace(hosts=[], audits=router_pb2.Audits(audited=self.asked, compute_ms=self.asked))
+        return SimpleNamespace(
+            hosts=[], audits=router_pb2.Audits(sweeps=2 * self.asked, audited=self.asked, compute_ms=self.asked)
+        )
 
 
 def test_both_arms_are_compared_after_a_request_that_warms_up() -> None:
@@ -91,6 +95,7 @@ def test_both_arms_are_compared_after_a_request_that_warms_up() -> None:
     plain, audited = Arm(100.0), Arm(120.0)
     cost = cost_of(settings, "sweep", plain, audited)  # type: ignore[arg-type]
     assert (cost.audited, cost.plain_p50_ms, cost.audited_p50_ms, cost.compute_share) == (4, 100.0, 120.0, 0.1)
+    assert cost.sweep_cost == 0.2
     assert plain.asked == audited.asked == 5
     with pytest.raises(TextDiffers, match="mode sweep, seed 0: with audits the answer is another"):
         cost_of(settings, "sweep", plain, Arm(120.0, b"other"))  # type: ignore[arg-type]

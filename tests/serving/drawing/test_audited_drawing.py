@@ -11,17 +11,15 @@ import numpy as np
 import pytest
 
 from onesweep.serving.client.client import RouterError
-from onesweep.serving.router.audit import agree
-from onesweep.stages.host.host import Host
+from onesweep.serving.router.answer import same_result
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import copy_of
 from tests.serving.router.test_audit import deployed, reasons
-from tests.stages.pictures.tiny import tiny_picture_bundle
+from tests.stages.pictures.tiny import tiny_experts, tiny_picture_bundle
 
 SEED = 7
 
 
-def other_pixels(host: Host, outcome: Any) -> Any:
+def other_pixels(job: Any, outcome: Any) -> Any:
     """Pictures as if from other weights."""
     if isinstance(outcome, stage_pb2.Event) and outcome.HasField("pictures"):
         outcome.pictures.pixels = outcome.pictures.pixels[::-1]
@@ -30,21 +28,23 @@ def other_pixels(host: Host, outcome: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_picture_bundle(tmp_path_factory.mktemp("audited"), ("chain", "steps"))
+    directory = tiny_picture_bundle(tmp_path_factory.mktemp("audited"), ("chain", "steps"))
+    tiny_experts(directory / "experts")
+    return directory
 
 
-@pytest.mark.parametrize("alone", [True, False], ids=["always", "only in the ring"])
+@pytest.mark.parametrize("mode", ["chain", "steps", "experts:2"])
 def test_a_host_that_draws_something_else_is_named_and_never_believed(
-    bundle: Path, servers: Callable[..., Any], alone: bool
+    bundle: Path, servers: Callable[..., Any], mode: str
 ) -> None:
-    with deployed(bundle, servers, None, True, audit_share=1.0) as client:
-        wanted = client.draw("one", seed=SEED).pixels
-        assert client.draw("one", seed=SEED, mode="steps").sweeps == 13
+    with deployed(bundle, servers, None, audit_share=1.0) as client:
+        wanted = client.draw("one", seed=SEED, mode=mode).pixels
         audits = client.status().audits
-        assert (audits.sweeps, audits.audited, audits.faulty_hosts) == (1, 1, 0), "steps are not audited"
+        assert (audits.sweeps, audits.audited, audits.faulty_hosts) == (1, 1, 0)
         assert reasons(client) == {}
-    with deployed(bundle, servers, other_pixels, alone, audit_share=1.0) as client:
-        draw = partial(client.draw, "one", seed=SEED, preview=lambda shown: None)
+    shown: dict[str, Any] = {"preview": lambda shown: None} if mode == "chain" else {}
+    with deployed(bundle, servers, other_pixels, audit_share=1.0) as client:
+        draw = partial(client.draw, "one", seed=SEED, mode=mode, **shown)
         for _ in range(50):  # several at once, so that both hosts of a pair have work
             with ThreadPoolExecutor(4) as threads:
                 asked = [threads.submit(draw) for _ in range(4)]
@@ -59,22 +59,10 @@ def test_a_host_that_draws_something_else_is_named_and_never_believed(
         assert set(reasons(client)) == {"b-1"}
 
 
-def test_neighbouring_shades_and_numbers_are_rounding_and_more_is_not() -> None:
+def test_neighbouring_shades_are_rounding_and_more_is_not() -> None:
     def pixels(*values: int) -> stage_pb2.Event:
         return stage_pb2.Event(pictures=stage_pb2.Pictures(pixels=bytes(values)))
 
-    assert agree(pixels(0, 255), pixels(1, 254))
-    assert not agree(pixels(0, 255), pixels(2, 255))
-    assert not agree(pixels(0, 255), pixels(0))
-    model = stage_pb2.ModelInfo(pictures=stage_pb2.PictureInfo(height=4, width=4, channels=1, patch=2))
-    numbers = np.linspace(-1, 1, 16, dtype="<f4")
-    drawing = stage_pb2.Drawing(classes=[0], levels=3)
-    mine = stage_pb2.Hop(draw=stage_pb2.Draw(block=1, codec="fp32", drawing=drawing, estimate=numbers.tobytes()))
-    theirs = copy_of(mine)
-    theirs.draw.estimate = (numbers + np.float32(5e-4)).tobytes()
-    assert agree(mine, theirs, model)
-    theirs.draw.estimate = (numbers + np.float32(5e-3)).tobytes()
-    assert not agree(mine, theirs, model)
-    theirs.draw.CopyFrom(mine.draw)
-    theirs.draw.drawing.seed = 1
-    assert not agree(mine, theirs, model)
+    assert same_result(pixels(0, 255), pixels(1, 254))
+    assert not same_result(pixels(0, 255), pixels(2, 255))
+    assert not same_result(pixels(0, 255), pixels(0))

@@ -135,7 +135,7 @@ def test_a_model_without_a_draft_head(tmp_path: Path, local_ring: Any) -> None:
 @pytest.fixture(scope="module")
 def doubles(model: Path) -> Iterator[Deployment]:
     topology = doubled(model)
-    with temporary_deployment(topology, model, router_options=("--audit", "0.5")) as running:
+    with temporary_deployment(topology, model, router_options=("--audit", "1")) as running:
         yield running
 
 

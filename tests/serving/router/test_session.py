@@ -9,10 +9,11 @@ import grpc
 import pytest
 
 from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.audit import Auditor
+from onesweep.serving.router.answer import AuditedAnswer
+from onesweep.serving.router.audit import AuditFailed, Auditor
 from onesweep.serving.router.paths import Attempt, HostLink, HostPath
 from onesweep.serving.router.ring import HEDGE_SHARE, HEDGES, LEAST_S, MOST_REPLAYS, Hedging, Ring, RingView
-from onesweep.serving.router.session import AuditFailed, Check, Session
+from onesweep.serving.router.session import Check, Session
 from onesweep.serving.router.settings import RingSettings
 from onesweep.serving.router.topology import HostEntry
 from onesweep.stages.host.schema_check import NOT_FOLLOWED
@@ -219,7 +220,7 @@ def test_results_without_end_are_nonsense() -> None:
 
 
 class SlowAuditor(Auditor):
-    def picks(self) -> bool:
+    def picks(self, answer: AuditedAnswer) -> bool:
         return True
 
     async def audit(self, *_: Any) -> bool:
@@ -237,6 +238,7 @@ def test_an_audits_time_is_not_the_hosts() -> None:
         begin = time.monotonic()
         deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
         await session.event()
+        await session.finish()
         return (time.monotonic() - begin) - took[0]
 
     assert asyncio.run(asyncio.wait_for(ask(), 10)) >= 0.3

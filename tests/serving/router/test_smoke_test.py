@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from onesweep.serving.router import smoke_test as module
-from onesweep.serving.router.session import AuditFailed
+from onesweep.serving.router.audit import AuditFailed
 from onesweep.serving.router.smoke_test import BUSY_TRIES, LOSS_TOLERANCE, _when_free, expected_nats, smoke_test
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest

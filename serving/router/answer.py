@@ -1,0 +1,238 @@
+"""An answer that is audited: the work to ask other hosts for, results to compare, and the router's own computation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from onesweep.serving.router.paths import Attempt, HostLink, HostPath
+from onesweep.stages.host.parts import MODEL_KINDS, HostPlan, ModelKind, Parts, load_parts, plan_host
+from onesweep.stages.host.sessions import Session, SessionStore
+from onesweep.stages.host.validation import parse_hop
+from onesweep.stages.host.work import begin_work
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import (
+    Outcome,
+    PictureWork,
+    RingStep,
+    Work,
+    copy_of,
+    known_of,
+    merged,
+    results_of,
+)
+
+# Whether two hosts gave the same result, as far as honest machines do.
+
+
+# Largest difference of honest numbers, relative to the larger where that is over one: what backends are held to
+# (stages/backends/runner_checks.py), and above what they were measured to differ by.
+TOLERANCE = 1e-3
+
+
+def same_result(one: stage_pb2.Event, other: stage_pb2.Event, exact: bool = False) -> bool:
+    """True where two sweeps ended alike: the same text, or the same numbers but for rounding; with `exact` the same."""
+    kind = one.WhichOneof("outcome")
+    if kind != other.WhichOneof("outcome"):
+        return False
+    if exact:
+        return _outcome_of(one) == _outcome_of(other)
+    if kind == "scores":
+        mine, theirs = one.scores, other.scores
+        return mine.batch == theirs.batch and _close(_floats(mine.nats, "<f8"), _floats(theirs.nats, "<f8"))
+    if kind == "verification":
+        verdict, another = one.verification, other.verification
+        same = (verdict.accepted, verdict.symbols) == (another.accepted, another.symbols)
+        return same and _close(_floats(verdict.odds), _floats(another.odds))
+    if kind == "pictures":
+        drawn, again = (np.frombuffer(event.pictures.pixels, np.uint8).astype(np.int16) for event in (one, other))
+        # Honest numbers that differ by TOLERANCE may round to neighbouring shades.
+        return drawn.shape == again.shape and np.allclose(drawn, again, rtol=0, atol=1)
+    told, told_again = (_floats(event.logprobs.nats + event.logprobs.top_nats) for event in (one, other))
+    return (one.text, one.complete) == (other.text, other.complete) and _close(told, told_again)
+
+
+def same_results(mine: Sequence[stage_pb2.Event], theirs: Sequence[stage_pb2.Event], exact: bool = False) -> bool:
+    """True where two answers, sweep by sweep, are the same."""
+    return len(mine) == len(theirs) and all(map(lambda one, other: same_result(one, other, exact), mine, theirs))
+
+
+def _outcome_of(event: stage_pb2.Event) -> stage_pb2.Event:
+    """An event without what differs from try to try."""
+    outcome = copy_of(event)
+    for name in ("session", "number", "timings", "drafted"):
+        outcome.ClearField(name)
+    return outcome
+
+
+def _floats(payload: bytes, dtype: str = "<f4") -> NDArray[np.float64]:
+    size = np.dtype(dtype).itemsize
+    return np.frombuffer(payload[: len(payload) // size * size], dtype=dtype).astype(np.float64)
+
+
+def _close(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> bool:
+    return mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+# New symbols of a drawn text that are checked in a hop: so many at most, and half as many at least.
+PASS_SYMBOLS = 128
+
+
+@dataclass(frozen=True)
+class AuditedAnswer:
+    """The answer of one session, and the work to ask other hosts for."""
+
+    # Hosts that had a part in it, and the path that it ended on.
+    hosts: frozenset[HostLink]
+    path: HostPath
+    works: Sequence[Work | PictureWork]
+    results: Sequence[stage_pb2.Event]
+    alphabet: Alphabet
+    # Hops of works, for hosts that have read nothing yet.
+    hops: Callable[[Attempt, Work | PictureWork], list[stage_pb2.Hop]]
+    # A way through the hosts with its weights that avoids some addresses, if there is one.
+    choose: Callable[[Collection[str]], HostPath | None]
+    due_at: float
+    # Time that it took.
+    took_s: float
+    # Hosts had a part of the text in memory, maybe from others than those on its path.
+    recalled: bool
+
+    # A teacher-forced pass is equal to the steps that made a text, to the last bit: its symbols from `prompt` on are
+    # attended one by one (stages/model/prefill.py). It reads each weight once, where the steps read it once a symbol.
+    @property
+    def in_one_pass(self) -> bool:
+        """True for a text that was drawn step by step."""
+        first = self.works[0]
+        return isinstance(first, RingStep) and not (isinstance(first, stage_pb2.Verify) and first.HasField("rejection"))
+
+    @property
+    def expected(self) -> list[stage_pb2.Event]:
+        """The results to compare with."""
+        return self.told(self.results)
+
+    def told(self, results: Sequence[stage_pb2.Event]) -> list[stage_pb2.Event]:
+        """`results`, those of a drawn text as one, however it was cut."""
+        if not self.in_one_pass:
+            return list(results)
+        whole = stage_pb2.Event(text=b"".join(each.text for each in results), complete=results[-1].complete)
+        if any(each.HasField("logprobs") for each in results):
+            for each in results:
+                whole.logprobs.nats += each.logprobs.nats
+                whole.logprobs.top_symbols += each.logprobs.top_symbols
+                whole.logprobs.top_nats += each.logprobs.top_nats
+        return [whole]
+
+    def steps(self, attempt: Attempt, cut: random.Random) -> list[list[stage_pb2.Hop]]:
+        """The hops of each step along an attempt's path, in their order.
+
+        :param cut: where a drawn text is cut: no two passes over it look alike.
+        """
+        works = self._passes(cut) if self.in_one_pass else self.works[: len(self.results)]
+        return [self.hops(attempt, work) for work in works]
+
+    def _passes(self, cut: random.Random) -> list[Work]:
+        first, alphabet = self.works[0], self.alphabet
+        assert isinstance(first, RingStep)
+        drawn = b"".join(each.text for each in self.results)
+        clean = alphabet.cut(first.clean, 0, known_of(first, alphabet))
+        works, at, start, count = list[Work](), 0, first.start, alphabet.count(drawn)
+        while at < count:
+            end = min(at + cut.randint(PASS_SYMBOLS // 2, PASS_SYMBOLS), count)
+            if count <= PASS_SYMBOLS:
+                end = count
+            drafts = alphabet.cut(drawn, at, end - 1)
+            works.append(
+                stage_pb2.Verify(
+                    number=len(works),
+                    start=start,
+                    clean=clean + drafts,
+                    prompt=first.prompt,
+                    codec=first.codec,
+                    sampling=first.sampling,
+                    draft=end - 1 - at,
+                )
+            )
+            start += alphabet.count(clean) + end - 1 - at
+            clean, at = alphabet.cut(drawn, end - 1, end), end
+        return works
+
+
+# The router's own computation of a host's work: the third opinion where two hosts disagree.
+
+MOST_BYTES = 1 << 30
+
+
+class ReferenceVerifier:
+    """The models of the bundles that are served, read when they are first asked for. Blocks the thread that asks."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoints: tuple[Path, ...] = (checkpoint,)
+        self._loaded: dict[Path, Parts] = {}
+
+    def look_at(self, *checkpoints: Path) -> None:
+        """Know these bundles, and no others."""
+        self._checkpoints = checkpoints
+        self._loaded = {path: parts for path, parts in self._loaded.items() if path in checkpoints}
+
+    def knows(self, digest: str) -> bool:
+        """True where it has those weights. Raises OnesweepError."""
+        return self._plan(digest) is not None
+
+    @torch.inference_mode()
+    def results(self, steps: Sequence[Sequence[stage_pb2.Hop]]) -> list[stage_pb2.Event]:
+        """Results of the hops of some steps, the first of which opens a session, of weights that it `knows`.
+
+        Raises OnesweepError, and StatusError for a hop that no host would take.
+        """
+        first = steps[0][0]
+        found = self._plan(first.digest)
+        assert found is not None
+        path, plan = found
+        parts = self._loaded.get(path) or load_parts(plan)
+        self._loaded[path] = parts
+        kind = parse_hop(first, plan).kind
+        session = SessionStore(MOST_BYTES, lease_s=MOST_BYTES).open(
+            first.session, first.router, kind, first.capacity, plan.models[kind].manifest, parts
+        )
+        results = []
+        for hops in steps:
+            ends = [_end(hop, session) for hop in hops]
+            results.append(merged(ends[-results_of(hops) :]))
+        return results
+
+    def _plan(self, digest: str) -> tuple[Path, HostPlan] | None:
+        """The bundle that has those weights, and the plan of a host with all of it."""
+        for checkpoint in self._checkpoints:
+            loaded = self._loaded.get(checkpoint)
+            plan = loaded.plan if loaded else plan_host(checkpoint, tuple(range(plan_host(checkpoint, (0,)).parts)))
+            if _kind(plan, digest) is not None:
+                return checkpoint, plan
+        return None
+
+
+def _end(hop: stage_pb2.Hop, session: Session) -> stage_pb2.Event:
+    outcome = _outcome(hop, session)
+    while isinstance(outcome, stage_pb2.Hop):  # of pictures, whose next step begins where the last one ended
+        outcome = _outcome(outcome, session)
+    return outcome
+
+
+def _outcome(hop: stage_pb2.Hop, session: Session) -> Outcome:
+    parts = session.parts
+    work = begin_work(parse_hop(hop, parts.plan), copy_of(hop), session, parts.plan.blocks[-1] + 1)
+    while work.outcome is None:
+        call = work.next_op()
+        work.complete(call.compute([call.piece])[0])
+    return work.outcome
+
+
+def _kind(plan: HostPlan, digest: str) -> ModelKind | None:
+    return next((kind for kind in MODEL_KINDS if kind in plan.models and plan.models[kind].digest == digest), None)
