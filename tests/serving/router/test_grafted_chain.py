@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from onesweep.serving.client.client import Client
-from onesweep.trainer.grafting.measure import write
 from onesweep.trainer.grafting.model import GraftModel
-from tests.serving.grafted import write_bundle
+from tests.serving.grafted import write, write_bundle
 from tests.serving.pretrained import ids, text_of
 
 PROMPT = "the old man said that the sea"
