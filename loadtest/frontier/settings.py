@@ -35,7 +35,7 @@ class FrontierSettings:
         name="--budgets",
         metavar="MS[,MS]",
         shown="between the points",
-        type=partial(numbers, flag="--budgets"),
+        type=partial(numbers, flag="--budgets", number=int),
     )
     checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
     hosts: int | None = setting(None, "hosts that share the blocks", shown="3")

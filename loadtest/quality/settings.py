@@ -64,7 +64,7 @@ class InfillSettings(QualitySettings):
 
     modes: str | None = setting(None, "such as infill:ar:candidates=32", metavar="M[,M]", shown="infill,ar,local")
     lengths: tuple[int, ...] = setting(
-        (4, 8, 16), "bytes of a gap", metavar="N[,N]", type=partial(numbers, flag="--lengths")
+        (4, 8, 16), "bytes of a gap", metavar="N[,N]", type=partial(numbers, flag="--lengths", number=int)
     )
     max_bytes: int = field(default=16, metadata=limits(least=1))  # the longest gap
     temperatures: tuple[float, ...] = ()
