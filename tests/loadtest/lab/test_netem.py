@@ -19,7 +19,7 @@ PATHS = ["/proc/7/fd/3", "/proc/7/fd/4", "/proc/7/fd/5"]
 
 def test_a_cut_link_drops_everything() -> None:
     link = Link(delay_ms=10, rate_mbps=100, queue_kb=150, loss=0.001)
-    assert " loss 100.000000% " in shape_line("wan0-1", link, cut=True)
+    assert " loss 100.000000% " in shape_line("wan0-1", link, loss=1.0)
 
 
 def test_a_link_becomes_a_qdisc() -> None:
