@@ -163,9 +163,10 @@ class PipelineAttack:
     def rows(self) -> Iterator[LeakRow]:
         """States of every depth, codec and noise."""
         s, learnt = self.settings, ~self.tested
-        kinds = [(hidden_codec(name), 0.0) for name in s.codecs] + [(hidden_codec("fp32"), noise) for noise in s.noises]
-        written = {kind: self._written(*kind) for kind in kinds}
-        exact = self._written(hidden_codec("fp32"), 0.0)[1]
+        plain = (hidden_codec("fp32"), 0.0)
+        kinds = [(hidden_codec(name), 0.0) for name in s.codecs] + [(plain[0], noise) for noise in s.noises]
+        written = {kind: self._written(*kind) for kind in dict.fromkeys([plain, *kinds])}
+        exact = written[plain][1]
         for depth in sorted({*self.cuts[:-1], *(kept for kept in s.kept if kept < self.cuts[-1])}):
             states = torch.cat([_read(self._cut(depth), each) for each in self.windows.split(TOGETHER)])
             for codec, noise in kinds:

@@ -129,7 +129,8 @@ class Session:
     async def push(self, work: Work | PictureWork) -> None:
         """Start a sweep, or the first of some AR steps. Raises Refusal where there are no hosts for it."""
         self._go_on(work)
-        self._works.append(work)
+        if self.ring.auditor.share:
+            self._works.append(work)
         if self.attempts:
             self._send(self.attempts[0], work)
         else:
