@@ -28,6 +28,7 @@ LAYERS = 4
 PROMPT_BYTES = 64
 BLOCKS = 3
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+COPIED_BYTES = 1 << 28  # by which a device's memory is measured: beyond any cache
 MEMORY_SHARE = 0.8  # of the available memory, for one block: the rest is for activations and caches
 PATTERN = 1 << 16
 
@@ -51,6 +52,7 @@ class ShapeFigures:
     evaluation_s: float  # one evaluation of one block over all slots
     stage_s: float  # a stage's part of a sweep
     token_s: float  # a stage's part of one AR step
+    token_floor_s: float  # the time to read the stage's weights once
     sweep_s: float
     ar_token_s: float
     slots: int
@@ -59,6 +61,11 @@ class ShapeFigures:
     @property
     def tokens_per_s(self) -> float:
         return self.slots / self.sweep_s if self.sweep_s else 0.0
+
+    @property
+    def floors(self) -> float:
+        """A stage's AR step as a multiple of its floor."""
+        return self.token_s / self.token_floor_s if self.token_floor_s else 0.0
 
 
 class ShapesBench(Benchmark[ShapesSettings, list[ShapeFigures]]):
@@ -96,7 +103,7 @@ class ShapesBench(Benchmark[ShapesSettings, list[ShapeFigures]]):
                 free = min(free, torch.cuda.mem_get_info(device)[0])
             if size > MEMORY_SHARE * free:
                 refused = f"a block takes {size / 1e9:.1f} GB, {free / 1e9:.1f} GB of memory are free"
-                nothing = (0.0,) * 5
+                nothing = (0.0,) * 6
                 figures.append(
                     ShapeFigures(width, BLOCKS * parameters, s.dtype, size / 1e9, *nothing, s.slots, refused)
                 )
@@ -106,9 +113,12 @@ class ShapesBench(Benchmark[ShapesSettings, list[ShapeFigures]]):
 
     def table(self, result: list[ShapeFigures]) -> str:
         s = self.settings
-        header = ("width", "parameters", "block GB", "s/evaluation", "stage s", "sweep s", "tokens/s", "AR s/token")
+        header = (
+            *("width", "parameters", "block GB", "s/evaluation", "stage s", "sweep s", "tokens/s"),
+            *("AR s/token", "AR stage ms", "x floor"),
+        )
         theirs = [
-            (str(width), parameters, "", "", "", f"{seconds:.3f}", f"{rate:.0f}", "0.35")
+            (str(width), parameters, "", "", "", f"{seconds:.3f}", f"{rate:.0f}", "0.35", "", "")
             for width, (parameters, _, seconds, rate) in THEIRS.items()
         ]
         return "\n".join(
@@ -143,7 +153,7 @@ def _measure(settings: ShapesSettings, a: Architecture, parameters: int, size: i
     kind = torch.device(settings.device).type
     with torch.no_grad(), torch.autocast(kind, dtype, enabled=dtype is not torch.float32):
         evaluation_s = _evaluation_s(a, settings)
-        token_s = _token_s(a, settings)
+        token_s, floor_s = _token_s(a, settings)
     stage_s = settings.steps * evaluation_s
     payload_bits = 8 * settings.slots * (a.code_dim + 4)  # int8 with a float32 scale for each slot
     return ShapeFigures(
@@ -154,6 +164,7 @@ def _measure(settings: ShapesSettings, a: Architecture, parameters: int, size: i
         evaluation_s,
         stage_s,
         token_s,
+        floor_s,
         BLOCKS * stage_s + _links_s(profile, payload_bits, home=True),
         # a byte of AR goes from the last host to the first: the router only hears of it
         BLOCKS * token_s + _links_s(profile, 8 * 4 * a.width, home=False),
@@ -175,8 +186,8 @@ def _evaluation_s(a: Architecture, settings: ShapesSettings) -> float:
     return min(times_of(evaluate, device))
 
 
-def _token_s(a: Architecture, settings: ShapesSettings) -> float:
-    """Seconds of one AR step of one stage."""
+def _token_s(a: Architecture, settings: ShapesSettings) -> tuple[float, float]:
+    """Seconds of one AR step of one stage, and those that its weights take at the rate of a copy of memory."""
     generator, device = torch.Generator().manual_seed(settings.seed), torch.device(settings.device)
     with without_memory():
         stage = ArStage(a, 1)  # a middle one: layers only
@@ -191,15 +202,19 @@ def _token_s(a: Architecture, settings: ShapesSettings) -> float:
             cache.length = PROMPT_BYTES
         stage.read(hidden[:, :1], caches)
 
-    return min(times_of(step, device))
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device).random_()
+    target = torch.empty_like(source)
+    rate = 2 * COPIED_BYTES / min(times_of(lambda: target.copy_(source), device))
+    weights = sum(p.numel() * p.element_size() for p in stage.parameters())
+    return min(times_of(step, device)), weights / rate
 
 
 def _fill(module: Block | ArStage, dtype: torch.dtype, generator: torch.Generator, device: torch.device) -> None:
     """Give a module on the meta device numbers, cheaply: a repeated pattern multiplies no faster than others."""
-    module.to(dtype).to_empty(device="cpu")
+    module.to(dtype).to_empty(device=device)
     for parameter in module.parameters():
         scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 1.0
-        pattern = (scale * torch.randn(PATTERN, generator=generator)).to(dtype)
+        pattern = (scale * torch.randn(PATTERN, generator=generator)).to(device, dtype)
         flat = parameter.data.view(-1)
         whole = len(flat) // PATTERN * PATTERN
         flat[:whole].view(-1, PATTERN)[:] = pattern
@@ -220,6 +235,7 @@ def _links_s(profile: Profile, payload_bits: int, home: bool) -> float:
 def _row(f: ShapeFigures) -> tuple[str, ...]:
     shape = (str(f.width), f"{f.parameters / 1e9:.3f}B", f"{f.block_gb:.2f}")
     if f.refused:
-        return (*shape, "-", "-", "-", "-", "-")
+        return (*shape, "-", "-", "-", "-", "-", "-", "-")
     seconds = (f"{value:.4f}" for value in (f.evaluation_s, f.stage_s, f.sweep_s))
-    return (*shape, *seconds, f"{f.tokens_per_s:.0f}", f"{f.ar_token_s:.3f}")
+    step = (f"{f.ar_token_s:.3f}", f"{1000 * f.token_s:.3f}", f"{f.floors:.2f}")
+    return (*shape, *seconds, f"{f.tokens_per_s:.0f}", *step)

@@ -23,7 +23,7 @@ from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.device import check_device
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.draft_head import DraftHead
-from onesweep.stages.model.layers import rotate
+from onesweep.stages.model.layers import rotate, seen_keys
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaLayer
 from onesweep.trainer.blocks.data import quick_bfloat16
 from onesweep.trainer.blocks.run import Clock, Run, StepLoss
@@ -39,7 +39,8 @@ DEPTH_WEIGHT = 0.8  # of a depth's loss, as a share of that of the depth before
 # Weight of the cross-entropy beside -ln(acceptance): exp of this, times the acceptance. The gradient of the acceptance
 # alone is small where a head still guesses wrongly (LK losses, arXiv 2602.23881).
 SHARPNESS = -3.0
-CHUNK_ROWS = 48  # whose logits stay in a processor's cache
+# Rows whose logits stay in a processor's cache; a GPU wants large products, and has room for them.
+CHUNK_ROWS, GPU_CHUNK_ROWS = 48, 8192
 PUBLISH_EVERY_S = 600.0
 
 Tell = Callable[[str], object]
@@ -54,8 +55,9 @@ class _Acceptance(torch.autograd.Function):
         """states: (rows, width), normed; odds: the teacher's, (rows, symbols)."""
         gradient, accepted = torch.empty_like(states), 0.0
         cross = math.exp(SHARPNESS * task.acceptance)
-        for begin in range(0, len(states), CHUNK_ROWS):
-            chunk = slice(begin, begin + CHUNK_ROWS)
+        size = CHUNK_ROWS if states.is_cpu else GPU_CHUNK_ROWS
+        for begin in range(0, len(states), size):
+            chunk = slice(begin, begin + size)
             p, q = odds[chunk].float(), (states[chunk].to(task.rows.dtype) @ task.rows.T).float().softmax(-1)
             shared = torch.minimum(p, q).sum(-1, keepdim=True).clamp(min=1e-4)
             accepted += float(shared.sum())
@@ -95,7 +97,7 @@ class HeadTask:
         assert last.norm is not None
         frequency = torch.bincount(samples.corpus.train.long(), minlength=architecture.vocabulary)
         symbols = frequency.argsort(descending=True, stable=True)[:count].sort()[0] if start is None else start.symbols
-        symbols, own = symbols.long(), 0 if start is None else len(start.stage.layers)
+        symbols, own = symbols.long().to(teacher.device), 0 if start is None else len(start.stage.layers)
         self.head = DraftHead(architecture, len(symbols), len(layers) + own).to(teacher.device)
         sources = [layer for stage in teacher.stages for layer in stage.layers]
         self.samples, self.held_out, self.full = samples, held, OutputHead.of(last)
@@ -142,7 +144,7 @@ class HeadTask:
     def loss(self, step: int) -> StepLoss:
         symbols, features = self.samples.batch(step)
         seen = features.to(self.samples.teacher.device).float()
-        total, refused = torch.zeros(()), list[float]()
+        total, refused = seen.new_zeros(()), list[float]()
         odds = self.odds(seen[:, 1:])
         for depth, states in enumerate(self._unrolled(symbols, seen, DEPTHS[step % len(DEPTHS)])):
             missed = _Acceptance.apply(states.flatten(0, 1), self, odds[:, depth:].flatten(0, 1))
@@ -169,7 +171,7 @@ class HeadTask:
 
         symbols: (rows, positions); seen: the teacher's normed states at all of them.
         """
-        stage, states = self.head.stage, seen
+        stage, states, symbols = self.head.stage, seen, symbols.to(seen.device)
         caches = [Cache() for _ in stage.layers]
         assert stage.norm is not None
         for depth in range(depths):
@@ -191,7 +193,7 @@ class HeadTask:
         cache.append((k.repeat_interleave(a.heads // a.kv_heads, 1), v.repeat_interleave(a.heads // a.kv_heads, 1)))
         (first_k, first_v), later = cache[0], cache[1:]
         scores = q @ first_k[:, :, :places].transpose(2, 3) * a.query_scale
-        scores = scores.masked_fill(~torch.ones(places, places, dtype=torch.bool).tril(), float("-inf"))
+        scores = scores.masked_fill(~seen_keys(places, 0, device=q.device), float("-inf"))
         own = [(q * k[:, :, :places]).sum(-1, keepdim=True) * a.query_scale for k, _ in later]
         weights = torch.cat([scores, *own], dim=-1).softmax(-1)
         mixed = weights[..., :places] @ first_v[:, :, :places]

@@ -1,9 +1,10 @@
-"""Samples of a distillation on disk: texts that the teacher read or wrote, with its features at each position."""
+"""Samples of a distillation: texts that the teacher read or wrote, with its features at each position."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,15 +21,20 @@ from onesweep.trainer.blocks.tokens import TextTokenizer
 from onesweep.trainer.distill.settings import DistillSettings
 from onesweep.trainer.distill.teacher import Teacher
 
-ROWS = 32  # windows in a sample. They are written side by side, which costs little more than one.
+# Windows in a sample. They are written side by side, which costs little more than one: on a GPU, far more of them.
+ROWS, GPU_ROWS = 32, 1024
 HELD_OUT_ROWS = 8
 FIRST = 2  # samples before the first step: the lens is fitted to them
 MAX_DISK_BYTES = 1 << 30
+MAX_GPU_BYTES = 4 << 30
 SHORTEST_PROMPT = 8
 
 
 class Samples:
-    """Sample n is a pure function of (seed, n), and the batch of step s of (seed, s), so a run can resume anywhere."""
+    """Sample n is a pure function of (seed, n), and the batch of step s of (seed, s), so a run can resume anywhere.
+
+    They are on disk, as a processor takes long to make them. A GPU makes one in seconds, and keeps them in its memory.
+    """
 
     def __init__(
         self, teacher: Teacher, corpus: Corpus, settings: DistillSettings, directory: Path, identity: str
@@ -37,26 +43,36 @@ class Samples:
         self.teacher, self.corpus, self.settings, self.directory = teacher, corpus, settings, directory
         self.identity, self.oldest = identity, 0
         width = teacher.stages[0].architecture.width
-        self.shape = (ROWS, settings.window, width)
-        self.kept = max(FIRST, MAX_DISK_BYTES // (teacher.dtype.itemsize * math.prod(self.shape)))
+        self.in_memory = torch.device(teacher.device).type != "cpu"
+        self.held: dict[int, tuple[Tensor, Tensor]] = {}  # where they are in memory
+        self.rows, room = (GPU_ROWS, MAX_GPU_BYTES) if self.in_memory else (ROWS, MAX_DISK_BYTES)
+        self.shape = (self.rows, settings.window, width)
+        self.kept = max(FIRST, room // (teacher.dtype.itemsize * math.prod(self.shape)))
         directory.mkdir(parents=True, exist_ok=True)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Symbols (sequences, window) int64, and the teacher's features (sequences, window, width)."""
         s = self.settings
-        newest = FIRST - 1 + int(step * s.sequences / (s.passes * ROWS))
+        newest = FIRST - 1 + int(step * s.sequences / (s.passes * self.rows))
         oldest = max(0, newest + 1 - self.kept)
         draws = uniforms(s.seed, Purpose.TRAINING, 0, s.sequences, 2, step)
-        chosen = [(oldest + int(u * (newest + 1 - oldest) * (1 - 2**-53)), int(v * ROWS) % ROWS) for u, v in draws]
-        # The oldest samples make room on the disk for new ones.
+        count = newest + 1 - oldest
+        chosen = [(oldest + int(u * count * (1 - 2**-53)), int(v * self.rows) % self.rows) for u, v in draws]
+        # The oldest samples make room for new ones.
         for index in range(self.oldest, oldest):
             self._path(index).unlink(missing_ok=True)
+            self.held.pop(index, None)
         self.oldest = oldest
         pairs = [self.row(index, row) for index, row in chosen]
         return torch.stack([symbols for symbols, _ in pairs]), torch.stack([features for _, features in pairs])
 
     def row(self, index: int, row: int) -> tuple[Tensor, Tensor]:
         """One window of a sample, which is made if it is not there."""
+        if self.in_memory:
+            if index not in self.held:
+                self.held[index] = self._made(index)
+            symbols, features = self.held[index]
+            return symbols[row], features[row]
         path = self._path(index)
         # A sample that is missing or damaged is made again, and then read.
         for _ in range(2):
@@ -68,12 +84,14 @@ class Samples:
                         return symbols[row].long(), features[row]
             except (SafetensorError, OSError, KeyError):
                 pass
-            self._make(index, path)
+            symbols, features = self._made(index)
+            tensors = {"symbols": symbols.int().cpu(), "features": features.cpu().contiguous()}
+            replace_file(path, partial(save_file, tensors, metadata={"identity": self.identity}))
         raise AssertionError(f"{path} was written and cannot be read")
 
     def sample(self, index: int) -> tuple[Tensor, Tensor]:
-        """All windows of one: (32, window) int64, (32, window, width)."""
-        pairs = [self.row(index, row) for row in range(ROWS)]
+        """All windows of one: (rows, window) int64, (rows, window, width)."""
+        pairs = [self.row(index, row) for row in range(self.rows)]
         return torch.stack([symbols for symbols, _ in pairs]), torch.stack([features for _, features in pairs])
 
     def drop(self) -> None:
@@ -85,18 +103,15 @@ class Samples:
     def _path(self, index: int) -> Path:
         return self.directory / f"sample-{index}.safetensors"
 
-    def _make(self, index: int, path: Path) -> None:
+    def _made(self, index: int) -> tuple[Tensor, Tensor]:
         s = self.settings
         is_written, share = uniforms(s.seed, Purpose.WINDOWS, 1, 1, 2, index)[0]
-        text = self.corpus.batch(s.seed, index, ROWS, s.window)
-        if is_written <= s.written:
-            longest = max(s.window // 2, SHORTEST_PROMPT)
-            prompt = SHORTEST_PROMPT + int(share * (longest - SHORTEST_PROMPT))
-            text, features = self.teacher.write(text[:, :prompt], s.window, s.seed + index)
-        else:
-            features = torch.cat([self.teacher.read(part) for part in text.split(s.sequences)])
-        tensors = {"symbols": text.int().cpu(), "features": features.cpu().contiguous()}
-        replace_file(path, lambda temporary: save_file(tensors, temporary, {"identity": self.identity}))
+        text = self.corpus.batch(s.seed, index, self.rows, s.window)
+        if is_written > s.written:
+            return text, torch.cat([self.teacher.read(part) for part in text.split(s.sequences)])
+        longest = max(s.window // 2, SHORTEST_PROMPT)
+        prompt = SHORTEST_PROMPT + int(share * (longest - SHORTEST_PROMPT))
+        return self.teacher.write(text[:, :prompt], s.window, s.seed + index)
 
 
 def held_out(teacher: Teacher, corpus: Corpus, window: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:

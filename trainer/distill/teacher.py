@@ -22,7 +22,8 @@ from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import new_caches
 
-CHUNK_BYTES = 25 << 20  # logits of a chunk in float32: they stay in a processor's cache
+# Logits of a chunk in float32: they stay in a processor's cache; a GPU wants large products.
+CHUNK_BYTES, GPU_CHUNK_BYTES = 25 << 20, 2 << 30
 DRAFT = 8  # draft tokens in a row, for the mean number that is accepted
 
 
@@ -44,7 +45,8 @@ class OutputHead:
         return F.linear(features.to(self.weight.dtype), self.weight, self.bias).float()
 
     def chunks(self, places: int) -> Iterator[slice]:
-        size = max(1, CHUNK_BYTES // (4 * len(self.weight)))
+        most = CHUNK_BYTES if self.weight.is_cpu else GPU_CHUNK_BYTES
+        size = max(1, most // (4 * len(self.weight)))
         return (slice(begin, begin + size) for begin in range(0, places, size))
 
 
@@ -183,8 +185,10 @@ class Teacher:
         """Empty ones for every stage, as the stages compute."""
         return [
             [
-                LayerCache(cache.keys.to(self.device, self.dtype), cache.values.to(self.device, self.dtype))
-                for cache in new_caches(len(stage.layers), stage.architecture, capacity, rows)
+                LayerCache(cache.keys.to(self.dtype), cache.values.to(self.dtype))
+                for cache in new_caches(
+                    len(stage.layers), stage.architecture, capacity, rows, torch.device(self.device)
+                )
             ]
             for stage in self.stages
         ]
