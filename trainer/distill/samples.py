@@ -108,6 +108,7 @@ class Samples:
         is_written, share = uniforms(s.seed, Purpose.WINDOWS, 1, 1, 2, index)[0]
         text = self.corpus.batch(s.seed, index, self.rows, s.window)
         if is_written > s.written:
+            text = text.to(self.teacher.device)
             return text, torch.cat([self.teacher.read(part) for part in text.split(s.sequences)])
         longest = max(s.window // 2, SHORTEST_PROMPT)
         prompt = SHORTEST_PROMPT + int(share * (longest - SHORTEST_PROMPT))
