@@ -15,7 +15,7 @@ OuterName = Literal["mean", "nesterov"]
 OverlapName = Literal["none", "eager", "patient"]
 DeadlineName = Literal["lockstep", "fixed", "adaptive"]
 LateName = Literal["drop", "stale", "keep"]
-CodecName = Literal["fp32", "int8", "e3m0", "ternary"]
+CodecName = Literal["fp32", "int8", "e3m0", "ternary", "top64", "top192"]
 ContextBy = Literal["copies", "features"]
 RobustName = Literal["none", "clip", "trimmed"]
 

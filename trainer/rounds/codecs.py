@@ -24,6 +24,10 @@ TERNARY_DIGITS = 5
 TERNARY_ZERO = 0.7
 TERNARY_POWERS = 3 ** torch.arange(TERNARY_DIGITS)
 TERNARY_SIGNS = torch.tensor([0.0, 1.0, -1.0])
+TOP_GROUP = 4096
+TOP_BITS = 13  # of a number that is kept: its place in the group, and its sign
+TOP_SIZES = 4
+TOP_KEEPS = 0.95  # SparseLoCo's
 
 Raw = NDArray[np.uint8]
 Tensors = dict[str, Tensor]  # float32 tensors of one part, by the names of its parameters
@@ -108,6 +112,7 @@ class TensorCodec(ABC):
 
     name: str
     bits: float  # of one number; scales come on top
+    keeps = 1.0  # share of what it rounded away that the next update gets
 
     def size(self, like: Shapes) -> int:
         """Bytes of tensors of these shapes, exactly."""
@@ -253,11 +258,63 @@ class TernaryCodec(TensorCodec):
         return (TERNARY_SIGNS[digits] * _floats(raw[:split]).repeat_interleave(TERNARY_GROUP)[:total]).reshape(shape)
 
 
+class TopCodec(TensorCodec):
+    """The largest of 4,096 numbers, by size; the others are 0."""
+
+    # SparseLoCo's updates (arXiv 2508.15706): so few numbers, in two bits each, need error feedback. Here a number has
+    # a sign and one of four sizes, told by its place in the order: the largest quarter comes first. A tensor is the
+    # mean sizes of its groups' quarters, then the places and signs of what is kept, 13 bits each, the lowest first.
+
+    def __init__(self, name: CodecName, kept: int) -> None:
+        self.name, self.kept, self.bits, self.keeps = name, kept, kept * TOP_BITS / TOP_GROUP, TOP_KEEPS
+
+    def tensor_size(self, shape: tuple[int, ...]) -> int:
+        full, rest = divmod(math.prod(shape), TOP_GROUP)
+        kept = full * self.kept + self._kept_of(rest)
+        return 4 * TOP_SIZES * _groups(shape, TOP_GROUP) + -(-TOP_BITS * kept // 8)
+
+    def _kept_of(self, count: int) -> int:
+        return -(-self.kept * count // TOP_GROUP)
+
+    def _quarters(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """For each group, which of its ranks are taken, and the quarter of each: (groups, kept) each."""
+        counts = torch.full((_groups(shape, TOP_GROUP), 1), self.kept)
+        if rest := math.prod(shape) % TOP_GROUP:
+            counts[-1] = self._kept_of(rest)
+        ranks = torch.arange(self.kept).expand(len(counts), -1)
+        return ranks < counts, (ranks * TOP_SIZES // counts).clamp(max=TOP_SIZES - 1)
+
+    def write(self, values: Tensor) -> bytes:
+        groups = _padded(values.reshape(-1), TOP_GROUP)
+        taken, quarters = self._quarters(tuple(values.shape))
+        places = groups.abs().topk(self.kept, dim=1).indices
+        chosen = groups.gather(1, places)
+        sums, counts = (
+            torch.zeros(len(groups), TOP_SIZES).scatter_add_(1, quarters, x)
+            for x in (chosen.abs() * taken, 1.0 * taken)
+        )
+        codes = (2 * places + (chosen < 0))[taken]
+        bits = (codes[:, None] >> torch.arange(TOP_BITS)) & 1
+        return _float_bytes(sums / counts.clamp(min=1)) + np.packbits(bits.to(torch.uint8).numpy()).tobytes()
+
+    def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
+        taken, quarters = self._quarters(shape)
+        split = 4 * TOP_SIZES * len(taken)
+        sizes = _floats(raw[:split]).reshape(-1, TOP_SIZES).gather(1, quarters)[taken]
+        bits = np.unpackbits(raw[split:], count=TOP_BITS * len(sizes)).reshape(-1, TOP_BITS)
+        codes = (torch.from_numpy(bits.astype(np.int64)) << torch.arange(TOP_BITS)).sum(dim=1)
+        flat = torch.zeros(len(taken) * TOP_GROUP)
+        flat[taken.nonzero()[:, 0] * TOP_GROUP + codes // 2] = torch.where(codes % 2 > 0, -sizes, sizes)
+        return flat[: math.prod(shape)].reshape(shape)
+
+
 CODECS: dict[CodecName, TensorCodec] = {
     "fp32": Fp32Codec(),
     "int8": RowInt8Codec(),
     "e3m0": E3M0Codec(),
     "ternary": TernaryCodec(),
+    "top64": TopCodec("top64", 64),
+    "top192": TopCodec("top192", 192),
 }
 
 
@@ -279,7 +336,7 @@ class ErrorFeedback:
         wanted = add(delta, self.carried) if self.carried else delta
         payload = self.codec.encode(wanted)
         if self.codec.name != "fp32":
-            self.carried = subtract(wanted, self.codec.decode(payload, shapes(delta)))
+            self.carried = scale(subtract(wanted, self.codec.decode(payload, shapes(delta))), self.codec.keeps)
         return payload
 
 
