@@ -183,6 +183,7 @@ def test_penalties_and_biases_reach_the_hosts(openai: OpenAI, client: Client) ->
     forced = openai.completions.create(model="onesweep-ar", **asked, logit_bias={"33": 100})
     assert forced.choices[0].text == "!" * 24
     for model, wrong, words in (
+        ("onesweep-local", {"logit_bias": {"256": 1}}, "logit_bias names token 256, the model has 0 to 255"),
         ("onesweep-ar", {"logit_bias": {"256": 1}}, "logit_bias names token 256, the model has 0 to 255"),
         ("onesweep-sweep", {"logit_bias": {"2": 1}}, "mode sweep does not take logit_bias"),
         ("onesweep-chunked", {"presence_penalty": 1}, "mode chunked does not take presence_penalty"),
