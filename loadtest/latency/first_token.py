@@ -331,6 +331,7 @@ def _row(arm: PieceArm, samples: Sequence[Sample], links: Sequence[Link], shares
     }
 
 
+_COSTS = (number_column("host-s", "host_s", 2), number_column("bytes", "wire_bytes", 0), text_column("failed"))
 FIRST_TOKEN: Table[Row] = Table(
     (
         text_column("codec"),
@@ -339,9 +340,7 @@ FIRST_TOKEN: Table[Row] = Table(
         number_column("floor ms", "floor_ms", 0),
         number_column("x floor", "ratio", 2),
         number_column("shared cores ms", "shared_floor_ms", 0),
-        number_column("host-s", "host_s", 2),
-        number_column("bytes", "wire_bytes", 0),
-        text_column("failed"),
+        *_COSTS,
     )
 )
 
@@ -367,9 +366,7 @@ TURNS: Table[Row] = Table(
         number_column("prompt tokens", "prompt_tokens", 0),
         number_column("from memory", "cached_tokens", 0),
         number_column("p50 ms", "p50_ms", 0),
-        number_column("host-s", "host_s", 2),
-        number_column("bytes", "wire_bytes", 0),
-        text_column("failed"),
+        *_COSTS,
     )
 )
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from onesweep.serving.client.client import AsyncClient
 from onesweep.serving.gateway.commands import HttpSettings
-from onesweep.serving.gateway.errors import api_error_of, error_response
+from onesweep.serving.gateway.errors import OF_ALL, api_error_of, error_response
 from onesweep.serving.gateway.middleware import HTTP_METRICS, HttpCounters, RequestBounds, RequestLog, SiteGuard
 from onesweep.serving.gateway.openai import routes as openai_routes
 from onesweep.serving.gateway.pages import host_routes, page_routes, race_routes
@@ -34,7 +34,8 @@ have an object `onesweep` with settings of ours; answers have `onesweep.accounti
 def make_app(settings: HttpSettings, client: AsyncClient, figures: HttpCounters) -> ASGIApp:
     """An app that talks to one router."""
     # no docs_url, no redoc_url: those pages load scripts from other servers
-    app = FastAPI(title="onesweep", version=version("onesweep"), description=_ABOUT, docs_url=None, redoc_url=None)
+    app = FastAPI(title="onesweep", description=_ABOUT, docs_url=None, redoc_url=None, responses=OF_ALL)
+    app.version = version("onesweep")
     app.state.client, app.state.settings = client, settings
     for routes in (openai_routes, race_routes, host_routes, page_routes()):
         app.include_router(routes)

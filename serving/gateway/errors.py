@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from fastapi import HTTPException
 from fastapi.exceptions import RequestValidationError
+from pydantic import create_model
 from starlette.exceptions import HTTPException as FrameworkError
 from starlette.responses import Response
 
@@ -27,6 +28,13 @@ _STATUSES = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+
+# Errors in the schema: those of any request, and those of what asks the router. Without a default the framework would
+# add a 422, which it never answers here.
+_Error = create_model("Error", message=str, type=str, param=str | None, code=str | None)
+_ERROR: dict[str, Any] = {"model": create_model("ErrorAnswer", error=_Error)}
+OF_ALL: dict[int | str, dict[str, Any]] = dict.fromkeys((403, 408, 413, 500, 503, "default"), _ERROR)
+OF_ROUTER: dict[int | str, dict[str, Any]] = dict.fromkeys((400, 401, 404, 415, 429, 502, 504), _ERROR)
 
 
 class ApiError(HTTPException):

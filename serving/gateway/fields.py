@@ -53,10 +53,12 @@ class Fields(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_number(cls, value: object) -> object:
-        """Raise ValueError for too many fields: pydantic makes an error of each unknown one."""
-        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+        """1.0 is an integer, as in JSON. Raise ValueError for too many fields: each unknown one would be an error."""
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_FIELDS:
             raise ValueError(f"an object has at most {MAX_FIELDS} fields")
-        return value
+        return {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in value.items()}
 
 
 def neutral(*values: object) -> AfterValidator:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Response
+from pydantic import BaseModel, create_model
 
 from onesweep.serving.client.comparison import AUTO, INFILL
 from onesweep.serving.gateway.access import Router, RouterAccess, StrictRoute
@@ -26,7 +27,7 @@ from onesweep.serving.gateway.completions import (
     suffix_of,
     usage,
 )
-from onesweep.serving.gateway.errors import ApiError, json_response, named
+from onesweep.serving.gateway.errors import OF_ROUTER, ApiError, json_response, named
 from onesweep.serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest, PlainFormat, TextRequest
 from onesweep.serving.gateway.response_fields import ResponseRequest
 from onesweep.serving.gateway.responses import ResponseFormat
@@ -77,14 +78,23 @@ def _size(pictures: stage_pb2.PictureInfo) -> str:
     return f"{pictures.width}x{pictures.height}"
 
 
-routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"])
+routes = APIRouter(prefix="/v1", route_class=StrictRoute, tags=["OpenAI"], responses=OF_ROUTER)
 _STARTED = int(time.time())
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}}, "description": "The answer, or its chunks as they come"}
-}
+# The objects that are answered, in the schema.
+_Made = create_model("Made", id=str, object=str, model=str, usage=dict[str, Any], onesweep=dict[str, Any])
+_Completion = create_model("Completion", __base__=_Made, created=int, choices=list[dict[str, Any]])
+_Response = create_model("Response", __base__=_Made, created_at=int, status=str, output=list[dict[str, Any]])
+_Model = create_model("Model", id=str, object=str, created=int, owned_by=str, onesweep=dict[str, Any])
+_Models = create_model("Models", object=str, data=list[_Model])  # type: ignore[valid-type]
+_Images = create_model("Images", created=int, data=list[dict[str, str]], size=str, onesweep=dict[str, Any])
 
 
-@routes.post("/completions", response_class=Response, responses=_STREAM)
+def _streamed(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    about = "The answer, or its chunks as they come"
+    return {200: {"model": model, "content": {"text/event-stream": {}}, "description": about}}
+
+
+@routes.post("/completions", response_class=Response, responses=_streamed(_Completion))
 async def completions(request: CompletionRequest, router: Router) -> Response:
     """Continue a prompt, or fill the gap before `suffix`."""
     order = await _order(router, request, request.prompt)
@@ -92,14 +102,14 @@ async def completions(request: CompletionRequest, router: Router) -> Response:
     return await _answer(router, order, request, AnswerFormat(request.model, chat=False), echo)
 
 
-@routes.post("/chat/completions", response_class=Response, responses=_STREAM)
+@routes.post("/chat/completions", response_class=Response, responses=_streamed(_Completion))
 async def chat_completions(request: ChatRequest, router: Router) -> Response:
     """Continue the messages in the model's chat template; a byte model continues their texts, one line each."""
     order = await _order(router, request, "")
     return await _answer(router, order, request, AnswerFormat(request.model, chat=True), "")
 
 
-@routes.post("/responses", response_class=Response, responses=_STREAM)
+@routes.post("/responses", response_class=Response, responses=_streamed(_Response))
 async def responses(request: ResponseRequest, router: Router) -> Response:
     """Answer a text or a conversation: a chat in OpenAI's newer form, of which nothing is stored."""
     order, names = await _order(router, request.chat(), "", "text.format"), list[str]()
@@ -110,14 +120,14 @@ async def responses(request: ResponseRequest, router: Router) -> Response:
     return json_response(await shape.whole(choice), headers=named(names))
 
 
-@routes.get("/models", response_class=Response)
+@routes.get("/models", response_class=Response, responses={200: {"model": _Models}})
 async def models(router: Router) -> Response:
     """A model for each served mode, and `onesweep`, which chooses the best of them."""
     status = await router.status()
     return json_response({"object": "list", "data": catalogue(status, _STARTED)})
 
 
-@routes.get("/models/{model}", response_class=Response)
+@routes.get("/models/{model}", response_class=Response, responses={200: {"model": _Model}})
 async def one_model(model: str, router: Router) -> Response:
     status = await router.status()
     for entry in catalogue(status, _STARTED):
@@ -128,7 +138,7 @@ async def one_model(model: str, router: Router) -> Response:
     )
 
 
-@routes.post("/images/generations", response_class=Response)
+@routes.post("/images/generations", response_class=Response, responses={200: {"model": _Images}})
 async def images(request: ImageRequest, router: Router) -> Response:
     """Draw pictures of a class, each as a PNG in base64."""
     if request.model not in (None, MODEL):

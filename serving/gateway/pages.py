@@ -4,6 +4,7 @@ import asyncio
 import base64
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -14,7 +15,7 @@ from onesweep.serving.client.comparison import Entrant, all_entrants, entrant_se
 from onesweep.serving.client.result import record_of
 from onesweep.serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
 from onesweep.serving.gateway.completions import DONE, EventStream, costs_of, merged, sse
-from onesweep.serving.gateway.errors import ApiError, api_error_of, json_response
+from onesweep.serving.gateway.errors import OF_ROUTER, ApiError, api_error_of, json_response
 from onesweep.serving.gateway.fields import PictureRaceRequest, RaceRequest
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import OnesweepError
@@ -44,22 +45,12 @@ def page_routes() -> APIRouter:
             raise ApiError(404, "no such file")
         return shown(name)
 
-    @routes.get("/", response_class=Response)
-    async def race() -> Response:
-        return shown("race.html")
-
-    @routes.get("/chat", response_class=Response)
-    async def chat() -> Response:
-        return shown("chat.html")
-
-    @routes.get("/hosts", response_class=Response)
-    async def hosts() -> Response:
-        return shown("hosts.html")
-
+    for path, page in (("/", "race.html"), ("/chat", "chat.html"), ("/hosts", "hosts.html")):
+        routes.add_api_route(path, partial(shown, page), response_class=Response)
     return routes
 
 
-race_routes = APIRouter(route_class=StrictRoute, tags=["pages"])
+race_routes = APIRouter(route_class=StrictRoute, tags=["pages"], responses=OF_ROUTER)
 
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}, "description": "Events, each with its `lane`"}
@@ -159,21 +150,23 @@ def _trip(trip: router_pb2.Trip) -> dict[str, Any]:
 READY_TIMEOUT_S = 2.0
 
 host_routes = APIRouter()
+_HOSTS = {"model": dict[str, Any]}
+_STATE = {"model": dict[str, str]}
 
 
-@host_routes.get("/api/hosts", response_class=Response, tags=["pages"])
+@host_routes.get("/api/hosts", response_class=Response, tags=["pages"], responses=OF_ROUTER | {200: _HOSTS})
 async def hosts(router: Router) -> Response:
     """The router's Status, with the entrants that a race of texts or of pictures may have."""
     return json_response(_shown(await router.status()))
 
 
-@host_routes.get("/healthz", response_class=Response, tags=["health"])
+@host_routes.get("/healthz", response_class=Response, tags=["health"], responses={200: _STATE})
 async def healthz() -> Response:
     """This process lives."""
     return json_response({"status": "live"})
 
 
-@host_routes.get("/readyz", response_class=Response, tags=["health"])
+@host_routes.get("/readyz", response_class=Response, tags=["health"], responses={200: _STATE, 503: _STATE})
 async def readyz(client: RouterClient) -> Response:
     """200 when the router can serve; else 503 with the reason."""
     reasons: list[str] = []

@@ -7,14 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends.base import (
-    BlockRunner,
-    BranchPiece,
-    CleanPiece,
-    Denoised,
-    NoisyPiece,
-    StageRunner,
-)
+from onesweep.stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 
 
 class DeviceRunner(BlockRunner, StageRunner):

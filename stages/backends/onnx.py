@@ -36,13 +36,7 @@ from onesweep.stages.backends.onnx_graphs import (
 from onesweep.stages.backends.packed import NOISE_LEVELS, Angles, PackedReader, PipelineRunner
 from onesweep.stages.backends.pictures import PackedPictures, Product
 from onesweep.stages.backends.rows import Rows
-from onesweep.stages.backends.runner_checks import (
-    PictureProbe,
-    StageProbe,
-    check_block,
-    checked,
-    checked_pictures,
-)
+from onesweep.stages.backends.runner_checks import PictureProbe, StageProbe, check_block, checked, checked_pictures
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.decoder_options import WEIGHT_WORDS

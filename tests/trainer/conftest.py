@@ -23,16 +23,9 @@ evaluate_every = 25
 valid_windows = 4
 save_every_s = {save_every_s}
 chunks = [1, 4, 0]
+architecture = {{ parts = 2, layers = 1, width = 16, heads = 2, context_length = 32, code_dim = 8, condition_dim = 8 }}
 [noise]
 partition = "equal_probability"
-[architecture]
-parts = 2
-layers = 1
-width = 16
-heads = 2
-context_length = 32
-code_dim = 8
-condition_dim = 8
 """
 
 

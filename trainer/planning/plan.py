@@ -41,13 +41,7 @@ def variants(config: TrainingConfig, as_set: bool) -> dict[str, TrainingConfig]:
     """
     base = config.rounds
     plain = replace(
-        base,
-        outer="nesterov",
-        overlap="none",
-        codec="fp32",
-        down_codec="fp32",
-        context_by="copies",
-        fragments=1,
+        base, outer="nesterov", overlap="none", codec="fp32", down_codec="fp32", context_by="copies", fragments=1
     )
     eager = replace(plain, overlap="eager")
     count = min(base.fragments if base.fragments > 1 else FRAGMENTS, base.steps_per_round)

@@ -116,12 +116,7 @@ SETTINGS = """
 steps = 80
 sequences = 2
 warmup_steps = 2
-[architecture]
-parts = 1
-layers = 1
-width = 16
-heads = 2
-context_length = 32
+architecture = { parts = 1, layers = 1, width = 16, heads = 2, context_length = 32 }
 [rounds]
 model = "ar"
 steps_per_round = 20

@@ -16,14 +16,7 @@ RUN = """
 sequences = 2
 warmup_steps = 2
 bfloat16 = false
-[architecture]
-parts = 1
-layers = 1
-width = 16
-heads = 2
-context_length = 32
-code_dim = 8
-condition_dim = 8
+architecture = { parts = 1, layers = 1, width = 16, heads = 2, context_length = 32, code_dim = 8, condition_dim = 8 }
 [noise]
 partition = "equal_probability"
 [rounds]
@@ -35,12 +28,7 @@ codec = "fp32"
 DEMO = """
 steps = 4
 sequences = 2
-[architecture]
-parts = 1
-layers = 1
-width = 32
-heads = 2
-context_length = 64
+architecture = { parts = 1, layers = 1, width = 32, heads = 2, context_length = 64 }
 [rounds]
 steps_per_round = 2
 replicas = 1

@@ -166,6 +166,11 @@ def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path],
         answer = httpx.post(f"{gateway.url}/v1/completions", json=asked, verify=trust)
         assert answer.status_code == 503
         assert "onesweep up" in answer.json()["error"]["message"]
+        trust.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert httpx.get(f"{gateway.url}/healthz", verify=trust).status_code == 200
+        trust.set_ciphers("ECDHE+AES:!AESGCM:!AESCCM")
+        with pytest.raises(httpx.ConnectError, match="SSL"):
+            httpx.get(f"{gateway.url}/healthz", verify=trust)
 
 
 def test_the_schema_describes_our_fields(http: httpx.Client) -> None:

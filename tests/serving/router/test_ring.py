@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from onesweep.serving.router.ring import Ring, RingView
 from onesweep.serving.router.session import Session
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.errors import InputError
+from onesweep.stages.host.next_hosts import Subscribers
 from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
@@ -206,3 +208,19 @@ def test_a_job_that_fails_is_told(topology: Topology, caplog: pytest.LogCaptureF
     tell(topology, story)
     critical = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert [record.exc_info[0] for record in critical if record.exc_info] == [ZeroDivisionError]
+
+
+def test_a_host_that_ends_its_events_in_good_order_is_lost(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    async def listen(subscribers: Subscribers, router: str) -> AsyncIterator[stage_pb2.Events]:
+        yield stage_pb2.Events()
+        while not ended.is_set():
+            await asyncio.sleep(0.01)
+
+    async def story(ring: Ring) -> None:
+        ended.set()
+        await eventually(lambda: "is lost (it closed the connection)" in ring.links[0].problem)
+
+    monkeypatch.setattr(Subscribers, "listen", listen)
+    tell(topology, story)

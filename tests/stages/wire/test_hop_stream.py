@@ -332,3 +332,14 @@ async def test_closing_what_was_never_used() -> None:
     async with relay_to(take) as (service, relay):
         await relay.close()
         assert service.streams == 0
+
+
+@pytest.mark.parametrize(("answer", "says"), [(aborting(FULL), "refused: tokyo has 64 hops"), (crash, "boom")])
+def test_why_a_call_that_was_to_last_was_lost(answer: Any, says: str) -> None:
+    async def reason() -> str:
+        async with relay_to(answer) as (_, relay):
+            with pytest.raises(grpc.aio.AioRpcError) as lost:
+                await relay.stub.Run(stage_pb2.RunRequest(hop=hop()))
+            return relay.loss(lost.value)
+
+    assert says in asyncio.run(reason())

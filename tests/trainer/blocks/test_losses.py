@@ -209,12 +209,7 @@ class Reference:
 
 @pytest.mark.parametrize(
     ("chunk", "offset", "self_condition", "chained"),
-    [
-        (1, 0, False, False),
-        (4, 3, True, False),
-        (LENGTH, 0, True, False),
-        (4, 0, True, True),
-    ],
+    [(1, 0, False, False), (4, 3, True, False), (LENGTH, 0, True, False), (4, 0, True, True)],
 )
 def test_block_loss_is_that_of_an_independent_implementation(
     chunk: int, offset: int, self_condition: bool, chained: bool
@@ -223,15 +218,7 @@ def test_block_loss_is_that_of_an_independent_implementation(
     layout = ChunkLayout(LENGTH, chunk, offset)
     text, sigma, eps = example(block)
     features = torch.randn(2, LENGTH, block.architecture.width) if chained else None
-    loss = block_loss(
-        block,
-        text,
-        features,
-        layout,
-        Corruption(sigma, eps),
-        self_condition=self_condition,
-        anchor=0.3,
-    )
+    loss = block_loss(block, text, features, layout, Corruption(sigma, eps), self_condition=self_condition, anchor=0.3)
 
     reference, slots, heads = Reference(block), [], []
     for i in range(2):

@@ -30,10 +30,7 @@ log_every = 1
 save_every_s = 0.0
 warmup_steps = 1
 chunks = [1, 4]
-[architecture]
-context_length = 12
-code_dim = 8
-condition_dim = 8
+architecture = { context_length = 12, code_dim = 8, condition_dim = 8 }
 """
 BLOCKS: list[tuple[object, ...]] = [
     ("--block", 0, "--steps", 1),

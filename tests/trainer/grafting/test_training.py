@@ -19,14 +19,7 @@ from onesweep.trainer.blocks.run import StepLoss, train_step
 from onesweep.trainer.grafting.batch import next_nats
 from onesweep.trainer.grafting.model import GraftModel
 from onesweep.trainer.grafting.store import GraftSettings, read_record
-from onesweep.trainer.grafting.training import (
-    Graft,
-    GraftOptimizers,
-    GraftTask,
-    export_chain,
-    open_graft,
-    train_block,
-)
+from onesweep.trainer.grafting.training import Graft, GraftOptimizers, GraftTask, export_chain, open_graft, train_block
 from tests.stages.model.tiny_llama import TINY, write_tiny
 from tests.trainer.small import corpus
 

@@ -101,11 +101,7 @@ def test_gradients_and_activations_go_before_an_update_is_made() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "times"),
-    [
-        ({"codec": "int8"}, 2),
-        ({"overlap": "eager"}, 4),
-        ({"overlap": "eager", "codec": "e3m0"}, 5),
-    ],
+    [({"codec": "int8"}, 2), ({"overlap": "eager"}, 4), ({"overlap": "eager", "codec": "e3m0"}, 5)],
 )
 def test_what_stays_between_rounds(changes: dict[str, str], times: int) -> None:
     """The base; error feedback; the last update; eager's own base and momentum."""

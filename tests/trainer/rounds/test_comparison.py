@@ -21,15 +21,10 @@ SETTINGS = """
 sequences = 2
 warmup_steps = 2
 bfloat16 = false
+architecture = { parts = 1, layers = 1, width = 16, heads = 2, context_length = 32 }
 [rounds]
 model = "ar"
 steps_per_round = 2
-[architecture]
-parts = 1
-layers = 1
-width = 16
-heads = 2
-context_length = 32
 """
 
 

@@ -1,0 +1,75 @@
+"""A client in another language, made from the contracts alone."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from grpc_health.v1 import health_pb2
+
+from onesweep.serving.cli.deployment import Deployment
+from onesweep.serving.client.client import Client, RequestRefused
+from tests.conftest import until
+from tests.serving.conftest import describe, sessions
+
+PROMPT = "It was läte"
+PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
+HERE, PROTOS = Path(__file__).parent, Path(__file__).parents[3] / "proto"
+
+
+@pytest.fixture(scope="module")
+def told(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All that the stranger was told."""
+    if shutil.which("npm") is None:
+        pytest.skip("there is no node with npm on this machine")
+    folder = tmp_path_factory.mktemp("node")
+    install = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts", *PACKAGES]
+    tried = "--prefer-offline", "--fetch-retries=0", "--fetch-timeout=20000"
+    got = subprocess.run([*install, *tried], capture_output=True, text=True, timeout=100, check=False)
+    if got.returncode:
+        pytest.skip(f"no registry has the node packages: {got.stderr[-200:]}")
+    descriptor = FileDescriptorSet()
+    health_pb2.DESCRIPTOR.CopyToProto(descriptor.file.add())
+    (folder / "health.bin").write_bytes(descriptor.SerializeToString())
+    addresses = deployment.topology.router, deployment.topology.hosts[0].address
+    command = ["node", str(HERE / "stranger.mjs"), str(folder), str(PROTOS), str(folder / "health.bin")]
+    said = subprocess.run([*command, *addresses, PROMPT], capture_output=True, text=True, timeout=100, check=False)
+    assert said.returncode == 0, said.stderr
+    answers: dict[str, Any] = json.loads(said.stdout)
+    return answers
+
+
+@pytest.mark.parametrize("mode", ["sweep", "ar"])
+def test_it_reads_the_same_text_as_our_client(told: dict[str, Any], client: Client, mode: str) -> None:
+    own, other = client.generate(PROMPT, mode=mode, max_bytes=24, seed=5), told[mode]
+    assert other["code"] == grpc.StatusCode.OK.value[0]
+    assert bytes.fromhex(other["text"]).decode(errors="replace") == own.text
+    summary = other["summary"]
+    assert (summary["mode"], summary["seed"], summary["sweeps"]) == (mode, "5", own.sweeps)
+    assert len(summary["hosts"]) == len(own.hosts)
+    assert (other["pieces"] > 1) == (mode == "ar"), "a stream comes in pieces"
+
+
+def test_it_cancels(told: dict[str, Any], deployment: Deployment) -> None:
+    assert told["cancelled"]["code"] == grpc.StatusCode.CANCELLED.value[0]
+    assert told["cancelled"]["summary"] is None
+    until(lambda: sessions(deployment) == 0)
+
+
+def test_it_is_refused_in_the_same_words(told: dict[str, Any], client: Client) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        client.generate(PROMPT, mode="sweep", max_bytes=24, steps=1000)
+    assert told["refused"]["code"] == refused.value.code.value[0] == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert told["refused"]["details"] == str(refused.value)
+
+
+def test_it_asks_how_router_and_hosts_are(told: dict[str, Any], deployment: Deployment, client: Client) -> None:
+    host = describe(deployment.topology.hosts[0].address)
+    assert (told["host"]["name"], told["host"]["blocks"]) == (host.name, [*host.blocks])
+    assert told["host"]["protocol"] == host.protocol
+    assert [each["name"] for each in told["status"]["hosts"]] == [each.name for each in client.status(5).hosts]
+    assert told["router_health"] == told["host_health"] == "SERVING"
