@@ -71,7 +71,7 @@ class Wary:
     def __call__(self, job: Any, outcome: Any) -> Any:
         work: Any = work_of(job.hop)
         known = work.sampling.seed, work.start, work.clean
-        if job.reply is not None or not re.fullmatch("[0-9a-f]{32}", job.hop.session) or known in self.seen:
+        if not re.fullmatch("[0-9a-f]{32}", job.hop.session) or known in self.seen:
             return outcome
         self.seen.add(known)
         if work.start == 0:

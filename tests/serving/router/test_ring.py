@@ -121,7 +121,7 @@ def test_who_asks_a_host_that_is_taken_out_hears_its_answer(topology: Topology) 
         ring.set_hosts(topology.hosts[1:])
         assert (await asked).name == "host-1"
         with pytest.raises(StatusError, match=r"the link to host host-1 at .* was closed"):
-            await link.relay.run(stage_pb2.Hop(left_s=2**42))
+            await link.relay.push(stage_pb2.Hop(left_s=30))
         await link.release("some session")
 
     tell(topology, story)

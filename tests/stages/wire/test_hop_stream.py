@@ -40,21 +40,19 @@ def test_a_host_that_hangs_is_named_with_the_time_waited() -> None:
     assert push_to(hang, describe=True).message.startswith("host tokyo at 127.0.0.1:")
 
 
-@pytest.mark.parametrize("call", [False, True], ids=["push", "run"])
-def test_a_deadline_is_not_the_hosts_fault(call: bool) -> None:
-    refusal = push_to(hang, left_s=0.1, call=call)
+def test_a_deadline_is_not_the_hosts_fault() -> None:
+    refusal = push_to(hang, left_s=0.1)
     assert refusal.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "the deadline passed while" in refusal.message
 
 
-@pytest.mark.parametrize("call", [False, True], ids=["push", "run"])
-def test_a_refusal_is_handed_on(call: bool) -> None:
-    refusing = aborting if call else rejecting
-    refusal = push_to(refusing(FULL), describe=True, call=call)
+@pytest.mark.parametrize("refusing", [rejecting, aborting], ids=["a hop", "the stream"])
+def test_a_refusal_is_handed_on(refusing: Any) -> None:
+    refusal = push_to(refusing(FULL), describe=True)
     assert (refusal.code, refusal.retry_after_ms) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 700)
     assert refusal.message.startswith("host tokyo at 127.0.0.1:")
     assert refusal.message.endswith("refused: tokyo has 64 hops under way")
-    loading = push_to(refusing(LOADING), call=call)
+    loading = push_to(refusing(LOADING))
     assert (loading.code, loading.retry_after_ms) == (grpc.StatusCode.UNAVAILABLE, None)
     assert "did not answer" not in loading.message
 
@@ -63,20 +61,10 @@ def test_a_server_of_another_kind() -> None:
     assert "is no stage server" in push_to(None).message
 
 
-@pytest.mark.parametrize("call", [False, True], ids=["push", "run"])
-def test_a_crash_is_reported_as_such(call: bool) -> None:
-    refusal = push_to(crash, call=call)
+def test_a_crash_is_reported_as_such() -> None:
+    refusal = push_to(crash)
     assert refusal.code is grpc.StatusCode.UNKNOWN
     assert "failed: " in refusal.message
-
-
-async def test_a_run_brings_the_next_hop_or_the_end() -> None:
-    async with relay_to(take) as (_, relay):
-        following, end = [await relay.run(hop(session)) for session in ("a", "end")]
-    assert isinstance(following, stage_pb2.Hop)
-    assert following.session == "a"
-    assert isinstance(end, stage_pb2.Event)
-    assert end.text == b"end"
 
 
 async def test_nobody_there() -> None:
