@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -133,7 +133,7 @@ class HostLink:
         else:
             self.problem = ""
 
-    async def events(self) -> AsyncIterator[stage_pb2.Events]:
+    async def events(self) -> AsyncGenerator[stage_pb2.Events, None]:
         """Messages of the subscription; the first, when it is open, is empty."""
         async for events in self.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.router)):
             yield events

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import grpc
@@ -17,10 +18,11 @@ from onesweep.serving.router.paths import Attempt, HostLink, HostPath, Suspects,
 from onesweep.serving.router.records import link_ms
 from onesweep.serving.router.settings import RingSettings
 from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.host.next_hosts import MOST_TOGETHER
 from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import LinkObserver
-from onesweep.stages.wire.status import StatusError, unavailable
+from onesweep.stages.wire.status import NoMessageError, StatusError, internal, unavailable
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 T = TypeVar("T")
@@ -187,14 +189,14 @@ class Ring:
             link.sessions -= 1
             self.spawn(link.release(attempt.name))
 
-    def quarantine(self, link: HostLink, reason: str) -> None:
+    def quarantine(self, link: HostLink, reason: str, finder: str = "an audit found that ") -> None:
         """Give a host no work any more; sessions that it worked for fail (`Session.event`)."""
         name = link.entry.name
         # A passing fault, or a tie that machines of two kinds break differently, costs an hour; a liar gets no work.
         hours = min(2.0 ** self._accusations[name], MOST_QUARANTINE_H)
         self._accusations[name] += 1
         log.error("host %s is faulty: %s; it is quarantined for %d h", name, reason, hours)
-        said = f"an audit found that {reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
+        said = f"{finder}{reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
         until = time.monotonic() + hours * 3600
         self._quarantined[name] = said, until
         # it may have registered anew while the audit looked at it
@@ -220,12 +222,18 @@ class Ring:
         while True:
             keeper: asyncio.Task[None] | None = None
             try:
-                async for events in link.events():
-                    if keeper is None:
-                        keeper = _begun(self._keep_fresh(link))
-                    for event in events.events:
-                        self._deliver(event)
+                async with aclosing(link.events()) as messages:
+                    async for events in messages:
+                        if keeper is None:
+                            keeper = _begun(self._keep_fresh(link))
+                        if (count := len(events.events)) > MOST_TOGETHER:
+                            raise internal(f"it sent {count} events together; at most {MOST_TOGETHER} travel so")
+                        for event in events.events:
+                            self._deliver(event)
                 self._lose(link, "it closed the connection")
+            except (StatusError, NoMessageError) as error:  # it would send the same again at once
+                self.quarantine(link, error.message if isinstance(error, StatusError) else error.details() or "", "")
+                await asyncio.sleep(link.quarantined_until - time.monotonic())
             except grpc.aio.AioRpcError as error:
                 self._lose(link, link.relay.loss(error))
             finally:
