@@ -115,6 +115,7 @@ class AsyncClient(RouterConnection):
         request = Request(prompt=prompt, **settings).message(whole, trips)
         metadata, answer = self._credentials(authorization), Turns(self, timeout_s)
         while True:
+            request.resumed = answer.output
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=metadata)
             with answer.of(call):
                 if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
@@ -234,6 +235,7 @@ class Client(RouterConnection):
         request = Request(prompt=prompt, **settings).message(whole)
         answer = Turns(self, timeout_s)
         while True:
+            request.resumed = answer.output
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=self._metadata)
             with answer.of(call):
                 for response in call:

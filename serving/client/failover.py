@@ -150,7 +150,7 @@ class Turns:
         self._deadline_s = time.monotonic() + timeout_s
         self._call: grpc.RpcContext | grpc.aio.RpcContext | None = None
         self._lost, self._since_s = dict[int, RouterError](), 0.0  # by router, and from when on, since text came last
-        self._output = b""
+        self.output = b""
         # Numbers of bytes, tokens and trips: handed out, and those among them that this router has not repeated yet.
         self._out, self._old = Counter[str](), Counter[str]()
 
@@ -226,17 +226,17 @@ class Turns:
                 raise self._differs()
             case "summary":
                 response.summary.replays += self.moves
-                yield result_of(response.summary, self._output)
+                yield result_of(response.summary, self.output)
             case "trip":
                 if not self._repeated("trips", 1):
                     yield response.trip
             case _:
                 at = self._out["bytes"] - self._old["bytes"]
                 old = self._repeated("bytes", len(response.text))
-                if response.text[:old] != self._output[at : at + old]:
+                if response.text[:old] != self.output[at : at + old]:
                     raise self._differs()
                 if new := response.text[old:]:
-                    self._output += new
+                    self.output += new
                     self._lost.clear()
                     yield new
 

@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -43,8 +43,8 @@ Weights = tuple[str, ...]
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
-        self.entry, self.router = entry, router
+    def __init__(self, entry: HostEntry, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
+        self.entry = entry
         self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security)
         self.info: stage_pb2.DescribeResponse | None = None
         # What it has loaded, the newest last.
@@ -132,11 +132,6 @@ class HostLink:
             self.problem = f"host {self.entry.name} measured round trips that cannot be: see what runs there"
         else:
             self.problem = ""
-
-    async def events(self) -> AsyncGenerator[stage_pb2.Events, None]:
-        """Messages of the subscription; the first, when it is open, is empty."""
-        async for events in self.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.router)):
-            yield events
 
     async def release(self, session: str | None = None) -> None:
         """Free a session, together with others that end at about the same time or could not be freed before."""

@@ -211,7 +211,7 @@ class Ring:
         return task
 
     def _link(self, entry: HostEntry) -> HostLink:
-        link = HostLink(entry, self.name, self.settings.hop_timeout_s, self._security)
+        link = HostLink(entry, self.settings.hop_timeout_s, self._security)
         link.quarantined, link.quarantined_until = self._quarantined.get(entry.name, ("", 0.0))
         if self._meter is not None:
             link.relay.meter = self._meter(entry.name)
@@ -222,9 +222,10 @@ class Ring:
         while True:
             keeper: asyncio.Task[None] | None = None
             try:
-                async with aclosing(link.events()) as messages:
+                call: Any = link.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.name))
+                async with aclosing(aiter(call)) as messages:
                     async for events in messages:
-                        if keeper is None:
+                        if keeper is None:  # the first message is empty: it is open
                             keeper = _begun(self._keep_fresh(link))
                         if (count := len(events.events)) > MOST_TOGETHER:
                             raise internal(f"it sent {count} events together; at most {MOST_TOGETHER} travel so")

@@ -133,13 +133,6 @@ class Relay:
         if self._streamer is None or self._streamer.done():
             self._streamer = asyncio.create_task(self._stream())
 
-    async def push(self, hop: stage_pb2.Hop) -> None:
-        """Like `send`, and wait for its acknowledgement. Raises StatusError."""
-        future: asyncio.Future[StatusError | None] = asyncio.get_running_loop().create_future()
-        self.send(hop, lambda refusal: None if future.done() else future.set_result(refusal))
-        if (refusal := await future) is not None:
-            raise refusal
-
     async def describe(
         self, timeout: float, prefixes: int | None = None, sessions: Iterable[str] = ()
     ) -> stage_pb2.DescribeResponse:

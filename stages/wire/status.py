@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -256,26 +256,20 @@ def _tolerant(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
 
 def _few_parts(data: bytes, parse: Any) -> bool:  # noqa: ANN401 - a method of the message's type
     """False for a message of more than MOST_PARTS fields, those of messages in it counted, too."""
-    inside, at = [(parse.__self__.DESCRIPTOR, len(data))], 0
-    try:
+    inside, at = [(len(data), parse.__self__.DESCRIPTOR)], 0
+    with suppress(IndexError):  # at its end, also where it is cut off: parsing says so
         for _ in range(MOST_PARTS):
-            while at >= inside[-1][1]:
+            while at >= inside[-1][0]:
                 inside.pop()
-                if not inside:
-                    return True
             tag, at = _varint(data, at)
-            if tag & 7 == 2:
-                size, at = _varint(data, at)
-                field = inside[-1][0].fields_by_number.get(tag >> 3)
-                if field is not None and field.message_type is not None:
-                    inside.append((field.message_type, at + size))
-                else:
-                    at += size
-            else:
-                at = _varint(data, at)[1] if tag & 7 == 0 else at + {1: 8, 5: 4}.get(tag & 7, 0)
-    except IndexError:  # it is cut off: parsing says so
-        return True
-    return False
+            size, at = _varint(data, at) if tag & 5 == 0 else ({1: 8, 5: 4}.get(tag & 7, 0), at)
+            field = inside[-1][1].fields_by_number.get(tag >> 3) if tag & 7 == 2 else None
+            if field is not None and field.message_type is not None:
+                inside.append((at + size, field.message_type))
+            elif tag & 7:
+                at += size
+        return False
+    return True
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -76,6 +76,14 @@ async def relay_to(
         await server.stop(0)
 
 
+async def push(relay: Relay, made: stage_pb2.Hop) -> None:
+    """Send it, and wait for its acknowledgement. Raises StatusError."""
+    settled: asyncio.Future[StatusError | None] = asyncio.get_running_loop().create_future()
+    relay.send(made, settled.set_result)
+    if (refusal := await settled) is not None:
+        raise refusal
+
+
 def hop(session: str = "s", left_s: float = 60.0, payload: int = 0) -> stage_pb2.Hop:
     made = stage_pb2.Hop(session=session, left_s=left_s)
     if payload:
@@ -91,7 +99,7 @@ def push_to(answer: Answer | None, left_s: float = 60.0, describe: bool = False)
             if describe:
                 await relay.describe(5.0)
             with pytest.raises(StatusError) as caught:
-                await relay.push(hop(left_s=left_s))
+                await push(relay, hop(left_s=left_s))
             return caught.value
 
     return asyncio.run(refusal())

@@ -24,6 +24,7 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import new_server
 from onesweep.stages.wire.status import MOST_PARTS, StatusError
 from tests.conftest import eventually
+from tests.stages.scripted_server import push
 
 READY_S = 30.0
 
@@ -125,7 +126,7 @@ def test_who_asks_a_host_that_is_taken_out_hears_its_answer(topology: Topology) 
         ring.set_hosts(topology.hosts[1:])
         assert (await asked).name == "host-1"
         with pytest.raises(StatusError, match=r"the link to host host-1 at .* was closed"):
-            await link.relay.push(stage_pb2.Hop(left_s=30))
+            await push(link.relay, stage_pb2.Hop(left_s=30))
         await link.release("some session")
 
     tell(topology, story)

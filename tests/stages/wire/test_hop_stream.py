@@ -21,6 +21,7 @@ from tests.stages.scripted_server import (
     crash,
     hang,
     hop,
+    push,
     push_to,
     rejecting,
     relay_to,
@@ -91,7 +92,7 @@ async def test_hops_that_are_sent_at_once_arrive_in_one_parcel_and_in_their_orde
 
 async def test_the_time_that_a_hop_waits_for_its_link_is_none_that_it_has_left() -> None:
     async with relay_to(take) as (service, relay):
-        await relay.push(hop(left_s=60.0))
+        await push(relay, hop(left_s=60.0))
         assert 0 < service.parcels[0].hops[0].left_s < 60
 
 
@@ -303,11 +304,11 @@ async def test_an_idle_link_is_left_alone_until_it_is_needed(monkeypatch: pytest
     async with relay_to(take) as (service, relay):
         warmer = asyncio.create_task(relay.keep_warm(1000, 0.0))
         await service.warmed_more(0)
-        await relay.push(hop("a"))  # it needs far longer than the pause of a link in use
+        await push(relay, hop("a"))  # it needs far longer than the pause of a link in use
         for _ in range(3):
             before = len(service.warmed)
             if by == "a hop":
-                await relay.push(hop("b"))
+                await push(relay, hop("b"))
             else:
                 relay.wake()
             await service.warmed_more(before)
