@@ -127,8 +127,7 @@ class Account:
 
     def wrote(self, text: bytes, resumed: bytes) -> None:
         """Book text that is handed out. `resumed`: all that another router had handed out, as the client says."""
-        at = self.output_bytes
-        self.resumed_bytes += len(commonprefix([text, resumed[at : at + len(text)]]))  # noqa: RUF071 - no path
+        self.resumed_bytes += len(commonprefix([text, resumed[self.output_bytes :]]))  # noqa: RUF071 - no path
         self.output_bytes += len(text)
 
     def take_trips(self) -> list[router_pb2.Trip]:

@@ -29,16 +29,12 @@ T = TypeVar("T")
 
 # Hedging: a result that takes longer than nearly all others is tried again on other hosts.
 
-
 # A fixed time would be too long for a byte and too short for a long sweep on a busy host.
 # Less is not waited while the deadline leaves time: a machine that stalls a moment shall not get twice the work.
 LEAST_S = 1.0
-# Second tries that may be made at once, after a quiet time.
-HEDGES = 10.0
-# Replays under way at once, on all hosts; further ones wait for those to bring a result.
-MOST_REPLAYS = 8
-# And of all results, how many may need one: when everything is slow, more work would make it slower.
-HEDGE_SHARE = 0.05
+HEDGES = 10.0  # Second tries that may be made at once, after a quiet time.
+MOST_REPLAYS = 8  # Replays under way at once, on all hosts; further ones wait for those to bring a result.
+HEDGE_SHARE = 0.05  # Of all results, how many may need one: when everything is slow, more work would make it slower.
 
 
 class Hedging:
@@ -73,8 +69,7 @@ class Hedging:
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-# Pause between two descriptions of a host, and of one that no request uses.
-DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0
+DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0  # Pause between two descriptions of a host, and of one that no request uses.
 WATCH_S = 0.2
 # Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer.
 CLOSE_S = 1.0
@@ -109,8 +104,7 @@ class Ring:
         # What audits found, by the host's name, until when, and how often: one that comes back gets no work either.
         self._quarantined: dict[str, tuple[str, float]] = {}
         self._accusations = Counter[str]()
-        # Counts what may make another way the best, or none.
-        self.changes = 0
+        self.changes = 0  # Counts what may make another way the best, or none.
         self._hosts, self._meter = tuple(hosts), meter
 
     async def open(self) -> None:

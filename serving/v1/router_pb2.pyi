@@ -1089,6 +1089,14 @@ class DeployRequest(_message.Message):
 
     STORE_FIELD_NUMBER: _builtins.int
     WITHOUT_FIELD_NUMBER: _builtins.int
+    TOGETHER_FIELD_NUMBER: _builtins.int
+    TRIED_FIELD_NUMBER: _builtins.int
+    together: _builtins.bool
+    """With the offer, where several routers switch together. A request without `store` follows the files, and another one
+    once all routers have said that they are `prepared`; who hears none goes back.
+    """
+    tried: _builtins.bool
+    """with the offer: another router has tried the release on these hosts"""
     @_builtins.property
     def store(self) -> _stage_pb2.StoreRequest: ...
     @_builtins.property
@@ -1100,10 +1108,12 @@ class DeployRequest(_message.Message):
         *,
         store: _stage_pb2.StoreRequest | None = ...,
         without: _abc.Iterable[_builtins.str] | None = ...,
+        together: _builtins.bool = ...,
+        tried: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["store", b"store", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["store", b"store", "together", b"together", "tried", b"tried", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1131,8 +1141,10 @@ class DeployProgress(_message.Message):
     STORE_FIELD_NUMBER: _builtins.int
     LINE_FIELD_NUMBER: _builtins.int
     SWITCH_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     line: _builtins.str
     """what is being done, for people"""
+    prepared: _builtins.bool
     @_builtins.property
     def store(self) -> _stage_pb2.StoreResponse: ...
     @_builtins.property
@@ -1145,12 +1157,13 @@ class DeployProgress(_message.Message):
         store: _stage_pb2.StoreResponse | None = ...,
         line: _builtins.str = ...,
         switch: Global___Switch | None = ...,
+        prepared: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "step", b"step", "store", b"store", "switch", b"switch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "prepared", b"prepared", "step", b"step", "store", b"store", "switch", b"switch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "step", b"step", "store", b"store", "switch", b"switch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "prepared", b"prepared", "step", b"step", "store", b"store", "switch", b"switch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["store", "line", "switch"]  # noqa: Y015
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["store", "line", "switch", "prepared"]  # noqa: Y015
     _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
 

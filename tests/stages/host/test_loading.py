@@ -71,7 +71,6 @@ def ar_of(host: Host) -> str:
 
 
 async def outcome(host: Host, hop: stage_pb2.Hop) -> stage_pb2.Event:
-    """Raises StatusError where the host does not take the hop."""
     host.accept(hop, 10)
     host._go()
     return await event_of(host)
