@@ -16,7 +16,8 @@ OnesweepError           exit 1
 +- ServiceError         a server answered with an error, or not at all
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -89,3 +90,15 @@ def one_of(word: str, known: Iterable[str], listed: str = "choose from") -> str:
     """The same with all of `known` after it: " (did you mean sweep?); choose from sweep, ar"."""
     names = list(known)
     return f"{close_to(word, names)}; {listed} {', '.join(names)}"
+
+
+@contextmanager
+def library_errors(made: Callable[[str], Exception]) -> Iterator[None]:
+    """A block whose failures are `made` of their words. The package tokenizers raises Exception itself, and where it
+    panics an error that is none: a regular expression that gives up on a text does."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise made(str(error)) from None

@@ -272,14 +272,14 @@ def open_servers() -> contextlib.closing[Servers]:
     return contextlib.closing(Servers())
 
 
-def wait_ready(address: str, within_s: float = READY_S) -> None:
+def wait_ready(address: str, within_s: float = READY_S, token: str = "") -> None:
     def ready() -> bool:
         try:
             return client.status(2.0).ready
         except RouterError:
             return False
 
-    with Client(address) as client:
+    with Client(address, token=token) as client:
         until(ready, within_s)
 
 

@@ -207,6 +207,6 @@ async def record(testbed: FuzzTestbed) -> Captures:
     for data in captures.requests["Push"]:
         captures.hops += [hop.SerializeToString() for hop in stage_pb2.HopBatch.FromString(data).hops]
     methods = [method.name for service in (STAGE, ROUTER) for method in service.methods]
-    for method in methods:  # no request brings about Run and Probe
+    for method in methods:  # no request brings about Probe
         captures.requests[method] = captures.requests[method] or [b""]
     return captures

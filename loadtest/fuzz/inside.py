@@ -45,8 +45,6 @@ class Refresh:
         elif isinstance(message, stage_pb2.HopBatch):
             for hop in message.hops:
                 self.hop(hop)
-        elif isinstance(message, stage_pb2.RunRequest):
-            self.hop(message.hop)
 
     def hop(self, hop: stage_pb2.Hop) -> None:
         hop.router = self.router

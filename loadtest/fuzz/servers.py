@@ -58,11 +58,6 @@ class StageTarget(FuzzTarget):
             return Inputs(kind, captures.requests[method], rng, self.refresh)
 
         self.hops = Inputs(stage_pb2.Hop, captures.hops, rng, self.refresh)
-        runs = [
-            stage_pb2.RunRequest(hop=stage_pb2.Hop.FromString(hop), protocol=PROTOCOL).SerializeToString()
-            for hop in captures.hops
-        ]
-        self.runs = Inputs(stage_pb2.RunRequest, runs, rng, self.refresh)
         self.others = {
             method: inputs(kind, method)
             for method, kind in (
@@ -92,11 +87,10 @@ class StageTarget(FuzzTarget):
             await caller.close()
 
     async def _send_to(self, caller: RawCaller, count: int) -> None:
-        pushed, run, few = count * 13 // 20, count // 10, max(count // 50, 1)
+        pushed, few = count * 3 // 4, max(count // 50, 1)
         calls: list[Awaitable[object]] = [
             self._push(caller, parcels) for parcels in self._streams(self.hops.take(pushed))
         ]
-        calls += [caller.unary(f"{STAGE_SERVICE}/Run", data) for data in self.runs.take(run)]
         for method, inputs in self.others.items():
             calls += [
                 caller.unary(f"{STAGE_SERVICE}/{method}", data)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from onesweep.stages.checkpoint.checkpoint import file_digest
 from onesweep.stages.checkpoint.release_store import ReleaseManifest, has_size, read_release_manifest, release_files
 from onesweep.stages.checkpoint.release_transfer import ReleaseTransfer
 from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.v1 import stage_pb2
 
 Show = Callable[[str], object]
 OpenClient = Callable[[], AsyncClient]
+_Told = AsyncGenerator[router_pb2.DeployProgress, None]
 
 
 def read_release(checkpoint: Path) -> ReleaseManifest:
@@ -44,37 +44,46 @@ def read_release(checkpoint: Path) -> ReleaseManifest:
 def deploy(
     open_client: OpenClient, contents: ReleaseManifest, without: Sequence[str], show: Show, timeout_s: float
 ) -> router_pb2.Switch:
-    """Have a router exchange its weights; `show` gets lines for people. Raises RequestRefused or RouterError.
+    """Have all routers of a client exchange their weights, or none; `show` gets lines for people. The first one tries
+    the release. Raises RequestRefused or RouterError.
 
     :param open_client: called where an event loop runs.
     """
 
     async def main() -> router_pb2.Switch:
-        delivery = ReleaseTransfer(contents, lambda path, size: show(f"sending {path} ({size / 1e6:.1f} MB)"))
+        async with open_client() as client, AsyncExitStack() as calls:
+            begun = list[tuple[_Told, ReleaseTransfer, asyncio.Event]]()
 
-        async def requests() -> AsyncIterator[router_pb2.DeployRequest]:
-            async for request in delivery.requests():
-                yield router_pb2.DeployRequest(store=request, without=without)
+            async def requests(delivery: ReleaseTransfer, go: asyncio.Event) -> AsyncIterator[router_pb2.DeployRequest]:
+                tried = delivery is not begun[0][1]
+                async for each in delivery.requests():
+                    yield router_pb2.DeployRequest(store=each, without=without, together=True, tried=tried)
+                yield router_pb2.DeployRequest()
+                await go.wait()
+                yield router_pb2.DeployRequest()
 
-        async with open_client() as client:
-            try:
-                return await _switch(client.exchange(requests(), timeout_s), delivery.hear, show)
-            except (RouterError, RequestRefused):
-                if delivery.failure:
-                    raise InputError(str(delivery.failure)) from None
-                raise
-            finally:
-                delivery.close()
+            for at in range(len(client.addresses)):
+                delivery = ReleaseTransfer(contents, lambda path, size: show(f"sending {path} ({size / 1e6:.1f} MB)"))
+                told = client.exchange(requests(delivery, go := asyncio.Event()), timeout_s, at)
+                begun.append((await calls.enter_async_context(aclosing(told)), delivery, go))
+                calls.callback(delivery.close)
+            # no router switches before all can: one that fails ends the calls to the others, and they go back
+            ready = [await _switch(show, *each) for each in begun]
+            for *_, go in begun:
+                go.set()
+            return [a if a.release else await _switch(show, *each) for a, each in zip(ready, begun, strict=True)][-1]
 
     return asyncio.run(main())
 
 
 def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> router_pb2.Switch:
-    """Have a router use the release before. Raises RequestRefused or RouterError."""
+    """Have all routers of a client use the release before. Raises RequestRefused or RouterError."""
 
     async def main() -> router_pb2.Switch:
         async with open_client() as client:
-            return await _switch(client.exchange(None, timeout_s), None, show)
+            return [await _switch(show, client.exchange(None, timeout_s, at)) for at, _ in enumerate(client.addresses)][
+                -1
+            ]
 
     return asyncio.run(main())
 
@@ -107,20 +116,24 @@ def record_of(switch: router_pb2.Switch) -> dict[str, Any]:
 
 
 async def _switch(
-    told: AsyncGenerator[router_pb2.DeployProgress, None],
-    hear: Callable[[stage_pb2.StoreResponse], object] | None,
-    show: Show,
+    show: Show, told: _Told, delivery: ReleaseTransfer | None = None, go: asyncio.Event | None = None
 ) -> router_pb2.Switch:
-    """The result of an exchange. Raises RouterError."""
-    async with aclosing(told):
+    """The result of an exchange; an empty one of a router that is prepared. Raises RouterError or InputError."""
+    try:
         async for progress in told:
             match progress.WhichOneof("step"):
-                case "switch":
+                case "switch" | "prepared":
                     return progress.switch
-                case "store" if hear is not None:
-                    hear(progress.store)
+                case "store" if delivery is not None and go is not None:
+                    delivery.hear(progress.store)
+                    if progress.store.refused:
+                        go.set()  # it waits for the end of the requests
                 case "line":
                     show(progress.line)
+    except (RouterError, RequestRefused):
+        if delivery is not None and delivery.failure:
+            raise InputError(str(delivery.failure)) from None
+        raise
     raise RouterError("the router ended the answer without a result", grpc.StatusCode.INTERNAL)
 
 

@@ -102,7 +102,7 @@ async def _links(topology: Topology, security: Security) -> AsyncIterator[list[H
     links: list[HostLink] = []
     try:
         for host in topology.hosts:
-            links.append(HostLink(host, "serve", ANSWER_S, security))
+            links.append(HostLink(host, ANSWER_S, security))
         yield links
     finally:
         await asyncio.gather(*(link.relay.close(0) for link in links))

@@ -21,7 +21,6 @@ from onesweep.serving.client.result import DrawnPictures, Logprobs, Result, pict
 from onesweep.serving.drawing.request import drawing_message
 from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.errors import InputError
 from onesweep.stages.wire.channel import Options, open_blocking_channel, open_channel
 from onesweep.stages.wire.status import REQUEST_KEY
 from onesweep.stages.wire.tls import Tls
@@ -115,6 +114,7 @@ class AsyncClient(RouterConnection):
         request = Request(prompt=prompt, **settings).message(whole, trips)
         metadata, answer = self._credentials(authorization), Turns(self, timeout_s)
         while True:
+            request.resumed = answer.output
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=metadata)
             with answer.of(call):
                 if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
@@ -166,23 +166,19 @@ class AsyncClient(RouterConnection):
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def exchange(
-        self, requests: AsyncIterator[router_pb2.DeployRequest] | None, timeout_s: float
+        self, requests: AsyncIterator[router_pb2.DeployRequest] | None, timeout_s: float, at: int = 0
     ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
-        """The router's progress while it exchanges its weights for those that `requests` bring (`onesweep deploy`).
-
-        :param requests: None = it goes back to the release before. Raises RequestRefused or RouterError, and InputError
-            for several routers.
-        """
-        if len(self.addresses) > 1:
-            raise InputError(f"one router deploys, not {self.address}: name the one that has the --shelf")
-        call: Any
-        if requests is None:
-            call = self._stubs[0].Rollback(router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
-        else:
-            call = self._stubs[0].Deploy(requests, timeout=timeout_s, metadata=self._metadata)
-        with Turns(self, timeout_s).of(call):
+        """The progress of a router, one of the client's, while it exchanges its weights for those that `requests` bring
+        or, with None, for those before (`onesweep deploy`). Raises RequestRefused or RouterError."""
+        ask: Any = self._stubs[at].Deploy if requests else self._stubs[at].Rollback
+        call = ask(requests or router_pb2.RollbackRequest(), timeout=timeout_s, metadata=self._metadata)
+        try:
             async for progress in call:
                 yield progress
+        except grpc.RpcError as error:
+            raise self.failed(error, at, timeout_s) from None
+        finally:
+            call.cancel()
 
     def _credentials(self, authorization: str | None) -> tuple[tuple[str, str], ...]:
         """Metadata with the caller's token, or this client's. Raises InputError for plain text to another machine."""
@@ -234,6 +230,7 @@ class Client(RouterConnection):
         request = Request(prompt=prompt, **settings).message(whole)
         answer = Turns(self, timeout_s)
         while True:
+            request.resumed = answer.output
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=self._metadata)
             with answer.of(call):
                 for response in call:

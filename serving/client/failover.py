@@ -105,7 +105,7 @@ class RouterConnection(ABC):
         """Connect with the certificates as they are now."""
         # taken before the files are read: what changes meanwhile is noticed at the next failure
         stamp = self.security.stamp()
-        # only one router deploys: to several, no message is so large that a ping waits long behind it
+        # no message of a request is so large that a ping waits long behind it
         options = [("grpc.http2.ping_timeout_ms", LOST_AFTER_MS)] if len(self.addresses) > 1 else []
         self._newest = [self._dial(each, options) for each in self.addresses]
         self._channels += self._newest
@@ -116,23 +116,23 @@ class RouterConnection(ABC):
     def _dial(self, address: str, options: Options) -> Any:  # noqa: ANN401
         """A channel of the client's kind."""
 
-    def failed(self, error: grpc.RpcError, turns: Turns) -> RequestRefused | RouterError:
+    def failed(self, error: grpc.RpcError, at: int, timeout_s: float) -> RequestRefused | RouterError:
         """The exception for people that a status stands for; the next call uses certificates that were renewed."""
         code, details, metadata = error.code(), printable(error.details() or "", newline=" "), call_metadata(error)
-        request, reached = metadata.get(REQUEST_KEY, ""), STATUS_MARK in metadata
+        request, reached, address = metadata.get(REQUEST_KEY, ""), STATUS_MARK in metadata, self.addresses[at]
         if code.name in _USER_MISTAKES:
             return RequestRefused(details, code, request)
         if code is StatusCode.DEADLINE_EXCEEDED:
-            return RouterError(f"no answer within {turns.timeout_s:g} s: {details}", code, request=request)
+            return RouterError(f"no answer within {timeout_s:g} s: {details}", code, request=request)
         if code is StatusCode.UNAVAILABLE and not reached:
             if self.security.stamp() != self._stamp:
                 with suppress(InputError):  # half of it may be replaced yet
                     self._open()
             problem = handshake_problem(details, self.security)
-            missing = f"no router answers at {turns.address}; start one with `onesweep up` ({details})"
-            return RouterError(f"the router at {turns.address} {problem}" if problem else missing, code, reached=False)
+            missing = f"no router answers at {address}; start one with `onesweep up` ({details})"
+            return RouterError(f"the router at {address} {problem}" if problem else missing, code, reached=False)
         if code is StatusCode.UNIMPLEMENTED:
-            return RouterError(f"{turns.address} is no router; give the router's address", code)
+            return RouterError(f"{address} is no router; give the router's address", code)
         return RouterError(details or code.name, code, retry_after_ms(metadata), request, reached)
 
 
@@ -150,7 +150,7 @@ class Turns:
         self._deadline_s = time.monotonic() + timeout_s
         self._call: grpc.RpcContext | grpc.aio.RpcContext | None = None
         self._lost, self._since_s = dict[int, RouterError](), 0.0  # by router, and from when on, since text came last
-        self._output = b""
+        self.output = b""
         # Numbers of bytes, tokens and trips: handed out, and those among them that this router has not repeated yet.
         self._out, self._old = Counter[str](), Counter[str]()
 
@@ -174,7 +174,7 @@ class Turns:
         if self._call is not None:
             self._call.cancel()
         if isinstance(error, grpc.RpcError):
-            error = self.client.failed(error, self)
+            error = self.client.failed(error, self.at, self.timeout_s)
         elif isinstance(error, asyncio.CancelledError) and (task := asyncio.current_task()) and not task.cancelling():
             # gRPC raises it, too, where it was the connection that ended: another router helps, unless we closed it
             closed, said = self.client.closed, f"the connection to {self.address} was closed"
@@ -226,17 +226,17 @@ class Turns:
                 raise self._differs()
             case "summary":
                 response.summary.replays += self.moves
-                yield result_of(response.summary, self._output)
+                yield result_of(response.summary, self.output)
             case "trip":
                 if not self._repeated("trips", 1):
                     yield response.trip
             case _:
                 at = self._out["bytes"] - self._old["bytes"]
                 old = self._repeated("bytes", len(response.text))
-                if response.text[:old] != self._output[at : at + old]:
+                if response.text[:old] != self.output[at : at + old]:
                     raise self._differs()
                 if new := response.text[old:]:
-                    self._output += new
+                    self.output += new
                     self._lost.clear()
                     yield new
 

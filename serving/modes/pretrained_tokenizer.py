@@ -15,16 +15,14 @@ from onesweep.serving.modes.chat_template import ChatTemplate, TemplateProblem
 from onesweep.serving.modes.tokenizer import Detokenizer, EncodedChat, Message, Tokenizer
 from onesweep.stages.checkpoint.checkpoint import read_companion
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from onesweep.stages.errors import CheckpointError
+from onesweep.stages.errors import CheckpointError, library_errors
 from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.wire.status import failed_precondition, invalid
+from onesweep.stages.wire.status import StatusError, failed_precondition, internal, invalid
 
 # OpenAI's newer name of a role, and the one that templates know.
 ROLES = {"developer": "system"}
 TEMPLATE_NAME, SPECIALS_NAME = "chat_template.jinja", "special_tokens.json"
 MAX_ENDS = 64
-# A longer text is tokenized on another thread: requests go on meanwhile.
-INLINE_BYTES = 4096
 # Tokens of a prompt that a reader looks at: whether a word begins with a space is seen from the one before.
 CONTEXT = 8
 # Tokens without a whole character at their end, after which they are told as they are.
@@ -58,7 +56,7 @@ class PretrainedTokenizer(Tokenizer):
         self._normal, self._controls = normal, re.compile("|".join(map(re.escape, names)) or "(?!)")
 
     async def encode_text(self, text: bytes) -> bytes:
-        return await self._encoded(text.decode(), specials=True)
+        return await asyncio.to_thread(self._encode, text.decode(), True)
 
     def encode_piece(self, text: str) -> bytes:
         return self._encode(text, specials=False)
@@ -87,7 +85,7 @@ class PretrainedTokenizer(Tokenizer):
             raise invalid(str(problem)) from None
         text += self.template.call_opening if must_call else ""
         if not found:
-            return EncodedChat(await self._encoded(text, specials=False), len(text.encode()), schema)
+            return EncodedChat(await asyncio.to_thread(self._encode, text, False), len(text.encode()), schema)
         pieces = re.split(f"{mark}([0-9]+){mark}", text)
         pieces[1::2] = [found[int(number)] for number in pieces[1::2]]
         symbols = await asyncio.to_thread(
@@ -108,16 +106,12 @@ class PretrainedTokenizer(Tokenizer):
         known = self.alphabet.symbols(self.alphabet.cut(prompt, max(self.alphabet.count(prompt) - CONTEXT, 0)))
         return _Tokens(self.encoding, self.alphabet, known)
 
-    async def _encoded(self, text: str, specials: bool) -> bytes:
-        """:param specials: with the tokens that a text begins with, where the tokenizer has such."""
-        if len(text) < INLINE_BYTES:
-            return self._encode(text, specials)
-        return await asyncio.to_thread(self._encode, text, specials)
-
     def _named(self, text: str) -> str:
         """A text of a user, normalised where it has a control token in another form than its name."""
-        ids = self.encoding.encode(text, add_special_tokens=False).ids if self._folded else ()
-        return text if self._folded.isdisjoint(ids) else self._normal(text)
+        if not self._folded or self._folded.isdisjoint(self.alphabet.symbols(self._encode(text, False))):
+            return text
+        with library_errors(_unreadable):
+            return self._normal(text)
 
     def _plain(self, text: str) -> bytes:
         """A text in symbols, of which none is a control token: each of their names is cut in two."""
@@ -127,8 +121,15 @@ class PretrainedTokenizer(Tokenizer):
         return symbols + self._encode(text, False)
 
     def _encode(self, text: str, specials: bool) -> bytes:
-        ids: list[int] = self.encoding.encode(text, add_special_tokens=specials).ids
-        return self.alphabet.encode(ids)
+        """:param specials: with the tokens that a text begins with, where the tokenizer has such."""
+        with library_errors(_unreadable):
+            # of many texts at once: encoding a single one holds Python's lock, for seconds where an expression is bad
+            (encoded,) = self.encoding.encode_batch([text], add_special_tokens=specials)
+        return self.alphabet.encode(encoded.ids)
+
+
+def _unreadable(problem: str) -> StatusError:
+    return invalid(f"the model's tokenizer fails on this text ({problem}): change the text, or replace the tokenizer")
 
 
 def _in_strings(value: Any, change: Callable[[str], str]) -> Any:  # noqa: ANN401
@@ -183,17 +184,17 @@ class _Tokens(Detokenizer):
         return self._text(self._known + self._held)[len(self._text(self._known)) :]
 
     def _text(self, tokens: list[int]) -> str:
-        text: str = self.encoding.decode(tokens)  # leaves special tokens out
+        with library_errors(lambda problem: internal(f"the model's tokenizer fails on what was written: {problem}")):
+            text: str = self.encoding.decode(tokens)  # leaves special tokens out
         return text
 
 
 def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> PretrainedTokenizer:
     """That of the checkpoint in `directory`. Blocks. Raises CheckpointError for a file that is missing or damaged."""
     raw = read_companion(directory, manifest, TOKENIZER_NAME)
-    try:
+    with library_errors(lambda problem: CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {problem}")):
         tokenizer = tokenizers.Tokenizer.from_str(raw.decode())
-    except Exception as error:  # the library has no type of its own for it
-        raise CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {error}") from None
+        tokenizer.decode(tokenizer.encode("a").ids)  # some fail on any text
     size = manifest.text_architecture.vocabulary
     if tokenizer.get_vocab_size() > size:
         raise CheckpointError(

@@ -1,8 +1,9 @@
 """The cost of a request, added up from the accounts that travel with its sweeps."""
 
-import asyncio
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, fields
+from os.path import commonprefix
 
 import numpy as np
 
@@ -43,6 +44,8 @@ class Account:
     cached_tokens: int = 0
     # Of text, as far as it was handed out.
     output_bytes: int = 0
+    # Of these, those that another router had handed out before.
+    resumed_bytes: int = 0
     # Symbols that were written.
     output_tokens: int = 0
     # Whether nothing can follow the text by its schema.
@@ -78,7 +81,7 @@ class Account:
     # For a symbol, and how many symbols it was measured on.
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
     # Audits of answers that ended early.
-    audits: list[asyncio.Task[bool]] = field(default_factory=list)
+    audits: list[Awaitable[bool]] = field(default_factory=list)
     # Of the symbols that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
@@ -121,6 +124,11 @@ class Account:
         # a text that is written anew is the same, as far as it was handed out
         taken, self.told = self.logprobs[self.told : end], max(self.told, end)
         return taken
+
+    def wrote(self, text: bytes, resumed: bytes) -> None:
+        """Book text that is handed out. `resumed`: all that another router had handed out, as the client says."""
+        self.resumed_bytes += len(commonprefix([text, resumed[self.output_bytes :]]))  # noqa: RUF071 - no path
+        self.output_bytes += len(text)
 
     def take_trips(self) -> list[router_pb2.Trip]:
         """The trips that came back since the last call."""

@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -22,19 +22,15 @@ from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 RELEASE_TIMEOUT_S = 5.0
-# Pause before sessions are freed: the answer goes out first.
-RELEASE_AFTER_S = 0.005
-# Sessions that a lost host is still to free; older ones end there with their leases.
-MOST_OWED = 4096
+RELEASE_AFTER_S = 0.005  # Pause before sessions are freed: the answer goes out first.
+MOST_OWED = 4096  # Sessions that a lost host is still to free; older ones end there with their leases.
 MESSAGE_BYTES = 64 << 20
 # A host whose answer to a keep-warm message is so late, by three round trips and by twice what its answers took lately,
 # or what it says that it stood still, is taken for lost. gRPC's own keepalive takes 15 s with the least settings that
 # servers accept.
 SILENT_S = 1.0
-# Clocks that differ by more are named: certificates, logs and traces go by them. Deadlines do not.
-CLOCK_LIMIT_S = 0.5
-# Weight of a new time in the running mean of a host's times.
-LEARN = 0.1
+CLOCK_LIMIT_S = 0.5  # Clocks that differ by more are named: certificates, logs and traces go by them.
+LEARN = 0.1  # Weight of a new time in the running mean of a host's times.
 
 # Digests of the models that a host holds, in the order of KINDS: hosts with the same can share a request.
 Weights = tuple[str, ...]
@@ -43,8 +39,8 @@ Weights = tuple[str, ...]
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(self, entry: HostEntry, router: str, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
-        self.entry, self.router = entry, router
+    def __init__(self, entry: HostEntry, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
+        self.entry = entry
         self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security)
         self.info: stage_pb2.DescribeResponse | None = None
         # What it has loaded, the newest last.
@@ -132,11 +128,6 @@ class HostLink:
             self.problem = f"host {self.entry.name} measured round trips that cannot be: see what runs there"
         else:
             self.problem = ""
-
-    async def events(self) -> AsyncIterator[stage_pb2.Events]:
-        """Messages of the subscription; the first, when it is open, is empty."""
-        async for events in self.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.router)):
-            yield events
 
     async def release(self, session: str | None = None) -> None:
         """Free a session, together with others that end at about the same time or could not be freed before."""

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import grpc
@@ -17,26 +18,23 @@ from onesweep.serving.router.paths import Attempt, HostLink, HostPath, Suspects,
 from onesweep.serving.router.records import link_ms
 from onesweep.serving.router.settings import RingSettings
 from onesweep.serving.router.topology import HostEntry
+from onesweep.stages.host.next_hosts import MOST_TOGETHER
 from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import LinkObserver
-from onesweep.stages.wire.status import StatusError, unavailable
+from onesweep.stages.wire.status import NoMessageError, StatusError, internal, unavailable
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 T = TypeVar("T")
 
 # Hedging: a result that takes longer than nearly all others is tried again on other hosts.
 
-
 # A fixed time would be too long for a byte and too short for a long sweep on a busy host.
 # Less is not waited while the deadline leaves time: a machine that stalls a moment shall not get twice the work.
 LEAST_S = 1.0
-# Second tries that may be made at once, after a quiet time.
-HEDGES = 10.0
-# Replays under way at once, on all hosts; further ones wait for those to bring a result.
-MOST_REPLAYS = 8
-# And of all results, how many may need one: when everything is slow, more work would make it slower.
-HEDGE_SHARE = 0.05
+HEDGES = 10.0  # Second tries that may be made at once, after a quiet time.
+MOST_REPLAYS = 8  # Replays under way at once, on all hosts; further ones wait for those to bring a result.
+HEDGE_SHARE = 0.05  # Of all results, how many may need one: when everything is slow, more work would make it slower.
 
 
 class Hedging:
@@ -71,8 +69,7 @@ class Hedging:
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-# Pause between two descriptions of a host, and of one that no request uses.
-DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0
+DESCRIBE_S, IDLE_DESCRIBE_S = 1.0, 3.0  # Pause between two descriptions of a host, and of one that no request uses.
 WATCH_S = 0.2
 # Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer.
 CLOSE_S = 1.0
@@ -107,8 +104,7 @@ class Ring:
         # What audits found, by the host's name, until when, and how often: one that comes back gets no work either.
         self._quarantined: dict[str, tuple[str, float]] = {}
         self._accusations = Counter[str]()
-        # Counts what may make another way the best, or none.
-        self.changes = 0
+        self.changes = 0  # Counts what may make another way the best, or none.
         self._hosts, self._meter = tuple(hosts), meter
 
     async def open(self) -> None:
@@ -187,14 +183,14 @@ class Ring:
             link.sessions -= 1
             self.spawn(link.release(attempt.name))
 
-    def quarantine(self, link: HostLink, reason: str) -> None:
+    def quarantine(self, link: HostLink, reason: str, finder: str = "an audit found that ") -> None:
         """Give a host no work any more; sessions that it worked for fail (`Session.event`)."""
         name = link.entry.name
         # A passing fault, or a tie that machines of two kinds break differently, costs an hour; a liar gets no work.
         hours = min(2.0 ** self._accusations[name], MOST_QUARANTINE_H)
         self._accusations[name] += 1
         log.error("host %s is faulty: %s; it is quarantined for %d h", name, reason, hours)
-        said = f"an audit found that {reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
+        said = f"{finder}{reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
         until = time.monotonic() + hours * 3600
         self._quarantined[name] = said, until
         # it may have registered anew while the audit looked at it
@@ -209,7 +205,7 @@ class Ring:
         return task
 
     def _link(self, entry: HostEntry) -> HostLink:
-        link = HostLink(entry, self.name, self.settings.hop_timeout_s, self._security)
+        link = HostLink(entry, self.settings.hop_timeout_s, self._security)
         link.quarantined, link.quarantined_until = self._quarantined.get(entry.name, ("", 0.0))
         if self._meter is not None:
             link.relay.meter = self._meter(entry.name)
@@ -220,12 +216,19 @@ class Ring:
         while True:
             keeper: asyncio.Task[None] | None = None
             try:
-                async for events in link.events():
-                    if keeper is None:
-                        keeper = _begun(self._keep_fresh(link))
-                    for event in events.events:
-                        self._deliver(event)
+                call: Any = link.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.name))
+                async with aclosing(aiter(call)) as messages:
+                    async for events in messages:
+                        if keeper is None:  # the first message is empty: it is open
+                            keeper = _begun(self._keep_fresh(link))
+                        if (count := len(events.events)) > MOST_TOGETHER:
+                            raise internal(f"it sent {count} events together; at most {MOST_TOGETHER} travel so")
+                        for event in events.events:
+                            self._deliver(event)
                 self._lose(link, "it closed the connection")
+            except (StatusError, NoMessageError) as error:  # it would send the same again at once
+                self.quarantine(link, error.message if isinstance(error, StatusError) else error.details() or "", "")
+                await asyncio.sleep(link.quarantined_until - time.monotonic())
             except grpc.aio.AioRpcError as error:
                 self._lose(link, link.relay.loss(error))
             finally:

@@ -27,12 +27,9 @@ from onesweep.stages.wire.status import StatusError, failed_precondition, intern
 
 log = logging.getLogger(__name__)
 
-# How long a deployment waits for requests that still run on the release before the last.
-DRAIN_S = 30.0
-POLL_S = 0.05
-WATCH_S = 0.5
-# Pause before a host that could not be brought up to date is tried again.
-AGAIN_S = 10.0
+DRAIN_S = 30.0  # How long a deployment waits for requests that still run on the release before the last.
+POLL_S, WATCH_S = 0.05, 0.5
+AGAIN_S = 10.0  # Pause before a host that could not be brought up to date is tried again.
 
 STORE_S = 3600.0
 # A transfer that is cut off begins again where it was, so many times at most.
@@ -74,13 +71,17 @@ class Rollout:
             joining = self._joining(list(first.without))
             async for answer in receive_release(self.shelf, _stores(first, requests), lambda offer: lambda *_: True):
                 tell(router_pb2.DeployProgress(store=answer))
-            had = {link.entry.address for link in joining if name in _names(link)}
+            had = {each.entry.address for each in joining if each.info and name in {r.name for r in each.info.releases}}
             was_pinned = self.current.view.pinned
             try:
                 await self._hold_on()
                 served, measured = await self._bring_all(
-                    name, joining, lambda line: tell(router_pb2.DeployProgress(line=line))
+                    name, joining, lambda line: tell(router_pb2.DeployProgress(line=line)), first.tried
                 )
+                if first.together:
+                    tell(router_pb2.DeployProgress(prepared=True))
+                    if await anext(requests, None) is None:
+                        raise StatusError(grpc.StatusCode.ABORTED, "not all routers were ready to switch")
                 await self._note(served)
             except BaseException as error:
                 loaded = [link for link in joining if link.entry.address not in had]
@@ -140,7 +141,7 @@ class Rollout:
             del self._bringing[link.entry.address]
 
     async def _bring_all(
-        self, name: str, joining: Sequence[HostLink], say: Say
+        self, name: str, joining: Sequence[HostLink], say: Say, tried: bool
     ) -> tuple[ActiveRelease, dict[str, float]]:
         """A release that all hosts have and that was tried, and the losses that were measured. Raises Refusal."""
         assert self.shelf is not None
@@ -159,7 +160,7 @@ class Rollout:
         own, *_ = await _all([in_thread(RouterParts.read, directory), *jobs])
         served = ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
         await served.view.usable(self.ring.settings.hop_timeout_s)
-        measured = await smoke_test(served, directory, say)
+        measured = {} if tried else await smoke_test(served, directory, say)
         if lost := {*self.current.served_modes, *self.current.drawing_modes} - {
             *served.served_modes,
             *served.drawing_modes,
@@ -265,6 +266,13 @@ class Rollout:
                 )
         return joining
 
+    def beside(self, link: HostLink) -> str:
+        """A sentence about a newer release on a host, which another router brought; empty where there is none."""
+        if self._busy or (own := link.held.get(self.current.view.weights)) is None:
+            return ""
+        *_, newest = link.held.values()
+        return "" if newest is own else f"another router brought release {newest.name} there: deploy it here, too"
+
     def _kept(self, link: HostLink) -> list[str]:
         """A host's name of the release that it must keep."""
         release = link.held.get(self.current.view.weights)
@@ -314,15 +322,13 @@ def _contents(directory: Path | None, name: str) -> ReleaseManifest | None:
     return None
 
 
-def _names(link: HostLink) -> list[str]:
-    return [release.name for release in link.info.releases] if link.info else []
-
-
 async def _stores(
     first: router_pb2.DeployRequest, rest: AsyncIterator[router_pb2.DeployRequest]
 ) -> AsyncIterator[stage_pb2.StoreRequest]:
     yield first.store
     async for request in rest:
+        if not request.HasField("store"):
+            return
         yield request.store
 
 

@@ -56,7 +56,7 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    keyring = Keyring(settings.tokens)
+    keyring = Keyring(settings.tokens, settings.routers)
     name = _own_name(settings)
     figures = RouterCounters() if settings.seeing.metrics else None
     meter = figures.links.link if figures else None

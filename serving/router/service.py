@@ -89,27 +89,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         except StatusError as refusal:
             await refusal.abort(context)
 
-    async def Deploy(
+    def Deploy(
         self, requests: AsyncIterator[router_pb2.DeployRequest], context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        try:
-            async with aclosing(self._told(lambda tell: self.rollout.deploy(requests, tell), context)) as progress:
-                async for each in progress:
-                    yield each
-        except StatusError as refusal:
-            yield router_pb2.DeployProgress(store=stage_pb2.StoreResponse(refused=True))
-            await drain_requests(requests)
-            await refusal.abort(context)
+        return self._told(lambda tell: self.rollout.deploy(requests, tell), context, requests)
 
-    async def Rollback(
+    def Rollback(
         self, request: router_pb2.RollbackRequest, context: Context
     ) -> AsyncIterator[router_pb2.DeployProgress]:
-        try:
-            async with aclosing(self._told(self.rollout.rollback, context)) as progress:
-                async for each in progress:
-                    yield each
-        except StatusError as refusal:
-            await refusal.abort(context)
+        return self._told(self.rollout.rollback, context)
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
         try:
@@ -145,7 +133,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         for each in info.links
                     ],
                     releases=[release.name for release in link.held.values()],
-                    warning=link.warning,
+                    warning=link.warning or self.rollout.beside(link),
                 )
                 for link in self.ring.links
                 for info in [link.info or stage_pb2.DescribeResponse()]
@@ -175,9 +163,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         return MAX_LINK_MS if local else 0
 
     async def _told(
-        self, job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]], context: Context
+        self,
+        job: Callable[[Tell], Coroutine[Any, Any, router_pb2.Switch]],
+        context: Context,
+        requests: AsyncIterator[router_pb2.DeployRequest] | None = None,
     ) -> AsyncGenerator[router_pb2.DeployProgress, None]:
-        """A job's progress as it comes, then its result; the job ends when nobody listens. Raises Refusal."""
+        """A job's progress as it comes, then its result; the job ends when nobody listens."""
         # the job runs in a task of its own: a client that leaves ends it, and one that reads slowly does not hold it up
         told: asyncio.Queue[router_pb2.DeployProgress | None] = asyncio.Queue()
         task: asyncio.Task[router_pb2.Switch] | None = None
@@ -188,6 +179,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             while (progress := await told.get()) is not None:
                 yield progress
             yield router_pb2.DeployProgress(switch=task.result())
+        except StatusError as refusal:
+            if requests is not None:
+                yield router_pb2.DeployProgress(store=stage_pb2.StoreResponse(refused=True))
+                await drain_requests(requests)
+            await refusal.abort(context)
         finally:
             if task is not None:
                 task.cancel()
@@ -208,7 +204,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         yield response
             finally:  # what was written for a whole answer counts, too, where nobody waited for it
                 served.requests -= 1
-                place.spend(ticket.account.output_bytes if ticket.account else 0)
+                if (account := ticket.account) is not None:
+                    place.spend(account.output_bytes - account.resumed_bytes)
 
     def _checked_link_ms(self, delay_ms: int) -> int:
         """A delay that a request asks for. Raises StatusError where it cannot be added."""
@@ -280,7 +277,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             async for symbols in pieces:
                 if symbols is None:
                     reading = OutputText(mode.tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
-                    held, read, account.output_bytes, account.told = b"", 0, 0, 0
+                    held, read, account.output_bytes, account.resumed_bytes, account.told = b"", 0, 0, 0, 0
                     told.clear()
                     continue
                 text = b""
@@ -290,7 +287,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     if reading.over:
                         break
                 told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
-                account.output_bytes += len(text)
+                account.wrote(text, request.resumed)
                 for trip in account.take_trips():
                     if request.trips:
                         yield router_pb2.GenerateResponse(trip=trip)
@@ -305,7 +302,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if not all([await audit for audit in account.audits]):
             raise StatusError(grpc.StatusCode.DATA_LOSS, WRONG_SO_FAR)
         rest = reading.end()
-        account.output_bytes += len(rest)
+        account.wrote(rest, request.resumed)
         if (text := held + rest) or told:
             yield router_pb2.GenerateResponse(text=text, logprobs=told)
         account.stopped = reading.stopped or ((ended or account.complete) and not reading.over)

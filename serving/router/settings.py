@@ -81,6 +81,7 @@ class RouterSettings:
     security: Security = LOOPBACK_ONLY
     # None = anybody may ask, on a loopback address or with `anybody`.
     tokens: Path | None = setting(None, "who may ask, from `onesweep token`")
+    routers: int = setting(1, "routers for these tokens: each grants its share of a quota", above=0)
     anybody: bool = setting(False, "serve other machines without tokens: they may all ask")
     # None = nothing can be deployed.
     shelf: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")

@@ -117,7 +117,8 @@ class Host:
         ack = stage_pb2.Ack(number=batch.number)
         for index, hop in enumerate(batch.hops):
             try:
-                self.check_protocol(batch.protocol)
+                if batch.protocol != PROTOCOL:  # its fields would be misread
+                    raise protocol_refusal(batch.protocol, "the sender", f"host {self.settings.name}")
                 self.bind(hop, who := sender(hop))
                 self.accept(hop, hop.ByteSize())
                 self.bind(hop, who)  # the session, if this hop opened it
@@ -142,13 +143,6 @@ class Host:
             session.sender = session.sender or sender
             if session.sender != sender:
                 raise StatusError(grpc.StatusCode.PERMISSION_DENIED, f"this session's hops come from {session.sender}")
-
-    async def run(self, hop: stage_pb2.Hop) -> Outcome:
-        """One hop's outcome, instead of passing it on. Raises StatusError."""
-        job = self.accept(hop, hop.ByteSize())
-        job.reply = asyncio.get_running_loop().create_future()
-        self._go()
-        return await job.reply
 
     async def work(self) -> None:
         """Compute hops, for ever."""
@@ -199,11 +193,6 @@ class Host:
         counters.prefix_bytes, counters.prefix_bytes_limit = self.prefixes.bytes, self.prefixes.budget_bytes
         counters.prefix_hits, counters.prefix_positions = self.prefixes.hits, self.prefixes.positions
         return counters
-
-    def check_protocol(self, protocol: int) -> None:
-        """Raise StatusError for a message of another protocol: its fields would be misread."""
-        if protocol != PROTOCOL:
-            raise protocol_refusal(protocol, "the sender", f"host {self.settings.name}")
 
     def _admit(self, hop: stage_pb2.Hop, received_bytes: int) -> ScheduledHop:
         parts = self._parts_for(hop)
@@ -292,7 +281,8 @@ class Host:
             self.queued_bytes -= job.received_bytes
             assert job.result is not None
             if isinstance(job.result, StatusError):
-                self._give_up(job, job.result)
+                if not job.session.released:
+                    self._fault(job.hop, job.result)
             else:
                 self.counters.completed += 1
                 _book_reads(job)
@@ -300,16 +290,6 @@ class Host:
             self.meter.ended(job)
             if self.tracer is not None and job.hop.traceparent:
                 record_hop(self.tracer, job)
-
-    def _give_up(self, job: ScheduledHop, refusal: StatusError) -> None:
-        if job.reply is None:
-            if not job.session.released:
-                self._fault(job.hop, refusal)
-            return
-        self._book_fault(job.hop, refusal)
-        self.sessions.release(job.hop.session)
-        if not job.reply.done():
-            job.reply.set_exception(refusal)
 
     def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
         result = job.work.result if job.work is not None else None
@@ -333,10 +313,7 @@ class Host:
         if result is not None:
             job.session.add_up(result, is_prefill=False)
         self.sessions.renew(job.session)
-        if job.reply is not None:
-            if not job.reply.done():
-                job.reply.set_result(outcome)
-        elif not job.session.released:
+        if not job.session.released:
             self._hand_over(job, outcome)
 
     def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
@@ -394,17 +371,14 @@ class Host:
 
     def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
         """Tell the router that a request ends here. `lost`: the host that did not take it over."""
-        self._book_fault(hop, refusal)
-        self.sessions.release(hop.session)
-        number = work_of(hop).number
-        fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
-        self._publish(hop, stage_pb2.Event(session=hop.session, number=number, fault=fault))
-
-    def _book_fault(self, hop: stage_pb2.Hop, refusal: StatusError) -> None:
         self.counters.faults += 1
         self.meter.faulted(refusal)
         names = {"request": hop.request, "session": hop.session, "code": refusal.code.name}
         log.warning("request %s ends here: %s", hop.request or "without a name", refusal.message, extra=names)
+        self.sessions.release(hop.session)
+        number = work_of(hop).number
+        fault = stage_pb2.Fault(code=refusal.number, message=refusal.message, host=self.settings.name, lost=lost)
+        self._publish(hop, stage_pb2.Event(session=hop.session, number=number, fault=fault))
 
 
 def _book_reads(job: ScheduledHop) -> None:

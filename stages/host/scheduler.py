@@ -8,7 +8,6 @@ nothing on a processor, while the oldest hop can go on to the next host as soon 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -57,8 +56,6 @@ class ScheduledHop:
     queue_ms: float = 0.0  # the rest of its time here: waiting, behind or beside other hops
     result: Outcome | StatusError | None = None
     work: HopWork | None = None
-    # Who waits for the outcome here, instead of having it passed on. Used on the event loop.
-    reply: asyncio.Future[Outcome] | None = None
 
     def __post_init__(self) -> None:
         self.due_at = time.monotonic() + self.hop.left_s

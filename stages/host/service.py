@@ -197,17 +197,6 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
                 await invalid(f"a batch of {len(batch.hops)} hops; at most {MOST_HOPS} travel together").abort(context)
             yield self.host.take(batch, lambda hop: check_sender(context, hop))
 
-    async def Run(self, request: stage_pb2.RunRequest, context: Context) -> stage_pb2.RunResponse:
-        try:
-            self.host.check_protocol(request.protocol)
-            self.host.bind(request.hop, check_sender(context, request.hop))
-            outcome = await self.host.run(request.hop)
-        except StatusError as refusal:
-            await refusal.abort(context)
-        if isinstance(outcome, stage_pb2.Hop):
-            return stage_pb2.RunResponse(next=outcome)
-        return stage_pb2.RunResponse(event=outcome)
-
     async def Subscribe(self, request: stage_pb2.SubscribeRequest, context: Context) -> AsyncIterator[stage_pb2.Events]:
         try:
             check_label(request.router, "router")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import MAX_PROBE_TOKENS
-from onesweep.stages.errors import CheckpointError, regular
+from onesweep.stages.errors import CheckpointError, library_errors, regular
 from onesweep.stages.importing.families.base import ModelFamily
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.quantised import quantised
@@ -223,7 +223,8 @@ def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> 
             f"the tokenizer does not match: it knows {size} tokens, up to number {max(ids, default=-1)}, and the model "
             f"{vocabulary}: take the tokenizer.json that was published with these weights"
         )
-    tokens = tuple(made.encode(text).ids[: min(architecture.positions, MAX_PROBE_TOKENS)])
+    with library_errors(lambda problem: CheckpointError(f"the tokenizer fails on the probe text ({problem})")):
+        tokens = tuple(made.encode(text).ids[: min(architecture.positions, MAX_PROBE_TOKENS)])
     if len(tokens) < 2:
         raise CheckpointError(f"the tokenizer makes {len(tokens)} tokens of the probe text: it is none for text")
     return tokens
@@ -231,10 +232,8 @@ def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> 
 
 def open_tokenizer(tokenizer: str) -> Any:  # noqa: ANN401
     """The tokenizer that a tokenizer.json describes. Raises as `probe_tokens` does."""
-    try:
+    with library_errors(lambda problem: CheckpointError(f"tokenizer.json cannot be read ({problem})")):
         made = Tokenizer.from_str(tokenizer)
-    except Exception as error:  # the package raises nothing more particular
-        raise CheckpointError(f"tokenizer.json cannot be read ({error})") from None
     made.no_truncation()  # some were stored as they were set for a training
     made.no_padding()
     return made

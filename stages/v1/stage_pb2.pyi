@@ -675,55 +675,6 @@ class Memory(_message.Message):
 Global___Memory: _TypeAlias = Memory  # noqa: Y015
 
 @_typing.final
-class RunRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HOP_FIELD_NUMBER: _builtins.int
-    PROTOCOL_FIELD_NUMBER: _builtins.int
-    protocol: _builtins.int
-    @_builtins.property
-    def hop(self) -> Global___Hop: ...
-    def __init__(
-        self,
-        *,
-        hop: Global___Hop | None = ...,
-        protocol: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hop", b"hop", "protocol", b"protocol"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RunRequest: _TypeAlias = RunRequest  # noqa: Y015
-
-@_typing.final
-class RunResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NEXT_FIELD_NUMBER: _builtins.int
-    EVENT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def next(self) -> Global___Hop: ...
-    @_builtins.property
-    def event(self) -> Global___Event: ...
-    def __init__(
-        self,
-        *,
-        next: Global___Hop | None = ...,
-        event: Global___Event | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "next", b"next", "outcome", b"outcome"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "next", b"next", "outcome", b"outcome"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["next", "event"]  # noqa: Y015
-    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
-
-Global___RunResponse: _TypeAlias = RunResponse  # noqa: Y015
-
-@_typing.final
 class Sampling(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

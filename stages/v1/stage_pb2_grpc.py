@@ -44,11 +44,6 @@ class StageServiceStub:
                 request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.HopBatch.SerializeToString,
                 response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.Ack.FromString,
                 _registered_method=True)
-        self.Run = channel.unary_unary(
-                '/stages.v1.StageService/Run',
-                request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.RunRequest.SerializeToString,
-                response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.RunResponse.FromString,
-                _registered_method=True)
         self.Subscribe = channel.unary_stream(
                 '/stages.v1.StageService/Subscribe',
                 request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.SubscribeRequest.SerializeToString,
@@ -98,13 +93,6 @@ class StageServiceServicer:
 
     def Push(self, request_iterator, context):
         """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Run(self, request, context):
-        """Does one hop and answers with what follows from it, instead of passing that on: it shows what one host computes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,11 +161,6 @@ def add_StageServiceServicer_to_server(servicer, server):
                     servicer.Push,
                     request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.HopBatch.FromString,
                     response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.Ack.SerializeToString,
-            ),
-            'Run': grpc.unary_unary_rpc_method_handler(
-                    servicer.Run,
-                    request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.RunRequest.FromString,
-                    response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.RunResponse.SerializeToString,
             ),
             'Subscribe': grpc.unary_stream_rpc_method_handler(
                     servicer.Subscribe,
@@ -269,33 +252,6 @@ class StageService:
             '/stages.v1.StageService/Push',
             onesweep_dot_stages_dot_v1_dot_stage__pb2.HopBatch.SerializeToString,
             onesweep_dot_stages_dot_v1_dot_stage__pb2.Ack.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Run(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/stages.v1.StageService/Run',
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.RunRequest.SerializeToString,
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.RunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,8 +44,6 @@ class StageServiceStub:
     """What this host holds and how it is doing."""
     Push: _grpc.StreamStreamMultiCallable[_stage_pb2.HopBatch, _stage_pb2.Ack]
     """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued."""
-    Run: _grpc.UnaryUnaryMultiCallable[_stage_pb2.RunRequest, _stage_pb2.RunResponse]
-    """Does one hop and answers with what follows from it, instead of passing that on: it shows what one host computes."""
     Subscribe: _grpc.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Events]
     """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
     Release: _grpc.UnaryUnaryMultiCallable[_stage_pb2.ReleaseRequest, _stage_pb2.ReleaseResponse]
@@ -72,8 +70,6 @@ class StageServiceAsyncStub(StageServiceStub):
     """What this host holds and how it is doing."""
     Push: _aio.StreamStreamMultiCallable[_stage_pb2.HopBatch, _stage_pb2.Ack]  # type: ignore[assignment]
     """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued."""
-    Run: _aio.UnaryUnaryMultiCallable[_stage_pb2.RunRequest, _stage_pb2.RunResponse]  # type: ignore[assignment]
-    """Does one hop and answers with what follows from it, instead of passing that on: it shows what one host computes."""
     Subscribe: _aio.UnaryStreamMultiCallable[_stage_pb2.SubscribeRequest, _stage_pb2.Events]  # type: ignore[assignment]
     """Results and faults of one router's requests, as they happen; the first message is empty: it is open."""
     Release: _aio.UnaryUnaryMultiCallable[_stage_pb2.ReleaseRequest, _stage_pb2.ReleaseResponse]  # type: ignore[assignment]
@@ -109,14 +105,6 @@ class StageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stage_pb2.Ack], _abc.AsyncIterator[_stage_pb2.Ack]]:
         """Hands over hops of work, batch by batch; each batch is acknowledged once its hops are checked and queued."""
-
-    @_abc_1.abstractmethod
-    def Run(
-        self,
-        request: _stage_pb2.RunRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_stage_pb2.RunResponse, _abc.Awaitable[_stage_pb2.RunResponse]]:
-        """Does one hop and answers with what follows from it, instead of passing that on: it shows what one host computes."""
 
     @_abc_1.abstractmethod
     def Subscribe(

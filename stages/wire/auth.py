@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 SCHEME = "onesweep://"
 HOST, ROUTER, CLIENT = "host", "router", "client"
 ROLES = (HOST, ROUTER, CLIENT)
-HOSTS_MAY = frozenset({"Describe", "Push", "Run", "Warm"})  # the calls between hosts; all others are for routers
+HOSTS_MAY = frozenset({"Describe", "Push", "Warm"})  # the calls between hosts; all others are for routers
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import grpc.aio
 from onesweep.stages.errors import InputError, printable
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_channel
-from onesweep.stages.wire.messages import PROTOCOL, Outcome, protocol_refusal, seconds_until
+from onesweep.stages.wire.messages import PROTOCOL, protocol_refusal, seconds_until
 from onesweep.stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 
@@ -132,28 +132,6 @@ class Relay:
         self._wake.set()
         if self._streamer is None or self._streamer.done():
             self._streamer = asyncio.create_task(self._stream())
-
-    async def push(self, hop: stage_pb2.Hop) -> None:
-        """Like `send`, and wait for its acknowledgement. Raises StatusError."""
-        future: asyncio.Future[StatusError | None] = asyncio.get_running_loop().create_future()
-        self.send(hop, lambda refusal: None if future.done() else future.set_result(refusal))
-        if (refusal := await future) is not None:
-            raise refusal
-
-    async def run(self, hop: stage_pb2.Hop) -> Outcome:
-        """Have a hop done and wait for its outcome. Raises StatusError."""
-        self.wake()
-        left_s, begin = hop.left_s, time.perf_counter()
-        try:
-            request = stage_pb2.RunRequest(hop=hop, protocol=PROTOCOL)
-            response = await self.stub.Run(request, timeout=max(left_s, 0.001))
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise StatusError(error.code(), f"the deadline passed while {self.host} did not answer") from None
-            raise self.refusal(error, begin) from None
-        except grpc.aio.UsageError:
-            raise self._closed() from None
-        return response.next if response.WhichOneof("outcome") == "next" else response.event
 
     async def describe(
         self, timeout: float, prefixes: int | None = None, sessions: Iterable[str] = ()

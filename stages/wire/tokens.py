@@ -13,7 +13,7 @@ import re
 import secrets
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,12 @@ class Key:
             raise InputError(f"key {self.name}: rate must be above 0, not {self.rate}")
         for name, value in (("concurrent", self.concurrent), ("bytes_per_day", self.bytes_per_day)):
             if value is not None and value < 1:
-                raise InputError(f"key {self.name}: {name} must be 1 or more, not {value}")
+                raise InputError(f"key {self.name}: {name} must be 1 or more for each router, not {value}")
+
+    def share(self, routers: int) -> "Key":
+        """The limits that hold at one of so many routers. Raises InputError for one that cannot be shared out."""
+        concurrent, a_day = (limit and limit // routers for limit in (self.concurrent, self.bytes_per_day))
+        return replace(self, rate=self.rate and self.rate / routers, concurrent=concurrent, bytes_per_day=a_day)
 
     def space(self, router: str) -> bytes:
         """Space of the owner's texts in the hosts' prefix memory, 16 bytes: nobody without the token can guess it.
@@ -77,11 +82,11 @@ ANYBODY = Key("anybody")  # the caller of a server without tokens
 class Keyring:
     """The tokens that a server takes, from a file that is read again when it changes. Without a file it takes any."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Raises InputError for a bad file."""
-        self.path = path
+    def __init__(self, path: Path | None = None, routers: int = 1) -> None:
+        """:param routers: that take these tokens, each with its share of a limit. Raises InputError for a bad file."""
+        self.path, self.routers = path, routers
         self._stamp = stamp_of(path) if path else None
-        self._keys = read_tokens(path) if path else ()
+        self._keys = self._shares(path) if path else ()
 
     @property
     def open(self) -> bool:
@@ -113,13 +118,16 @@ class Keyring:
             raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
         return found
 
+    def _shares(self, path: Path) -> tuple[Key, ...]:
+        return tuple(key.share(self.routers) for key in read_tokens(path))
+
     def _read_again(self, path: Path) -> None:
         stamp = stamp_of(path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._keys = read_tokens(path)
+            self._keys = self._shares(path)
             log.info("%s: %d keys", path, len(self._keys))
         except InputError as error:
             log.warning("the tokens stay as they were: %s", error)

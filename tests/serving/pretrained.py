@@ -50,6 +50,14 @@ def tokenizer() -> Tokenizer:
     return made
 
 
+def panicking(**changes: Any) -> str:
+    """The file of such a tokenizer, with an expression that gives up on "aaa...b"."""
+    file = json.loads(tokenizer().to_str())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    file["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, file["pre_tokenizer"]]}
+    return json.dumps({**file, **changes})
+
+
 def ids(text: str) -> list[int]:
     """A text in tokens."""
     found: list[int] = tokenizer().encode(text).ids
@@ -68,12 +76,13 @@ def write_model(
     seed: int = 0,
     architecture: LlamaArchitecture = ARCHITECTURE,
     template: str = TEMPLATE,
+    spelling: str | None = None,
 ) -> list[LlamaStage]:
-    """Make the checkpoint; returns its stages."""
+    """Make the checkpoint, with that tokenizer if not `spelling`; returns its stages."""
     stages = write_tiny(directory, architecture, seed)
     specials = {"bos_token": SPECIALS[0], "eos_token": SPECIALS[1], "end_tokens": list(ends)}
     contents = {
-        TOKENIZER_NAME: tokenizer().to_str(),
+        TOKENIZER_NAME: spelling or tokenizer().to_str(),
         "chat_template.jinja": template,
         "special_tokens.json": json.dumps(specials),
     }

@@ -208,8 +208,8 @@ def test_the_commands(onesweep: Run, path: Path) -> None:
         (["add", "bob", "--scope", ","], "key bob has no scope"),
         (["add", "bob", "--rate", "0"], "key bob: rate must be above 0, not 0.0"),
         (["add", "bob", "--rate", "nan"], "key bob: rate must be above 0, not nan"),
-        (["add", "bob", "--concurrent", "0"], "key bob: concurrent must be 1 or more, not 0"),
-        (["add", "bob", "--bytes-per-day", "-1"], "key bob: bytes_per_day must be 1 or more, not -1"),
+        (["add", "bob", "--concurrent", "0"], "key bob: concurrent must be 1 or more for each router, not 0"),
+        (["add", "bob", "--bytes-per-day", "-1"], "key bob: bytes_per_day must be 1 or more for each router, not -1"),
         (["remove", "bob"], "has no key 'bob'; there are: alice"),
     ],
 )

@@ -92,9 +92,6 @@ class Peer:
             self.push(hop)
         return caught.value
 
-    def run(self, hop: stage_pb2.Hop) -> stage_pb2.RunResponse:
-        return self.stub.Run(stage_pb2.RunRequest(protocol=PROTOCOL, hop=hop), timeout=30)
-
     def event(self) -> stage_pb2.Event:
         while not self.unread:
             self.unread.extend(next(self.messages).events)

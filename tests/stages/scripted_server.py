@@ -21,7 +21,7 @@ Answer = Callable[[Any, stage_pb2.HopBatch], Awaitable[stage_pb2.Ack]]
 
 
 class Answering(stage_pb2_grpc.StageServiceServicer):
-    """Answers parcels, and calls of Run, as it is told; keeps what came."""
+    """Answers parcels as it is told; keeps what came."""
 
     server: grpc.aio.Server
 
@@ -47,12 +47,6 @@ class Answering(stage_pb2_grpc.StageServiceServicer):
         async for parcel in parcels:
             self.parcels.append(parcel)
             yield await self.answer(context, parcel)
-
-    async def Run(self, request: stage_pb2.RunRequest, context: Any) -> stage_pb2.RunResponse:
-        await self.answer(context, stage_pb2.HopBatch(protocol=PROTOCOL, hops=[request.hop]))
-        if request.hop.session == "end":
-            return stage_pb2.RunResponse(event=stage_pb2.Event(session=request.hop.session, text=b"end"))
-        return stage_pb2.RunResponse(next=request.hop)
 
     async def Describe(self, request: stage_pb2.DescribeRequest, context: Any) -> stage_pb2.DescribeResponse:
         return stage_pb2.DescribeResponse(name="tokyo", protocol=PROTOCOL)
@@ -82,6 +76,14 @@ async def relay_to(
         await server.stop(0)
 
 
+async def push(relay: Relay, made: stage_pb2.Hop) -> None:
+    """Send it, and wait for its acknowledgement. Raises StatusError."""
+    settled: asyncio.Future[StatusError | None] = asyncio.get_running_loop().create_future()
+    relay.send(made, settled.set_result)
+    if (refusal := await settled) is not None:
+        raise refusal
+
+
 def hop(session: str = "s", left_s: float = 60.0, payload: int = 0) -> stage_pb2.Hop:
     made = stage_pb2.Hop(session=session, left_s=left_s)
     if payload:
@@ -89,15 +91,15 @@ def hop(session: str = "s", left_s: float = 60.0, payload: int = 0) -> stage_pb2
     return made
 
 
-def push_to(answer: Answer | None, left_s: float = 60.0, describe: bool = False, call: bool = False) -> StatusError:
-    """What comes of a push to a server that answers so; `call`: of a Run."""
+def push_to(answer: Answer | None, left_s: float = 60.0, describe: bool = False) -> StatusError:
+    """What comes of a push to a server that answers so."""
 
     async def refusal() -> StatusError:
         async with relay_to(answer, HOP_TIMEOUT_S if answer in (hang, None) else PATIENT_S) as (_, relay):
             if describe:
                 await relay.describe(5.0)
             with pytest.raises(StatusError) as caught:
-                await (relay.run(hop(left_s=left_s)) if call else relay.push(hop(left_s=left_s)))
+                await push(relay, hop(left_s=left_s))
             return caught.value
 
     return asyncio.run(refusal())

@@ -16,7 +16,7 @@ from torch import Tensor
 from onesweep.serving.modes.drafters.base import LocalModel
 from onesweep.serving.modes.tokenizer import BYTES_NAME, Tokenizer
 from onesweep.stages.checkpoint.checkpoint import file_digest
-from onesweep.stages.errors import CheckpointError, InputError, regular
+from onesweep.stages.errors import CheckpointError, InputError, library_errors, regular
 from onesweep.stages.model.draft_tree import Forks, LocalText
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.secret_files import PUBLIC, write_file
@@ -339,7 +339,8 @@ def symbols_of(paths: Sequence[Path], tokenizer: Tokenizer) -> NDArray[np.uint32
     parts, count = list[NDArray[np.uint32]](), 0
     for path in paths:
         for piece in _pieces(path):
-            parts.append(tokenizer.alphabet.decode(tokenizer.encode_piece(piece)).numpy().astype(np.uint32))
+            with library_errors(lambda problem, path=path: InputError(f"{path}: {problem}")):  # type: ignore[misc]
+                parts.append(tokenizer.alphabet.decode(tokenizer.encode_piece(piece)).numpy().astype(np.uint32))
             count += len(parts[-1])
             if count > MAX_SYMBOLS:
                 raise InputError(

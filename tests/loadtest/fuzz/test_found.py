@@ -30,7 +30,7 @@ from onesweep.stages.wire.messages import put_work, work_of
 from onesweep.stages.wire.status import RETRY_AFTER, StatusError, retry_after_ms
 from onesweep.stages.wire.tokens import read_tokens
 from tests.stages.hops import step
-from tests.stages.scripted_server import Answering, take
+from tests.stages.scripted_server import Answering, push, take
 
 NO_MESSAGE = b"\xff\xff\xff"
 LONG = "9" * 5000
@@ -123,7 +123,7 @@ def test_an_answer_that_is_no_message_is_a_refusal(caplog: pytest.LogCaptureFixt
                     await call
             hop = stage_pb2.Hop(session="s", left_s=1 << 42)
             with pytest.raises(StatusError, match="the answer is no message"):
-                await relay.push(hop)
+                await push(relay, hop)
         finally:
             await relay.close()
 
@@ -179,7 +179,7 @@ def test_when_to_come_back_is_a_number_or_nothing(said: str, due: int | None) ->
 def test_a_round_trip_that_cannot_be_is_a_problem() -> None:
     async def problem(rtt_ms: float) -> str:
         entry = HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1")
-        link = HostLink(entry, "r", CALL_S)
+        link = HostLink(entry, CALL_S)
         info = stage_pb2.DescribeResponse(name="h", blocks=[0], ready=True)
         info.links.add(address="127.0.0.1:2", rtt_ms=rtt_ms)
 

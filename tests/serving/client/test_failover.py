@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import Any
@@ -16,8 +18,10 @@ from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, RouterError
 from onesweep.serving.client.failover import Turns
+from onesweep.serving.router.request import Request
 from onesweep.serving.router.topology import local_topology
 from onesweep.serving.v1.router_pb2 import GenerateResponse, Summary, TokenLogprob
+from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import until, wait_ready
 from tests.serving.gateway.conftest import run
 
@@ -76,6 +80,39 @@ def test_a_request_continues_at_the_other_router(
         assert client.generate(PROMPT, mode="local", max_bytes=4).output_bytes == 4, "the first one is back"
     deployment.revive(second)
     wait_ready(second)
+
+
+def test_a_quota_holds_at_two_routers_together(bundles: Path, servers: Any, tmp_path: Path) -> None:
+    """Half of it at each; what is written again where a router is lost does not count again."""
+    token, tokens, port, length = new_token(), tmp_path / "tokens.toml", free_port_block(4), 40
+    write_tokens(tokens, [Key("ada", token_hash(token), bytes_per_day=2 * length + 1)])
+    topology, second = local_topology(2, 3, bundles / "own", port + 1), f"127.0.0.1:{port + 3}"
+    servers.hosts(topology, bundles / "own")
+    lost, _ = (
+        servers.router(replace(topology, router=each), bundles / "own", tokens=tokens, routers=2, drain_s=0.1)
+        for each in (topology.router, second)
+    )
+    for each in (topology.router, second):
+        wait_ready(each, token=token)
+    with Client(f"{topology.router},{second}", token=token) as client, Client(second, token=token) as other:
+        with pytest.raises(RouterError, match=f"ada may generate {length} bytes a day"):
+            other.generate(PROMPT, mode="ar", max_bytes=length + 1)
+        text = b""
+        for item in client.stream(PROMPT, mode="ar", seed=SEED, link_ms=LINK_MS, max_bytes=length):
+            if isinstance(item, bytes):
+                text += item
+            if lost is not None and len(text) >= 3:
+                lost = lost.end()
+        assert item.replays == 1
+        with pytest.raises(RouterError, match="are left until midnight UTC") as caught:
+            other.generate(PROMPT, mode="ar", max_bytes=length)
+        old = int(re.search(r"day: (\d+) are left", str(caught.value))[1])
+        assert old >= 3, "it was not counted a second time"
+        lied = Request(prompt=PROMPT, mode="local", max_bytes=old).message()
+        lied.resumed = b"\0" * old
+        assert len(list(other._stubs[0].Generate(lied, metadata=other._metadata))) > 1, "text of another kind counts"
+        with pytest.raises(RouterError, match=": 0 are left until midnight UTC"):
+            other.generate(PROMPT, mode="ar", max_bytes=1)
 
 
 def test_both_are_asked_again_before_they_are_given_up() -> None:

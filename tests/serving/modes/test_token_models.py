@@ -18,7 +18,7 @@ from onesweep.serving.modes.resample import IMPORTED
 from onesweep.serving.modes.tokenizer import tokenizer_id
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.model.llama import LlamaStage
-from tests.serving.pretrained import ALPHABET, ARCHITECTURE, DRAFTER, ids, text_of, write_model, written
+from tests.serving.pretrained import ALPHABET, ARCHITECTURE, DRAFTER, ids, panicking, text_of, write_model, written
 from tests.stages.model.tiny_llama import BFLOAT16
 
 PROMPT = "the old man said that the sea"
@@ -204,6 +204,16 @@ def test_messages_are_written_by_the_template(scene: Scene) -> None:
     assert (result.prompt_tokens, result.prompt_bytes) == (len(ids(prompt)), len(prompt))
     with pytest.raises(RequestRefused, match="does not take these messages: no tools here"):
         scene.client.generate("", messages=[("tool", "x")], mode="ar", max_tokens=8)
+
+
+def test_a_tokenizer_that_panics_costs_the_one_request(tmp_path: Path, local_ring: Any) -> None:
+    write_model(tmp_path, spelling=panicking())
+    hostile = "a" * 30 + "b"
+    with local_ring(tmp_path, 3) as client:
+        for prompt, messages in ((hostile, ()), ("", [("user", hostile)])):
+            with pytest.raises(RequestRefused, match=r"tokenizer fails on this text \(Onig.*retry-limit"):
+                client.generate(prompt, messages=messages, mode="ar", max_tokens=1)
+            assert client.generate(PROMPT, mode="ar", max_tokens=1).output_tokens == 1
 
 
 def test_without_a_drafter_it_is_said_what_cannot_be_done(tmp_path: Path, local_ring: Any) -> None:

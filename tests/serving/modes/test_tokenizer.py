@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
@@ -16,9 +17,10 @@ from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
+from onesweep.stages.importing.source import probe_tokens
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.status import StatusError
-from tests.serving.pretrained import ALPHABET, tokenizer, write_model
+from tests.serving.pretrained import ALPHABET, ARCHITECTURE, panicking, tokenizer, write_model
 
 
 def fallback() -> Tokenizer:
@@ -133,6 +135,22 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str | None,
         (tmp_path / name).write_text(content)
     with pytest.raises(CheckpointError, match=sentence):
         read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "changes",  # the first panics with any text, the second when it is read
+    [
+        {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+        {"normalizer": 1},
+    ],
+)
+def test_a_tokenizer_that_cannot_be_used_is_refused_when_it_is_read(tmp_path: Path, changes: dict[str, Any]) -> None:
+    write_model(tmp_path, spelling=panicking(**changes))
+    with pytest.raises(CheckpointError, match=r"tokenizer.json is no tokenizer: .*\w"):
+        read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        probe_tokens((tmp_path / "tokenizer.json").read_text(), ARCHITECTURE, "the sea")
 
 
 def test_a_developer_is_the_system_that_templates_know() -> None:

@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,33 @@ def test_a_host_that_is_down_can_be_left_out(
         start(servers, topology.hosts[1], old, tmp_path)
         name = read_release_manifest(new).name
         until(lambda: name in client.status().hosts[1].releases, 60)
+
+
+def test_two_routers_switch_together_or_not_at_all(old: Path, new: Path, tmp_path, servers, onesweep: Run) -> None:
+    topology, second = of_whole_models(1, old), f"127.0.0.1:{free_port_block(1)}"
+    both, alone = ["--router", f"{topology.router},{second}"], ["--router", topology.router]
+    start(servers, topology.hosts[0], old, tmp_path)
+    servers.router(topology, old, shelf=tmp_path / "first")
+    lacking = servers.router(replace(topology, router=second), old)
+    before, after = (read_release_manifest(each).name for each in (old, new))
+
+    def served(warns: bool) -> list[str]:
+        with Client(topology.router) as first, Client(second) as other:
+            until(lambda: ("brought release" in other.status().hosts[0].warning) is warns, 30)
+            return [each.status().release for each in (first, other)]
+
+    wait_ready(topology.router)
+    wait_ready(second)
+    assert "has no shelf" in onesweep("deploy", new, *both)[2]
+    assert served(warns=False) == [before, before], "the first one could switch, and did not"
+    until(lambda: onesweep("deploy", new, *alone)[0] == 0, 60)  # once the first one is back
+    assert served(warns=True) == [after, before]
+    assert onesweep("deploy", "--rollback", *alone)[0] == 0
+    lacking.end()
+    servers.router(replace(topology, router=second), old, shelf=tmp_path / "second")
+    wait_ready(second)
+    code, out, err = onesweep("deploy", new, *both)
+    assert (code, out.count("modes that work"), served(warns=False)) == (0, 1, [after, after]), err
 
 
 def test_no_host_goes_on_with_a_release_that_the_router_cannot_read(

@@ -46,7 +46,7 @@ async def linked() -> AsyncIterator[tuple[HostLink, Silent]]:
     where = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
-        yield HostLink(HostEntry("paris", where, (0,), where), "router", 1.0), service
+        yield HostLink(HostEntry("paris", where, (0,), where), 1.0), service
     finally:
         await server.stop(0)
 

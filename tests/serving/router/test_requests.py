@@ -90,7 +90,7 @@ def test_sessions_that_end_together_are_freed_in_one_call(monkeypatch: pytest.Mo
     stub = Releases()
 
     async def story() -> None:
-        link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), "r", 1.0)
+        link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), 1.0)
         monkeypatch.setattr(link.relay, "stub", stub)
         await asyncio.gather(*(link.release(name) for name in "abc"))
         await link.release("d")
@@ -105,7 +105,7 @@ def test_a_host_that_cannot_be_told_harms_nobody_and_is_told_later(monkeypatch: 
     stub = Releases()
 
     async def story() -> None:
-        link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), "r", 1.0)
+        link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), 1.0)
         await asyncio.gather(link.release("a"), link.release("b"))
         await link.release("c")
         monkeypatch.setattr(link.relay, "stub", stub)

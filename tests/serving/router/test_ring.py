@@ -9,19 +9,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.ring import Ring, RingView
 from onesweep.serving.router.session import Session
-from onesweep.serving.router.topology import Topology, local_topology
+from onesweep.serving.router.topology import HostEntry, Topology, local_topology
 from onesweep.stages.errors import InputError
-from onesweep.stages.host.next_hosts import Subscribers
+from onesweep.stages.host.next_hosts import MOST_TOGETHER, Subscribers
+from onesweep.stages.host.server import SERVICE
 from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.channel import new_server
+from onesweep.stages.wire.status import MOST_PARTS, StatusError
 from tests.conftest import eventually
+from tests.stages.scripted_server import push
 
 READY_S = 30.0
 
@@ -123,7 +127,7 @@ def test_who_asks_a_host_that_is_taken_out_hears_its_answer(topology: Topology) 
         ring.set_hosts(topology.hosts[1:])
         assert (await asked).name == "host-1"
         with pytest.raises(StatusError, match=r"the link to host host-1 at .* was closed"):
-            await link.relay.run(stage_pb2.Hop(left_s=2**42))
+            await push(link.relay, stage_pb2.Hop(left_s=30))
         await link.release("some session")
 
     tell(topology, story)
@@ -139,6 +143,32 @@ def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> None:
         assert ring.choose(next(iter(ring.links[0].held))) is None
 
     tell(topology, story)
+
+
+@pytest.mark.parametrize("count", [MOST_TOGETHER + 1, MOST_PARTS], ids=["more than travel together", "no end of them"])
+async def test_a_host_that_sends_events_without_end_gets_no_work(count: int) -> None:
+    asked, heard = list[bytes](), list[stage_pb2.Event]()
+
+    async def flood(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        asked.append(request)
+        yield b""
+        yield b"\x0a\x00" * count  # empty events
+        await asyncio.sleep(60)
+
+    server, method = new_server(), grpc.unary_stream_rpc_method_handler(flood)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Subscribe": method}),))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    ring = Ring([HostEntry("liar", address, address, (0, 1, 2))])
+    await server.start()
+    await ring.open()
+    ring.begin((link := ring.links[0],), lambda _, event: heard.append(event))
+    try:
+        await eventually(lambda: link.quarantined)
+        assert link.quarantined.startswith("it sent 257" if count == 257 else "the answer is no message")
+        assert ({event.fault.lost for event in heard}, len(asked)) == ({address}, 1)
+    finally:
+        await ring.close()
+        await server.stop(0)
 
 
 def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) -> None:

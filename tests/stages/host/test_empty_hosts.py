@@ -118,7 +118,7 @@ def test_a_transfer_that_is_cut_goes_on_inside_the_file(
 
     async def main() -> None:
         contents = read_release_manifest(bundles / "own")
-        link = HostLink(HostEntry("h", proxy, (0,), proxy), "test", 30.0)
+        link = HostLink(HostEntry("h", proxy, (0,), proxy), 30.0)
         async with await asyncio.start_server(joined, *proxy.split(":")):
             sent = await store(link, contents, stage_pb2.Assignment(blocks=(0,)))
             await link.relay.close(0)

@@ -21,7 +21,6 @@ from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import LinkDelay
 from onesweep.stages.wire.messages import PROTOCOL, put_work
-from onesweep.stages.wire.status import StatusError
 from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER
 
@@ -198,65 +197,6 @@ async def test_a_stopping_host_ends_what_it_has_and_opens_nothing(parts: Parts) 
         assert (rejection.code, rejection.message) == (grpc.StatusCode.UNAVAILABLE.value[0], "h is stopping")
         send(host, hop(host, number=1, start=5))
         assert (await event_of(host)).number == 1
-
-
-# Hops that are answered instead of being passed on
-async def test_a_run_is_answered_and_nothing_is_published(parts: Parts) -> None:
-    async with open_host(parts) as host:
-        host.sessions.lease_s = 1000.0
-        outcome = await host.run(hop(host))
-        assert isinstance(outcome, stage_pb2.Event)
-        assert len(outcome.text) == 8
-        assert [(passage.host, passage.received_bytes > 0) for passage in outcome.timings] == [("h", True)]
-        host.sessions.clock = lambda: 10_000.0
-        await host.run(hop(host, number=1, start=5))
-        assert host.sessions.sessions["s"].expires_at == 11_000.0, "its lease began again"
-        assert host.subscribers.queues[ROUTER].empty()
-
-
-async def test_an_ar_step_that_is_run_starts_no_other(parts: Parts) -> None:
-    async with open_host(parts) as host:
-        event = await host.run(step(host, remaining=5))
-        assert isinstance(event, stage_pb2.Event)
-        await asyncio.sleep(0.05)
-        assert (host.counters.completed, host.sessions.sessions["s"].pending) == (1, 0)
-
-
-async def test_a_run_that_is_refused_or_fails_raises(parts: Parts) -> None:
-    async with open_host(parts) as host:
-        with pytest.raises(StatusError, match="steps must be 1 to 64") as caught:
-            await host.run(hop(host, steps=65))
-        assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
-        chain_of(host)[1] = Meddling(chain_of(host)[1], fail)
-        with pytest.raises(StatusError, match="a hop failed") as caught:
-            await host.run(hop(host))
-        assert caught.value.code is grpc.StatusCode.INTERNAL
-        assert (host.sessions.sessions, host.subscribers.queues[ROUTER].empty()) == ({}, True)
-
-
-@pytest.mark.parametrize(("block", "ends"), [(0, False), (2, True)], ids=["in the middle", "at the very end"])
-async def test_a_run_of_a_session_that_is_released_meanwhile_ends(parts: Parts, block: int, ends: bool) -> None:
-    async with open_host(parts) as host:
-        chain_of(host)[block] = Meddling(chain_of(host)[block], released_by(host), untouched=int(block == 2))
-        if ends:
-            assert isinstance(await host.run(hop(host)), stage_pb2.Event)
-            return
-        with pytest.raises(StatusError, match="was released") as caught:
-            await host.run(hop(host))
-        assert caught.value.code is grpc.StatusCode.CANCELLED
-
-
-async def test_what_a_run_was_to_bring_goes_nowhere_when_its_caller_has_gone(parts: Parts) -> None:
-    async with open_host(parts) as host:
-        calls = [asyncio.create_task(host.run(made)) for made in (hop(host, "a"), step(host, "b"))]
-        await asyncio.sleep(0)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-        while any(session.pending for session in host.sessions.sessions.values()):
-            await asyncio.sleep(0.01)
-        assert (host.counters.completed, host.counters.faults) == (2, 0)
-        assert host.subscribers.queues[ROUTER].empty()
 
 
 # Many at once

@@ -21,7 +21,7 @@ from onesweep.stages.host.parts import Release, load_parts, plan_host
 from onesweep.stages.host.scheduler import QUICK_ROWS, HostObserver
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
-from tests.stages.hosts import listening
+from tests.stages.hosts import event_of, listening
 from tests.stages.raw_client import ROUTER
 
 HeldBy = Callable[..., Any]
@@ -70,13 +70,16 @@ def ar_of(host: Host) -> str:
     return str(host.releases.newest.plan.ar.digest)
 
 
+async def outcome(host: Host, hop: stage_pb2.Hop) -> stage_pb2.Event:
+    host.accept(hop, 10)
+    host._go()
+    return await event_of(host)
+
+
 async def text(host: Host, digest: str, session: str) -> bytes:
     """Two greedy bytes, one hop each."""
-    first = await host.run(step(digest, session))
-    assert isinstance(first, stage_pb2.Event)
-    second = await host.run(step(digest, session, 1, first.text, 5))
-    assert isinstance(second, stage_pb2.Event)
-    return first.text + second.text
+    first = await outcome(host, step(digest, session))
+    return first.text + (await outcome(host, step(digest, session, 1, first.text, 5))).text
 
 
 def held(host: Host) -> list[str]:
@@ -87,8 +90,7 @@ async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, 
     async with held_by() as (host, loader):
         old = ar_of(host)
         whole = await text(host, old, "whole")
-        first = await host.run(step(old, "begun"))
-        assert isinstance(first, stage_pb2.Event)
+        first = await outcome(host, step(old, "begun"))
         await loader.load(names["other"], [names["own"]])
         assert held(host) == [names["own"], names["other"]]
         middle = ar_of(host)
@@ -96,22 +98,20 @@ async def test_a_session_outlives_its_release(held_by: HeldBy, names: dict[str, 
         put(loader.require_shelf(), bundles / "scored")
         await loader.load(names["scored"], [names["other"]])
         assert held(host) == [names["other"], names["scored"]]
-        rest = await host.run(step(old, "begun", 1, first.text, 5))
-        assert isinstance(rest, stage_pb2.Event)
+        rest = await outcome(host, step(old, "begun", 1, first.text, 5))
         assert first.text + rest.text == whole
         with pytest.raises(StatusError, match="the request is for the checkpoint") as caught:
-            await host.run(step(old, "late"))
+            await outcome(host, step(old, "late"))
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_a_session_takes_no_work_for_other_weights(held_by: HeldBy, names: dict[str, str]) -> None:
     async with held_by() as (host, loader):
         old = ar_of(host)
-        first = await host.run(step(old, "s"))
-        assert isinstance(first, stage_pb2.Event)
+        first = await outcome(host, step(old, "s"))
         await loader.load(names["other"], [names["own"]])
         with pytest.raises(StatusError, match="the request is for the checkpoint"):
-            await host.run(step(ar_of(host), "s", 1, first.text, 5))
+            await outcome(host, step(ar_of(host), "s", 1, first.text, 5))
 
 
 async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str], bundles: Path, tmp_path) -> None:

@@ -163,42 +163,18 @@ def test_no_message_harms_a_host_that_draws(drawing: Line, envelope, work) -> No
     assert not host.describe().counters.session_bytes
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(envelope=envelopes, work=works)
-def test_no_call_harms_a_host(alone: Peer, digest: str, envelope, work) -> None:
-    request = nonsense(alone, digest, envelope, work)
-    refused: grpc.RpcError | None = None
-    try:
-        response = alone.run(request)
-    except grpc.RpcError as error:
-        refused = error
-    if refused is not None:
-        assert refused.code() in REFUSALS, refused.details()
-        return
-    assert response.WhichOneof("outcome") == "event"
-    assert response.event.WhichOneof("outcome") in ({None} if request.HasField("prefill") else OUTCOMES)
-    alone.release(request.session)
-
-
 @pytest.mark.parametrize(
-    ("method", "raw"),
-    [
-        *((method, raw) for method in ("Push", "Run") for raw in (b"\xff" * 40, b"\x0a\x05ab", bytes(100))),
-        ("Push", b"\x12\x00" * (MOST_HOPS + 1)),  # more empty hops than travel together
-    ],
-    ids=[*(f"{method} {raw}" for method in ("Push", "Run") for raw in ("ones", "cut", "zeros")), "Push many"],
+    "raw",
+    [b"\xff" * 40, b"\x0a\x05ab", bytes(100), b"\x12\x00" * (MOST_HOPS + 1)],
+    ids=["ones", "cut", "zeros", "more empty hops than travel together"],
 )
-def test_bytes_that_are_no_message(alone: Peer, digest: str, name: str, method: str, raw: bytes) -> None:
+def test_bytes_that_are_no_message(alone: Peer, digest: str, name: str, raw: bytes) -> None:
     """Those who sent them are told; another stream, and the host, live on."""
     alone.push(sweep(digest, name))
     assert alone.event().session == name
-    if method == "Push":
-        answers = alone.channel.stream_stream(f"/{SERVICE}/Push")(iter([raw]), timeout=10)
-        with pytest.raises(grpc.RpcError) as caught:
-            next(answers)
-    else:
-        with pytest.raises(grpc.RpcError) as caught:
-            alone.channel.unary_unary(f"/{SERVICE}/Run")(raw, timeout=10)
+    answers = alone.channel.stream_stream(f"/{SERVICE}/Push")(iter([raw]), timeout=10)
+    with pytest.raises(grpc.RpcError) as caught:
+        next(answers)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert alone.serving(SERVICE)
     assert alone.refusal(sweep(digest, name)).code() is grpc.StatusCode.ALREADY_EXISTS, "over the stream of before"

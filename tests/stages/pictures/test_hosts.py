@@ -11,7 +11,6 @@ import pytest
 
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.pictures.trajectory import MAX_GUIDANCE, DrawPlan
-from onesweep.stages.wire.messages import copy_of
 from tests.conftest import until
 from tests.stages.pictures.lines import PLAN, Line, drawing_of, drawn_here, open_line
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
@@ -118,19 +117,6 @@ def test_previews_show_what_each_host_made(three: Line, two: Line, name: str) ->
         assert [event.pictures.preview for event in events] == [True] * (len(events) - 1) + [False]
         assert [event.pictures.block for event in events[:-1]] == list(range(len(events) - 1))
         line.release(name)
-
-
-@KINDS
-def test_a_hop_that_is_run_gives_the_next_one(three: Line, name: str, kind: Any) -> None:
-    plan = replace(PLAN, levels=3)
-    hop = three.hop(kind, name, plan)
-    for _ in range(3 * 4):
-        response = three.peers[hop.place].run(copy_of(hop))
-        if response.HasField("event"):
-            break
-        hop = response.next
-    assert response.event.pictures.pixels == pixels_here(kind, plan)
-    three.release(name)
 
 
 def test_hosts_say_what_they_draw(one: Line) -> None:
@@ -290,7 +276,6 @@ def test_a_hop_for_other_weights_or_another_part_is_refused(three: Line, name: s
 def test_a_good_hop_in_the_middle_is_taken(three: Line, name: str) -> None:
     hop = three.hop("chain", name, block=1, estimate=E_INT8)
     hop.place = 1
-    response = three.peers[1].run(hop)
-    assert response.next.draw.block == 2
-    assert len(response.next.draw.estimate) == len(E_INT8)
+    three.peers[1].push(hop)
+    assert three.result(name).HasField("pictures")
     three.release(name)

@@ -26,7 +26,7 @@ from onesweep.stages.telemetry.observability import ObservabilitySettings, Telem
 from onesweep.stages.telemetry.prometheus import LoopCollector, MetricsServer
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import PROTOCOL, next_decode
-from onesweep.stages.wire.status import StatusError, exhausted
+from onesweep.stages.wire.status import exhausted
 from onesweep.stages.wire.tls import Expiry
 from tests.stages.hosts import event_of, listening, send
 from tests.stages.raw_client import ROUTER
@@ -187,20 +187,15 @@ def sweep_for(host: Host, **names: str) -> stage_pb2.Hop:
     return hop
 
 
-@pytest.mark.parametrize("call", [False, True], ids=["push", "run"])
 async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
-    host_that_fails: Callable[[], Host], caplog: pytest.LogCaptureFixture, call: bool
+    host_that_fails: Callable[[], Host], caplog: pytest.LogCaptureFixture
 ) -> None:
     host = host_that_fails()
     hop = sweep_for(host, request="cafe0123")
     with caplog.at_level(logging.INFO):
         async with listening(host):
-            if call:
-                with pytest.raises(StatusError):
-                    await host.run(hop)
-            else:
-                send(host, hop)
-                await event_of(host)
+            send(host, hop)
+            await event_of(host)
             rejected = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[stage_pb2.Hop()]))
             assert rejected.rejections[0].code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
     assert isinstance(host.meter, HostCounters)

@@ -21,6 +21,7 @@ from tests.stages.scripted_server import (
     crash,
     hang,
     hop,
+    push,
     push_to,
     rejecting,
     relay_to,
@@ -40,21 +41,19 @@ def test_a_host_that_hangs_is_named_with_the_time_waited() -> None:
     assert push_to(hang, describe=True).message.startswith("host tokyo at 127.0.0.1:")
 
 
-@pytest.mark.parametrize("call", [False, True], ids=["push", "run"])
-def test_a_deadline_is_not_the_hosts_fault(call: bool) -> None:
-    refusal = push_to(hang, left_s=0.1, call=call)
+def test_a_deadline_is_not_the_hosts_fault() -> None:
+    refusal = push_to(hang, left_s=0.1)
     assert refusal.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "the deadline passed while" in refusal.message
 
 
-@pytest.mark.parametrize("call", [False, True], ids=["push", "run"])
-def test_a_refusal_is_handed_on(call: bool) -> None:
-    refusing = aborting if call else rejecting
-    refusal = push_to(refusing(FULL), describe=True, call=call)
+@pytest.mark.parametrize("refusing", [rejecting, aborting], ids=["a hop", "the stream"])
+def test_a_refusal_is_handed_on(refusing: Any) -> None:
+    refusal = push_to(refusing(FULL), describe=True)
     assert (refusal.code, refusal.retry_after_ms) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 700)
     assert refusal.message.startswith("host tokyo at 127.0.0.1:")
     assert refusal.message.endswith("refused: tokyo has 64 hops under way")
-    loading = push_to(refusing(LOADING), call=call)
+    loading = push_to(refusing(LOADING))
     assert (loading.code, loading.retry_after_ms) == (grpc.StatusCode.UNAVAILABLE, None)
     assert "did not answer" not in loading.message
 
@@ -63,20 +62,10 @@ def test_a_server_of_another_kind() -> None:
     assert "is no stage server" in push_to(None).message
 
 
-@pytest.mark.parametrize("call", [False, True], ids=["push", "run"])
-def test_a_crash_is_reported_as_such(call: bool) -> None:
-    refusal = push_to(crash, call=call)
+def test_a_crash_is_reported_as_such() -> None:
+    refusal = push_to(crash)
     assert refusal.code is grpc.StatusCode.UNKNOWN
     assert "failed: " in refusal.message
-
-
-async def test_a_run_brings_the_next_hop_or_the_end() -> None:
-    async with relay_to(take) as (_, relay):
-        following, end = [await relay.run(hop(session)) for session in ("a", "end")]
-    assert isinstance(following, stage_pb2.Hop)
-    assert following.session == "a"
-    assert isinstance(end, stage_pb2.Event)
-    assert end.text == b"end"
 
 
 async def test_nobody_there() -> None:
@@ -103,7 +92,7 @@ async def test_hops_that_are_sent_at_once_arrive_in_one_parcel_and_in_their_orde
 
 async def test_the_time_that_a_hop_waits_for_its_link_is_none_that_it_has_left() -> None:
     async with relay_to(take) as (service, relay):
-        await relay.push(hop(left_s=60.0))
+        await push(relay, hop(left_s=60.0))
         assert 0 < service.parcels[0].hops[0].left_s < 60
 
 
@@ -315,11 +304,11 @@ async def test_an_idle_link_is_left_alone_until_it_is_needed(monkeypatch: pytest
     async with relay_to(take) as (service, relay):
         warmer = asyncio.create_task(relay.keep_warm(1000, 0.0))
         await service.warmed_more(0)
-        await relay.push(hop("a"))  # it needs far longer than the pause of a link in use
+        await push(relay, hop("a"))  # it needs far longer than the pause of a link in use
         for _ in range(3):
             before = len(service.warmed)
             if by == "a hop":
-                await relay.push(hop("b"))
+                await push(relay, hop("b"))
             else:
                 relay.wake()
             await service.warmed_more(before)
