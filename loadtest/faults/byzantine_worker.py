@@ -49,7 +49,9 @@ LIES: Mapping[str, Lie] = {
     "absurd": lambda direction, norm: stretched(direction, norm) * np.float32(1000.0),
     "scaled": lambda direction, norm: stretched(direction, norm) * np.float32(5.0),
     "flipped": lambda direction, norm: -stretched(direction, norm),
+    "kept-back": lambda direction, norm: stretched(direction, norm) * np.float32(-9.0),
 }
+AT_ONCE = {"kept-back": 3}  # rounds whose updates are handed in together, each as if it had been late
 
 
 class ByzantineWorker:
@@ -59,6 +61,7 @@ class ByzantineWorker:
         self.stub, self.options = stub, options
         self.after: int | None = None
         self.seen: list[tuple[int, Row]] = []  # the last two versions, with their numbers
+        self.kept: list[rounds_pb2.Order] = []
         request = rounds_pb2.JoinRequest(
             worker=options.name,
             version=version("onesweep"),
@@ -68,23 +71,28 @@ class ByzantineWorker:
         )
         self.lease = stub.Join(request, timeout=CALL_S).lease
 
-    def work(self) -> bool:
-        """One turn; True when an update was handed in."""
+    def work(self) -> int:
+        """One turn; returns how many updates were handed in."""
         o = self.options
         request = rounds_pb2.NextRequest(worker=o.name, lease=self.lease, after=self.after, wait_seconds=WAIT_S)
         answer = self.stub.Next(request, timeout=WAIT_S + CALL_S)
         if answer.WhichOneof("next") == "end":
             raise SystemExit(0)
         if answer.WhichOneof("next") != "order":
-            return False
+            return 0
         order = answer.order
         if not self.seen or self.seen[-1][0] != order.base.version:
             self.seen = [*self.seen[-1:], (order.base.version, self._weights(order))]
         self.after = order.round
         if len(self.seen) < 2:
-            return False  # the next order shows how the part moves
-        print(json.dumps({"round": order.round, "lie": o.lie, **self._hand_in(order)}), flush=True)
-        return True
+            return 0  # the next order shows how the part moves
+        self.kept.append(order)
+        if len(self.kept) < AT_ONCE.get(o.lie, 1):
+            return 0
+        kept, self.kept = self.kept, []
+        for order in kept:
+            print(json.dumps({"round": order.round, "lie": o.lie, **self._hand_in(order)}), flush=True)
+        return len(kept)
 
     def _weights(self, order: rounds_pb2.Order) -> Row:
         """All tensors in one row: shapes need not be known to lie."""
@@ -141,7 +149,7 @@ def main() -> None:
             try:
                 worker = worker or ByzantineWorker(RoundsServiceStub(channel), options)
                 left -= worker.work()
-                if not left:
+                if left <= 0:
                     return
             except grpc.RpcError as error:
                 if error.code() not in PASSING:

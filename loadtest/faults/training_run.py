@@ -30,7 +30,8 @@ from onesweep.loadtest.faults.base import (
 )
 from onesweep.loadtest.faults.process import answer_of
 from onesweep.loadtest.faults.proof import Proof, handed_in, prove
-from onesweep.loadtest.faults.settings import RunFile, TrainingChaosSettings, check_text
+from onesweep.loadtest.faults.rounds_bench import PairedDifference, check_seeds, paired
+from onesweep.loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
 from onesweep.loadtest.faults.training_faults import COORDINATOR, TRAINING_FAULTS, FaultyTraining
 from onesweep.loadtest.faults.training_observer import LogEntry
 from onesweep.loadtest.faults.training_testbed import POLL_S, TrainingSetup, TrainingTestbed, open_training_testbed
@@ -40,7 +41,7 @@ from onesweep.stages.errors import InputError, OnesweepError, ServiceError
 
 FAULTS_A_MINUTE = 1.2
 MOST_WORKERS = 60
-AIM_NATS = 0.03  # how much worse than undisturbed the end may be
+AIM_NATS = 0.03  # how much worse than undisturbed the ends may be, in the mean over the seeds
 FIRST_ROUNDS = 2  # rounds of every part before the first fault: by then every worker has something to lose
 FIRST_SHARE, LAST_SHARE = 0.02, 0.9  # of the run's merges, between which faults begin
 SOUND_S = 60.0  # how long the next fault waits until the part that the last one hit has merged again
@@ -65,14 +66,17 @@ class UndisturbedRun:
     def read(cls, path: Path, key: str) -> UndisturbedRun | None:
         """The figures in a file, if they are of this run."""
         try:
-            found = cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return cls(**json.loads(path.read_text(encoding="utf-8"))[key])
+        except (OSError, ValueError, TypeError, KeyError):
             return None
-        return found if found.key == key else None
 
     def write(self, path: Path) -> None:
-        """Raises OnesweepError."""
-        write_json(path, asdict(self))
+        """Beside those of other runs. Raises OnesweepError."""
+        try:
+            others = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            others = {}
+        write_json(path, {**others, self.key: asdict(self)})
 
 
 @dataclass(frozen=True)
@@ -138,21 +142,33 @@ class TrainingResult(FaultRun):
     finished: bool
     verdicts: list[dict[str, Any]]  # on the updates of byzantine workers
     refused: Counter[str]  # why rounds of honest workers did not count
+    others: Sequence[TrainingResult] = ()  # of the other seeds
 
     @property
-    def gap_nats(self) -> float | None:
-        """The distance to the undisturbed loss; None where there is nothing to compare."""
-        return final_nats(self.scores) - final_nats(self.reference.scores) if self.scores else None
+    def gap(self) -> PairedDifference | None:
+        """The distance to the undisturbed losses, seed by seed; None where there is nothing to compare."""
+        every = (self, *self.others)
+        if not all(each.scores for each in every):
+            return None
+        ends = [[final_nats(scores) for scores in (each.scores, each.reference.scores)] for each in every]
+        return paired(*zip(*ends, strict=True))
+
+    @property
+    def losses(self) -> int:
+        """The number of things that no single run may have."""
+        return len(self.proof.problems) + len(self.ended) + (not self.sound) + (not self.finished)
 
     @property
     def trouble(self) -> int:
-        """The number of things that no run may have."""
-        off = self.gap_nats is None or not self.gap_nats <= AIM_NATS
-        return len(self.proof.problems) + len(self.ended) + (not self.sound) + (not self.finished) + off
+        """The same of all seeds; one more where they learn too little."""
+        off = self.gap is None or not self.gap.mean <= AIM_NATS
+        return sum(each.losses for each in (self, *self.others)) + off
 
 
 def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Selection[FaultyTraining]]:
-    """The run and its faults. Raises OnesweepError for what can be refused before anything is started."""
+    """The first run and its faults. Raises OnesweepError for what can be refused before anything is started."""
+    check_seeds(settings.seeds, settings.config or SHIPPED_RUN)
+    settings = settings.runs()[0]
     run = settings.run_file()
     if not 1 <= len(run.workers) <= MOST_WORKERS:
         raise InputError(f"{run.parts} parts of {run.replicas} workers; at most {MOST_WORKERS} find room here")
@@ -163,7 +179,13 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
 
 
 def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
-    """Raises OnesweepError when no training can be set up."""
+    """The first seed's result, with the others. Raises OnesweepError when no training can be set up."""
+    check_training_chaos(settings)
+    first, *others = [_run_seed(each, say) for each in settings.runs()]
+    return replace(first, others=others)
+
+
+def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
     run, selection = check_training_chaos(settings)
     with tempfile.TemporaryDirectory(prefix="onesweep-run-") as folder:
         config = Path(folder) / "run.toml"

@@ -102,12 +102,12 @@ class Coordinator:
 
     # Calls of workers
 
-    async def join(self, request: rounds_pb2.JoinRequest) -> rounds_pb2.JoinResponse:
-        """Raises Refusal."""
+    async def join(self, request: rounds_pb2.JoinRequest, key: str = "") -> rounds_pb2.JoinResponse:
+        """Raises Refusal. :param key: that the worker showed."""
         self.spec.check_join(request, self.settings.own_data)
         wanted = request.part if request.HasField("part") else None
         async with self._members_kept():
-            member = self.members.join(request.worker, wanted, self.clock(), request.device[:64])
+            member = self.members.join(request.worker, wanted, self.clock(), request.device[:64], key)
         place, part = member.place, self.spec.parts[member.place.part]
         log.info("%s joins: %s, replica %d", member.worker, part, place.replica)
         self._notify()
@@ -201,7 +201,9 @@ class Coordinator:
             verdict = self.intake.known(member, submission)
             if verdict is None:
                 with _stored():
-                    verdict = await in_thread(self.intake.judge, fragment, submission, payload, self.clock())
+                    verdict = await in_thread(
+                        self.intake.judge, fragment, submission, payload, self.clock(), member.voter
+                    )
             member.was_told(fragment, submission.round, verdict)
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             log.warning("update %s of %s refused: %s", submission.id, fragment, verdict.reason)

@@ -13,7 +13,7 @@ from onesweep.stages.errors import ResumeError
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import Tensors, norm, publish, shapes
-from onesweep.trainer.rounds.merging import new_outer, screen, temper
+from onesweep.trainer.rounds.merging import new_outer, screen, temper, votes
 from onesweep.trainer.rounds.store import Record, Share, Store, Update, Version
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
@@ -223,6 +223,7 @@ class Ledger:
             "part": fragment.name,
             "id": update.id,
             "worker": update.worker,
+            "voter": update.voter or update.worker,
             "round": update.round,
             "base": update.base_version,
             "steps": update.steps,
@@ -264,7 +265,8 @@ class Ledger:
         p = self._fragments[fragment]
         ready = p.ready()
         assert ready, f"nothing came for round {p.round} of {fragment}"
-        shares = temper([self._share(record) for record in ready], self.settings)
+        sent = [(str(record.get("voter") or record["worker"]), self._share(record)) for record in ready]
+        shares = temper(votes(sent, self.settings.steps_per_round), self.settings)
         outer = new_outer(self.settings)
         outer.restore(p.version.outer)
         weights = outer.step(p.version.weights, shares)

@@ -102,6 +102,20 @@ def _wrong_norm(length: float, begun: float, known: Sequence[float], settings: R
     return None
 
 
+def votes(shares: Sequence[tuple[str, Share]], most: float) -> list[Share]:
+    """One share for each voter: several are their weighted mean, with the weight of one round's work at most."""
+    # Late work counts, so a voter may have the updates of several rounds in one merge. Kept as they are, who keeps two
+    # rounds back has three of five values. Late work is not left out: without it two votes may be left, and of two no
+    # merge can say which is wrong.
+    found = dict[str, list[Share]]()
+    for voter, share in shares:
+        found.setdefault(voter, []).append(share)
+    return [
+        own[0] if len(own) == 1 else Share(min(sum(share.weight for share in own), most), weighted_mean(own))
+        for own in found.values()
+    ]
+
+
 def temper(shares: Sequence[Share], settings: RoundSettings) -> list[Share]:
     """The shares that the outer optimizer gets instead; at least one for at least one."""
     # `clip`: no update is longer than so many times the median of its merge; a longer one keeps its direction only. The

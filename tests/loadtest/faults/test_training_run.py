@@ -1,6 +1,7 @@
 """Real processes on loopback: a worker is killed, another is replaced by a saboteur, and nothing is lost."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from onesweep.loadtest.faults.settings import DemoSettings, TrainingChaosSettings
 from onesweep.loadtest.faults.training_demo import train_and_serve
 from onesweep.loadtest.faults.training_report import training_record, training_report, verdict
-from onesweep.loadtest.faults.training_run import UndisturbedRun, check_training_chaos, run_training_chaos
+from onesweep.loadtest.faults.training_run import UndisturbedRun, check_training_chaos, final_nats, run_training_chaos
 from onesweep.loadtest.report.record import this_machine
 from onesweep.stages.errors import InputError
 
@@ -52,6 +53,7 @@ def settings(tmp_path: Path, text: Path) -> TrainingChaosSettings:
     config.write_text(RUN)
     known = TrainingChaosSettings(
         seed=SEED,
+        seeds=(0,),
         profile="loopback",
         faults=("kill", "nan"),
         count=2,
@@ -77,6 +79,10 @@ def test_faults_lose_no_update(settings: TrainingChaosSettings) -> None:
     assert result.proof.merged == result.proof.accepted >= 24
     assert result.proof.heard > 12
     assert result.proof.compared > 0
+    worse = replace(result.reference, scores={"next byte, block 0": final_nats(result.scores) - 0.05})
+    lost = replace(result, reference=worse)
+    assert (lost.trouble, replace(lost, others=[lost, lost]).trouble) == (1, 1), "no verdict can hold by itself"
+    assert "the aim of at most 0.03 does not hold" in "\n".join(verdict(replace(lost, others=[lost, lost])))
     record = training_record(result)
     assert len(record["log"]) == len(result.entries)
     page = training_report(result).page("onesweep bench chaos-training", "0", this_machine())
@@ -113,9 +119,10 @@ def test_a_saboteur_stays_away_where_it_cannot_speak(tmp_path: Path) -> None:
 
 
 def test_the_run_that_ships_is_as_long_as_it_is_to_take() -> None:
-    run = TrainingChaosSettings(minutes=5.0).run_file()
+    run = TrainingChaosSettings(minutes=15.0).runs()[1].run_file()
     assert (run.parts, run.replicas, run.codec) == (2, 3, "fp32")
     assert "rounds = 50\n" in run.text
+    assert run.text.startswith("seed = 1\n")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from onesweep.trainer.blocks.round_settings import LateName, OuterName, RoundSet
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import add, norm, scale, subtract
 from onesweep.trainer.rounds.ledger import closes_at, late_worth
-from onesweep.trainer.rounds.merging import Overlap, new_outer, temper, weighted_mean
+from onesweep.trainer.rounds.merging import Overlap, new_outer, temper, votes, weighted_mean
 from onesweep.trainer.rounds.store import Share
 from tests.trainer.small import tensors
 
@@ -126,6 +126,13 @@ def shares(*values: float) -> list[Share]:
 
 def robust(**changes: Any) -> RoundSettings:
     return RoundSettings(**{"replicas": 5, **changes})
+
+
+def test_a_vote_is_the_mean_of_its_updates_and_weighs_one_round() -> None:
+    one, two, three = shares(1.0, 4.0, 7.0)
+    eve, bob = votes([("eve", one), ("bob", two), ("eve", three)], 3.0)
+    assert (eve.weight, bob.weight) == (3.0, 2.0)
+    assert (eve.delta["a"].tolist(), bob) == ([4.0, -4.0], two)
 
 
 def test_nobody_is_tempered_by_default() -> None:

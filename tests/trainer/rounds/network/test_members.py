@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,22 @@ def test_who_wants_another_part_gives_its_own_back(members: Members) -> None:
     assert members.join("a", None, 0.0).place.part == 1, "it has this, and had the other"
 
 
+def test_a_key_has_one_place_whatever_names_it_takes(members: Members) -> None:
+    first = members.join("ann.1", 0, 0.0, key="ann")
+    found = refusal(members.join, "ann.2", 1, 9.0, "", "ann")
+    assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert found.message.startswith("ann has a place already, as ann.1: a key has one place")
+    assert members.join("bob", 0, 9.0, key="bob").voter == "bob"
+    second = members.join("ann.2", 1, 12.0, key="ann")  # its first lease ran out: nobody took the place
+    assert second.place.part == 1
+    assert refusal(members.called, "ann.1", first.lease, 12.0).code is grpc.StatusCode.ABORTED
+    assert (first.voter, second.voter) == ("ann", "ann")
+    members.save(members.records())
+    again = Members(members.path, 2, 2, 10.0, 12.0)
+    assert [member.voter for member in again] == ["ann", "bob", "ann"]
+    assert [members.join(name, 0, 30.0).voter for name in ("x", "y")] == ["place-0", "place-1"]
+
+
 def test_who_left_has_no_lease_at_all(members: Members) -> None:
     a = members.join("a", 0, 0.0)
     members.leave(a)
@@ -203,6 +220,10 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
     assert "key bob may status only, not work" in code_of("bob", other)
     assert "you are ann: you may work as ann or ann.SOMETHING only, not as 'eve'" in code_of("eve", token)
     assert "of onesweep" in code_of("ann.2", token), "who may work hears of the next problem"
+    fits = {"version": version("onesweep"), "data_kind": "bytes", "data": net.corpus.digest()}
+    request = rounds_pb2.JoinRequest(worker="ann.1", **fits)
+    assert net.link(token=token).join(request).part == 0
+    assert "ann has a place already, as ann.1" in code_of("ann.2", token)
     watcher = net.link(token=other)
     assert next(watcher.watch(1.0)).rounds == 3
 
