@@ -19,6 +19,7 @@ import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from onesweep.trainer.rounds.settings import PROTOCOL
 from onesweep.trainer.v1 import rounds_pb2
 from onesweep.trainer.v1.rounds_pb2_grpc import RoundsServiceStub
 
@@ -49,7 +50,7 @@ LIES: Mapping[str, Lie] = {
     "absurd": lambda direction, norm: stretched(direction, norm) * np.float32(1000.0),
     "scaled": lambda direction, norm: stretched(direction, norm) * np.float32(5.0),
     "flipped": lambda direction, norm: -stretched(direction, norm),
-    "kept-back": lambda direction, norm: stretched(direction, norm) * np.float32(-9.0),
+    "kept-back": lambda direction, norm: stretched(direction, norm) * np.float32(-6.0),
 }
 AT_ONCE = {"kept-back": 3}  # rounds whose updates are handed in together, each as if it had been late
 
@@ -65,6 +66,7 @@ class ByzantineWorker:
         request = rounds_pb2.JoinRequest(
             worker=options.name,
             version=version("onesweep"),
+            protocol=PROTOCOL,
             part=options.part,
             data_kind="bytes",
             data=options.digest,

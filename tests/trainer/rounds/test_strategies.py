@@ -140,6 +140,18 @@ def test_nobody_is_tempered_by_default() -> None:
     assert [float(share.delta["a"][0]) for share in found] == [1.0, 100.0]
 
 
+def test_of_three_workers_none_goes_far_back_by_default() -> None:
+    """The last merges alone with one other: a liar there is as long as that, not as long as the mean of both."""
+    for sent, limit in ((shares(1.0, 1.2, -9.0), 1.8), (shares(1.0, -9.0), 1.5)):
+        found = temper(sent, RoundSettings(replicas=3))
+        assert [float(share.delta["a"][0]) for share in found[:-1]] == [float(s.delta["a"][0]) for s in sent[:-1]]
+        assert float(found[-1].delta["a"][0]) == pytest.approx(-limit)
+    zeros = temper(shares(1.0, 1.2, 0.0), RoundSettings(replicas=3))
+    assert [float(share.delta["a"][0]) for share in zeros] == pytest.approx([1.0, 1.2, 0.0]), (
+        "who does nothing limits nobody"
+    )
+
+
 def test_clip_shortens_what_is_longer_than_the_median_allows() -> None:
     found = temper(shares(1.0, 100.0, -1.5), robust(robust="clip", clip_factor=2.0))
     assert [float(share.delta["a"][0]) for share in found] == pytest.approx([1.0, 3.0, -1.5])
@@ -153,7 +165,7 @@ def test_trimmed_leaves_out_the_extremes_of_each_coordinate() -> None:
     (found,) = temper(shares(1.0, 1000.0, 2.0, -1000.0), trimmed)
     assert found.delta["a"].tolist() == [1.5, -1.5]
     assert found.weight == 8.0
-    assert len(temper(shares(1.0, 2.0), trimmed)) == 2  # too few to trim
+    assert len(temper(shares(1.0, 1.2), trimmed)) == 2  # too few to trim
     (median,) = temper(shares(1.0, 1000.0, 2.0), trimmed)  # who is planned need not come
     assert median.delta["a"].tolist() == [2.0, -2.0]
 
