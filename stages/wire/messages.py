@@ -266,9 +266,11 @@ def next_denoise(hop: stage_pb2.Hop, estimate: bytes, before: bytes) -> stage_pb
     return hop
 
 
-def protocol_refusal(theirs: int, sender: str, receiver: str) -> StatusError:
+def protocol_refusal(
+    theirs: int, sender: str, receiver: str, ours: int = PROTOCOL, subject: str = "hops"
+) -> StatusError:
     """The refusal where two processes speak different protocols: it names the one to upgrade."""
-    older = sender if theirs < PROTOCOL else receiver
+    older = sender if theirs < ours else receiver
     return failed_precondition(
-        f"{sender} speaks protocol {theirs or 1} of hops, {receiver} protocol {PROTOCOL}: upgrade onesweep on {older}"
+        f"{sender} speaks protocol {theirs or 1} of {subject}, {receiver} protocol {ours}: upgrade onesweep on {older}"
     )

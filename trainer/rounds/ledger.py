@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -148,6 +149,8 @@ class Ledger:
         :param identity: names the run; a store of another is refused with ResumeError.
         """
         self.settings, self.store, self.curves = settings, store, LossCurves()
+        # Names this run, not another of the same settings; it lasts as long as the directory. Empty in older logs.
+        self.incarnation = secrets.token_hex(8)
         self._fragments = {name: _Fragment(name, weights, settings, now_s) for name, weights in fragments.items()}
         records = store.records()
         if not records:
@@ -301,10 +304,12 @@ class Ledger:
         for name, fragment in self._fragments.items():
             fragment.digests[0] = self.store.put_version(name, 0, fragment.version)
         stored = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
-        self.store.commit({"kind": "run", "identity": identity, "parts": begun, "stored": stored})
+        run = {"kind": "run", "identity": identity, "incarnation": self.incarnation}
+        self.store.commit({**run, "parts": begun, "stored": stored})
 
     def _resume(self, identity: str, records: Sequence[Record]) -> None:
         first, *others = records
+        self.incarnation = first.get("incarnation", "")
         if first.get("kind") != "run" or first["identity"] != identity:
             raise ResumeError(
                 "these rounds belong to a run with other settings or data; give the same to go on, or another --out"

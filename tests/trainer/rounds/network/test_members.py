@@ -12,6 +12,7 @@ from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from onesweep.trainer.rounds.members import Members, Place
+from onesweep.trainer.rounds.settings import PROTOCOL
 from onesweep.trainer.rounds.spec import architecture_digest
 from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.rounds.network.calls import Start, refused
@@ -174,6 +175,13 @@ def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: 
     ("changes", "code", "sentence"),
     [
         ({"part": 2}, "NOT_FOUND", "there is no part 2: this run has parts 0 to 1"),
+        ({"protocol": 0}, "FAILED_PRECONDITION", "your worker speaks protocol 1 .* upgrade onesweep on your worker"),
+        ({"protocol": 99}, "FAILED_PRECONDITION", "speaks protocol 99 of .* upgrade onesweep on this coordinator"),
+        (
+            {"incarnation": "5"},
+            "FAILED_PRECONDITION",
+            "before its directory was lost or replaced; put the right directory",
+        ),
         ({"version": "0.0.1"}, "FAILED_PRECONDITION", "you have version '0.0.1' of onesweep"),
         ({"architecture": "5" * 64}, "FAILED_PRECONDITION", "another architecture than this run"),
         ({"run": "5" * 64}, "FAILED_PRECONDITION", "your state is of the run 555555555555"),
@@ -219,8 +227,10 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
     assert "a token is wanted here" in code_of("ann", "")
     assert "key bob may status only, not work" in code_of("bob", other)
     assert "you are ann: you may work as ann or ann.SOMETHING only, not as 'eve'" in code_of("eve", token)
-    assert "of onesweep" in code_of("ann.2", token), "who may work hears of the next problem"
-    fits = {"version": version("onesweep"), "data_kind": "bytes", "data": net.corpus.digest()}
+    assert "speaks protocol 1 of rounds, this coordinator protocol 2: upgrade onesweep on your worker" in code_of(
+        "ann.2", token
+    ), "who may work hears of the next problem"
+    fits = {"version": version("onesweep"), "data_kind": "bytes", "data": net.corpus.digest(), "protocol": PROTOCOL}
     request = rounds_pb2.JoinRequest(worker="ann.1", **fits)
     assert net.link(token=token).join(request).part == 0
     assert "ann has a place already, as ann.1" in code_of("ann.2", token)
@@ -239,7 +249,7 @@ def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], 
             link.join(rounds_pb2.JoinRequest(worker=name))
         return str(caught.value)
 
-    assert "of onesweep" in problem("ann", Security(worker)), "who may work hears of the next problem"
+    assert "of rounds" in problem("ann", Security(worker)), "who may work hears of the next problem"
     assert "you are ann: you may work as ann" in problem("eve", Security(worker))
     assert "a worker needs one of role client" in problem("h", Security(host))
     assert "closed the connection" in problem("ann", LOOPBACK_ONLY)
