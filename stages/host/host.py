@@ -38,12 +38,11 @@ from onesweep.stages.wire.messages import (
     StageWork,
     hand_on,
     next_decode,
-    protocol_refusal,
     seconds_until,
     summed,
     work_of,
 )
-from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid, protocol_refusal
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +202,7 @@ class Host:
     def check_protocol(self, protocol: int) -> None:
         """Raise StatusError for a message of another protocol: its fields would be misread."""
         if protocol != PROTOCOL:
-            raise protocol_refusal(protocol, "the sender", f"host {self.settings.name}")
+            raise protocol_refusal(protocol, "the sender", f"host {self.settings.name}", PROTOCOL, "hops")
 
     def _admit(self, hop: stage_pb2.Hop, received_bytes: int) -> ScheduledHop:
         parts = self._parts_for(hop)

@@ -11,7 +11,7 @@ from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, prefill_chunks, re
 from onesweep.stages.model.scoring import candidates_together
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError, failed_precondition, internal
+from onesweep.stages.wire.status import internal
 
 # Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
 # no batches; 3 had no pictures; 4 drew symbols from the whole distribution only; 5 had drafts of the router only; 6 had
@@ -264,13 +264,3 @@ def next_denoise(hop: stage_pb2.Hop, estimate: bytes, before: bytes) -> stage_pb
     denoise.estimate, denoise.before = estimate, before
     denoise.ClearField("hidden")
     return hop
-
-
-def protocol_refusal(
-    theirs: int, sender: str, receiver: str, ours: int = PROTOCOL, subject: str = "hops"
-) -> StatusError:
-    """The refusal where two processes speak different protocols: it names the one to upgrade."""
-    older = sender if theirs < ours else receiver
-    return failed_precondition(
-        f"{sender} speaks protocol {theirs or 1} of {subject}, {receiver} protocol {ours}: upgrade onesweep on {older}"
-    )

@@ -20,8 +20,7 @@ from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArModel, ArStage
 from onesweep.stages.wire.channel import check_name
-from onesweep.stages.wire.messages import protocol_refusal
-from onesweep.stages.wire.status import failed_precondition, invalid
+from onesweep.stages.wire.status import failed_precondition, invalid, protocol_refusal
 from onesweep.trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir
 from onesweep.trainer.blocks.config import MAX_WHOLE, TrainingConfig
 from onesweep.trainer.blocks.data import Corpus

@@ -15,7 +15,7 @@ from pathlib import Path
 from onesweep.stages.checkpoint.checkpoint import replace_file
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from onesweep.stages.errors import ConfigError, Interrupted, ResumeError, ServiceError
-from onesweep.stages.wire.messages import protocol_refusal
+from onesweep.stages.wire.status import protocol_refusal
 from onesweep.trainer.blocks.config import parse_config
 from onesweep.trainer.blocks.data import Corpus, PlacedCorpus
 from onesweep.trainer.blocks.state import exclusive

@@ -168,6 +168,17 @@ def test_a_wrong_field_is_refused(stub: router_pb2_grpc.RouterServiceStub, chang
     assert "summary" in str(list(stub.Generate(router_pb2.GenerateRequest(**GOOD), timeout=10))[-1])
 
 
+def test_a_caller_of_another_protocol_hears_which_side_is_older(stub: router_pb2_grpc.RouterServiceStub) -> None:
+    calls = [
+        lambda: list(stub.Generate(router_pb2.GenerateRequest(**GOOD, protocol=9))),
+        lambda: list(stub.Draw(router_pb2.DrawRequest(protocol=9))),
+        lambda: stub.Status(router_pb2.StatusRequest(protocol=9)),
+    ]
+    for call in calls:
+        with pytest.raises(grpc.RpcError, match="protocol 9 of calls, this router protocol 1: upgrade .* this router"):
+            call()
+
+
 def test_a_call_without_a_deadline_is_served(stub: router_pb2_grpc.RouterServiceStub) -> None:
     *_, last = stub.Generate(router_pb2.GenerateRequest(**GOOD))
     assert last.summary.output_bytes == 4
