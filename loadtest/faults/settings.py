@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,6 @@ class TrainingChaosSettings(FaultSettings):
     count: int | None = setting(None, "Number of faults", shown="1.2 a minute, each kind at least once", **COUNT)
     config: Path | None = setting(None, **OWN_RUN)
     data: Path | None = setting(None, **DATA)
-    reference: Path | None = setting(None, "Losses of the run without faults: kept there for the next time")
     lease_s: float = 6.0
     patience_s: float = 300.0  # seconds without progress after which the run is given up
 
@@ -123,10 +121,6 @@ class TrainingChaosSettings(FaultSettings):
         run = RunFile.read(self.config, self.minutes)
         # a TOML file has it before its first section
         return replace(run, text=f"seed = {self.seeds[0]}\n{run.text}")
-
-    def reference_key(self, text: str) -> str:
-        """Names the run without faults: its settings, text and links."""
-        return hashlib.sha256(f"{text}\n{self.data}\n{self.profile}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ FAULT_HEAD = (
 )
 DONE_HEAD = ("at s", "fault", "on", "for s", "next update s", "next merge s", "its own next update s", "what was hit")
 WAITS = ("accepted_s", "merged_s", "back_s")
-LIE_HEAD = ("lie", "handed in", "accepted", "refused", "no verdict")
+LIE_HEAD = ("lie", "handed in", "accepted", "refused")
 SCORE_HEAD = ("nats a byte", "undisturbed", "with faults", "difference")
 
 
@@ -70,7 +70,7 @@ def report_tables(result: TrainingResult) -> list[ReportTable]:
         for fault in result.faults
     ]
     lies = [
-        [lie, str(found.total()), *(str(found[outcome]) for outcome in ("accepted", "refused", "unknown"))]
+        [lie, str(found.total()), *(str(found[outcome]) for outcome in ("accepted", "refused"))]
         for lie, found in outcomes_by_lie(result.verdicts).items()
     ]
     # a row for the end of each block; the last one is that of the model

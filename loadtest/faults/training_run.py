@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import subprocess
@@ -11,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from onesweep.loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChao
 from onesweep.loadtest.faults.training_faults import COORDINATOR, TRAINING_FAULTS, FaultyTraining
 from onesweep.loadtest.faults.training_observer import LogEntry
 from onesweep.loadtest.faults.training_testbed import POLL_S, TrainingSetup, TrainingTestbed, open_training_testbed
-from onesweep.loadtest.report.record import write_json
 from onesweep.serving.cli.deployment import MODULE
 from onesweep.stages.errors import InputError, OnesweepError, ServiceError
 
@@ -58,25 +56,8 @@ Scores = dict[str, float]  # nats a byte of validation text, by the names that `
 class UndisturbedRun:
     """The end of the same run without faults."""
 
-    key: str
     scores: Scores
     seconds: float
-
-    @classmethod
-    def read(cls, path: Path, key: str) -> UndisturbedRun | None:
-        """The figures in a file, if they are of this run."""
-        try:
-            return cls(**json.loads(path.read_text(encoding="utf-8"))[key])
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-
-    def write(self, path: Path) -> None:
-        """Beside those of other runs. Raises OnesweepError."""
-        try:
-            others = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            others = {}
-        write_json(path, {**others, self.key: asdict(self)})
 
 
 @dataclass(frozen=True)
@@ -197,7 +178,7 @@ def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
             save_every_s=1.0,
             own_disk=selection.has("disk"),
         )
-        reference = _undisturbed(settings, run, setup, say)
+        reference = _undisturbed(settings, setup, say)
         with open_training_testbed(setup, partial(FaultyTraining, run)) as training:
             return _DisturbedRun(settings, run, selection, training, reference, say).result()
 
@@ -219,21 +200,16 @@ def final_nats(scores: Scores) -> float:
     return scores[max(scores, key=lambda name: int(name.rpartition(" ")[2]))]
 
 
-def _undisturbed(settings: TrainingChaosSettings, run: RunFile, setup: TrainingSetup, say: Say) -> UndisturbedRun:
+def _undisturbed(settings: TrainingChaosSettings, setup: TrainingSetup, say: Say) -> UndisturbedRun:
     """Raises ServiceError when the run has no end."""
-    key = settings.reference_key(run.text)
-    if settings.reference is not None and (known := UndisturbedRun.read(settings.reference, key)):
-        return known
     say("the same run without faults ...")
     begin_s = time.monotonic()
     with open_training_testbed(setup, TrainingTestbed) as testbed:
         testbed.start()
         if not testbed.wait_end(settings.patience_s):
             raise ServiceError(f"the run without faults made no progress for {settings.patience_s:.0f} s")
-        made = UndisturbedRun(key, evaluate(testbed.out, settings.data), time.monotonic() - begin_s)
+        made = UndisturbedRun(evaluate(testbed.out, settings.data), time.monotonic() - begin_s)
     say(f"  {made.seconds:.0f} s, {final_nats(made.scores):.3f} nats")
-    if settings.reference is not None:
-        made.write(settings.reference)
     return made
 
 

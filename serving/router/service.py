@@ -40,6 +40,7 @@ from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
 Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
+Q = TypeVar("Q", router_pb2.GenerateRequest, router_pb2.DrawRequest)
 ROUTER = "this router"
 
 
@@ -67,18 +68,18 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         mode = request.mode if request.mode in self.rollout.current.modes else UNKNOWN_MODE
-        return self._recorded(mode, request.protocol, context, lambda ticket, key: self._admit(request, ticket, key))
+        return self._recorded(mode, request, context, self._admit)
 
     def Draw(self, request: router_pb2.DrawRequest, context: Context) -> AsyncIterator[router_pb2.DrawResponse]:
         mode = metric_mode(request.mode or "chain") if (request.mode or "chain") in DRAWING_MODES else UNKNOWN_MODE
-        return self._recorded(mode, request.protocol, context, lambda ticket, key: self._draw(request, ticket, key))
+        return self._recorded(mode, request, context, self._draw)
 
     async def _recorded(
         self,
         mode: str,
-        protocol: int,
+        request: Q,
         context: Context,
-        answer: Callable[[RequestRecord, Key], AsyncGenerator[R, None]],
+        serve: Callable[[Q, RequestRecord, Key], AsyncGenerator[R, None]],
     ) -> AsyncGenerator[R, None]:
         """The answer to a request, under the name that logs and traces have for it."""
         ticket = RequestRecord(mode, _deadline(context), self.figures, self.tracer)
@@ -87,9 +88,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         context.set_trailing_metadata(ticket.metadata)
         try:
             with ticket:
-                check_caller(protocol, ROUTER)
+                check_caller(request.protocol, ROUTER)
                 key = self.keyring.identify(context.invocation_metadata(), GENERATE)
-                async with aclosing(answer(ticket, key)) as responses:
+                async with aclosing(serve(request, ticket, key)) as responses:
                     async for response in responses:
                         yield response
         except StatusError as refusal:

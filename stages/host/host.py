@@ -37,12 +37,13 @@ from onesweep.stages.wire.messages import (
     Outcome,
     StageWork,
     hand_on,
+    hops_refusal,
     next_decode,
     seconds_until,
     summed,
     work_of,
 )
-from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid, protocol_refusal
+from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ class Host:
     def check_protocol(self, protocol: int) -> None:
         """Raise StatusError for a message of another protocol: its fields would be misread."""
         if protocol != PROTOCOL:
-            raise protocol_refusal(protocol, "the sender", f"host {self.settings.name}", PROTOCOL, "hops")
+            raise hops_refusal(protocol, "the sender", f"host {self.settings.name}")
 
     def _admit(self, hop: stage_pb2.Hop, received_bytes: int) -> ScheduledHop:
         parts = self._parts_for(hop)

@@ -135,21 +135,16 @@ def test_a_vote_is_the_mean_of_its_updates_and_weighs_one_round() -> None:
     assert (eve.delta["a"].tolist(), bob) == ([4.0, -4.0], two)
 
 
-def test_nobody_is_tempered_by_default() -> None:
-    found = temper(shares(1.0, 100.0), RoundSettings())
-    assert [float(share.delta["a"][0]) for share in found] == [1.0, 100.0]
-
-
 def test_of_three_workers_none_goes_far_back_by_default() -> None:
     """The last merges alone with one other: a liar there is as long as that, not as long as the mean of both."""
-    for sent, limit in ((shares(1.0, 1.2, -9.0), 1.8), (shares(1.0, -9.0), 1.5)):
-        found = temper(sent, RoundSettings(replicas=3))
-        assert [float(share.delta["a"][0]) for share in found[:-1]] == [float(s.delta["a"][0]) for s in sent[:-1]]
-        assert float(found[-1].delta["a"][0]) == pytest.approx(-limit)
-    zeros = temper(shares(1.0, 1.2, 0.0), RoundSettings(replicas=3))
-    assert [float(share.delta["a"][0]) for share in zeros] == pytest.approx([1.0, 1.2, 0.0]), (
-        "who does nothing limits nobody"
-    )
+    three, two = RoundSettings(replicas=3), RoundSettings()
+    for sent, found, settings in (
+        ((1.0, 1.2, -9.0), [1.0, 1.2, -1.8], three),
+        ((1.0, -9.0), [1.0, -1.5], three),
+        ((1.0, 1.2, 0.0), [1.0, 1.2, 0.0], three),  # who does nothing limits nobody
+        ((1.0, -9.0), [1.0, -9.0], two),
+    ):
+        assert [float(share.delta["a"][0]) for share in temper(shares(*sent), settings)] == pytest.approx(found)
 
 
 def test_clip_shortens_what_is_longer_than_the_median_allows() -> None:
@@ -171,9 +166,6 @@ def test_trimmed_leaves_out_the_extremes_of_each_coordinate() -> None:
 
 
 @pytest.mark.parametrize("attack", [-1.0, 50.0, -50.0])
-def test_one_sign_flipped_or_scaled_update_moves_a_robust_merge_little(attack: float) -> None:
-    sent = shares(1.0, 1.1, 0.9, 1.0, attack)
-    (trimmed,) = temper(sent, robust(robust="trimmed"))
+def test_one_sign_flipped_or_scaled_update_moves_a_trimmed_merge_little(attack: float) -> None:
+    (trimmed,) = temper(shares(1.0, 1.1, 0.9, 1.0, attack), robust(robust="trimmed"))
     assert 0.9 <= float(trimmed.delta["a"][0]) <= 1.1
-    clipped = temper(sent, robust(robust="clip"))
-    assert max(norm(share.delta) for share in clipped) <= 2.01 * norm(shares(1.0)[0].delta)

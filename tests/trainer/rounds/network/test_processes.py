@@ -112,26 +112,24 @@ def test_workers_of_another_past_end_and_say_what_to_do(
     out, kept, address = tmp_path / "out", tmp_path / "kept", f"127.0.0.1:{unused_port}"
     config_file.write_text(config_file.read_text().replace(f"rounds = {ROUNDS}", "rounds = 500"))
     how = ("--config", config_file, "--data", text_file, "--out", out, "--publish-every", 900, "--lease", 600)
-    serve = ("train", "coordinate", *how, "--listen", address)
-    first = start("first", *serve)
+    coordinator = start("first", "train", "coordinate", *how, "--listen", address)
     work = ("train", "work", "--coordinator", address, "--data", text_file, "--patience", WITHIN_S)
-    workers = [start(name, *work, "--name", name, "--state", tmp_path / name) for name in ("w0", "w1")]
+    workers = {name: start(name, *work, "--name", name, "--state", tmp_path / name) for name in ("w0", "w1")}
     until(lambda: accepted(out) >= 2, WITHIN_S)
-    first.kill(), first.join()
+    coordinator.kill(), coordinator.join()
     shutil.copytree(out, kept)
-    if older:  # they go on for a while
-        second = start("second", *serve)
+    if older:  # they continue for a while
+        coordinator = start("second", "train", "coordinate", *how, "--listen", address)
         until(lambda: accepted(out) >= accepted(kept) + 6, WITHIN_S)
-        second.kill(), second.join()
+        coordinator.kill(), coordinator.join()
     shutil.rmtree(out / "rounds")
     if older:
         (kept / "rounds").rename(out / "rounds")
-    start("third", *serve)
-    for name, process in zip(("w0", "w1"), workers, strict=True):
+    start("third", "train", "coordinate", *how, "--listen", address)
+    why = "the coordinator's directory is an older one" if older else "before its directory was lost or replaced"
+    for name, process in workers.items():
         assert ended(process, WITHIN_S) == 1
-        said = (tmp_path / f"{name}.log").read_text()
-        assert ("directory is an older one" if older else "directory was lost or replaced") in said
-        assert "start each worker with another --state" in said
+        assert f"{why}; put the right directory back" in (tmp_path / f"{name}.log").read_text()
 
 
 @pytest.mark.slow
