@@ -137,14 +137,10 @@ def test_a_vote_is_the_mean_of_its_updates_and_weighs_one_round() -> None:
 
 def test_of_three_workers_none_goes_far_back_by_default() -> None:
     """The last merges alone with one other: a liar there is as long as that, not as long as the mean of both."""
-    three, two = RoundSettings(replicas=3), RoundSettings()
-    for sent, found, settings in (
-        ((1.0, 1.2, -9.0), [1.0, 1.2, -1.8], three),
-        ((1.0, -9.0), [1.0, -1.5], three),
-        ((1.0, 1.2, 0.0), [1.0, 1.2, 0.0], three),  # who does nothing limits nobody
-        ((1.0, -9.0), [1.0, -9.0], two),
-    ):
-        assert [float(share.delta["a"][0]) for share in temper(shares(*sent), settings)] == pytest.approx(found)
+    for replicas, sent, limited in ((3, (1.0, 1.2, -9.0), -1.8), (3, (1.0, -9.0), -1.5), (2, (1.0, -9.0), -9.0)):
+        found = [float(share.delta["a"][0]) for share in temper(shares(*sent), RoundSettings(replicas=replicas))]
+        assert found == pytest.approx([*sent[:-1], limited])
+    assert temper(zeros := shares(1.0, 1.2, 0.0), RoundSettings(replicas=3)) == zeros, "who does nothing limits nobody"
 
 
 def test_clip_shortens_what_is_longer_than_the_median_allows() -> None:

@@ -224,9 +224,7 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
     assert "a token is wanted here" in code_of("ann", "")
     assert "key bob may status only, not work" in code_of("bob", other)
     assert "you are ann: you may work as ann or ann.SOMETHING only, not as 'eve'" in code_of("eve", token)
-    assert "speaks protocol 1 of rounds, this coordinator protocol 2: upgrade onesweep on your worker" in code_of(
-        "ann.2", token
-    ), "who may work hears of the next problem"
+    assert "protocol 1 of rounds" in code_of("ann.2", token), "who may work hears of the next problem"
     fits = {"version": version("onesweep"), "data_kind": "bytes", "data": net.corpus.digest(), "protocol": PROTOCOL}
     request = rounds_pb2.JoinRequest(worker="ann.1", **fits)
     assert net.link(token=token).join(request).part == 0
