@@ -1,41 +1,31 @@
 """A lying worker: `python -m onesweep.loadtest.faults.byzantine_worker --coordinator HOST:PORT --lie flipped`.
 
-It takes a worker's place, waits until it has seen how its part moves, and hands in that movement, made false. It
-speaks the real protocol, without the training's own client. A line of JSON for each update that it handed in goes to
-its standard output.
+It takes a worker's place, waits until it has seen how its part moves, and hands in that movement, made false. A line
+of JSON for each update that it handed in goes to its standard output.
 """
 
 import argparse
 import hashlib
 import itertools
 import json
-import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
+from onesweep.stages.wire.tls import Security
+from onesweep.trainer.rounds.client import FileGoneError, LeaseLostError, RoundsClient
+from onesweep.trainer.rounds.settings import PROTOCOL
 from onesweep.trainer.v1 import rounds_pb2
-from onesweep.trainer.v1.rounds_pb2_grpc import RoundsServiceStub
 
 Row = NDArray[np.float32]
 Lie = Callable[[Row, float], Row]  # makes a false update from a direction and the norm of an honest update
 
-PIECE_BYTES = 256 << 10
-CALL_S, TRANSFER_S, WAIT_S, RETRY_S = 30.0, 120.0, 10.0, 0.5
-TRIES = 60
-# Statuses worth another try, if need be with a new lease.
-PASSING = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.NOT_FOUND,
-)
+TRIES, PATIENCE_S = 60, 120.0
 
 
 def stretched(direction: Row, norm: float) -> Row:
@@ -49,49 +39,57 @@ LIES: Mapping[str, Lie] = {
     "absurd": lambda direction, norm: stretched(direction, norm) * np.float32(1000.0),
     "scaled": lambda direction, norm: stretched(direction, norm) * np.float32(5.0),
     "flipped": lambda direction, norm: -stretched(direction, norm),
+    "kept-back": lambda direction, norm: stretched(direction, norm) * np.float32(-6.0),
 }
+AT_ONCE = {"kept-back": 3}  # rounds whose updates are handed in together, each as if it had been late
 
 
 class ByzantineWorker:
     """One place of a run, misused."""
 
-    def __init__(self, stub: RoundsServiceStub, options: argparse.Namespace) -> None:
-        self.stub, self.options = stub, options
+    def __init__(self, client: RoundsClient, options: argparse.Namespace) -> None:
+        self.client, self.options = client, options
         self.after: int | None = None
         self.seen: list[tuple[int, Row]] = []  # the last two versions, with their numbers
+        self.kept: list[rounds_pb2.Order] = []
         request = rounds_pb2.JoinRequest(
             worker=options.name,
             version=version("onesweep"),
+            protocol=PROTOCOL,
             part=options.part,
             data_kind="bytes",
             data=options.digest,
         )
-        self.lease = stub.Join(request, timeout=CALL_S).lease
+        self.lease = client.join(request, wait=True).lease
 
-    def work(self) -> bool:
-        """One turn; True when an update was handed in."""
+    def work(self) -> int:
+        """One turn; returns how many updates were handed in."""
         o = self.options
-        request = rounds_pb2.NextRequest(worker=o.name, lease=self.lease, after=self.after, wait_seconds=WAIT_S)
-        answer = self.stub.Next(request, timeout=WAIT_S + CALL_S)
+        answer = self.client.next(rounds_pb2.NextRequest(worker=o.name, lease=self.lease, after=self.after))
         if answer.WhichOneof("next") == "end":
             raise SystemExit(0)
         if answer.WhichOneof("next") != "order":
-            return False
+            return 0
         order = answer.order
         if not self.seen or self.seen[-1][0] != order.base.version:
             self.seen = [*self.seen[-1:], (order.base.version, self._weights(order))]
         self.after = order.round
         if len(self.seen) < 2:
-            return False  # the next order shows how the part moves
-        print(json.dumps({"round": order.round, "lie": o.lie, **self._hand_in(order)}), flush=True)
-        return True
+            return 0  # the next order shows how the part moves
+        self.kept.append(order)
+        if len(self.kept) < AT_ONCE.get(o.lie, 1):
+            return 0
+        kept, self.kept = self.kept, []
+        for order in kept:
+            print(json.dumps({"round": order.round, "lie": o.lie, **self._hand_in(order)}), flush=True)
+        return len(kept)
 
     def _weights(self, order: rounds_pb2.Order) -> Row:
         """All tensors in one row: shapes need not be known to lie."""
         (file,) = order.base.files  # whole, for this worker reports that it holds nothing
-        request = rounds_pb2.FetchRequest(worker=self.options.name, lease=self.lease, name=file.name)
-        pieces = self.stub.Fetch(request, timeout=TRANSFER_S)
-        return np.frombuffer(b"".join(piece.data for piece in pieces), "<f4")
+        with tempfile.TemporaryDirectory() as folder:
+            data = self.client.fetch(file, self.options.name, self.lease, Path(folder) / "weights")
+        return np.frombuffer(data, "<f4")
 
     def _hand_in(self, order: rounds_pb2.Order) -> dict[str, Any]:
         (_, before), (_, now) = self.seen
@@ -109,19 +107,9 @@ class ByzantineWorker:
             size=len(payload),
             sha256=digest.digest(),
         )
-        for answer in self.stub.Submit(_requests(submission, payload), timeout=TRANSFER_S):
-            if answer.WhichOneof("step") == "verdict":
-                outcome = rounds_pb2.Outcome.Name(answer.verdict.outcome).removeprefix("OUTCOME_").lower()
-                return {"id": submission.id, "outcome": outcome, "reason": answer.verdict.reason}
-        return {"id": submission.id, "outcome": "unknown", "reason": "no verdict came"}
-
-
-def _requests(submission: rounds_pb2.Submission, payload: bytes) -> Iterator[rounds_pb2.SubmitRequest]:
-    """The whole transfer: one that broke off is not resumed."""
-    yield rounds_pb2.SubmitRequest(submission=submission)
-    for offset in range(0, len(payload), PIECE_BYTES):
-        data = payload[offset : offset + PIECE_BYTES]
-        yield rounds_pb2.SubmitRequest(piece=rounds_pb2.Piece(offset=offset, data=data, crc32=zlib.crc32(data)))
+        verdict = self.client.submit(submission, payload)
+        outcome = rounds_pb2.Outcome.Name(verdict.outcome).removeprefix("OUTCOME_").lower()
+        return {"id": submission.id, "outcome": outcome, "reason": verdict.reason}
 
 
 def main() -> None:
@@ -135,19 +123,18 @@ def main() -> None:
     parser.add_argument("--sequences", type=int, required=True, help="of a step")
     parser.add_argument("--count", type=int, default=1, help="updates to hand in")
     options = parser.parse_args()
-    with grpc.insecure_channel(options.coordinator) as channel:
-        left, worker = options.count, None
-        for _ in itertools.repeat(None, TRIES):
-            try:
-                worker = worker or ByzantineWorker(RoundsServiceStub(channel), options)
-                left -= worker.work()
-                if not left:
-                    return
-            except grpc.RpcError as error:
-                if error.code() not in PASSING:
-                    raise
-                worker = None if error.code() is grpc.StatusCode.ABORTED else worker
-                time.sleep(RETRY_S)
+    client = RoundsClient(options.coordinator, Security(insecure=True), patience_s=PATIENCE_S)
+    left, worker = options.count, None
+    for _ in itertools.repeat(None, TRIES):
+        try:
+            worker = worker or ByzantineWorker(client, options)
+            left -= worker.work()
+            if left <= 0:
+                return
+        except LeaseLostError:
+            worker = None
+        except FileGoneError:  # a newer version is there
+            continue
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from onesweep.loadtest.faults.settings import (
 )
 from onesweep.loadtest.report.record import origin, this_command, write_json
 from onesweep.stages.errors import InputError, Interrupted, OnesweepError, one_of
-from onesweep.stages.settings import add_flags, check_destination, from_flags
+from onesweep.stages.settings import add_flags, from_flags
 from onesweep.stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
@@ -86,8 +86,6 @@ def run_chaos_training(options: argparse.Namespace) -> int:
     check_training_chaos(settings)
     files = from_flags(ReportFiles, options)
     files.check()
-    if settings.reference is not None:
-        check_destination(settings.reference, "--reference")
     with ends_cleanly():
         result = run_training_chaos(settings, _say)
     words = "something was lost or counted twice, had no end, or is worse than it may be: see above"

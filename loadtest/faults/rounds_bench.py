@@ -119,15 +119,19 @@ class RoundsFigures:
         return found
 
 
-def check_bench(settings: RoundsBenchSettings) -> None:
-    """Raises OnesweepError."""
-    seeds = settings.seeds
+def check_seeds(seeds: Sequence[int], config: Path) -> None:
+    """Raises InputError."""
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise InputError(f"--seeds must be different whole numbers of at least 0, not {seeds}")
     if len(seeds) > MAX_SEEDS:
         raise InputError(f"--seeds takes at most {MAX_SEEDS}, not {len(seeds)}")
-    if "seed" in read_toml(settings.config):
-        raise InputError(f"{settings.config} has a seed; leave it out, --seeds says it")
+    if "seed" in read_toml(config):
+        raise InputError(f"{config} has a seed; leave it out, --seeds says it")
+
+
+def check_bench(settings: RoundsBenchSettings) -> None:
+    """Raises OnesweepError."""
+    check_seeds(settings.seeds, settings.config)
     check_links(settings.profile, settings.profiles, 1)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,23 +100,27 @@ class RunFile:
 class TrainingChaosSettings(FaultSettings):
     """A training, and what happens to it."""
 
-    minutes: float = setting(20.0, "Minutes that the run that ships is to take", **MINUTES)
+    minutes: float = setting(20.0, "Minutes that the run that ships is to take, over all seeds", **MINUTES)
     seed: int = setting(0, "Seed for the fault schedule", **SEED)
+    # the loss of one run says little: each is compared with the same run without faults
+    seeds: tuple[int, ...] = setting((0, 1, 2), "Seeds of the training, each with and without faults", metavar="N[,N]")
     faults: tuple[str, ...] | None = setting(None, "Kinds, such as kill,twin", shown=ABLE, metavar="F[,F]")
     count: int | None = setting(None, "Number of faults", shown="1.2 a minute, each kind at least once", **COUNT)
     config: Path | None = setting(None, **OWN_RUN)
     data: Path | None = setting(None, **DATA)
-    reference: Path | None = setting(None, "Losses of the run without faults: kept there for the next time")
     lease_s: float = 6.0
     patience_s: float = 300.0  # seconds without progress after which the run is given up
 
-    def run_file(self) -> RunFile:
-        """Raises InputError."""
-        return RunFile.read(self.config, self.minutes)
+    def runs(self) -> list[TrainingChaosSettings]:
+        """One for each seed, which have the minutes together."""
+        minutes, first = self.minutes / len(self.seeds), self.seed
+        return [replace(self, seeds=(s,), minutes=minutes, seed=first + i) for i, s in enumerate(self.seeds)]
 
-    def reference_key(self, text: str) -> str:
-        """Names the run without faults: its settings, text and links."""
-        return hashlib.sha256(f"{text}\n{self.data}\n{self.profile}".encode()).hexdigest()
+    def run_file(self) -> RunFile:
+        """The run of the first seed. Raises InputError."""
+        run = RunFile.read(self.config, self.minutes)
+        # a TOML file has it before its first section
+        return replace(run, text=f"seed = {self.seeds[0]}\n{run.text}")
 
 
 @dataclass(frozen=True, kw_only=True)

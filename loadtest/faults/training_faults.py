@@ -178,6 +178,7 @@ TRAINING_WORDS = {
     "absurd": "a saboteur hands in updates a thousand times too long",
     "scaled": "a saboteur hands in updates five times too long",
     "flipped": "a saboteur hands in updates that point back",
+    "kept-back": "a saboteur keeps two rounds back, and hands in three long steps back at once",
     "coordinator": "the coordinator gets SIGKILL, and starts again later",
     "disk": "the coordinator's disk is full",
 }
@@ -235,7 +236,7 @@ _ALL: tuple[Fault[FaultyTraining], ...] = (
     ),
     Fault("twin", (10.0, 15.0), FaultyTraining.start_twin, FaultyTraining.end_twin, _WORKERS, colour="#009e73"),
     Fault("old-state", (0.5, 2.0), FaultyTraining.put_back, _start, _WORKERS, colour="#56b4e9"),
-    *(_lie(name) for name in ("nan", "absurd", "scaled", "flipped")),
+    *(_lie(name) for name in ("nan", "absurd", "scaled", "flipped", "kept-back")),
     Fault("coordinator", (0.5, 4.0), _kill, _start, _the_coordinator, weight=3, colour="#222222"),
     Fault(
         "disk",

@@ -24,7 +24,7 @@ FAULT_HEAD = (
 )
 DONE_HEAD = ("at s", "fault", "on", "for s", "next update s", "next merge s", "its own next update s", "what was hit")
 WAITS = ("accepted_s", "merged_s", "back_s")
-LIE_HEAD = ("lie", "handed in", "accepted", "refused", "no verdict")
+LIE_HEAD = ("lie", "handed in", "accepted", "refused")
 SCORE_HEAD = ("nats a byte", "undisturbed", "with faults", "difference")
 
 
@@ -70,7 +70,7 @@ def report_tables(result: TrainingResult) -> list[ReportTable]:
         for fault in result.faults
     ]
     lies = [
-        [lie, str(found.total()), *(str(found[outcome]) for outcome in ("accepted", "refused", "unknown"))]
+        [lie, str(found.total()), *(str(found[outcome]) for outcome in ("accepted", "refused"))]
         for lie, found in outcomes_by_lie(result.verdicts).items()
     ]
     # a row for the end of each block; the last one is that of the model
@@ -111,7 +111,10 @@ def verdict(result: TrainingResult) -> list[str]:
         _proof_words(result.proof),
         _gap_words(result),
     ]
-    words += [f"wrong: {problem}" for problem in result.proof.problems[:SHOWN]]
+    for other in result.others:
+        words.append(f"seed {other.settings.seeds[0]}: {_proof_words(other.proof)}; {other.audit}")
+    words += [f"wrong: {p}" for each in (result, *result.others) for p in each.proof.problems[:SHOWN]]
+    words += [ending for other in result.others for ending in other.endings]
     words += [*result.endings, *result.omissions]
     words += [f"of honest workers {n} x not taken: {why}" for why, n in result.refused.most_common(SHOWN)]
     reasons = {v["reason"] for v in result.verdicts if v["outcome"] == "refused"}
@@ -123,6 +126,8 @@ def training_record(result: TrainingResult) -> dict[str, Any]:
     return {
         "profile": settings.profile,
         "seed": settings.seed,
+        "gap_nats": None if result.gap is None else asdict(result.gap),
+        "others": [{"scores_nats": o.scores, "undisturbed": o.reference.scores} for o in result.others],
         "run": result.run.text,
         "rounds": result.rounds,
         "lease_s": settings.lease_s,
@@ -154,13 +159,13 @@ def _proof_words(proof: Proof) -> str:
 
 
 def _gap_words(result: TrainingResult) -> str:
-    if result.gap_nats is None:
+    if result.gap is None:
         return "no checkpoint to compare with the undisturbed run's"
-    held = "holds" if result.gap_nats <= AIM_NATS else "does not hold"
+    held = "holds" if result.gap.mean <= AIM_NATS else "does not hold"
     found, known = final_nats(result.scores), final_nats(result.reference.scores)
     return (
-        f"{found:.4f} nats a byte at the end, {known:.4f} undisturbed: {result.gap_nats:+.4f}, "
-        f"the aim of at most {AIM_NATS:g} {held}"
+        f"{found:.4f} nats a byte at the end of the first seed, {known:.4f} undisturbed; over {1 + len(result.others)} "
+        f"seeds {result.gap}, the aim of at most {AIM_NATS:g} {held}"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import subprocess
@@ -11,7 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,17 @@ from onesweep.loadtest.faults.base import (
 )
 from onesweep.loadtest.faults.process import answer_of
 from onesweep.loadtest.faults.proof import Proof, handed_in, prove
-from onesweep.loadtest.faults.settings import RunFile, TrainingChaosSettings, check_text
+from onesweep.loadtest.faults.rounds_bench import PairedDifference, check_seeds, paired
+from onesweep.loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
 from onesweep.loadtest.faults.training_faults import COORDINATOR, TRAINING_FAULTS, FaultyTraining
 from onesweep.loadtest.faults.training_observer import LogEntry
 from onesweep.loadtest.faults.training_testbed import POLL_S, TrainingSetup, TrainingTestbed, open_training_testbed
-from onesweep.loadtest.report.record import write_json
 from onesweep.serving.cli.deployment import MODULE
 from onesweep.stages.errors import InputError, OnesweepError, ServiceError
 
 FAULTS_A_MINUTE = 1.2
 MOST_WORKERS = 60
-AIM_NATS = 0.03  # how much worse than undisturbed the end may be
+AIM_NATS = 0.03  # how much worse than undisturbed the ends may be, in the mean over the seeds
 FIRST_ROUNDS = 2  # rounds of every part before the first fault: by then every worker has something to lose
 FIRST_SHARE, LAST_SHARE = 0.02, 0.9  # of the run's merges, between which faults begin
 SOUND_S = 60.0  # how long the next fault waits until the part that the last one hit has merged again
@@ -57,22 +56,8 @@ Scores = dict[str, float]  # nats a byte of validation text, by the names that `
 class UndisturbedRun:
     """The end of the same run without faults."""
 
-    key: str
     scores: Scores
     seconds: float
-
-    @classmethod
-    def read(cls, path: Path, key: str) -> UndisturbedRun | None:
-        """The figures in a file, if they are of this run."""
-        try:
-            found = cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None
-        return found if found.key == key else None
-
-    def write(self, path: Path) -> None:
-        """Raises OnesweepError."""
-        write_json(path, asdict(self))
 
 
 @dataclass(frozen=True)
@@ -138,21 +123,33 @@ class TrainingResult(FaultRun):
     finished: bool
     verdicts: list[dict[str, Any]]  # on the updates of byzantine workers
     refused: Counter[str]  # why rounds of honest workers did not count
+    others: Sequence[TrainingResult] = ()  # of the other seeds
 
     @property
-    def gap_nats(self) -> float | None:
-        """The distance to the undisturbed loss; None where there is nothing to compare."""
-        return final_nats(self.scores) - final_nats(self.reference.scores) if self.scores else None
+    def gap(self) -> PairedDifference | None:
+        """The distance to the undisturbed losses, seed by seed; None where there is nothing to compare."""
+        every = (self, *self.others)
+        if not all(each.scores for each in every):
+            return None
+        ends = [[final_nats(scores) for scores in (each.scores, each.reference.scores)] for each in every]
+        return paired(*zip(*ends, strict=True))
+
+    @property
+    def losses(self) -> int:
+        """The number of things that no single run may have."""
+        return len(self.proof.problems) + len(self.ended) + (not self.sound) + (not self.finished)
 
     @property
     def trouble(self) -> int:
-        """The number of things that no run may have."""
-        off = self.gap_nats is None or not self.gap_nats <= AIM_NATS
-        return len(self.proof.problems) + len(self.ended) + (not self.sound) + (not self.finished) + off
+        """The same of all seeds; one more where they learn too little."""
+        off = self.gap is None or not self.gap.mean <= AIM_NATS
+        return sum(each.losses for each in (self, *self.others)) + off
 
 
 def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Selection[FaultyTraining]]:
-    """The run and its faults. Raises OnesweepError for what can be refused before anything is started."""
+    """The first run and its faults. Raises OnesweepError for what can be refused before anything is started."""
+    check_seeds(settings.seeds, settings.config or SHIPPED_RUN)
+    settings = settings.runs()[0]
     run = settings.run_file()
     if not 1 <= len(run.workers) <= MOST_WORKERS:
         raise InputError(f"{run.parts} parts of {run.replicas} workers; at most {MOST_WORKERS} find room here")
@@ -163,7 +160,13 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
 
 
 def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
-    """Raises OnesweepError when no training can be set up."""
+    """The first seed's result, with the others. Raises OnesweepError when no training can be set up."""
+    check_training_chaos(settings)
+    first, *others = [_run_seed(each, say) for each in settings.runs()]
+    return replace(first, others=others)
+
+
+def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
     run, selection = check_training_chaos(settings)
     with tempfile.TemporaryDirectory(prefix="onesweep-run-") as folder:
         config = Path(folder) / "run.toml"
@@ -175,7 +178,7 @@ def run_training_chaos(settings: TrainingChaosSettings, say: Say) -> TrainingRes
             save_every_s=1.0,
             own_disk=selection.has("disk"),
         )
-        reference = _undisturbed(settings, run, setup, say)
+        reference = _undisturbed(settings, setup, say)
         with open_training_testbed(setup, partial(FaultyTraining, run)) as training:
             return _DisturbedRun(settings, run, selection, training, reference, say).result()
 
@@ -197,21 +200,16 @@ def final_nats(scores: Scores) -> float:
     return scores[max(scores, key=lambda name: int(name.rpartition(" ")[2]))]
 
 
-def _undisturbed(settings: TrainingChaosSettings, run: RunFile, setup: TrainingSetup, say: Say) -> UndisturbedRun:
+def _undisturbed(settings: TrainingChaosSettings, setup: TrainingSetup, say: Say) -> UndisturbedRun:
     """Raises ServiceError when the run has no end."""
-    key = settings.reference_key(run.text)
-    if settings.reference is not None and (known := UndisturbedRun.read(settings.reference, key)):
-        return known
     say("the same run without faults ...")
     begin_s = time.monotonic()
     with open_training_testbed(setup, TrainingTestbed) as testbed:
         testbed.start()
         if not testbed.wait_end(settings.patience_s):
             raise ServiceError(f"the run without faults made no progress for {settings.patience_s:.0f} s")
-        made = UndisturbedRun(key, evaluate(testbed.out, settings.data), time.monotonic() - begin_s)
+        made = UndisturbedRun(evaluate(testbed.out, settings.data), time.monotonic() - begin_s)
     say(f"  {made.seconds:.0f} s, {final_nats(made.scores):.3f} nats")
-    if settings.reference is not None:
-        made.write(settings.reference)
     return made
 
 

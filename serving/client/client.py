@@ -22,7 +22,7 @@ from onesweep.serving.drawing.request import drawing_message
 from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.wire.channel import Options, open_blocking_channel, open_channel
-from onesweep.stages.wire.status import REQUEST_KEY
+from onesweep.stages.wire.status import CALLS, REQUEST_KEY
 from onesweep.stages.wire.tls import Tls
 
 # The client's public surface.
@@ -154,7 +154,7 @@ class AsyncClient(RouterConnection):
 
     async def status(self, timeout_s: float = 5.0, authorization: str | None = None) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
-        metadata, asked = self._credentials(authorization), router_pb2.StatusRequest()
+        metadata, asked = self._credentials(authorization), router_pb2.StatusRequest(protocol=CALLS)
         return await self._ask(timeout_s, lambda at, s: self._stubs[at].Status(asked, timeout=s, metadata=metadata))
 
     async def serves(self, timeout_s: float = 5.0) -> bool:
@@ -260,7 +260,7 @@ class Client(RouterConnection):
 
     def status(self, timeout_s: float = 5.0) -> router_pb2.StatusResponse:
         """The hosts as the router sees them. Raises RouterError."""
-        asked = router_pb2.StatusRequest()
+        asked = router_pb2.StatusRequest(protocol=CALLS)
         return self._ask(timeout_s, lambda at, s: self._stubs[at].Status(asked, timeout=s, metadata=self._metadata))
 
     def serves(self, timeout_s: float = 5.0) -> bool:

@@ -12,6 +12,7 @@ from onesweep.serving.router.request import MAX_COUNT, MAX_LINK_MS, MAX_SEED
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError, RequestError
 from onesweep.stages.settings import check, setting
+from onesweep.stages.wire.status import CALLS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class DrawingRequest:
             if not word.isascii():
                 raise RequestError(f"{word!r} has letters that no mode, solver or codec has")
         try:
-            return router_pb2.DrawRequest(**vars(self), previews=previews)
+            return router_pb2.DrawRequest(**vars(self), previews=previews, protocol=CALLS)
         except (TypeError, ValueError) as error:
             raise RequestError(f"this cannot be asked for: {error}") from None
 

@@ -12,6 +12,7 @@ from typing import Any
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import flag, setting
+from onesweep.stages.wire.status import CALLS
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
 ROUTER_HELP = f"default: what is up, else {DEFAULT_ROUTER}; A,B: either"
@@ -192,6 +193,7 @@ class Request:
             must_call=[_word("tool", name) for name in self.must_call],
             whole=whole,
             trips=trips,
+            protocol=CALLS,
         )
 
 

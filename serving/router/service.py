@@ -35,11 +35,13 @@ from onesweep.stages.checkpoint.release_transfer import drain_requests
 from onesweep.stages.telemetry.traces import Tracer
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import is_loopback
-from onesweep.stages.wire.status import StatusError, failed_precondition, ignoring_ended_call
+from onesweep.stages.wire.status import StatusError, check_caller, failed_precondition, ignoring_ended_call
 from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
 Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
+Q = TypeVar("Q", router_pb2.GenerateRequest, router_pb2.DrawRequest)
+ROUTER = "this router"
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
@@ -66,14 +68,18 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[router_pb2.GenerateResponse]:
         mode = request.mode if request.mode in self.rollout.current.modes else UNKNOWN_MODE
-        return self._recorded(mode, context, lambda ticket, key: self._admit(request, ticket, key))
+        return self._recorded(mode, request, context, self._admit)
 
     def Draw(self, request: router_pb2.DrawRequest, context: Context) -> AsyncIterator[router_pb2.DrawResponse]:
         mode = metric_mode(request.mode or "chain") if (request.mode or "chain") in DRAWING_MODES else UNKNOWN_MODE
-        return self._recorded(mode, context, lambda ticket, key: self._draw(request, ticket, key))
+        return self._recorded(mode, request, context, self._draw)
 
     async def _recorded(
-        self, mode: str, context: Context, answer: Callable[[RequestRecord, Key], AsyncGenerator[R, None]]
+        self,
+        mode: str,
+        request: Q,
+        context: Context,
+        serve: Callable[[Q, RequestRecord, Key], AsyncGenerator[R, None]],
     ) -> AsyncGenerator[R, None]:
         """The answer to a request, under the name that logs and traces have for it."""
         ticket = RequestRecord(mode, _deadline(context), self.figures, self.tracer)
@@ -82,8 +88,9 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         context.set_trailing_metadata(ticket.metadata)
         try:
             with ticket:
+                check_caller(request.protocol, ROUTER)
                 key = self.keyring.identify(context.invocation_metadata(), GENERATE)
-                async with aclosing(answer(ticket, key)) as responses:
+                async with aclosing(serve(request, ticket, key)) as responses:
                     async for response in responses:
                         yield response
         except StatusError as refusal:
@@ -101,6 +108,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
         try:
+            check_caller(request.protocol, ROUTER)
             self.keyring.identify(context.invocation_metadata(), STATUS)
         except StatusError as refusal:
             await refusal.abort(context)

@@ -37,8 +37,8 @@ from onesweep.stages.wire.messages import (
     Outcome,
     StageWork,
     hand_on,
+    hops_refusal,
     next_decode,
-    protocol_refusal,
     seconds_until,
     summed,
     work_of,
@@ -118,7 +118,7 @@ class Host:
         for index, hop in enumerate(batch.hops):
             try:
                 if batch.protocol != PROTOCOL:  # its fields would be misread
-                    raise protocol_refusal(batch.protocol, "the sender", f"host {self.settings.name}")
+                    raise hops_refusal(batch.protocol, "the sender", f"host {self.settings.name}")
                 self.bind(hop, who := sender(hop))
                 self.accept(hop, hop.ByteSize())
                 self.bind(hop, who)  # the session, if this hop opened it

@@ -18,7 +18,7 @@ import grpc.aio
 from onesweep.stages.errors import InputError, printable
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_channel
-from onesweep.stages.wire.messages import PROTOCOL, protocol_refusal, seconds_until
+from onesweep.stages.wire.messages import PROTOCOL, hops_refusal, seconds_until
 from onesweep.stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 
@@ -149,7 +149,7 @@ class Relay:
             raise self.refusal(error, begin) from None
         self.name = self.name or description.name
         if description.protocol != PROTOCOL:
-            raise protocol_refusal(description.protocol, self.host, "this side")
+            raise hops_refusal(description.protocol, self.host, "this side")
         return description
 
     async def warm(self, size: int) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TypeGuard, TypeVar
 
 from google.protobuf.message import Message
@@ -11,12 +12,13 @@ from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, prefill_chunks, re
 from onesweep.stages.model.scoring import candidates_together
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError, failed_precondition, internal
+from onesweep.stages.wire.status import internal, protocol_refusal
 
 # Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
 # no batches; 3 had no pictures; 4 drew symbols from the whole distribution only; 5 had drafts of the router only; 6 had
 # deadlines by the wall clock; 7 told the lengths of reads where 8 tells how long the prompt is.
 PROTOCOL = 8
+hops_refusal = partial(protocol_refusal, ours=PROTOCOL, subject="hops")
 
 # One step of a pipeline, which travels in one hop or, with `Prefill`s before it or in batches, in several.
 Step = stage_pb2.Decode | stage_pb2.Verify | stage_pb2.Score
@@ -264,11 +266,3 @@ def next_denoise(hop: stage_pb2.Hop, estimate: bytes, before: bytes) -> stage_pb
     denoise.estimate, denoise.before = estimate, before
     denoise.ClearField("hidden")
     return hop
-
-
-def protocol_refusal(theirs: int, sender: str, receiver: str) -> StatusError:
-    """The refusal where two processes speak different protocols: it names the one to upgrade."""
-    older = sender if theirs < PROTOCOL else receiver
-    return failed_precondition(
-        f"{sender} speaks protocol {theirs or 1} of hops, {receiver} protocol {PROTOCOL}: upgrade onesweep on {older}"
-    )

@@ -23,6 +23,8 @@ RETRY_AFTER = "retry-after-ms"
 # Trailing metadata of every StatusError: gRPC makes up statuses of its own when a peer is gone.
 STATUS_MARK = "onesweep-refusal"
 REQUEST_KEY = "onesweep-request"  # metadata of a router's answer: the name of the request in logs and traces
+# Protocol of router.proto and training.proto, which callers tell. Callers of other makers need not: 0 is protocol 1.
+CALLS = 1
 # a message may quote a field, and a field may be as long as a gRPC message
 MAX_CHARACTERS = 1000
 DEFAULT_RETRY_MS = 1000
@@ -123,6 +125,20 @@ def exhausted(message: str, retry_after_ms: int) -> StatusError:
 
 def failed_precondition(message: str) -> StatusError:
     return StatusError(grpc.StatusCode.FAILED_PRECONDITION, message)
+
+
+def protocol_refusal(theirs: int, sender: str, receiver: str, ours: int, subject: str) -> StatusError:
+    """The refusal where two processes speak different protocols: it names the one to upgrade."""
+    older = sender if theirs < ours else receiver
+    return failed_precondition(
+        f"{sender} speaks protocol {theirs or 1} of {subject}, {receiver} protocol {ours}: upgrade onesweep on {older}"
+    )
+
+
+def check_caller(protocol: int, receiver: str) -> None:
+    """Raise StatusError for a caller of a router or a training that speaks another protocol."""
+    if (protocol or 1) != CALLS:
+        raise protocol_refusal(protocol, "the caller", receiver, CALLS, "calls")
 
 
 def internal(message: str) -> StatusError:

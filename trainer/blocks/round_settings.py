@@ -17,7 +17,7 @@ DeadlineName = Literal["lockstep", "fixed", "adaptive"]
 LateName = Literal["drop", "stale", "keep"]
 CodecName = Literal["fp32", "int8", "e3m0", "ternary", "top64", "top192"]
 ContextBy = Literal["copies", "features"]
-RobustName = Literal["none", "clip", "trimmed"]
+RobustName = Literal["auto", "none", "clip", "trimmed"]
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class RoundSettings:
     copies_every: int = field(default=1, metadata=limits(least=1, most=MAX_COUNT))
     # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
     fragments: int = field(default=1, metadata=limits(least=1, most=256))
-    robust: RobustName = "none"
-    # `clip`: times the median norm that an update may have.
-    clip_factor: float = field(default=2.0, metadata=limits(least=0.1, most=1000))
+    robust: RobustName = "auto"  # `clip` where three workers or more train a part: of two nobody knows which is wrong
+    # `clip`, `trimmed`: times the median norm of the others that an update may have.
+    clip_factor: float = field(default=1.5, metadata=limits(least=0.1, most=1000))
     # `trimmed`: share of the values that is left out at either end, coordinate by coordinate.
     trim_share: float = field(default=0.25, metadata=limits(least=0, most=0.49))
     # Times the median norm of what was accepted before at which an update is refused as absurd.
@@ -89,11 +89,18 @@ class RoundSettings:
                 "context_by = features is for the blocks of a chain, which go through their rounds whole: "
                 'give model = "chain" and fragments = 1, or context_by = "copies"'
             )
-        if self.robust != "none" and self.replicas < MIN_ROBUST:
+        if self.merge != "none" and self.replicas < MIN_ROBUST:
             raise ConfigError(
                 f"robust {self.robust} cannot tell which of {self.replicas} workers is wrong: "
                 f"give replicas of at least {MIN_ROBUST}, or robust = none"
             )
+
+    @property
+    def merge(self) -> RobustName:
+        """The robust merge that `auto` stands for."""
+        if self.robust != "auto":
+            return self.robust
+        return "clip" if self.replicas >= MIN_ROBUST else "none"
 
     @property
     def ahead(self) -> int:

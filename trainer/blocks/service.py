@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from onesweep.stages.errors import InputError, Interrupted, ServiceError
 from onesweep.stages.wire.channel import bind, is_loopback, new_server, open_channel, parse_address
 from onesweep.stages.wire.health import HealthChecks
+from onesweep.stages.wire.status import CALLS, protocol_refusal
 from onesweep.trainer.blocks.progress import Moment, Progress, TrainingState
 from onesweep.trainer.v1 import training_pb2, training_pb2_grpc
 
@@ -39,6 +40,8 @@ class TrainingService(training_pb2_grpc.TrainingServiceServicer):
         request: training_pb2.ProgressRequest,
         context: grpc.aio.ServicerContext[training_pb2.ProgressRequest, training_pb2.ProgressUpdate],
     ) -> AsyncIterator[training_pb2.ProgressUpdate]:
+        if (request.protocol or 1) != CALLS:
+            await protocol_refusal(request.protocol, "the caller", "this training", CALLS, "calls").abort(context)
         interval = request.interval_seconds if request.HasField("interval_seconds") else DEFAULT_INTERVAL_S
         if not MIN_INTERVAL_S <= interval <= MAX_INTERVAL_S:
             reason = f"interval_seconds must be from {MIN_INTERVAL_S} to {MAX_INTERVAL_S:.0f}, not {interval}"
@@ -163,7 +166,7 @@ async def follow(address: str, interval_s: float = 1.0) -> AsyncIterator[Moment]
     """
     async with open_channel(address) as channel:
         stub = training_pb2_grpc.TrainingServiceStub(channel)
-        call = stub.Progress(training_pb2.ProgressRequest(interval_seconds=interval_s))
+        call = stub.Progress(training_pb2.ProgressRequest(interval_seconds=interval_s, protocol=CALLS))
         try:
             async for update in call:
                 yield _to_moment(update)

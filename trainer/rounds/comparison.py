@@ -11,19 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from onesweep.stages.checkpoint.checkpoint import replace_file
 from onesweep.stages.errors import ConfigError
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.memory import measure
 from onesweep.trainer.options import markdown
-from onesweep.trainer.rounds.features import FeatureReader
 from onesweep.trainer.rounds.processes import GrpcEngine
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import InProcessEngine, RoundsEngine, WorkerTally
-from onesweep.trainer.rounds.spec import RunSpec, feed_nothing, replica_seed
+from onesweep.trainer.rounds.spec import RunSpec, replica_seed
 from onesweep.trainer.rounds.torchft import TorchftEngine
 
 INPROCESS = "inprocess"
@@ -87,12 +84,8 @@ class ArmResult:
     updates: dict[str, int]
     busy: float  # share of the time in which a worker trained, on average
     seconds: float  # virtual in process; else real
-    memory_bytes: int
-    held_copies_bytes: int
-    step_gflop: float  # the last three are those of `StepCost`
     tallies: Sequence[WorkerTally] = ()  # one for each real worker
     features_bytes: int = 0
-    feeding_gflop: float = 0.0  # from `StepCost`
 
     @property
     def work(self) -> float:
@@ -160,7 +153,6 @@ def _run(arm: RoundsArm, seed: int, corpus: Corpus, out: Path) -> ArmResult:
     path = out / f"{arm.name.replace(' ', '-').replace('/', '-')}-{seed}.json"
     if (done := _read(path, identity)) is not None:
         return done
-    cost = measure_step_cost(spec, read)
     trained = engine_named(arm.engine).train(spec, read, replace(arm.fleet, seed=seed))
     traffic = trained.traffic
     result = ArmResult(
@@ -173,11 +165,7 @@ def _run(arm: RoundsArm, seed: int, corpus: Corpus, out: Path) -> ArmResult:
         updates=dict(traffic.updates),
         busy=traffic.busy_s / (trained.workers * traffic.seconds),
         seconds=traffic.seconds,
-        memory_bytes=cost.memory_bytes,
-        held_copies_bytes=cost.copies_bytes,
-        step_gflop=cost.step_gflop,
         tallies=trained.tallies,
-        feeding_gflop=cost.feeding_gflop,
     )
     record = json.loads(json.dumps({"identity": identity, "result": asdict(result)}))
     out.mkdir(parents=True, exist_ok=True)
@@ -240,43 +228,6 @@ def _value(now: object, name: str, text: str) -> object:
     except (ValueError, KeyError):
         raise ConfigError(f"{name} does not take {text!r}") from None
     return text
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """Memory and arithmetic of one step, measured on real steps of the parts of a run."""
-
-    # Of the worker that holds most: weights, gradients, optimizer state, activations and frozen copies.
-    memory_bytes: int
-    copies_bytes: int  # the frozen copies among them
-    step_gflop: float  # matrix products of a local step, forward and backward, in 1e9 operations; the mean over parts
-    feeding_gflop: float  # the coordinator's products for a step, where workers get features; the mean over parts
-
-
-def measure_step_cost(spec: RunSpec, corpus: Corpus) -> StepCost:
-    """Take one step of each part, as it begins."""
-    held, operations = [], 0
-    for index in range(len(spec.parts)):
-        part = feed_nothing(spec.task(index, corpus, spec.config.seed), spec)
-        use = measure(part.module, spec.config, lambda part=part: part.loss(0).total, [*part.copies.values()])  # type: ignore[misc]
-        copies = sum(p.numel() * p.element_size() for copy in part.copies.values() for p in copy.parameters())
-        held.append((use.total, copies))
-        with FlopCounterMode(display=False) as counter:
-            part.loss(1).total.backward()
-        operations += counter.get_total_flops()
-    memory, copies = max(held)
-    return StepCost(memory, copies, operations / len(held) / 1e9, _feeding(spec, corpus) / len(held) / 1e9)
-
-
-def _feeding(spec: RunSpec, corpus: Corpus) -> int:
-    """Operations of a coordinator for one step of a worker of each part."""
-    if spec.config.rounds.context_by != "features":
-        return 0
-    reader = FeatureReader(spec.config, spec.codes, corpus)
-    with FlopCounterMode(display=False) as counter:
-        for index in range(1, len(spec.parts)):
-            reader.payload(index, spec.config.seed, 0)
-    return counter.get_total_flops()
 
 
 Rows = Sequence[ArmResult]  # results of one arm, a seed each

@@ -16,14 +16,14 @@ from typing import ParamSpec, TypeVar
 
 from onesweep.stages.errors import CheckpointError, ConfigError
 from onesweep.stages.threads import in_thread, to_its_end
-from onesweep.stages.wire.status import exhausted, invalid
+from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.rounds.features import FeatureReader
 from onesweep.trainer.rounds.file_server import FeatureServer, WeightServer
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.members import Member, Members
 from onesweep.trainer.rounds.publishing import Publisher
-from onesweep.trainer.rounds.settings import CoordinatorSettings
+from onesweep.trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from onesweep.trainer.rounds.spec import RunSpec
 from onesweep.trainer.rounds.update_intake import UpdateIntake, check_beat
 from onesweep.trainer.v1 import rounds_pb2
@@ -37,7 +37,6 @@ T = TypeVar("T")
 MAX_WAIT_S = 60.0
 TICK_S = 0.05
 STORE_RETRY_S = 2.0  # between two tries to write what the disk did not take
-EARLY_RETRY_MS = 200
 MEMBERS = "members.json"
 
 
@@ -102,12 +101,14 @@ class Coordinator:
 
     # Calls of workers
 
-    async def join(self, request: rounds_pb2.JoinRequest) -> rounds_pb2.JoinResponse:
-        """Raises Refusal."""
+    async def join(self, request: rounds_pb2.JoinRequest, key: str = "") -> rounds_pb2.JoinResponse:
+        """Raises Refusal. :param key: that the worker showed."""
         self.spec.check_join(request, self.settings.own_data)
+        if request.incarnation not in ("", self.ledger.incarnation or request.incarnation):
+            raise _put_back("your state is of this run before its directory was lost or replaced")
         wanted = request.part if request.HasField("part") else None
         async with self._members_kept():
-            member = self.members.join(request.worker, wanted, self.clock(), request.device[:64])
+            member = self.members.join(request.worker, wanted, self.clock(), request.device[:64], key)
         place, part = member.place, self.spec.parts[member.place.part]
         log.info("%s joins: %s, replica %d", member.worker, part, place.replica)
         self._notify()
@@ -120,6 +121,8 @@ class Coordinator:
             config=json.dumps(asdict(self.spec.config)),
             manifest=self.spec.checkpoint.to_json(),
             codec=self.spec.config.rounds.codec,
+            incarnation=self.ledger.incarnation,
+            protocol=PROTOCOL,
         )
 
     async def next(
@@ -134,6 +137,8 @@ class Coordinator:
         member = self.called(request.worker, request.lease)
         fragment = self.fragment(member, request.fragment)
         done = max(member.done(fragment), request.after if request.HasField("after") else -1)
+        held = max((h.version for h in request.held if h.part == fragment), default=0)
+        self._check_known(fragment, done, held)
         if self._is_at_rest(member):  # else its update may still be on its way
             member.passed[fragment] = done
             self._notify()
@@ -196,12 +201,13 @@ class Coordinator:
         async with self.ledger_lock:
             member = self.called(submission.worker, submission.lease)
             fragment = self.fragment(member, submission.fragment)
-            if submission.round > self._furthest(fragment):
-                raise exhausted(f"round {submission.round} of {fragment} is not open yet", EARLY_RETRY_MS)
+            self._check_known(fragment, submission.round, submission.base_version)
             verdict = self.intake.known(member, submission)
             if verdict is None:
                 with _stored():
-                    verdict = await in_thread(self.intake.judge, fragment, submission, payload, self.clock())
+                    verdict = await in_thread(
+                        self.intake.judge, fragment, submission, payload, self.clock(), member.voter
+                    )
             member.was_told(fragment, submission.round, verdict)
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             log.warning("update %s of %s refused: %s", submission.id, fragment, verdict.reason)
@@ -351,6 +357,13 @@ class Coordinator:
         """True if a round of its part ends with it."""
         return self.spec.fragments.parts[self.spec.fragments.part_of[fragment]][-1] == fragment
 
+    def _check_known(self, fragment: str, done: int, version: int) -> None:
+        """Raise Refusal where a worker knows more than this coordinator, which never goes back by itself."""
+        open_round = self.ledger.round(fragment)
+        if done > self._furthest(fragment) or version > open_round:
+            said = f"you know round {max(done, version)} of {fragment}, and here round {open_round} is open"
+            raise _put_back(f"{said}: the coordinator's directory is an older one")
+
     def _furthest(self, fragment: str) -> int:
         """The last round that may be begun: with some overlaps, one that is not open yet."""
         return self.ledger.round(fragment) + self.spec.config.rounds.ahead
@@ -375,6 +388,11 @@ class Coordinator:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _put_back(said: str) -> StatusError:
+    ways = "put the right directory back and start the coordinator again, or start each worker with another --state"
+    return failed_precondition(f"{said}; {ways} to go on from the round that is open here")
 
 
 @contextlib.contextmanager

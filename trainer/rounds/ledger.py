@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from onesweep.stages.errors import ResumeError
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import Tensors, norm, publish, shapes
-from onesweep.trainer.rounds.merging import new_outer, screen, temper
+from onesweep.trainer.rounds.merging import new_outer, screen, temper, votes
 from onesweep.trainer.rounds.store import Record, Share, Store, Update, Version
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
@@ -148,6 +149,8 @@ class Ledger:
         :param identity: names the run; a store of another is refused with ResumeError.
         """
         self.settings, self.store, self.curves = settings, store, LossCurves()
+        # Names this run, not another of the same settings; it lasts as long as the directory. Empty in older logs.
+        self.incarnation = secrets.token_hex(8)
         self._fragments = {name: _Fragment(name, weights, settings, now_s) for name, weights in fragments.items()}
         records = store.records()
         if not records:
@@ -223,6 +226,7 @@ class Ledger:
             "part": fragment.name,
             "id": update.id,
             "worker": update.worker,
+            "voter": update.voter or update.worker,
             "round": update.round,
             "base": update.base_version,
             "steps": update.steps,
@@ -264,7 +268,8 @@ class Ledger:
         p = self._fragments[fragment]
         ready = p.ready()
         assert ready, f"nothing came for round {p.round} of {fragment}"
-        shares = temper([self._share(record) for record in ready], self.settings)
+        sent = [(str(record.get("voter") or record["worker"]), self._share(record)) for record in ready]
+        shares = temper(votes(sent, self.settings.steps_per_round), self.settings)
         outer = new_outer(self.settings)
         outer.restore(p.version.outer)
         weights = outer.step(p.version.weights, shares)
@@ -299,10 +304,12 @@ class Ledger:
         for name, fragment in self._fragments.items():
             fragment.digests[0] = self.store.put_version(name, 0, fragment.version)
         stored = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
-        self.store.commit({"kind": "run", "identity": identity, "parts": begun, "stored": stored})
+        run = {"kind": "run", "identity": identity, "incarnation": self.incarnation}
+        self.store.commit({**run, "parts": begun, "stored": stored})
 
     def _resume(self, identity: str, records: Sequence[Record]) -> None:
         first, *others = records
+        self.incarnation = first.get("incarnation", "")
         if first.get("kind") != "run" or first["identity"] != identity:
             raise ResumeError(
                 "these rounds belong to a run with other settings or data; give the same to go on, or another --out"

@@ -36,6 +36,7 @@ class Member:
     lease: str
     heard_s: float  # time of its last call
     device: str = ""
+    key: str = ""  # the token or certificate that it showed; empty where everybody has access
     # The last round for which something was accepted from this place, by fragment.
     finished: dict[str, int] = field(default_factory=dict)
     # The last round for which nothing more comes from it: what it made was accepted, or refused.
@@ -44,6 +45,11 @@ class Member:
     accepted: int = 0
     refused: int = 0
     problem: str = ""
+
+    @property
+    def voter(self) -> str:
+        """Has one vote in a merge, whatever names its workers take."""
+        return self.key or f"place-{self.place.replica}"
 
     def begins(self, round_: int) -> None:
         """An order was given: what it said of itself before is over."""
@@ -94,23 +100,30 @@ class Members:
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[place] for place in sorted(self._members)])
 
-    def join(self, worker: str, part: int | None, now_s: float, device: str = "") -> Member:
+    def join(self, worker: str, part: int | None, now_s: float, device: str = "", key: str = "") -> Member:
         """A place for `worker`: its own, else one that nobody had, else one whose worker is gone. Raises Refusal.
+
+        :param key: that it showed; a key has one place.
 
         To be saved before anybody learns of it.
         """
         if part is not None and not 0 <= part < self.parts:
             span = f"parts 0 to {self.parts - 1}" if self.parts > 1 else "one part, 0"
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"there is no part {part}: this run has {span}")
-        place = self._own(worker, part) or self._free(part, now_s)
+        same = [m for m in self._members.values() if m.key == key and (key or m.worker == worker)]
+        for other in same:
+            if other.worker != worker and self.is_here(other, now_s):
+                said = f"{key} has a place already, as {other.worker}: a key has one place, and one vote in a merge"
+                raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; get a key for each worker", RETRY_MS)
+        place = self._own(same, worker, part) or self._free(part, now_s)
         if place is None:
             where = f"part {part}" if part is not None else "every part"
             said = f"{where} has its {self.replicas} workers, as many as the run's settings plan"
             raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; wait until one is gone", RETRY_MS)
         before = self._members.get(place)
-        for other in [m for m in self._members.values() if m.worker == worker and m.place != place]:
+        for other in [m for m in same if m.place != place]:
             self._give_up(other)
-        member = Member(worker, place, secrets.token_hex(16), now_s, device)
+        member = Member(worker, place, secrets.token_hex(16), now_s, device, key)
         if before is not None:
             member.finished = before.finished
         self._members[place] = member
@@ -146,6 +159,7 @@ class Members:
                 "replica": m.place.replica,
                 "lease": m.lease,
                 "device": m.device,
+                "key": m.key,
                 "finished": dict(m.finished),
             }
             for m in self
@@ -166,9 +180,9 @@ class Members:
     def _give_up(self, member: Member) -> None:
         member.lease, member.heard_s = "", float("-inf")
 
-    def _own(self, worker: str, part: int | None) -> Place | None:
+    def _own(self, same: Sequence[Member], worker: str, part: int | None) -> Place | None:
         """The place that it has, before one that it gave back."""
-        own = [m for m in self._members.values() if m.worker == worker and part in (None, m.place.part)]
+        own = [m for m in same if m.worker == worker and part in (None, m.place.part)]
         return min(own, key=lambda m: not m.lease).place if own else None
 
     def _free(self, part: int | None, now_s: float) -> Place | None:
@@ -194,6 +208,7 @@ def _read(path: Path, now_s: float) -> list[Member]:
                 str(record["lease"]),
                 now_s if record["lease"] else float("-inf"),
                 str(record["device"]),
+                str(record.get("key", "")),
                 {str(fragment): int(number) for fragment, number in record["finished"].items()},
             )
             for record in json.loads(path.read_text(encoding="utf-8"))

@@ -65,12 +65,13 @@ class WorkerAccess:
             raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
         return identity.name
 
-    def check_worker(self, context: Context, scope: str, worker: str) -> None:
-        """Raise Refusal unless the caller may work as `worker`."""
+    def check_worker(self, context: Context, scope: str, worker: str) -> str:
+        """The caller's key, empty where everybody has access. Raises Refusal unless it may work as `worker`."""
         name = self.check_scope(context, scope)
         if name is not None and worker != name and not worker.startswith(f"{name}."):
             said = f"you are {name}: you may work as {name} or {name}.SOMETHING only, not as {worker[:80]!r}"
             raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
+        return name or ""
 
 
 class NewestCalls:
@@ -115,8 +116,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
 
     async def Join(self, request: rounds_pb2.JoinRequest, context: Context) -> rounds_pb2.JoinResponse:
         async with statuses(context):
-            self.access.check_worker(context, WORK, request.worker)
-            return await self.coordinator.join(request)
+            return await self.coordinator.join(request, self.access.check_worker(context, WORK, request.worker))
 
     async def Next(self, request: rounds_pb2.NextRequest, context: Context) -> rounds_pb2.NextResponse:
         async with statuses(context):

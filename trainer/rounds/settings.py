@@ -17,6 +17,7 @@ from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 # Modules that need torch are imported when a command runs, so nothing here may.
 
+PROTOCOL = 2  # of rounds.proto; 1 had no incarnations
 Fate = Literal["in time", "late", "lost"]
 MAX_PACE_S = 3600.0
 MAX_PATIENCE_S = 1e7
@@ -82,6 +83,9 @@ class SimulatedWorkers:
     # In lengths of a round.
     late_rounds: float = setting(1.5, "by how many rounds", metavar="N", above=0)
     lost: float = setting(0.0, "of the updates that never come", metavar="SHARE")
+    lie: float = setting(
+        1.0, "times that the last replica's updates are too long; below 0 they point back", metavar="N"
+    )
     seed: int = 0
 
     def __post_init__(self) -> None:

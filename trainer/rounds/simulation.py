@@ -11,7 +11,7 @@ from onesweep.stages.errors import ConfigError
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.codecs import ErrorFeedback, Tensors, codec_named, shapes, subtract
+from onesweep.trainer.rounds.codecs import ErrorFeedback, Tensors, codec_named, scale, shapes, subtract
 from onesweep.trainer.rounds.features import FeatureReader, names_before
 from onesweep.trainer.rounds.file_server import CopyLine
 from onesweep.trainer.rounds.ledger import Ledger
@@ -186,6 +186,7 @@ class VirtualWorker:
         payload = fragment.feedback.encode(subtract(fragment.base, {key: weights[key] for key in fragment.base}))
         engine.traffic.up_bytes += len(payload)
         fragment.own = engine.codec.decode(payload, shapes(fragment.base))
+        honest = engine.fleet.lie == 1 or self.replica < self.settings.replicas - 1
         update = Update(
             id=f"{self.name}-{fragment.round}-{fragment.count}",
             worker=self.name,
@@ -194,7 +195,7 @@ class VirtualWorker:
             round=fragment.round,
             steps=min(fragment.steps, self.settings.steps_per_round),
             sequences=fragment.steps * self.learner.config.sequences,
-            delta=fragment.own,
+            delta=fragment.own if honest else scale(fragment.own, engine.fleet.lie),
         )
         fragment.sent, fragment.merged, fragment.steps = update.id, False, 0
         fragment.count += 1
@@ -249,7 +250,7 @@ class VirtualWorker:
 
 
 # Settings of a fleet that only virtual workers have.
-VIRTUAL = ("step_s", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost")
+VIRTUAL = ("step_s", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost", "lie")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArModel, ArStage
 from onesweep.stages.wire.channel import check_name
-from onesweep.stages.wire.status import failed_precondition, invalid
+from onesweep.stages.wire.status import failed_precondition, invalid, protocol_refusal
 from onesweep.trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir
 from onesweep.trainer.blocks.config import MAX_WHOLE, TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
@@ -44,6 +44,7 @@ from onesweep.trainer.rounds.parts import (
     stage_name,
     stage_weights,
 )
+from onesweep.trainer.rounds.settings import PROTOCOL
 from onesweep.trainer.v1 import rounds_pb2
 
 DATA_KIND = "bytes"  # the text a model reads; a worker with data of another kind cannot take part
@@ -293,6 +294,8 @@ class RunSpec:
             check_name(request.worker, "worker")
         except InputError as error:
             raise invalid(str(error)) from None
+        if request.protocol != PROTOCOL:
+            raise protocol_refusal(request.protocol, "your worker", "this coordinator", PROTOCOL, "rounds")
         if request.version != version("onesweep"):
             raise failed_precondition(
                 f"you have version {request.version[:40]!r} of onesweep, this coordinator has {version('onesweep')}: "

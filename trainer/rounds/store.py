@@ -42,6 +42,7 @@ class Update:
     sequences: int  # windows of text seen
     delta: Tensors = field(repr=False)  # base - trained, so that plain SGD with rate 1 goes where the worker went
     losses: Mapping[str, float] = field(default_factory=dict)  # of the last step, in nats; kept for status pages
+    voter: str = ""  # the key or place that it came from, which has one vote in a merge; empty: the worker
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class UpdateIntake:
         return IncomingFile(self.directory / f"{place.part}-{place.replica}", _parcel_of(submission))
 
     def judge(
-        self, fragment: str, submission: rounds_pb2.Submission, payload: bytes, now_s: float
+        self, fragment: str, submission: rounds_pb2.Submission, payload: bytes, now_s: float, voter: str
     ) -> rounds_pb2.Verdict:
         """Decode an update and ask the ledger. Raises CheckpointError when it cannot be stored."""
         try:
@@ -106,6 +106,7 @@ class UpdateIntake:
             sequences=submission.sequences,
             delta=delta,
             losses=dict(submission.losses),
+            voter=voter,
         )
         version = max(update.round, self.ledger.round(fragment)) + 1
         said = self.ledger.accept(update, now_s)

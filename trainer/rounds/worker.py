@@ -7,6 +7,7 @@ import hashlib
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from onesweep.stages.checkpoint.checkpoint import replace_file
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from onesweep.stages.errors import ConfigError, Interrupted, ResumeError, ServiceError
+from onesweep.stages.wire.status import protocol_refusal
 from onesweep.trainer.blocks.config import parse_config
 from onesweep.trainer.blocks.data import Corpus, PlacedCorpus
 from onesweep.trainer.blocks.state import exclusive
@@ -21,7 +23,7 @@ from onesweep.trainer.rounds.cache import FeatureClient, WeightCache
 from onesweep.trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient
 from onesweep.trainer.rounds.codecs import Tensors
 from onesweep.trainer.rounds.parts import Learner, place_on, see
-from onesweep.trainer.rounds.settings import WorkerSettings
+from onesweep.trainer.rounds.settings import PROTOCOL, WorkerSettings
 from onesweep.trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
 from onesweep.trainer.rounds.worker_state import (
     STATE_NAME,
@@ -55,7 +57,10 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings) -> int:
             run, progress, groups = load_worker(path)
         trained = 0
         while True:
-            place = client.join(_join_request(corpus, settings, run), settings.wait)
+            place = client.join(_join_request(corpus, settings, run, progress.incarnation), settings.wait)
+            if place.protocol != PROTOCOL:
+                said = protocol_refusal(place.protocol, client.address, "this worker", PROTOCOL, "rounds")
+                raise ServiceError(said.message)
             worker = Worker(client, corpus, settings, place)
             worker.restore(run, progress, groups)
             groups = {}  # the worker has them now, and there is no room for both
@@ -110,7 +115,8 @@ class Worker:
         names, like = self.spec.fragments.parts[self.part], self.spec.fragments.like
         self.fragments = [Fragment(i, name, like[name], self.rounds) for i, name in enumerate(names)]
         self.after = [0, *boundaries(self.rounds.steps_per_round, self.rounds.fragments)]
-        self.progress = WorkerProgress(self.part, fragments=[fragment.progress for fragment in self.fragments])
+        pieces = [fragment.progress for fragment in self.fragments]
+        self.progress = WorkerProgress(self.part, fragments=pieces, incarnation=place.incarnation)
         self.cache = WeightCache(client, settings.name, place.lease, settings.state, like)
         self.features = FeatureClient(client, settings.name, place, settings.state, task, self.spec.config)
 
@@ -130,7 +136,7 @@ class Worker:
                     self.cache.held[fragment.name] = held
         except (KeyError, ValueError, RuntimeError) as error:
             raise ResumeError(f"the state in {self.settings.state} does not fit this run ({error})") from None
-        self.progress = progress
+        self.progress = replace(progress, incarnation=self.place.incarnation)
 
     def state(self) -> dict[str, Tensors]:
         groups = {MODULE: self.learner.weights(), OPTIMIZER: self.learner.optimizers.tensors()}
@@ -342,7 +348,7 @@ class Worker:
         )
 
 
-def _join_request(corpus: Corpus, settings: WorkerSettings, run: str) -> rounds_pb2.JoinRequest:
+def _join_request(corpus: Corpus, settings: WorkerSettings, run: str, incarnation: str) -> rounds_pb2.JoinRequest:
     return rounds_pb2.JoinRequest(
         worker=settings.name,
         version=version("onesweep"),
@@ -352,6 +358,8 @@ def _join_request(corpus: Corpus, settings: WorkerSettings, run: str) -> rounds_
         data=corpus.digest(),
         run=run,
         device=settings.device,
+        incarnation=incarnation,
+        protocol=PROTOCOL,
     )
 
 

@@ -60,6 +60,7 @@ class WorkerProgress:
     turn: int = 0  # the fragment that is exchanged next
     steps: int = 0  # done since the last exchange
     fragments: list[FragmentProgress] = field(default_factory=lambda: [FragmentProgress()])
+    incarnation: str = ""  # of the run
 
 
 class Fragment:

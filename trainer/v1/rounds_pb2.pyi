@@ -100,6 +100,8 @@ class JoinRequest(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """letters, digits, dots, dashes, underscores; with a token or certificate: its name, or NAME.MORE"""
     version: _builtins.str
@@ -116,6 +118,10 @@ class JoinRequest(_message.Message):
     """whose state it goes on from; empty = none"""
     device: _builtins.str
     """shown to those who watch"""
+    incarnation: _builtins.str
+    """of the run whose state it goes on from; empty = none"""
+    protocol: _builtins.int
+    """that the worker speaks; 0 before protocol 2"""
     def __init__(
         self,
         *,
@@ -127,10 +133,12 @@ class JoinRequest(_message.Message):
         data: _builtins.str = ...,
         run: _builtins.str = ...,
         device: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "architecture", b"architecture", "data", b"data", "data_kind", b"data_kind", "device", b"device", "part", b"part", "run", b"run", "version", b"version", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "architecture", b"architecture", "data", b"data", "data_kind", b"data_kind", "device", b"device", "incarnation", b"incarnation", "part", b"part", "protocol", b"protocol", "run", b"run", "version", b"version", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
     _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015
@@ -150,6 +158,8 @@ class JoinResponse(_message.Message):
     CONFIG_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     """digest of everything that decides the weights"""
     lease: _builtins.str
@@ -163,6 +173,10 @@ class JoinResponse(_message.Message):
     """of the checkpoint that the run makes, JSON"""
     codec: _builtins.str
     """of updates"""
+    incarnation: _builtins.str
+    """a random name that the run got when the coordinator's directory was made"""
+    protocol: _builtins.int
+    """that the coordinator speaks, likewise"""
     def __init__(
         self,
         *,
@@ -174,10 +188,12 @@ class JoinResponse(_message.Message):
         config: _builtins.str = ...,
         manifest: _builtins.str = ...,
         codec: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "config", b"config", "lease", b"lease", "lease_seconds", b"lease_seconds", "manifest", b"manifest", "part", b"part", "replica", b"replica", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "config", b"config", "incarnation", b"incarnation", "lease", b"lease", "lease_seconds", b"lease_seconds", "manifest", b"manifest", "part", b"part", "protocol", b"protocol", "replica", b"replica", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

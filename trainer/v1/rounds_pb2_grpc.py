@@ -76,7 +76,8 @@ class RoundsServiceServicer:
 
     def Join(self, request, context):
         """A place in the run: a part, and which of its replicas. A worker that joins again gets its own place back, and its
-        old lease ends. FAILED_PRECONDITION: another version, architecture, run or kind of data. NOT_FOUND: no such part.
+        old lease ends. FAILED_PRECONDITION: another protocol, version, architecture, run, incarnation or kind of data.
+        NOT_FOUND: no such part.
         RESOURCE_EXHAUSTED: every place is taken; see the metadata `retry-after-ms`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -84,7 +85,8 @@ class RoundsServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Next(self, request, context):
-        """What to train next. Waits up to `wait_seconds` where there is nothing yet.
+        """What to train next. Waits up to `wait_seconds` where there is nothing yet. FAILED_PRECONDITION, as in Submit: the
+        worker knows later rounds than the coordinator, whose files were put back to an older state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

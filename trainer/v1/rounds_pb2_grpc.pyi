@@ -39,11 +39,14 @@ class RoundsServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RoundsServiceAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_rounds_pb2.JoinRequest, _rounds_pb2.JoinResponse]
     """A place in the run: a part, and which of its replicas. A worker that joins again gets its own place back, and its
-    old lease ends. FAILED_PRECONDITION: another version, architecture, run or kind of data. NOT_FOUND: no such part.
+    old lease ends. FAILED_PRECONDITION: another protocol, version, architecture, run, incarnation or kind of data.
+    NOT_FOUND: no such part.
     RESOURCE_EXHAUSTED: every place is taken; see the metadata `retry-after-ms`.
     """
     Next: _grpc.UnaryUnaryMultiCallable[_rounds_pb2.NextRequest, _rounds_pb2.NextResponse]
-    """What to train next. Waits up to `wait_seconds` where there is nothing yet."""
+    """What to train next. Waits up to `wait_seconds` where there is nothing yet. FAILED_PRECONDITION, as in Submit: the
+    worker knows later rounds than the coordinator, whose files were put back to an older state.
+    """
     Fetch: _grpc.UnaryStreamMultiCallable[_rounds_pb2.FetchRequest, _rounds_pb2.Piece]
     """A file that an order named, from an offset on. NOT_FOUND: it is no longer kept; ask for the next order."""
     Submit: _grpc.StreamStreamMultiCallable[_rounds_pb2.SubmitRequest, _rounds_pb2.SubmitResponse]
@@ -65,11 +68,14 @@ class RoundsServiceAsyncStub(RoundsServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_rounds_pb2.JoinRequest, _rounds_pb2.JoinResponse]  # type: ignore[assignment]
     """A place in the run: a part, and which of its replicas. A worker that joins again gets its own place back, and its
-    old lease ends. FAILED_PRECONDITION: another version, architecture, run or kind of data. NOT_FOUND: no such part.
+    old lease ends. FAILED_PRECONDITION: another protocol, version, architecture, run, incarnation or kind of data.
+    NOT_FOUND: no such part.
     RESOURCE_EXHAUSTED: every place is taken; see the metadata `retry-after-ms`.
     """
     Next: _aio.UnaryUnaryMultiCallable[_rounds_pb2.NextRequest, _rounds_pb2.NextResponse]  # type: ignore[assignment]
-    """What to train next. Waits up to `wait_seconds` where there is nothing yet."""
+    """What to train next. Waits up to `wait_seconds` where there is nothing yet. FAILED_PRECONDITION, as in Submit: the
+    worker knows later rounds than the coordinator, whose files were put back to an older state.
+    """
     Fetch: _aio.UnaryStreamMultiCallable[_rounds_pb2.FetchRequest, _rounds_pb2.Piece]  # type: ignore[assignment]
     """A file that an order named, from an offset on. NOT_FOUND: it is no longer kept; ask for the next order."""
     Submit: _aio.StreamStreamMultiCallable[_rounds_pb2.SubmitRequest, _rounds_pb2.SubmitResponse]  # type: ignore[assignment]
@@ -94,7 +100,8 @@ class RoundsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_rounds_pb2.JoinResponse, _abc.Awaitable[_rounds_pb2.JoinResponse]]:
         """A place in the run: a part, and which of its replicas. A worker that joins again gets its own place back, and its
-        old lease ends. FAILED_PRECONDITION: another version, architecture, run or kind of data. NOT_FOUND: no such part.
+        old lease ends. FAILED_PRECONDITION: another protocol, version, architecture, run, incarnation or kind of data.
+        NOT_FOUND: no such part.
         RESOURCE_EXHAUSTED: every place is taken; see the metadata `retry-after-ms`.
         """
 
@@ -104,7 +111,9 @@ class RoundsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rounds_pb2.NextRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rounds_pb2.NextResponse, _abc.Awaitable[_rounds_pb2.NextResponse]]:
-        """What to train next. Waits up to `wait_seconds` where there is nothing yet."""
+        """What to train next. Waits up to `wait_seconds` where there is nothing yet. FAILED_PRECONDITION, as in Submit: the
+        worker knows later rounds than the coordinator, whose files were put back to an older state.
+        """
 
     @_abc_1.abstractmethod
     def Fetch(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"onesweep/trainer/v1/training.proto\x12\ntrainer.v1\"E\n\x0fProgressRequest\x12\x1d\n\x10interval_seconds\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\x13\n\x11_interval_seconds\"\xf7\x01\n\x0eProgressUpdate\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x36\n\x06losses\x18\x04 \x03(\x0b\x32&.trainer.v1.ProgressUpdate.LossesEntry\x12\x19\n\x0cseconds_left\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12(\n\x05state\x18\x06 \x01(\x0e\x32\x19.trainer.v1.TrainingState\x1a-\n\x0bLossesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_seconds_left*\xdb\x01\n\rTrainingState\x12\x1e\n\x1aTRAINING_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TRAINING_STATE_STARTING\x10\x01\x12\x1a\n\x16TRAINING_STATE_RUNNING\x10\x02\x12\x1d\n\x19TRAINING_STATE_EVALUATING\x10\x03\x12\x1b\n\x17TRAINING_STATE_FINISHED\x10\x04\x12\x1a\n\x16TRAINING_STATE_STOPPED\x10\x05\x12\x19\n\x15TRAINING_STATE_FAILED\x10\x06\x32X\n\x0fTrainingService\x12\x45\n\x08Progress\x12\x1b.trainer.v1.ProgressRequest\x1a\x1a.trainer.v1.ProgressUpdate0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"onesweep/trainer/v1/training.proto\x12\ntrainer.v1\"W\n\x0fProgressRequest\x12\x1d\n\x10interval_seconds\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08protocol\x18\x02 \x01(\rB\x13\n\x11_interval_seconds\"\xf7\x01\n\x0eProgressUpdate\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x36\n\x06losses\x18\x04 \x03(\x0b\x32&.trainer.v1.ProgressUpdate.LossesEntry\x12\x19\n\x0cseconds_left\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12(\n\x05state\x18\x06 \x01(\x0e\x32\x19.trainer.v1.TrainingState\x1a-\n\x0bLossesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0f\n\r_seconds_left*\xdb\x01\n\rTrainingState\x12\x1e\n\x1aTRAINING_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TRAINING_STATE_STARTING\x10\x01\x12\x1a\n\x16TRAINING_STATE_RUNNING\x10\x02\x12\x1d\n\x19TRAINING_STATE_EVALUATING\x10\x03\x12\x1b\n\x17TRAINING_STATE_FINISHED\x10\x04\x12\x1a\n\x16TRAINING_STATE_STOPPED\x10\x05\x12\x19\n\x15TRAINING_STATE_FAILED\x10\x06\x32X\n\x0fTrainingService\x12\x45\n\x08Progress\x12\x1b.trainer.v1.ProgressRequest\x1a\x1a.trainer.v1.ProgressUpdate0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,14 +33,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROGRESSUPDATE_LOSSESENTRY']._loaded_options = None
   _globals['_PROGRESSUPDATE_LOSSESENTRY']._serialized_options = b'8\001'
-  _globals['_TRAININGSTATE']._serialized_start=372
-  _globals['_TRAININGSTATE']._serialized_end=591
+  _globals['_TRAININGSTATE']._serialized_start=390
+  _globals['_TRAININGSTATE']._serialized_end=609
   _globals['_PROGRESSREQUEST']._serialized_start=50
-  _globals['_PROGRESSREQUEST']._serialized_end=119
-  _globals['_PROGRESSUPDATE']._serialized_start=122
-  _globals['_PROGRESSUPDATE']._serialized_end=369
-  _globals['_PROGRESSUPDATE_LOSSESENTRY']._serialized_start=307
-  _globals['_PROGRESSUPDATE_LOSSESENTRY']._serialized_end=352
-  _globals['_TRAININGSERVICE']._serialized_start=593
-  _globals['_TRAININGSERVICE']._serialized_end=681
+  _globals['_PROGRESSREQUEST']._serialized_end=137
+  _globals['_PROGRESSUPDATE']._serialized_start=140
+  _globals['_PROGRESSUPDATE']._serialized_end=387
+  _globals['_PROGRESSUPDATE_LOSSESENTRY']._serialized_start=325
+  _globals['_PROGRESSUPDATE_LOSSESENTRY']._serialized_end=370
+  _globals['_TRAININGSERVICE']._serialized_start=611
+  _globals['_TRAININGSERVICE']._serialized_end=699
 # @@protoc_insertion_point(module_scope)

@@ -53,16 +53,20 @@ class ProgressRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     interval_seconds: _builtins.float
     """least time between two updates, 0.05 to 3600; 1 when not given"""
+    protocol: _builtins.int
+    """that the caller speaks; 0 is protocol 1, whose callers need not tell it"""
     def __init__(
         self,
         *,
         interval_seconds: _builtins.float | None = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_interval_seconds", b"_interval_seconds", "interval_seconds", b"interval_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_seconds", b"_interval_seconds", "interval_seconds", b"interval_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_interval_seconds", b"_interval_seconds", "interval_seconds", b"interval_seconds", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__interval_seconds: _TypeAlias = _typing.Literal["interval_seconds"]  # noqa: Y015
     _WhichOneofArgType__interval_seconds: _TypeAlias = _typing.Literal["_interval_seconds", b"_interval_seconds"]  # noqa: Y015

@@ -46,7 +46,7 @@ class TrainingServiceServicer:
 
     def Progress(self, request, context):
         """The state now, then one update whenever it changed, until the training ends.
-        INVALID_ARGUMENT: a field is wrong. RESOURCE_EXHAUSTED: too many watchers.
+        FAILED_PRECONDITION: the caller speaks another protocol. INVALID_ARGUMENT: a field is wrong. RESOURCE_EXHAUSTED: too many watchers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

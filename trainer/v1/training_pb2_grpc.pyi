@@ -33,7 +33,7 @@ class TrainingServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TrainingServiceAsyncStub: ...
     Progress: _grpc.UnaryStreamMultiCallable[_training_pb2.ProgressRequest, _training_pb2.ProgressUpdate]
     """The state now, then one update whenever it changed, until the training ends.
-    INVALID_ARGUMENT: a field is wrong. RESOURCE_EXHAUSTED: too many watchers.
+    FAILED_PRECONDITION: the caller speaks another protocol. INVALID_ARGUMENT: a field is wrong. RESOURCE_EXHAUSTED: too many watchers.
     """
 
 @_typing.type_check_only
@@ -41,7 +41,7 @@ class TrainingServiceAsyncStub(TrainingServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Progress: _aio.UnaryStreamMultiCallable[_training_pb2.ProgressRequest, _training_pb2.ProgressUpdate]  # type: ignore[assignment]
     """The state now, then one update whenever it changed, until the training ends.
-    INVALID_ARGUMENT: a field is wrong. RESOURCE_EXHAUSTED: too many watchers.
+    FAILED_PRECONDITION: the caller speaks another protocol. INVALID_ARGUMENT: a field is wrong. RESOURCE_EXHAUSTED: too many watchers.
     """
 
 class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -52,7 +52,7 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_training_pb2.ProgressUpdate], _abc.AsyncIterator[_training_pb2.ProgressUpdate]]:
         """The state now, then one update whenever it changed, until the training ends.
-        INVALID_ARGUMENT: a field is wrong. RESOURCE_EXHAUSTED: too many watchers.
+        FAILED_PRECONDITION: the caller speaks another protocol. INVALID_ARGUMENT: a field is wrong. RESOURCE_EXHAUSTED: too many watchers.
         """
 
 def add_TrainingServiceServicer_to_server(servicer: TrainingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -39,7 +39,6 @@ from onesweep.serving.cli.__main__ import main
         ("bench chaos-training --data /nowhere", "no text at /nowhere"),
         ("bench chaos-training --config /nowhere.toml", "cannot read /nowhere.toml"),
         ("bench chaos-training --profile loopback --html /nowhere/x.html", "cannot write /nowhere/x.html"),
-        ("bench chaos-training --profile loopback --reference /nowhere/x.json", "cannot write /nowhere/x.json"),
         ("wan train --minutes 0", "--minutes must be above 0"),
         ("wan train --minutes nan", "--minutes must be above 0"),
         ("wan train --data nowhere", "no text at nowhere"),

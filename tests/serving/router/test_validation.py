@@ -168,6 +168,14 @@ def test_a_wrong_field_is_refused(stub: router_pb2_grpc.RouterServiceStub, chang
     assert "summary" in str(list(stub.Generate(router_pb2.GenerateRequest(**GOOD), timeout=10))[-1])
 
 
+def test_a_caller_of_another_protocol_hears_which_side_is_older(stub: router_pb2_grpc.RouterServiceStub) -> None:
+    for request in (router_pb2.GenerateRequest(**GOOD), router_pb2.DrawRequest(), router_pb2.StatusRequest()):
+        request.protocol = 9
+        call = getattr(stub, type(request).__name__.removesuffix("Request"))
+        with pytest.raises(grpc.RpcError, match="this router protocol 1: upgrade onesweep on this router"):
+            list(call(request))
+
+
 def test_a_call_without_a_deadline_is_served(stub: router_pb2_grpc.RouterServiceStub) -> None:
     *_, last = stub.Generate(router_pb2.GenerateRequest(**GOOD))
     assert last.summary.output_bytes == 4

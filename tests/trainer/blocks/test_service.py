@@ -113,6 +113,13 @@ def test_a_bad_interval_is_refused(served: str, channel: grpc.Channel, interval:
         watch(served, interval)
 
 
+def test_another_protocol_is_refused_by_name(channel: grpc.Channel) -> None:
+    stub = training_pb2_grpc.TrainingServiceStub(channel)
+    with pytest.raises(grpc.RpcError, match="this training protocol 1: upgrade onesweep on this training") as caught:
+        next(stub.Progress(training_pb2.ProgressRequest(protocol=2), timeout=10))
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+
+
 def test_no_interval_means_one_second(channel: grpc.Channel) -> None:
     stub = training_pb2_grpc.TrainingServiceStub(channel)
     call = stub.Progress(training_pb2.ProgressRequest(), timeout=10)

@@ -169,8 +169,7 @@ def test_the_table_says_who_worked_and_who_waited() -> None:
     def result(engine: str, tallies: list[WorkerTally]) -> ArmResult:
         return ArmResult(
             arm=f"engine={engine}", seed=0, losses={"next_byte": 2.0}, rounds=1, workers=2, up_bytes=0, down_bytes=0,
-            copies_bytes=0, updates={"in time": 2}, busy=1.0, seconds=10.0, memory_bytes=0, held_copies_bytes=0,
-            step_gflop=0.0, tallies=tallies,
+            copies_bytes=0, updates={"in time": 2}, busy=1.0, seconds=10.0, tallies=tallies,
         )  # fmt: skip
 
     rows = tally_table([result("torchft", [WorkerTally(20, 20, 1.0), WorkerTally(2, 0, 12.0)])])

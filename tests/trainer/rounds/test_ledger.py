@@ -156,6 +156,24 @@ def test_late_work_is_dropped_discounted_or_kept() -> None:
             torch.testing.assert_close(merged.weights[name], before[name] - mean)
 
 
+def test_who_keeps_rounds_back_has_one_vote() -> None:
+    """Two rounds' updates are kept until a third, under three names of one voter: three of five values."""
+    ours = ledger(replicas=3, late="keep", deadline="fixed", deadline_s=9.0, robust="trimmed", steps_per_round=4)
+    honest = tensors(1, 0.1)
+    for number in range(2):
+        for worker in (1, 2):
+            ours.accept(update(number, worker, delta=honest), 1.0)
+        ours.close("p", 9.0)
+    before = ours.weights("p")
+    for number in range(3):
+        eve = update(number, 7 + number, delta=scale(honest, -9.0), voter="eve")
+        assert ours.accept(eve, 9.0).kind == "accepted"
+    for worker in (1, 2):
+        ours.accept(update(2, worker, delta=honest), 9.0)
+    merged = ours.close("p", 20.0).weights
+    torch.testing.assert_close(merged, {name: before[name] - honest[name] for name in before})
+
+
 def test_what_is_too_old_is_refused() -> None:
     ours = ledger(max_staleness=2)
     for number in range(4):

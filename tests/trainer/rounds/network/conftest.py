@@ -27,7 +27,7 @@ from onesweep.trainer.rounds.features import FeatureReader
 from onesweep.trainer.rounds.page import page_served
 from onesweep.trainer.rounds.publishing import Publisher
 from onesweep.trainer.rounds.server import STORE, OpenPort, ledger_of, open_port
-from onesweep.trainer.rounds.settings import CoordinatorSettings, WorkerSettings
+from onesweep.trainer.rounds.settings import PROTOCOL, CoordinatorSettings, WorkerSettings
 from onesweep.trainer.rounds.spec import RunSpec
 from onesweep.trainer.rounds.store import open_store
 from onesweep.trainer.rounds.worker import work
@@ -146,6 +146,7 @@ class Network:
         fields: dict[str, Any] = {
             "worker": worker,
             "version": version("onesweep"),
+            "protocol": PROTOCOL,
             "data_kind": "bytes",
             "data": self.corpus.digest(),
         }

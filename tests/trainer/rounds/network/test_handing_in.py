@@ -22,7 +22,7 @@ from onesweep.trainer.rounds.coordinator import Coordinator
 from onesweep.trainer.rounds.publishing import Publisher
 from onesweep.trainer.rounds.server import ledger_of
 from onesweep.trainer.rounds.service import MOST_ALIKE, NewestCalls
-from onesweep.trainer.rounds.settings import CoordinatorSettings
+from onesweep.trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from onesweep.trainer.rounds.spec import RunSpec
 from onesweep.trainer.rounds.store import Store, Update
 from onesweep.trainer.rounds.transfer import pieces
@@ -180,11 +180,8 @@ def test_two_updates_at_once_are_judged_one_after_the_other(tmp_path: Path) -> N
     payload = codec_named("fp32").encode(scale(ledger.weights("block-0"), 0.01))
 
     async def hand_in(coordinator: Coordinator, worker: str) -> rounds_pb2.Verdict:
-        place = await coordinator.join(
-            rounds_pb2.JoinRequest(
-                worker=worker, version=version("onesweep"), data_kind="bytes", data=corpus.digest(), part=0
-            )
-        )
+        ours = {"version": version("onesweep"), "protocol": PROTOCOL, "data_kind": "bytes", "data": corpus.digest()}
+        place = await coordinator.join(rounds_pb2.JoinRequest(worker=worker, part=0, **ours))
         update = rounds_pb2.Submission(worker=worker, lease=place.lease, id=worker, steps=2, sequences=4)
         return await coordinator.judge(update, payload)
 

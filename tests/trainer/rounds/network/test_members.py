@@ -1,5 +1,6 @@
 import re
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from onesweep.trainer.rounds.members import Members, Place
+from onesweep.trainer.rounds.settings import PROTOCOL
 from onesweep.trainer.rounds.spec import architecture_digest
 from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.rounds.network.calls import Start, refused
@@ -103,6 +105,19 @@ def test_who_wants_another_part_gives_its_own_back(members: Members) -> None:
     assert members.join("a", None, 0.0).place.part == 1, "it has this, and had the other"
 
 
+def test_a_key_has_one_place_whatever_names_it_takes(members: Members) -> None:
+    first = members.join("ann.1", 0, 0.0, key="ann")
+    found = refusal(members.join, "ann.2", 1, 9.0, "", "ann")
+    assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert found.message.startswith("ann has a place already, as ann.1: a key has one place")
+    assert members.join("bob", 0, 9.0, key="bob").voter == "bob"
+    assert members.join("ann.2", 1, 12.0, key="ann").place.part == 1, "its first lease ran out: nobody took the place"
+    assert refusal(members.called, "ann.1", first.lease, 12.0).code is grpc.StatusCode.ABORTED
+    members.save(members.records())
+    assert [m.voter for m in Members(members.path, 2, 2, 10.0, 12.0)] == ["ann", "bob", "ann"]
+    assert [members.join(name, 0, 30.0).voter for name in ("x", "y")] == ["place-0", "place-1"]
+
+
 def test_who_left_has_no_lease_at_all(members: Members) -> None:
     a = members.join("a", 0, 0.0)
     members.leave(a)
@@ -157,6 +172,13 @@ def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: 
     ("changes", "code", "sentence"),
     [
         ({"part": 2}, "NOT_FOUND", "there is no part 2: this run has parts 0 to 1"),
+        ({"protocol": 0}, "FAILED_PRECONDITION", "your worker speaks protocol 1 .* upgrade onesweep on your worker"),
+        ({"protocol": 99}, "FAILED_PRECONDITION", "speaks protocol 99 of .* upgrade onesweep on this coordinator"),
+        (
+            {"incarnation": "5"},
+            "FAILED_PRECONDITION",
+            "before its directory was lost or replaced; put the right directory",
+        ),
         ({"version": "0.0.1"}, "FAILED_PRECONDITION", "you have version '0.0.1' of onesweep"),
         ({"architecture": "5" * 64}, "FAILED_PRECONDITION", "another architecture than this run"),
         ({"run": "5" * 64}, "FAILED_PRECONDITION", "your state is of the run 555555555555"),
@@ -202,7 +224,11 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
     assert "a token is wanted here" in code_of("ann", "")
     assert "key bob may status only, not work" in code_of("bob", other)
     assert "you are ann: you may work as ann or ann.SOMETHING only, not as 'eve'" in code_of("eve", token)
-    assert "of onesweep" in code_of("ann.2", token), "who may work hears of the next problem"
+    assert "protocol 1 of rounds" in code_of("ann.2", token), "who may work hears of the next problem"
+    fits = {"version": version("onesweep"), "data_kind": "bytes", "data": net.corpus.digest(), "protocol": PROTOCOL}
+    request = rounds_pb2.JoinRequest(worker="ann.1", **fits)
+    assert net.link(token=token).join(request).part == 0
+    assert "ann has a place already, as ann.1" in code_of("ann.2", token)
     watcher = net.link(token=other)
     assert next(watcher.watch(1.0)).rounds == 3
 
@@ -218,7 +244,7 @@ def test_certificates_say_who_may_work(network: Start, new_pki: Callable[[str], 
             link.join(rounds_pb2.JoinRequest(worker=name))
         return str(caught.value)
 
-    assert "of onesweep" in problem("ann", Security(worker)), "who may work hears of the next problem"
+    assert "of rounds" in problem("ann", Security(worker)), "who may work hears of the next problem"
     assert "you are ann: you may work as ann" in problem("eve", Security(worker))
     assert "a worker needs one of role client" in problem("h", Security(host))
     assert "closed the connection" in problem("ann", LOOPBACK_ONLY)

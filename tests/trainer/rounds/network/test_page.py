@@ -24,6 +24,7 @@ from onesweep.stages.wire.tokens import Key, Keyring, new_token, token_hash, wri
 from onesweep.trainer.rounds import page as page_module
 from onesweep.trainer.rounds.page import FRESH_S, PageConnection, Snapshots
 from onesweep.trainer.rounds.server import check_page
+from onesweep.trainer.rounds.settings import PROTOCOL
 from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
 
@@ -206,8 +207,8 @@ def tls_net(network: Start, tls: Tls, tokens: dict[str, str], tmp_path: Path) ->
     """A coordinator that every machine can reach, with one worker."""
     started = network(coordinator={"page": "0.0.0.0:0", "security": Security(tls), "tokens": tmp_path / "tokens"})
     link = started.link(security=Security(Tls(tls.authority)), token=tokens["work"])
-    digest = started.corpus.digest()
-    link.join(rounds_pb2.JoinRequest(worker="work.1", version=version("onesweep"), data_kind="bytes", data=digest))
+    ours = {"version": version("onesweep"), "protocol": PROTOCOL, "data_kind": "bytes", "data": started.corpus.digest()}
+    link.join(rounds_pb2.JoinRequest(worker="work.1", **ours))
     return started
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
@@ -99,6 +100,36 @@ def test_kills_change_nothing(
     for block, (_, expected) in zip(load_chain(out), engine.published().items(), strict=True):
         for name, tensor in block.named_parameters():
             torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("older", [True, False])
+def test_workers_of_another_past_end_and_say_what_to_do(
+    start: Callable[..., BaseProcess], config_file: Path, text_file: Path, tmp_path: Path, unused_port: int, older: bool
+) -> None:
+    """The coordinator's directory is put back to an older state, or made anew: rounds that they know are not there."""
+    out, kept, address = tmp_path / "out", tmp_path / "kept", f"127.0.0.1:{unused_port}"
+    config_file.write_text(config_file.read_text().replace(f"rounds = {ROUNDS}", "rounds = 500"))
+    how = ("--config", config_file, "--data", text_file, "--out", out, "--publish-every", 900, "--lease", 600)
+    coordinator = start("first", "train", "coordinate", *how, "--listen", address)
+    work = ("train", "work", "--coordinator", address, "--data", text_file, "--patience", WITHIN_S)
+    workers = {name: start(name, *work, "--name", name, "--state", tmp_path / name) for name in ("w0", "w1")}
+    until(lambda: accepted(out) >= 2, WITHIN_S)
+    coordinator.kill(), coordinator.join()
+    shutil.copytree(out, kept)
+    if older:  # they continue for a while
+        coordinator = start("second", "train", "coordinate", *how, "--listen", address)
+        until(lambda: accepted(out) >= accepted(kept) + 6, WITHIN_S)
+        coordinator.kill(), coordinator.join()
+    shutil.rmtree(out / "rounds")
+    if older:
+        (kept / "rounds").rename(out / "rounds")
+    start("third", "train", "coordinate", *how, "--listen", address)
+    why = "the coordinator's directory is an older one" if older else "before its directory was lost or replaced"
+    for name, process in workers.items():
+        assert ended(process, WITHIN_S) == 1
+        assert f"{why}; put the right directory back" in (tmp_path / f"{name}.log").read_text()
 
 
 @pytest.mark.slow
