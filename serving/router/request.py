@@ -12,7 +12,6 @@ from typing import Any
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import flag, setting
-from onesweep.stages.wire.status import CALLS
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
 ROUTER_HELP = f"default: what is up, else {DEFAULT_ROUTER}; A,B: either"
@@ -168,6 +167,8 @@ class Request:
         :param whole: the text in one piece at the end.
         :param trips: tell of every sweep as it comes back.
         """
+        from onesweep.stages.wire.status import CALLS  # it imports grpc, and help waits for no such library
+
         texts: dict[str, Any] = {"prompt": _raw("prompt", self.prompt), "suffix": _raw("suffix", self.suffix)}
         limited = self.max_bytes is not None or self.max_tokens is not None
         values = {f.name: getattr(self, f.name) for f in SETTINGS if f.name not in texts}

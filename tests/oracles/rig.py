@@ -10,10 +10,8 @@ import hashlib
 import io
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,13 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.errors import Interrupted
+from onesweep.stages.host.parts import ModelKind, load_parts, plan_host
+from onesweep.stages.host.sessions import SessionStore
+from onesweep.stages.host.validation import parse_hop
+from onesweep.stages.host.work import begin_work
 from onesweep.stages.model.codec import CODECS, HIDDEN
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import open_blocking_channel
-from onesweep.stages.wire.messages import PROTOCOL, put_work, work_of
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import copy_of, put_work, work_of
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus, load_corpus
 from onesweep.trainer.blocks.progress import Progress
@@ -44,7 +45,6 @@ from tests.conftest import open_servers, wait_ready, write_bundle
 from tests.stages.hops import step
 from tests.trainer import small
 
-ROUTER = "oracle"
 PATIENT_S = 60.0
 """A slow machine must not make a ring do anything twice."""
 
@@ -80,16 +80,6 @@ class Ring:
     topology: Topology
     weights: Path
     client: Client
-    heard: list[Any] = field(default_factory=list)
-
-    @cached_property
-    def stubs(self) -> list[stage_pb2_grpc.StageServiceStub]:
-        """Of every host, in order; they take work of a router that listens."""
-        stubs = [stage_pb2_grpc.StageServiceStub(open_blocking_channel(host.address)) for host in self.topology.hosts]
-        self.heard.extend(stub.Subscribe(stage_pb2.SubscribeRequest(router=ROUTER)) for stub in stubs)
-        for events in self.heard:
-            next(events)
-        return stubs
 
 
 @contextlib.contextmanager
@@ -110,10 +100,7 @@ def ring(weights: Path, hosts: int, replicas: int = 1) -> Iterator[Ring]:
         servers.router(topology, weights, ring={"hop_timeout_s": PATIENT_S})
         wait_ready(topology.router)
         with Client(topology.router) as client:
-            running = Ring(topology, weights, client)
-            yield running
-            for events in running.heard:
-                events.cancel()
+            yield Ring(topology, weights, client)
 
 
 def command(*arguments: object) -> str:
@@ -127,24 +114,31 @@ def command(*arguments: object) -> str:
 
 def trip(ring: Ring, kind: str, number: int = 0, **work: Any) -> tuple[list[bytes], dict[str, Any]]:
     """One piece of work from host to host: the state's payload on each hop between them, and what came out."""
-    name = f"{kind}-{number}-{time.monotonic_ns()}"
-    release = ring.stubs[0].Describe(stage_pb2.DescribeRequest()).releases[-1]
+    plans = [plan_host(ring.weights, (index,)) for index in range(len(ring.topology.hosts))]
+    model: ModelKind = "chain" if kind == "sweep" else work.pop("scorer")
     sampling = stage_pb2.Sampling(seed=7, temperature=0.8)
-    hop = stage_pb2.Hop(router=ROUTER, session=name, left_s=60, capacity=256)
+    hop = stage_pb2.Hop(router="oracle", session=f"{kind}-{number}", left_s=60, capacity=256)
+    hop.digest = plans[0].models[model].digest
     if kind == "sweep":
-        hop.digest = release.chain.digest
         hop.sweep.CopyFrom(stage_pb2.Sweep(steps=4, sampling=sampling, sampler="stochastic", **work))
     else:
-        hop.digest = (release.scorer if work.pop("scorer") == "scorer" else release.ar).digest
         put_work(hop, step(sampling=sampling, **work))
-    payloads, event = [], stage_pb2.Event()
-    for stub in ring.stubs:
-        outcome = stub.Run(stage_pb2.RunRequest(protocol=PROTOCOL, hop=hop), timeout=60)
-        if outcome.WhichOneof("outcome") == "event":
-            event = outcome.event
-            break
-        hop = outcome.next
-        payloads.append(hop.sweep.estimate if kind == "sweep" else work_of(hop).hidden)
+    payloads, outcome = [], None
+    for plan in plans:
+        parts = load_parts(plan)
+        sessions = SessionStore(1 << 28, lease_s=PATIENT_S)
+        manifest = plan.models[model].manifest
+        session = sessions.open(hop.session, hop.router, model, hop.capacity, manifest, parts)
+        begun = begin_work(parse_hop(hop, plan), copy_of(hop), session, plan.blocks[-1] + 1)
+        while begun.outcome is None:
+            call = begun.next_op()
+            begun.complete(call.compute([call.piece])[0])
+        outcome = begun.outcome
+        if isinstance(outcome, stage_pb2.Hop):
+            hop = outcome
+            payloads.append(hop.sweep.estimate if kind == "sweep" else work_of(hop).hidden)
+    event = outcome
+    assert isinstance(event, stage_pb2.Event)
     found = event.WhichOneof("outcome")
     assert found in ("text", "scores", "verification"), event
     if found == "text":

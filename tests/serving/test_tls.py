@@ -14,7 +14,6 @@ import pytest
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
-from onesweep.serving.client.failover import Turns
 from onesweep.serving.router.settings import AdmissionSettings
 from onesweep.serving.router.topology import HostEntry, Topology, local_topology, read_topology
 from onesweep.stages.errors import InputError
@@ -251,11 +250,11 @@ def test_a_renewal_breaks_nothing_off_and_opens_one_connection(served: Served, t
             pieces = client.stream("x", mode="local", max_bytes=400)
             await anext(pieces)
             mine.write_bytes(whole[:50])
-            client.failed(lost, Turns(client, 1.0))
+            client.failed(lost, 0, 1.0)
             assert len(client._channels) == 1, "half an authority is not taken"
             mine.write_bytes(whole + b"\n")
             for _ in range(3):
-                client.failed(lost, Turns(client, 1.0))
+                client.failed(lost, 0, 1.0)
             assert len(client._channels) == 2
             *_, last = [piece async for piece in pieces]
             assert isinstance(last, Result)

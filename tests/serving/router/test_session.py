@@ -39,7 +39,7 @@ class QuietLink(HostLink):
     """A host that is never dialled and calls itself by its blocks."""
 
     def __init__(self, name: str, blocks: tuple[int, ...]) -> None:
-        super().__init__(HostEntry(name, f"127.0.0.1:{1000 + ord(name[0]) + int(name[-1])}", blocks, name), "router", 1)
+        super().__init__(HostEntry(name, f"127.0.0.1:{1000 + ord(name[0]) + int(name[-1])}", blocks, name), 1)
         self.relay = Wire(self.entry.address, 1, 1.0, name)
         self.info = stage_pb2.DescribeResponse(name=f"stage-{blocks[0]}")
 

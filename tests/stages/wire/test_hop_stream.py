@@ -327,8 +327,10 @@ async def test_closing_what_was_never_used() -> None:
 def test_why_a_call_that_was_to_last_was_lost(answer: Any, says: str) -> None:
     async def reason() -> str:
         async with relay_to(answer) as (_, relay):
+            call = relay.stub.Push()
+            await call.write(stage_pb2.HopBatch(hops=[hop()]))
             with pytest.raises(grpc.aio.AioRpcError) as lost:
-                await relay.stub.Run(stage_pb2.RunRequest(hop=hop()))
+                await call.read()
             return relay.loss(lost.value)
 
     assert says in asyncio.run(reason())
