@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file, update_manifest
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
@@ -16,6 +17,7 @@ from onesweep.stages.model.families import without_memory
 from onesweep.stages.model.llama import LlamaArchitecture
 
 DRAFT_HEAD_NAME = "draft-head.safetensors"
+SCALES, LEVELS = ".scales", 127  # matrices are whole numbers of 8 bits, times a scale for each row
 
 
 def has_draft_head(manifest: Manifest) -> bool:
@@ -46,7 +48,11 @@ def read_draft_head(path: Path, manifest: Manifest) -> DraftHead:
     except (SafetensorError, OSError, ValueError, ShapeError) as error:
         raise CheckpointError(f"{path} is no draft head of this model: {error}") from None
     wanted = {name: tuple(tensor.shape) for name, tensor in head.stored().items()}
-    tensors = read_weights(path, size, file_digest(path), wanted, {"symbols": torch.int32})
+    types = {name: torch.int8 for name, shape in wanted.items() if len(shape) == 2}
+    wanted |= {name + SCALES: wanted[name][:1] for name in types}
+    tensors = read_weights(path, size, file_digest(path), wanted, {"symbols": torch.int32, **types})
+    for name in types:
+        tensors[name] = tensors[name] * tensors.pop(name + SCALES)[:, None]
     symbols = tensors["symbols"]
     if not bool(((symbols >= 0) & (symbols < architecture.vocabulary)).all()):
         raise CheckpointError(f"{path} is a draft head of another vocabulary: the model has {architecture.vocabulary}")
@@ -77,5 +83,12 @@ def add_draft_head(directory: Path, source: Path) -> None:
 
 
 def write_draft_head(path: Path, head: DraftHead) -> None:
-    """In 16 bits: what is drafted need not be exact. Raises OSError."""
-    write_weights(path, {n: t if n == "symbols" else t.half() for n, t in head.stored().items()})
+    """In 8 bits, as hosts compute it: what is drafted need not be exact. Raises OSError."""
+    tensors = dict[str, Tensor]()
+    for name, tensor in head.stored().items():
+        if tensor.dim() != 2:
+            tensors[name] = tensor
+            continue
+        scales = tensor.detach().abs().amax(1).clamp(min=1e-20) / LEVELS
+        tensors[name], tensors[name + SCALES] = (tensor / scales[:, None]).round().to(torch.int8), scales
+    write_weights(path, tensors)
