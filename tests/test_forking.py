@@ -25,6 +25,6 @@ def test_what_a_killed_test_process_started_is_killed() -> None:
     with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tests:
         assert tests.stdout is not None
         line = Path("/proc") / tests.stdout.readline().strip() / "cmdline"
-        assert line.read_bytes().startswith(b"sleep")
+        until(lambda: line.read_bytes().startswith(b"sleep"), 60)  # it is a copy of its parent first
         tests.kill()
     until(lambda: not line.exists() or not line.read_bytes(), 60)  # gone, or a zombie

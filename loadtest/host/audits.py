@@ -27,6 +27,7 @@ from onesweep.stages.host.parts import plan_host
 STOP_S = 10.0  # within which a faulty host must end
 READY_S = 60.0
 POLL_S = 0.1
+SETTLED_S = 1.0  # without a further audit: then all have ended
 REPLICAS = 2
 WRITTEN, DRAWN = ("sweep", "chunked", "ar", "ar-speculative", "resample", "verified"), ("chain", "steps")
 MOST_SEARCHED = 10  # times --sweeps: then it was not found
@@ -231,7 +232,10 @@ def cost_of(settings: AuditSettings, mode: str, plain: Client, audited: Client) 
         plain_ms.append(results[plain].latency_ms)
         audited_ms.append(results[audited].latency_ms)
         compute_ms += sum(host.compute_ms for host in results[audited].hosts)
-    status = audited.status()
+    status, seen = audited.status(), before
+    while status.audits != seen:  # audits end after their answers
+        time.sleep(SETTLED_S)
+        status, seen = audited.status(), status.audits
     is_caught(status.hosts, "")
     spent_ms, count = status.audits.compute_ms - before.compute_ms, status.audits.audited - before.audited
     share, sweeps = spent_ms / compute_ms if compute_ms else 0.0, status.audits.sweeps - before.sweeps
