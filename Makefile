@@ -21,12 +21,11 @@ demo-model: .venv/.model ## real English: a small pretrained model, from a packa
 	$(BIN)/onesweep demo "$$(find .venv/ -name 'SmolLM2-*.gguf' | head -n 1)"
 
 # A file's tests run in one process: what they share starts once. (pytest 9.2 passes over the groups of `loadgroup`.)
-# Three processes for two cores: tests wait for servers a third of their time.
 check: lint ## before a commit: style, types, and every test that takes less than a second
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
-test: .venv/.dev ## all tests, in three processes
-	$(BIN)/python -m pytest -q -rs -n 3 --dist loadfile --no-loadscope-reorder --durations 40
+test: .venv/.dev ## all tests, in two processes
+	$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder --durations 40
 
 lint: .venv/.dev ## style and types
 	$(BIN)/ruff check .
