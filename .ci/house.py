@@ -32,15 +32,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "stages.pictures": ("stages.model",),
     "stages.checkpoint": ("stages.pictures", "stages.wire"),
     "stages.backends": ("stages.checkpoint",),
-    "stages.grafting": ("stages.backends",),
     "stages.importing": ("stages.backends",),
-    "stages.host": ("stages.grafting", "stages.importing", "stages.telemetry"),
+    "stages.host": ("stages.importing", "stages.telemetry"),
     "serving": ("stages.host",),
     "trainer": ("stages.host",),
     "loadtest": ("serving", "trainer"),
     "onesweep": ("serving", "stages.host"),
 }
-NO_NETWORK = ("stages.model", "stages.pictures", "stages.backends", "stages.grafting", "stages.importing")
+NO_NETWORK = ("stages.model", "stages.pictures", "stages.backends", "stages.importing")
 NETWORK = {"grpc", "asyncio"}
 OPTIONAL = {"onnxruntime": "stages.backends"}
 NAMELESS = {"utils.py", "helpers.py"}

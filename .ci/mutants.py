@@ -30,7 +30,6 @@ WIDER = {
     "stages/wire": ("tests/serving/test_tls.py", "tests/serving/test_tokens.py", "tests/serving/router/test_faults.py"),
     "stages/host": ("tests/stages/wire", "tests/serving/router/test_session.py", "tests/serving/router/test_faults.py"),
     "stages/model": ("tests/stages/backends", "tests/serving/modes", "tests/trainer/blocks"),
-    "stages/grafting": ("tests/trainer/grafting", "tests/serving/router/test_grafted_chain.py"),
     "stages/backends": ("tests/stages/host/test_host.py", "tests/stages/pictures"),
     "stages/pictures": ("tests/serving/drawing",),
     "stages/checkpoint": ("tests/serving/router/test_deploy.py", "tests/serving/router/test_release_push.py"),

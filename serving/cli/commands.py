@@ -127,8 +127,6 @@ _TRAIN = Family(
             ("scorer", "train a pipeline stage by stage, each through frozen copies of the others", "--data corpus/"),
             ("tokenizer", "make the tokens that the others train on with --tokenizer", "--data corpus/"),
             ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
-            "onesweep.trainer.grafting.commands:",
-            ("graft", "make a block of a chain from a stage of a pretrained model", "--checkpoint smollm2 --block 0"),
             "onesweep.trainer.rounds.commands:",
             (
                 "coordinate",

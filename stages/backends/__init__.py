@@ -1,7 +1,5 @@
 """Backends: what computes a host's parts, by name."""
 
-from typing import cast
-
 import torch
 
 from onesweep.stages.backends.base import Backend, BlockRunner, DraftingRunner, PictureRunner, StageRunner
@@ -13,7 +11,7 @@ from onesweep.stages.backends.runner_checks import checked, checked_pictures
 from onesweep.stages.checkpoint.checkpoint import CPU
 from onesweep.stages.errors import InputError, one_of
 from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import FamilyPart, PipelineStage
+from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.pictures.part import PicturePart
 
 __all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "drafting_runner"]
@@ -33,9 +31,7 @@ class TorchBackend(Backend):
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
 
-    def block(self, block: Block | FamilyPart) -> BlockRunner:
-        if isinstance(block, FamilyPart):
-            return cast(BlockRunner, block.runner())
+    def block(self, block: Block) -> BlockRunner:
         runner = PackedBlock(block)
         return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), block)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from onesweep.stages.checkpoint.checkpoint import CPU
 from onesweep.stages.device import device_kind, machine_kind
 from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import FamilyPart, PipelineStage
+from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.pictures.part import PicturePart
 from onesweep.stages.pictures.trajectory import PicturePiece
@@ -58,9 +58,6 @@ class NoisyPiece:
     start: int  # position of the first slot
     caches: list[LayerCache]  # the clean positions that the slots see: those before `start`. Not changed.
     temperature: float = 1.0  # of the odds that the denoised point is taken at
-    # Start of the slots where a chain hands them on: in block 0 the last known symbol, (1,) int64, later the features
-    # of the block before, (slots, width).
-    before: Tensor | None = None
 
     @property
     def divisor(self) -> float:
@@ -74,7 +71,6 @@ class Denoised:
 
     logits: Tensor  # (slots, vocabulary)
     point: Tensor  # D = softmax(logits / temperature) @ codes: (slots, code_dim)
-    features: Tensor | None = None  # for the next block, where a chain hands on slots: (slots, width)
 
 
 class BlockRunner(ABC):
@@ -166,11 +162,11 @@ class Backend(ABC):
         return f"{self.name}, {machine_kind(self.device)}"
 
     @abstractmethod
-    def block(self, block: Block | FamilyPart) -> BlockRunner:
-        """Raises InputError for one that this backend does not run."""
+    def block(self, block: Block) -> BlockRunner: ...
 
     @abstractmethod
-    def stage(self, stage: PipelineStage) -> StageRunner: ...
+    def stage(self, stage: PipelineStage) -> StageRunner:
+        """Raises InputError for one that this backend does not run."""
 
     @abstractmethod
     def picture(self, part: PicturePart) -> PictureRunner: ...

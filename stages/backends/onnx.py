@@ -40,7 +40,7 @@ from onesweep.stages.backends.runner_checks import PictureProbe, StageProbe, che
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.decoder_options import WEIGHT_WORDS
-from onesweep.stages.model.families import FamilyPart, PipelineStage
+from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.layers import LayerCache, soft_capped
 from onesweep.stages.model.llama import LlamaStage
 from onesweep.stages.pictures.part import PicturePart
@@ -208,9 +208,7 @@ class OnnxBackend(Backend):
     def machine(self) -> str:
         return f"{super().machine}, onnxruntime {onnxruntime.__version__}"
 
-    def block(self, block: Block | FamilyPart) -> BlockRunner:
-        if isinstance(block, FamilyPart):
-            raise InputError(f"the backend {self.name} does not run {block.adjective} blocks: choose --backend torch")
+    def block(self, block: Block) -> BlockRunner:
         runner = OnnxBlock(block, self.int8)
         check_block(runner, block, self.int8)
         return checked(runner, block)

@@ -11,7 +11,6 @@ from torch import Tensor
 from onesweep.stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, HiddenInt8, StateCodec
-from onesweep.stages.model.families import FamilyArchitecture
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.prefill import split_reads
@@ -42,8 +41,6 @@ class BlockInput:
     estimate: Tensor  # E, (slots, code_dim)
     # Clean features of the positions read in this sweep, (positions, width); None unless the chain is `chained`.
     features: Tensor | None = None
-    # Features of the slots at the last evaluation, (slots, width); None unless the chain is grafted.
-    slots: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -52,19 +49,14 @@ class Boundary:
 
     estimate: bytes
     features: bytes
-    slots: bytes = b""
 
-    def decode(
-        self, architecture: Architecture | FamilyArchitecture, codec: StateCodec, known: int, slots: int
-    ) -> BlockInput:
+    def decode(self, architecture: Architecture, codec: StateCodec, known: int, slots: int) -> BlockInput:
         """The input of the next block. `known`: positions read in this sweep. Raises CodecError."""
-        a, features, slot_features = architecture, None, None
+        a, features = architecture, None
         estimate = codec.decode(self.estimate, slots, a.code_dim, ESTIMATE_LIMIT)
         if a.context == "chained":
             features = FEATURES.decode(self.features, known, a.width, FEATURE_LIMIT)
-        if a.hands_on_slots:
-            slot_features = FEATURES.decode(self.slots, slots, a.width, FEATURE_LIMIT)
-        return BlockInput(estimate, features, slot_features)
+        return BlockInput(estimate, features)
 
 
 class BlockWork:
@@ -75,7 +67,7 @@ class BlockWork:
 
     def __init__(
         self,
-        architecture: Architecture | FamilyArchitecture,
+        architecture: Architecture,
         index: int,
         partition: NoisePartition,
         caches: list[LayerCache],
@@ -96,8 +88,6 @@ class BlockWork:
         if isinstance(before, Boundary):
             before = before.decode(a, codec, len(clean), plan.slots)
         known = clean if before is None or before.features is None else before.features
-        first = clean[-1:] if a.hands_on_slots else None
-        self._before = first if before is None else before.slots
         self._unread = deque(split_reads(known, reads))
         self._features: list[Tensor] = []
         self._sampler = SAMPLERS[plan.sampler](
@@ -112,7 +102,6 @@ class BlockWork:
             # one evaluation more settles slots that agree with each other.
             self._levels.append((low, None))
         self._logits = torch.empty(0)
-        self._slots: Tensor | None = None
 
     @property
     def done(self) -> bool:
@@ -126,7 +115,7 @@ class BlockWork:
         sigma = self._levels[0][0]
         z = self._sampler.state(self._estimate, sigma, self._evaluation)
         temperature = self._sampler.point_temperature
-        return NoisyPiece(z, self._estimate, sigma, self.plan.start, self.caches, temperature, self._before)
+        return NoisyPiece(z, self._estimate, sigma, self.plan.start, self.caches, temperature)
 
     @property
     def rows(self) -> int:
@@ -144,7 +133,6 @@ class BlockWork:
             self._estimate = self._sampler.advance(self._estimate, result.point, sigma, sigma_next)
         self._evaluation += 1
         self._logits = result.logits
-        self._slots = result.features
 
     def outcome(self) -> Boundary | bytes:
         """A boundary for the next block, or the chunk's text after the last.
@@ -158,8 +146,7 @@ class BlockWork:
         features = b""
         if a.context == "chained":
             features = FEATURES.encode(torch.cat(self._features) if self._features else torch.empty(0, a.width))
-        slots = b"" if self._slots is None else FEATURES.encode(self._slots)
-        return Boundary(self.codec.encode(self._estimate), features, slots)
+        return Boundary(self.codec.encode(self._estimate), features)
 
 
 def run_unbatched(work: BlockWork, runner: BlockRunner) -> Boundary | bytes:

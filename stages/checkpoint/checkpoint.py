@@ -32,43 +32,35 @@ from onesweep.stages.checkpoint.weights import read_weights, write_weights
 from onesweep.stages.errors import CheckpointError, InputError, regular
 from onesweep.stages.memory import require_memory
 from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import FamilyArchitecture, FamilyPart, PipelineStage, new_stage, without_memory
+from onesweep.stages.model.families import PipelineStage, new_stage, without_memory
 from onesweep.stages.model.pipeline import ArModel, ArStage
 from onesweep.stages.pictures.architecture import PictureArchitecture
 from onesweep.stages.pictures.experts import RouterNet
 from onesweep.stages.pictures.part import PicturePart
 
 CPU = torch.device("cpu")
-ChainPart = Block | FamilyPart
 DrawingPart = PicturePart | RouterNet
-AnyPart = ChainPart | PipelineStage | DrawingPart
+AnyPart = Block | PipelineStage | DrawingPart
 # Tables that are computed may take so many bytes, or so many times those of the part's file if that is more.
 MAX_TABLE_BYTES, TABLES_PER_WEIGHTS = 64 << 20, 4
 NOUNS = {"chain": "block", "steps": "stage", "experts": "expert"}  # of a drawing part, in the name of its file
 
 
-def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block:
-    """One block of a chain that was trained here, digest, shapes and loss checked. Reads that block's file only."""
-    manifest = read_manifest(directory)
-    if manifest.kind == "chain" and manifest.codes is None:
-        raise CheckpointError(f"{directory} holds a chain that is grafted on a pretrained model: it is only served")
-    block = load_chain_part(directory, index, device)
-    assert isinstance(block, Block)
-    return block
-
-
 # On a device, a part is there once, and for the time of its loading once in the machine's memory: a host's parts are
 # loaded one after the other. The gate measures it where it will compute.
-def load_chain_part(directory: Path, index: int, device: torch.device = CPU) -> ChainPart:
-    """One block of a chain of any family, checked likewise, on `device`."""
+def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block:
+    """One block of a chain on `device`, digest, shapes and loss checked. Reads that block's file only."""
     manifest = read_manifest(directory)
     if manifest.kind != "chain":
         raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
-    part = new_part(manifest, index)
-    assert isinstance(part, Block | FamilyPart)
-    probe = _load(directory, manifest, index, part, device)
-    _gate(directory, manifest, index, _probe_chain_part(manifest, part, probe.get(PROBE_INPUT), device)[0])
-    return part.eval().requires_grad_(False)
+    block = new_part(manifest, index)
+    assert isinstance(block, Block)
+    assert manifest.partition is not None
+    probe = _load(directory, manifest, index, block, device)
+    known = probe_symbols(manifest).to(device)
+    measured, _ = probe_block(block, manifest.partition, known, probe.get(PROBE_INPUT))
+    _gate(directory, manifest, index, measured)
+    return block.eval().requires_grad_(False)
 
 
 def load_stage(directory: Path, index: int, device: torch.device = CPU) -> PipelineStage:
@@ -77,7 +69,7 @@ def load_stage(directory: Path, index: int, device: torch.device = CPU) -> Pipel
     if manifest.kind != "ar":
         raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
     stage = new_part(manifest, index)
-    assert not isinstance(stage, Block | FamilyPart | PicturePart | RouterNet)
+    assert not isinstance(stage, Block | PicturePart | RouterNet)
     probe = _load(directory, manifest, index, stage, device)
     known = probe_symbols(manifest).to(device)
     measured, _ = probe_stage(stage, known, probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
@@ -126,9 +118,7 @@ def new_part(manifest: Manifest, index: int) -> AnyPart:
                 return RouterNet(manifest.architecture, parts // (len(manifest.partition.boundaries) - 1))
             return PicturePart(manifest.architecture, index, manifest.kind)
         if manifest.kind == "ar":
-            return new_stage(manifest.pipeline_architecture, index)
-        if isinstance(manifest.architecture, FamilyArchitecture):
-            return manifest.architecture.new_part(index)
+            return new_stage(manifest.text_architecture, index)
         assert manifest.codes is not None
         return Block(manifest.own_architecture, index, manifest.codes)
 
@@ -169,14 +159,16 @@ def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> 
         os.close(handle)
 
 
-def save_block(directory: Path, block: ChainPart, features: Tensor | None = None, half: bool = False) -> Tensor:
+def save_block(directory: Path, block: Block, features: Tensor | None = None, half: bool = False) -> Tensor:
     """Put a block into the checkpoint in `directory`, whose manifest must exist.
 
     features: the block before's clean features on the probe text, for a `chained` block; half: in 16 bits, to which
     the block is rounded. Returns this block's own.
     """
     _round(block, half)
-    measures, out = _probe_chain_part(read_manifest(directory), block, features)
+    manifest = read_manifest(directory)
+    assert manifest.partition is not None
+    measures, out = probe_block(block, manifest.partition, probe_symbols(manifest), features)
     _save_part(directory, block, "block", {} if features is None else {PROBE_INPUT: features}, measures, half)
     return out
 
@@ -237,7 +229,7 @@ def halve(source: Path, out: Path) -> Manifest:
         elif manifest.kind == "ar":
             before = save_stage(out, load_stage(source, index), before, half=True)
         else:
-            part = load_chain_part(source, index)
+            part = load_block(source, index)
             before = save_block(out, part, before if part.embedding is None else None, half=True)
     return read_manifest(out)
 
@@ -316,16 +308,6 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file, read in pieces. Raises OSError, and CheckpointError for what is no regular file."""
     with regular(path).open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _probe_chain_part(
-    manifest: Manifest, part: ChainPart, features: Tensor | None, device: torch.device = CPU
-) -> tuple[Measures, Tensor]:
-    assert manifest.partition is not None
-    known = probe_symbols(manifest).to(device)
-    if isinstance(part, FamilyPart):
-        return part.probe(manifest.partition, known, features)
-    return probe_block(part, manifest.partition, known, features)
 
 
 def _save_part(

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.model.architecture import VOCABULARY
 from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import FamilyPart, PipelineStage
+from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArStage
 from onesweep.stages.model.randomness import Purpose, normals
@@ -47,9 +47,7 @@ def probe_symbols(manifest: Manifest) -> Tensor:
     return torch.tensor(manifest.probe_tokens[:positions])[None]
 
 
-def probe_shapes(
-    part: Block | FamilyPart | PipelineStage | PicturePart | RouterNet, positions: int
-) -> dict[str, tuple[int, ...]]:
+def probe_shapes(part: Block | PipelineStage | PicturePart | RouterNet, positions: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the probe's tensors in the file of `part`. positions: of the probe text, if there is one."""
     if isinstance(part, RouterNet):
         return {PROBE_OUTPUT: (part.experts,)}
@@ -58,7 +56,7 @@ def probe_shapes(
         shapes: dict[str, tuple[int, ...]] = {PROBE_OUTPUT: (a.tokens, a.patch_dim if part.has_head else a.features)}
         return shapes if part.reads_patches else shapes | {PROBE_INPUT: (a.tokens, a.features)}
     names = [PROBE_INPUT] if part.embedding is None else []
-    if not isinstance(part, Block | FamilyPart) and not part.is_last:
+    if not isinstance(part, Block) and not part.is_last:
         names.append(PROBE_OUTPUT)
     return dict.fromkeys(names, (positions, part.architecture.width))
 

@@ -11,7 +11,7 @@ from typing import Any
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import (
     check_size,
-    load_chain_part,
+    load_block,
     load_picture_part,
     load_router_net,
     load_stage,
@@ -60,7 +60,7 @@ def verify(directory: Path) -> list[Check]:
     checks = []
     for name, path in _models(directory).items():
         manifest = read_manifest(path)
-        load: Callable[[Path, int], object] = load_chain_part if manifest.kind == "chain" else load_stage
+        load: Callable[[Path, int], object] = load_block if manifest.kind == "chain" else load_stage
         if manifest.draws:
             load = load_picture_part
         checks += [_check(name, f"part {i}", partial(load, path, i)) for i in range(manifest.architecture.parts)]

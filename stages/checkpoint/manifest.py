@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from onesweep.stages.errors import CheckpointError, InputError, regular
 from onesweep.stages.model.architecture import VOCABULARY, Architecture
 from onesweep.stages.model.block import Codes
-from onesweep.stages.model.families import FamilyArchitecture, read_architecture
+from onesweep.stages.model.families import TextArchitecture, read_architecture
 from onesweep.stages.model.llama import LlamaArchitecture, drop_defaults
 from onesweep.stages.model.partition import LogNormalPrior, NoisePartition
 from onesweep.stages.pictures.architecture import FAMILY as PICTURES
@@ -30,7 +30,6 @@ MAX_CODES = 1 << 24  # numbers in a table of codes, which is computed while a ma
 
 Kind = Literal["chain", "ar", "steps", "experts"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-TextArchitecture = Architecture | LlamaArchitecture | FamilyArchitecture
 AnyArchitecture = TextArchitecture | PictureArchitecture
 
 
@@ -52,8 +51,7 @@ class Manifest:
     kind: Kind
     architecture: AnyArchitecture
     parts: tuple[Part | None, ...]
-    # Of a chain trained here; one of another family has a table of its own in each part's file.
-    codes: Codes | None = None
+    codes: Codes | None = None  # of a chain
     partition: NoisePartition | None = None
     probe_text: str = ""
     # How far a measure of the gate may be from the recorded one: nats, or relative error for hidden states.
@@ -124,20 +122,6 @@ class Manifest:
             raise CheckpointError("this is made of a pretrained model: only models trained from nothing are taken here")
         return self.text_architecture
 
-    @property
-    def pipeline_architecture(self) -> Architecture | LlamaArchitecture:
-        """Architecture of an AR pipeline. Raises CheckpointError for that of a chain alone."""
-        if isinstance(self.text_architecture, FamilyArchitecture):
-            raise CheckpointError("this is a chain of blocks, not an AR model")
-        return self.text_architecture
-
-    @property
-    def chain_architecture(self) -> Architecture | FamilyArchitecture:
-        """Architecture of a chain. Raises CheckpointError for that of an AR pipeline alone."""
-        if isinstance(self.text_architecture, LlamaArchitecture):
-            raise CheckpointError("this is an AR model, not a chain of blocks")
-        return self.text_architecture
-
     def with_part(self, index: int, part: Part) -> Manifest:
         """The same model with one part put in or exchanged."""
         return replace(self, parts=(*self.parts[:index], part, *self.parts[index + 1 :]))
@@ -205,17 +189,14 @@ def _build(record: dict[str, Any]) -> Manifest:
     architecture = read_architecture(record["architecture"])
     if kind in ("steps", "experts"):
         raise CheckpointError(f"kind {kind!r} is for models of pictures")
-    base = architecture.base if isinstance(architecture, FamilyArchitecture) else architecture
     reads_tokens = record["tokenizer"] == "tokens"
     if kind == "chain" and isinstance(architecture, LlamaArchitecture):
         raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
-    if kind == "ar" and isinstance(architecture, FamilyArchitecture):
-        raise CheckpointError("what is grafted is a chain of blocks, not an AR pipeline")
     parts = _parts(record, architecture.parts)
     if record["tokenizer"] not in ("bytes", "tokens"):
         raise CheckpointError(f"tokenizer {record['tokenizer']!r} is neither 'bytes' nor 'tokens'")
-    if not reads_tokens and (isinstance(base, LlamaArchitecture) or base.vocabulary != VOCABULARY):
-        raise CheckpointError(f"tokenizer 'bytes' has {VOCABULARY} symbols, its architecture {base.vocabulary}")
+    if not reads_tokens and (isinstance(architecture, LlamaArchitecture) or architecture.vocabulary != VOCABULARY):
+        raise CheckpointError(f"tokenizer 'bytes' has {VOCABULARY} symbols, its architecture {architecture.vocabulary}")
     if len(record["probe_text"].encode()) < 2:
         raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
     codes = partition = None

@@ -240,7 +240,7 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
     if plan.draws:
         return
     if plan.chain is not None and plan.chain.digest not in known:
-        a = plan.chain.manifest.chain_architecture
+        a = plan.chain.manifest.own_architecture
         for index, runner in parts.chain.items():
             room = min(a.positions, WARM_POSITIONS)
             caches, half = new_caches(a.layers_in(index), a, room, device=parts.device), room // 2
@@ -249,14 +249,12 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
             clean = torch.zeros(half, dtype=torch.int64) if reads_symbols else torch.zeros(half, a.width)
             for piece in split_reads(clean):
                 runner.read([CleanPiece(piece, caches)])
-            state, before = torch.zeros(slots, a.code_dim), None
-            if a.hands_on_slots:
-                before = clean[-1:] if index == 0 else torch.zeros(slots, a.width)
-            runner.denoise([NoisyPiece(state, state, 1.0, half, caches, before=before)])
+            state = torch.zeros(slots, a.code_dim)
+            runner.denoise([NoisyPiece(state, state, 1.0, half, caches)])
     for kind, source in plan.pipelines.items():
         if source.digest in known:
             continue
-        pipeline = source.manifest.pipeline_architecture
+        pipeline = source.manifest.text_architecture
         for index, stage in parts.pipeline(kind).items():
             room = min(pipeline.positions, WARM_POSITIONS)
             caches, half = new_caches(pipeline.layers_in(index), pipeline, room, device=parts.device), room // 2
@@ -277,7 +275,7 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
 
 def _quick_rows(parts: Parts, kind: str, source: ModelSource) -> int:
     """New symbols that the stages here read within QUICK_MS in a context of WARM_POSITIONS, QUICK_ROWS at most."""
-    pipeline = source.manifest.pipeline_architecture
+    pipeline = source.manifest.text_architecture
     room, stages = min(pipeline.positions, WARM_POSITIONS), parts.pipeline(kind)
     caches = {i: new_caches(pipeline.layers_in(i), pipeline, room, device=parts.device) for i in stages}
 

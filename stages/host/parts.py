@@ -11,14 +11,14 @@ import torch
 from onesweep.stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from onesweep.stages.backends.base import BlockRunner, PictureRunner, StageRunner
 from onesweep.stages.checkpoint.bundle import check_split, find_bundle
-from onesweep.stages.checkpoint.checkpoint import CPU, load_chain_part, load_picture_part, load_router_net, load_stage
+from onesweep.stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
 from onesweep.stages.checkpoint.draft_head import has_draft_head, load_draft_head
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.device import AUTO, check_device
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.drafter import HeadDrafter
 from onesweep.stages.model.decoder_options import WEIGHT_WORDS
-from onesweep.stages.model.families import FamilyArchitecture, PipelineStage
+from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.pipeline import cache_bytes
 from onesweep.stages.model.prefill import max_new_symbols
@@ -103,10 +103,8 @@ class HostPlan:
         """Why no GPU computes these models, and what to do; empty where one does."""
         if self.draws:
             return "models that draw compute on CPUs"
-        if self.chain is not None and isinstance(self.chain.manifest.architecture, FamilyArchitecture):
-            return "grafted chains compute on CPUs"
         for kind, source in self.pipelines.items():
-            a = source.manifest.pipeline_architecture
+            a = source.manifest.text_architecture
             if isinstance(a, LlamaArchitecture) and a.weights != "float32":
                 return f"{WEIGHT_WORDS[a.weights]} ({kind}) compute on CPUs: import the model with --weights float32"
         return ""
@@ -130,7 +128,7 @@ class HostPlan:
             return largest + PARCEL_SPARE_BYTES
         sizes = list[int]()
         if self.chain is not None:
-            a = self.chain.manifest.chain_architecture
+            a = self.chain.manifest.own_architecture
             sizes.append(a.positions * (a.width + 4 * a.code_dim + ROW_BYTES))
         for source in self.pipelines.values():
             p = source.manifest.text_architecture
@@ -241,9 +239,7 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     chain: dict[int, BlockRunner] = {}
     if plan.chain is not None:
         path = plan.chain.directory
-        chain = chains.get(plan.chain.digest) or {
-            i: backend.block(load_chain_part(path, i, device)) for i in plan.blocks
-        }
+        chain = chains.get(plan.chain.digest) or {i: backend.block(load_block(path, i, device)) for i in plan.blocks}
     pipelines = {source.digest: parts.pipeline(kind) for parts in held for kind, source in parts.plan.pipelines.items()}
     drafters = {digest: drafter for parts in held for digest, drafter in parts.drafters.items()}
     for source in plan.pipelines.values():
@@ -295,9 +291,9 @@ def full_state_bytes(plan: HostPlan) -> int:
         return USUAL_PICTURES * p.tokens * (4 + of_a_patch)
     if plan.chain is None:
         return 0
-    a = plan.chain.manifest.chain_architecture
+    a = plan.chain.manifest.own_architecture
     slots = min(a.positions, MAX_LOGITS // a.vocabulary)
-    return slots * (a.code_dim + 4 + a.hands_on_slots * (a.width + 4))
+    return slots * (a.code_dim + 4)
 
 
 def session_bytes(manifest: Manifest, held: Sequence[int], capacity: int, drafts: bool = False) -> int:

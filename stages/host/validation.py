@@ -180,14 +180,14 @@ def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tu
 
 
 def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, source: ModelSource) -> SweepRequest:
-    a = source.manifest.chain_architecture
+    a = source.manifest.own_architecture
     clean = _symbols(sweep.clean, source.alphabet)
     known, start = len(clean), sweep.start + len(clean)
     _check_extent(hop.capacity, sweep.start, known, a.positions)
     if sweep.reads and sweep.start:
         raise invalid("only a sweep that opens a session can be a replay of reads")
     _check_reads(sweep.reads, known)
-    if not (known if a.hands_on_slots else start):
+    if not start:
         raise invalid("a sweep needs at least one known symbol before its slots")
     if sweep.slots < 1 or start + sweep.slots > a.positions:
         raise invalid(f"{sweep.slots} slots after {start} symbols do not fit the context of {a.positions}")
@@ -204,16 +204,13 @@ def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, source: ModelSource) -> S
     try:
         codec = codec_named(sweep.codec)
         if not first:
-            boundary = Boundary(sweep.estimate, sweep.features, sweep.slot_features)
-            before = boundary.decode(a, codec, known, sweep.slots)
+            before = Boundary(sweep.estimate, sweep.features).decode(a, codec, known, sweep.slots)
     except CodecError as error:
         raise invalid(str(error)) from None
     if first and sweep.estimate:
         raise invalid("block 0 starts from noise: its message carries no estimate")
     if sweep.features and (first or a.context != "chained"):
         raise invalid("this block reads symbols: its message carries no features")
-    if sweep.slot_features and (first or not a.hands_on_slots):
-        raise invalid("this block reads states of slots alone: its message carries no features of theirs")
     denoising = SweepPlan(seed, start, sweep.slots, sweep.steps, temperature, sampler)
     return SweepRequest("chain", sweep.number, sweep.start, clean, tuple(sweep.reads), denoising, codec, before)
 

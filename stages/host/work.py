@@ -92,13 +92,12 @@ class SweepWork(HopWork):
             self._begin(outcome)
         else:
             self.outcome, sweep = self.hop, self.hop.sweep
-            sweep.block, sweep.estimate = self.following, outcome.estimate
-            sweep.features, sweep.slot_features = outcome.features, outcome.slots
+            sweep.block, sweep.estimate, sweep.features = self.following, outcome.estimate, outcome.features
 
     def _begin(self, before: BlockInput | Boundary | None) -> None:
         source, request, index = self.session.parts.chain_source, self.request, self._left.popleft()
         assert source is not None
-        architecture, partition = source.manifest.chain_architecture, source.manifest.partition
+        architecture, partition = source.manifest.own_architecture, source.manifest.partition
         assert partition is not None
         caches = self.session.caches[index]
         self._block = BlockWork(

@@ -1,7 +1,7 @@
 """The shapes of the two model families: a chain of diffusion blocks and an AR pipeline."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from onesweep.stages.errors import ShapeError
 
@@ -29,8 +29,6 @@ class Architecture:
     condition_dim: int = 64
     context: Context = "own"
     vocabulary: int = VOCABULARY
-    # Whether a block reads what the one before made of the slots, beside their states.
-    hands_on_slots: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("parts", "layers", "width", "heads", "context_length", "code_dim", "condition_dim", "vocabulary"):

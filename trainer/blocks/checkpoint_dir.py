@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,16 +34,7 @@ ODDS_AT_ONCE = 1 << 20  # logits held at a time: a large vocabulary gets fewer s
 LEVELS = 48
 
 
-class CodeTable(Protocol):
-    """Codes of any alphabet."""
-
-    @property
-    def dim(self) -> int: ...
-
-    def table(self) -> Tensor: ...
-
-
-def make_partition(noise: NoiseConfig, blocks: int, codes: CodeTable, text: Tensor) -> NoisePartition:
+def make_partition(noise: NoiseConfig, blocks: int, codes: Codes, text: Tensor) -> NoisePartition:
     """The noise ranges that a config asks for; `equal_entropy` is measured on `text` (symbols,)."""
     # It is measured with the optimal context-free denoiser, so it needs no trained model, and workers that measure the
     # same text agree.
@@ -58,9 +49,7 @@ def make_partition(noise: NoiseConfig, blocks: int, codes: CodeTable, text: Tens
     return replace(measured, boundaries=(noise.sigma_max, *inner, noise.sigma_min))
 
 
-def entropy_curve(
-    codes: CodeTable, text: Tensor, sigma_min: float, sigma_max: float
-) -> tuple[list[float], list[float]]:
+def entropy_curve(codes: Codes, text: Tensor, sigma_min: float, sigma_max: float) -> tuple[list[float], list[float]]:
     """(sigmas, nats): the CE of the Bayes-optimal denoiser that knows how frequent symbols are and no context.
 
     text: (symbols,), whole numbers. Measured on a sample of it, at noise levels equally spaced in log sigma.

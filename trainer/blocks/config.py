@@ -120,21 +120,6 @@ PROFILES: dict[str, TrainingConfig] = {
         chunks=(1,),
         self_condition=0.0,
     ),
-    # For blocks made from a pretrained model: short windows of tokens, rates for weights that know something already.
-    "graft": TrainingConfig(
-        profile="graft",
-        architecture=Architecture(context_length=128, code_dim=64, condition_dim=128, context="chained"),
-        noise=NoiseConfig(sigma_min=0.1, sigma_max=3.0),
-        steps=400,
-        sequences=2,
-        learning_rate=1e-3,
-        matrix_learning_rate=1e-4,
-        warmup_steps=20,
-        weight_decay=0.01,
-        chunks=(1, 4, 8, 16, 32),
-        log_every=10,
-        evaluate_every=1000,
-    ),
 }
 
 

@@ -26,7 +26,7 @@ class OptimizerSet:
         chosen = {id(p) for p in matrices}
         rest = [p for _, p in named if id(p) not in chosen]
         self.config = config
-        self.peaks: tuple[float, ...] = (config.matrix_learning_rate, config.learning_rate)
+        self.peaks = (config.matrix_learning_rate, config.learning_rate)
         first: Optimizer
         if config.matrix_optimizer == "muon":
             first = torch.optim.Muon(
@@ -88,11 +88,10 @@ RIDGE = 1e-3  # share of the mean square of what is known that keeps directions 
 
 
 class LeastSquares:
-    """argmin |X M - Y|^2 + r |M|^2 for a matrix M, in float64. The last columns of X may be free of the ridge r."""
+    """argmin |X M - Y|^2 + r |M|^2 for a matrix M, in float64."""
 
-    def __init__(self, known: int, wanted: int, free: int = 0, device: str | torch.device = "cpu") -> None:
-        """known: columns of X; wanted: columns of Y; free: the last columns of X, which have no ridge."""
-        self.free = free
+    def __init__(self, known: int, wanted: int, device: str | torch.device = "cpu") -> None:
+        """known: columns of X; wanted: columns of Y."""
         self.squares = torch.zeros(known, known, dtype=torch.float64, device=device)
         self.products = torch.zeros(known, wanted, dtype=torch.float64, device=device)
 
@@ -104,7 +103,5 @@ class LeastSquares:
     def solve(self) -> Tensor:
         """M: (known, wanted) float64."""
         squares = self.squares.diagonal()
-        held = squares[: len(squares) - self.free]
-        ridge = torch.zeros_like(squares)
-        ridge[: len(held)] = RIDGE * held.mean()
+        ridge = torch.full_like(squares, RIDGE * float(squares.mean()))
         return torch.linalg.solve(self.squares + ridge.diag(), self.products)

@@ -83,19 +83,15 @@ class Run:
         identity: str,
         progress: Progress | None = None,
         clock: Clock | None = None,
-        optimizers: OptimizerSet | None = None,
     ) -> None:
-        """identity: digest of config and data; a state of another identity is not resumed.
-
-        optimizers: those of the task's module, if not an OptimizerSet.
-        """
+        """identity: digest of config and data; a state of another identity is not resumed."""
         self.task, self.config, self.identity = task, config, identity
         self.progress, self.clock = progress or Progress(), clock or Clock()
         directory.mkdir(parents=True, exist_ok=True)
         self.state_path = state_path(directory, task.name)
         self.lock_path = directory / f"{task.name}.lock"
         self.log = StepLog(directory / f"{task.name}.jsonl")
-        self.optimizers = optimizers or OptimizerSet(task.module, config)
+        self.optimizers = OptimizerSet(task.module, config)
         self.step = 0
         self.spent_s = 0.0  # time in this run's loop and in the runs that it resumed
         self.asked_to_stop = False

@@ -114,7 +114,7 @@ class _Beginning:
     def of(s: DistillSettings, teacher: Manifest) -> _Beginning:
         """Raises OnesweepError where `--start` is no drafter for this teacher."""
         if s.start is None:
-            return _Beginning(s.layers if s.layers is not None else fitting_layers(teacher.pipeline_architecture))
+            return _Beginning(s.layers if s.layers is not None else fitting_layers(teacher.text_architecture))
         drafter = read_manifest(s.start)
         if drafter.kind != "ar" or not drafter.complete or drafter.architecture.parts != 1:
             raise InputError(f"--start {s.start} is no drafter: that is a finished AR pipeline of one stage")
@@ -130,11 +130,7 @@ class _Beginning:
         return _Beginning((), s.start, drafter)
 
     def architecture(self, teacher: Manifest) -> Architecture | LlamaArchitecture:
-        return (
-            self.drafter.pipeline_architecture
-            if self.drafter
-            else one_stage(teacher.pipeline_architecture, self.layers)
-        )
+        return self.drafter.text_architecture if self.drafter else one_stage(teacher.text_architecture, self.layers)
 
     def record(self) -> dict[str, Any]:
         """For the manifest."""
@@ -144,7 +140,7 @@ class _Beginning:
         return StartedStudent(teacher, load_stage(self.start, 0)) if self.start else LayersStudent(teacher, self.layers)
 
     def sentence(self, teacher: Manifest) -> str:
-        a = teacher.pipeline_architecture
+        a = teacher.text_architecture
         own = numbers_in(self.architecture(teacher), 0)
         largest = max(numbers_in(a, index) for index in range(a.parts))
         fits = "no more than" if own <= largest else "MORE than"

@@ -17,7 +17,7 @@ from onesweep.stages.checkpoint.checkpoint import load_block
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block, Codes
-from tests.trainer.grafting.fake_gpu import NAME, introduced
+from tests.stages.fake_gpu import NAME, introduced
 from tests.trainer.processes import ended, forked, run_command
 
 WEIGHTS = Path(__file__).resolve().parents[3] / "weights"

@@ -24,10 +24,10 @@ from onesweep.stages.host.loading import warm_up
 from onesweep.stages.host.parts import HostPlan, Parts, device_for, load_parts, plan_host
 from onesweep.stages.model.families import PipelineStage
 from onesweep.stages.model.pipeline import new_caches
+from tests.stages.fake_gpu import NAME, introduced
 from tests.stages.hops import PROMPT, Hops, scores, steps, sweeps
 from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages, write_tiny
 from tests.stages.slow_runner import Paced, alone, watched
-from tests.trainer.grafting.fake_gpu import NAME, introduced
 from tests.trainer.processes import ended, forked
 
 WITHIN_S = 240.0

@@ -12,14 +12,12 @@ def test_rows_that_come_in_pieces_give_the_matrix_behind_them() -> None:
     torch.testing.assert_close(fit.solve(), matrix, atol=0.01, rtol=0)
 
 
-def test_a_direction_that_hardly_occurs_is_not_trusted_and_a_free_column_is() -> None:
+def test_a_direction_that_hardly_occurs_is_not_trusted() -> None:
     torch.manual_seed(0)
     x = torch.randn(500, 3, dtype=torch.float64)
     x[:, 1] *= 1e-4
-    known = torch.cat([x, torch.full((500, 1), 1e-4, dtype=torch.float64)], dim=1)
-    fit = LeastSquares(4, 1, free=1)
-    fit.add(known, x[:, :1] + 5 * x[:, 1:2] + 7e-4)
+    fit = LeastSquares(3, 1)
+    fit.add(x, x[:, :1] + 5 * x[:, 1:2])
     weights = fit.solve()[:, 0]
     assert abs(weights[0] - 1) < 0.01
     assert abs(weights[1]) < 0.1, "held back"
-    assert abs(weights[3] - 7) < 1, "not held back"

@@ -7,10 +7,6 @@ that uses it does nothing else.
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +17,6 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 import onesweep.stages.device
 import onesweep.trainer.blocks.run
-from tests.trainer.processes import run_command
 
 NAME = "pretend"
 MATHS = 0
@@ -93,29 +88,3 @@ def introduced() -> Device:
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     torch._C._set_only_lift_cpu_tensors(True)  # or torch.tensor(..., device=...) goes past the mode
     return Device()
-
-
-def main(commands: Sequence[tuple[int, Sequence[str]]]) -> int:
-    """Run commands of `onesweep` that say `--device pretend`, and tell what each step of training read from it.
-
-    :param commands: each after the step in which the process asks itself to stop; -1 for none.
-    """
-    device, train_step = introduced(), onesweep.trainer.blocks.run.train_step
-    code = 0
-    with device:
-        for stop_at, words in commands:
-            onesweep.trainer.blocks.run.train_step = _told(train_step, device, stop_at)
-            code = run_command(list(words))
-    return code
-
-
-def _told(train_step: Callable[..., Any], device: Device, stop_at: int) -> Callable[..., Any]:
-    def told(task: Any, optimizers: Any, config: Any, step: int, done: float) -> Any:
-        if step == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        before = device.reads
-        record = train_step(task, optimizers, config, step, done)
-        print(f"reads {device.reads - before}", file=sys.stderr)
-        return record
-
-    return told

@@ -1,1 +1,0 @@
-"""Blocks of a denoising chain made from the layers of a pretrained model."""
