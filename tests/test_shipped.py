@@ -54,7 +54,7 @@ def bits_of_unseen(name: str) -> float:
     """Bits a byte."""
     first, rest = UNSEEN[:8].encode(), UNSEEN[8:].encode()
     before, text = continued(tokenizer_of(WEIGHTS / name), first, rest)
-    return Pipeline(WEIGHTS / name).surprise(before, text).nats / math.log(2) / len(rest)
+    return Pipeline(WEIGHTS / name).surprise(before, text) / math.log(2) / len(rest)
 
 
 @pytest.mark.parametrize("name", ["ar", "scorer", "local"])

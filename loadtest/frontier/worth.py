@@ -168,7 +168,7 @@ def exact_bits(checkpoint: Path, passages: Sequence[Passage]) -> dict[str, float
         texts = [continued(tokenizer, passage.prompt, passage.continuation) for passage in passages]
         if max(len(before) + len(text) for before, text in texts) <= read_manifest(path).text_architecture.positions:
             pipeline = Pipeline(path)
-            nats = sum(pipeline.surprise(before, text).nats for before, text in texts)
+            nats = sum(pipeline.surprise(before, text) for before, text in texts)
             found[name] = nats / math.log(2) / sum(len(passage.continuation) for passage in passages)
     return found
 

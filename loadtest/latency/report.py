@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from onesweep.loadtest.latency.links import LINKS
-from onesweep.loadtest.latency.rows import ARM, PARTS, PICTURES, TEXTS, Row, drawn, failures, length_of, waterfall
+from onesweep.loadtest.latency.rows import ARM, PARTS, PICTURES, Row, compared, drawn, failures, length_of, waterfall
 from onesweep.loadtest.report.chart import COLOURS, DOTTED, FAINT, INK, MARKERS, bars, bars_height_in, draw_chart, grid
 from onesweep.loadtest.report.page import bullets, figure, html_page, html_pairs, shown
 from onesweep.loadtest.report.table import Table, number_column, text_column
@@ -164,12 +164,8 @@ delays on its critical path, the payload's bits over the links' rate, and the ar
 booked for that very request. Not in it: TCP/IP and HTTP/2 headers, queues, gRPC, protobuf, Python, waiting for a
 processor. <b>× floor</b> is the median of latency over floor, request by request."""
 
-_READ = """What the very texts are worth, without a judge: <b>nats a token</b> is their loss under the served model
-itself, each text after its own prompt, at temperature 1; <b>excess</b> what of it is above the entropy of that model's
-odds at each place, 0 on average for what it draws itself at temperature 1; <b>entropy</b> and <b>4-gram</b> the bits of
-their tokens and of runs of four, <b>distinct-2</b> the share of a text's pairs of words that are different: a low loss
-can be bought with monotony. <b>As ar</b>: texts that are those of <code>ar</code> at the same seed. <b>Gap closed</b>:
-of the way from the drafter's loss to that of <code>ar</code>. ±: a standard error over texts."""
+_WRITTEN = """<b>Accepted</b>: draft tokens that were right, of those that were reached. <b>As ar</b>: texts that are
+those of <code>ar</code> with the same seed, in modes that promise them."""
 
 _DRAWN = """<b>Trips</b>: passes along all hosts. <b>Largest hop</b>: payload of a message, in <code>steps</code> the
 mean over trips. <b>Host ms a picture</b>: arithmetic of all hosts. <b>As one process</b>: pictures that are, to the
@@ -190,7 +186,7 @@ _PAGE: Table[Row] = Table(
         number_column("largest hop", "largest_hop_bytes", 0),
         number_column("host-seconds", "host_seconds", 3),
         number_column("accepted", "acceptance", 2),
-        *TEXTS,
+        ("as ar", compared("same_as_ar")),
         text_column("requests"),
         text_column("failed", "failures"),
     ),
@@ -201,7 +197,7 @@ _PAGE: Table[Row] = Table(
 def report(record: dict[str, Any]) -> str:
     """The whole page, from the record of a run."""
     rows = record["rows"]
-    table, read = (PICTURES, _DRAWN) if drawn(rows) else (_PAGE, _READ)
+    table, read = (PICTURES, _DRAWN) if drawn(rows) else (_PAGE, _WRITTEN)
     profiles = list(dict.fromkeys(row["profile"] for row in rows))
     title = f"onesweep over a WAN: {', '.join(profiles)}"
     parts = [f"<h1>{shown(title)}</h1>", _origin(record), f"<p>{_FLOOR}</p>"]

@@ -1,23 +1,16 @@
 """Rows of the table, one for each arm on each profile, and the table that a terminal and a page show."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from onesweep.loadtest.latency.floor import Course, least_delay_ms, wire_ms
 from onesweep.loadtest.latency.interleave import Sample, ended_well
 from onesweep.loadtest.report.table import Column, Table, number_column, percentile, text_column
-from onesweep.loadtest.workload.arms import LEVELS, Arm
+from onesweep.loadtest.workload.arms import LEVELS, SPECULATIVE, Arm
 
 Row = dict[str, Any]
-# Keys of texts.py in a row, while its texts are not read.
-NO_TEXTS: Row = dict.fromkeys(
-    (
-        *("texts", "respelled", "nats_per_token", "nats_error", "excess_nats", "excess_error"),
-        *("token_entropy", "token_entropy_error", "gram_entropy", "distinct_2", "same_as_ar", "compared"),
-        *("gap_closed", "gap_error"),
-    )
-)
 # Keys of a row that pictures have: how many are those drawn in one process, and how many were compared.
 NO_PIXELS: Row = dict.fromkeys(("same_as_one", "compared"))
 # The parts of a latency. `rest` is what remains: gRPC, Python, TCP, headers, waiting for a processor.
@@ -66,7 +59,8 @@ def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> Row:
         "tokens": count(lambda s: int(s.booked["output_tokens"])),
         "tokens_per_s": median(lambda s: int(s.booked["output_tokens"]) / s.latency_ms * 1000),
         "acceptance": acceptance(good),
-        **NO_TEXTS,
+        "same_as_ar": None,
+        "compared": None,
     }
 
 
@@ -83,38 +77,37 @@ def acceptance(samples: Sequence[Sample]) -> float | None:
     return sum(sample.booked["accepted"] for sample in samples) / reached if reached else None
 
 
+def same_as_ar(arm: Arm, taken: Mapping[Arm, Sequence[Sample]]) -> Row:
+    """Texts equal to those of `ar` with the same seeds, for a mode that promises them; `taken`: of one profile."""
+    exact = arm.choice.mode == SPECULATIVE or (arm.choice.mode == "verified" and arm.temperature == 0)
+    alike = [other for other in taken if other.choice.mode == "ar" and replace(other, choice=arm.choice) == arm]
+    if not exact or not alike:
+        return {}
+    # with the same codec, if there is one: int8 writes another text
+    other = next((other for other in alike if other.choice.codec == arm.choice.codec), alike[0])
+    theirs, ours = (
+        {s.number: s.account["output_hex"] for s in taken[each] if s.account is not None} for each in (other, arm)
+    )
+    both = theirs.keys() & ours.keys()
+    if not both:
+        return {}
+    return {"same_as_ar": sum(theirs[number] == ours[number] for number in both), "compared": len(both)}
+
+
 def length_of(row: Row) -> str:
     """The output length that was requested."""
     return f"{row['length']} {row['unit']}"
 
 
-def spread(value: float | None, error: float | None, percent: bool = False) -> str:
-    """A figure with its standard error."""
-    if value is None:
-        return "-"
-    scale, digits, unit = (100, 0, " %") if percent else (1, 2, "")
-    return f"{value * scale:.{digits}f}" + ("" if error is None else f" ± {error * scale:.{digits}f}") + unit
-
-
-def _spread_column(title: str, name: str, error: str, percent: bool = False) -> Column[Row]:
-    return title, lambda row: spread(row[name], row[error], percent)
+def compared(name: str) -> Callable[[Row], str]:
+    """A cell: how many of those that were compared are the same."""
+    return lambda row: "-" if row["compared"] is None else f"{row[name]} of {row['compared']}"
 
 
 ARM: tuple[Column[Row], ...] = (
     *map(text_column, ("profile", "text", "mode")),
     ("length", length_of),
     ("idle s", lambda row: f"{row['idle_s']:g}"),
-)
-# The figures of texts.py, from the loss to the gap that was closed.
-TEXTS: tuple[Column[Row], ...] = (
-    number_column("texts", "texts", 0),
-    _spread_column("nats a token", "nats_per_token", "nats_error"),
-    _spread_column("excess", "excess_nats", "excess_error"),
-    _spread_column("entropy", "token_entropy", "token_entropy_error"),
-    number_column("4-gram", "gram_entropy", 2),
-    number_column("distinct-2", "distinct_2", 2),
-    ("as ar", lambda row: "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"),
-    _spread_column("gap closed", "gap_closed", "gap_error", percent=True),
 )
 WAN: Table[Row] = Table(
     (
@@ -127,7 +120,7 @@ WAN: Table[Row] = Table(
         number_column("accepted", "acceptance", 2),
         number_column("wire bytes", "wire_bytes", 0),
         number_column("host-s", "host_seconds", 2),
-        *TEXTS,
+        ("as ar", compared("same_as_ar")),
         text_column("failed", "failures"),
     )
 )
@@ -146,10 +139,7 @@ PICTURES: Table[Row] = Table(
         number_column("largest hop", "largest_hop_bytes", 0),
         number_column("wire bytes", "wire_bytes", 0),
         number_column("host ms a picture", "host_seconds", 1, scale=1e3),
-        (
-            "as one process",
-            lambda row: "-" if row["compared"] is None else f"{row['same_as_one']} of {row['compared']}",
-        ),
+        ("as one process", compared("same_as_one")),
         ("idle s", lambda row: f"{row['idle_s']:g}"),
         text_column("failed", "failures"),
     ),

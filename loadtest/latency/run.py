@@ -1,5 +1,5 @@
-"""The run: one deployment for each profile, all arms taking turns; then what they wrote is read, or the pictures that
-they drew are compared with those of one process."""
+"""The run: one deployment for each profile, all arms taking turns; then texts that must be those of `ar` are compared
+with them, and pictures with those of one process."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from onesweep.loadtest.lab.profile import Link, Profile, node_names, profile_nam
 from onesweep.loadtest.latency.floor import Course, course_of
 from onesweep.loadtest.latency.interleave import Sample, Seat, collect, take_turns
 from onesweep.loadtest.latency.links import measure_links
-from onesweep.loadtest.latency.rows import row_of, single_sweep
+from onesweep.loadtest.latency.rows import row_of, same_as_ar, single_sweep
 from onesweep.loadtest.latency.settings import TEXT_CHOICES, TEXT_LENGTHS, WanSettings, WarmSettings
 from onesweep.loadtest.report.record import origin, settings_record
 from onesweep.loadtest.report.table import open_meter
@@ -229,7 +229,7 @@ def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None], tell:
     if settings.lengths[0].draws:
         _compare_pixels(settings, taken, figures, tell)
     else:
-        _read_texts(settings, taken, figures, tell)
+        _compare_texts(taken, figures)
     if settings.control and any(profiles):
         tell("what the lab itself costs: lan against plain loopback ...")
         try:
@@ -295,25 +295,11 @@ def _enter(settings: WanSettings, profile: Profile | None, taken: Taken, figures
             figures.sweep = sweep
 
 
-def _read_texts(settings: WanSettings, taken: dict[str, Taken], figures: WanFigures, tell: Tell) -> None:
-    """Put into the rows what the AR model of the hosts makes of their texts, where there is one."""
-    directory = find_bundle(settings.checkpoint).ar
-    if directory is None:
-        return
-    from onesweep.loadtest.latency.texts import (  # imports torch: only after the last measurement
-        TextReader,
-        text_figures,
-    )
-
-    tell("the texts, as the model itself reads them ...")
-    try:
-        reader = TextReader(directory)
-    except OnesweepError as error:
-        tell(f"the texts are not read: {error}")
-        return
-    read = [found for arms in taken.values() for found in text_figures(arms, reader).values()]
-    for row, found in zip(figures.rows, read, strict=True):
-        row.update(found)
+def _compare_texts(taken: dict[str, Taken], figures: WanFigures) -> None:
+    """Put into the rows how many of their texts are those of `ar`, where they must be."""
+    found = [same_as_ar(arm, arms) for arms in taken.values() for arm in arms]
+    for row, same in zip(figures.rows, found, strict=True):
+        row.update(same)
 
 
 def _compare_pixels(settings: WanSettings, taken: dict[str, Taken], figures: WanFigures, tell: Tell) -> None:

@@ -27,14 +27,6 @@ from onesweep.stages.model.samplers import DEFAULT_SAMPLER
 from onesweep.stages.model.vocabulary import Alphabet
 
 
-@dataclass(frozen=True)
-class Surprise:
-    """Surprise of a model at a text, summed over its symbols."""
-
-    nats: float  # -ln of its probability
-    expected: float  # what the model expected that to be, place by place: the entropy of its odds there, nats
-
-
 class Pipeline:
     """All stages of an AR model, on one thread."""
 
@@ -81,14 +73,12 @@ class Pipeline:
             clean = sample_symbols(logits, DEFAULT_TEMPERATURE, seed, position)
             yield clean
 
-    def surprise(self, before: Sequence[int], text: Sequence[int]) -> Surprise:
-        """Surprise at `text` after `before`, which has at least one symbol."""
+    def surprise(self, before: Sequence[int], text: Sequence[int]) -> float:
+        """-ln of the probability of `text` after `before`, which has at least one symbol; nats."""
         if not text:
-            return Surprise(0.0, 0.0)
+            return 0.0
         logits = self.logits([*before, *text[:-1]], self.open(len(before) + len(text) - 1))
-        told = F.log_softmax(logits[len(before) - 1 :].double(), dim=1)
-        nats = F.nll_loss(told, torch.tensor(text), reduction="sum")
-        return Surprise(float(nats), float(-(told.exp() * told).sum()))
+        return float(F.cross_entropy(logits[len(before) - 1 :].double(), torch.tensor(text), reduction="sum"))
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Rows: their keys, their medians, and failures that stay in sight."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from onesweep.loadtest.latency.interleave import Sample
-from onesweep.loadtest.latency.rows import PARTS, parts_ms, row_of, wan_table
+from onesweep.loadtest.latency.rows import PARTS, parts_ms, row_of, same_as_ar, wan_table
 from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice
 
 KEYS = {
@@ -50,3 +52,42 @@ def test_acceptance_is_a_share_of_all_guesses_that_were_reached(sample: Make) ->
     row = row_of("wan", ARM, [sample(reached=10, accepted=9), sample(reached=30, accepted=11)])
     assert row["acceptance"] == 0.5
     assert row_of("wan", ARM, [sample(reached=0, accepted=0)])["acceptance"] is None
+
+
+@pytest.fixture
+def taken(sample: Make) -> Callable[..., list[Sample]]:
+    """Samples with these texts, numbered; None failed."""
+
+    def make(*texts: bytes | None) -> list[Sample]:
+        made = [sample(error="lost") if text is None else sample(output_hex=text.hex()) for text in texts]
+        return [replace(each, number=number) for number, each in enumerate(made)]
+
+    return make
+
+
+def arm(mode: str, temperature: float | None = None, **settings: Any) -> Arm:
+    return Arm(ModeChoice(mode, **settings), Length(8), temperature=temperature)
+
+
+def test_modes_that_promise_the_texts_of_ar_are_held_to_it(taken: Callable[..., list[Sample]]) -> None:
+    both = {"ar": taken(b"aa", b"cc", b"dd"), "ar-speculative": taken(b"aa", None, b"cc"), "verified": taken(b"aa")}
+    warm = {arm(mode): samples for mode, samples in both.items()}
+    assert same_as_ar(arm("ar-speculative"), warm) == {"same_as_ar": 1, "compared": 2}
+    assert same_as_ar(arm("verified"), warm) == {}  # another text of the same distribution
+    assert same_as_ar(arm("ar-speculative"), warm | {arm("ar-speculative"): taken(None)}) == {}
+    cold = {arm(mode, 0.0): samples for mode, samples in both.items()}
+    assert same_as_ar(arm("verified", 0.0), cold)["compared"] == 1
+
+
+def test_a_codec_is_compared_with_its_own(taken: Callable[..., list[Sample]]) -> None:
+    guessing = arm("ar-speculative", codec="int8")
+    found = same_as_ar(
+        guessing, {arm("ar"): taken(b"aa"), arm("ar", codec="int8"): taken(b"cc"), guessing: taken(b"cc")}
+    )
+    assert found["same_as_ar"] == 1
+
+
+def test_tokens_a_second_stand_in_the_table(sample: Make) -> None:
+    row = row_of("wan", arm("ar"), [sample(output_tokens=2)] * 2)
+    assert row["tokens_per_s"] == pytest.approx(20.0)  # two of 100 ms
+    assert "20.0" in wan_table([row])
