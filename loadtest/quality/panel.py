@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
@@ -11,13 +10,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from onesweep.loadtest.quality.judge import INSTALL, Judge, Judgement, NgramModel, Progress
+from onesweep.loadtest.quality.judge import INSTALL, Judge, NgramModel, Progress
 from onesweep.loadtest.quality.measures import (
     TrainingText,
     classifier_auc,
     distinct_pairs,
     gram_counts,
-    mauve,
     pooled_entropy,
     surprisals,
     symbol_counts,
@@ -66,7 +64,6 @@ PANEL = {
         "distinct-2", 3, "share of a text's pairs of words that are different: low where a text repeats itself"
     ),
     "auc": Figure("auc", 3, "how well a classifier tells the texts from human ones: 0.5 not at all, 1 always"),
-    "mauve": Figure("mauve", 3, "overlap with human text as the judge's hidden states see it: 1 the same, 0 none"),
     "unseen_words": Figure("unseen", 3, "share of words that the training text does not have: spelling"),
     "copied_spans": Figure("copied", 3, "share of 32-byte spans that stand in the training text: copying"),
 }
@@ -161,7 +158,7 @@ def bits_at(arm: Sequence[Resampled], entropy: NDArray[np.float64]) -> NDArray[n
     return f"no two temperatures have the 4-gram entropy {entropy[0]:.2f} between them"
 
 
-_PERFECT = {"auc": 0.5, "mauve": 1.0}  # of text that nothing tells from human text; of other figures the reference's
+_PERFECT = {"auc": 0.5}  # of text that nothing tells from human text; of other figures the reference's
 _SAME = 1e-9  # rounding is no difference
 
 
@@ -265,8 +262,7 @@ class QualityPanel:
     def measure(self, passages: Sequence[Passage], outputs: Sequence[bytes]) -> TextFigures:
         """:param outputs: one for each passage."""
         figures = TextFigures(sizes=[len(output) for output in outputs])
-        judgement = self._judged(passages, outputs)
-        figures.bits = judgement.bits
+        figures.bits = self._judged(passages, outputs)
         figures.surprisals, figures.grams = surprisals(outputs)
         figures.put(JUDGED, ratio_of_sums(figures.bits, figures.sizes, self.seed))
         self._put_second(figures, passages, outputs)
@@ -275,12 +271,6 @@ class QualityPanel:
         with figures.unless_refused("auc"):
             self._check_sample(len(outputs))
             figures.put("auc", classifier_auc(outputs, self.reference, self.seed))
-        with figures.unless_refused("mauve"):
-            if judgement.features is None:
-                raise InputError(f"judge {self.by.judge.name} has no hidden states")
-            self._check_sample(len(outputs))
-            assert self._human.features is not None
-            figures.put("mauve", Estimate(mauve(judgement.features, self._human.features, self.seed)))
         return figures
 
     def put_differences(self, figures: TextFigures, name: str, other: TextFigures | None) -> None:
@@ -292,14 +282,12 @@ class QualityPanel:
     def put_infill(self, figures: TextFigures, passages: Sequence[Passage], outputs: Sequence[bytes]) -> None:
         """Add the figures of a gap: bits of filling and suffix together, and exact matches."""
         joined = [output + passage.suffix for passage, output in zip(passages, outputs, strict=True)]
-        bits = self._judged(passages, joined).bits
+        bits = self._judged(passages, joined)
         figures.put("joined_bits_per_byte", ratio_of_sums(bits, [len(text) for text in joined], self.seed))
         same = [float(o == p.continuation) for p, o in zip(passages, outputs, strict=True)]
         figures.put("exact_match", ratio_of_sums(same, [1.0] * len(same), self.seed))
 
-    def _judged(self, passages: Sequence[Passage], outputs: Sequence[bytes]) -> Judgement:
-        if outputs is self.reference:
-            return self._human
+    def _judged(self, passages: Sequence[Passage], outputs: Sequence[bytes]) -> list[float]:
         return self.by.judge.judge([passage.prompt for passage in passages], outputs, self.progress)
 
     def _put_second(self, figures: TextFigures, passages: Sequence[Passage], outputs: Sequence[bytes]) -> None:
@@ -329,11 +317,6 @@ class QualityPanel:
             figures.put("copied_spans", ratio_of_sums(*self.by.training.copied_spans(outputs), self.seed))
         else:
             figures.reasons["copied_spans"] = "what the models were trained on is not known (--train)"
-
-    @cached_property
-    def _human(self) -> Judgement:
-        prompts = [passage.prompt for passage in self.by.prompts.reference]
-        return self.by.judge.judge(prompts, self.reference, self.progress)
 
     def _check_sample(self, texts: int) -> None:
         """Raises InputError where there is too little to compare, or nothing to do it with."""

@@ -1,24 +1,24 @@
-"""Tables and pages of `onesweep bench quality` and `bench infill`."""
+"""Tables and pages of `onesweep bench quality`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from onesweep.loadtest.quality.infill import FIGURES as GAPS
-from onesweep.loadtest.quality.infill import InfillRow
 from onesweep.loadtest.quality.panel import DERIVED, HUMAN, JUDGED, PANEL, Figure, QualityRow
 from onesweep.loadtest.report.page import bullets, html_page, html_pairs, html_table, shown
-from onesweep.loadtest.report.table import Column, Estimate, Table, number, number_column, text_column
+from onesweep.loadtest.report.table import Column, Estimate, Table, number, number_column
 
-SPEED = (number_column("sweeps", "sweeps"), number_column("s", "seconds", 3))
-COSTS = (*SPEED, number_column("host-s", "host_seconds", 3))
+COSTS = (
+    number_column("sweeps", "sweeps"),
+    number_column("s", "seconds", 3),
+    number_column("host-s", "host_seconds", 3),
+)
 
 
-def interval(estimate: Estimate | None, digits: int, ends: int | None = None) -> str:
+def interval(estimate: Estimate | None, digits: int) -> str:
     """A figure, with its 95 % interval where it has one."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return number(estimate.value if estimate else None, digits)
-    ends = digits if ends is None else ends
-    return f"{estimate.value:.{digits}f} [{estimate.low:.{ends}f}, {estimate.high:.{ends}f}]"
+    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
 def _plain(name: str, figure: Figure) -> Column[QualityRow]:
@@ -129,31 +129,3 @@ def _texts(sample: Mapping[str, Any]) -> str:
     prompt = f'<span class="prompt">{shown(sample["prompt"])}</span>'
     items = "".join(f"<dt>{shown(name)}</dt><dd>{prompt}{shown(text)}</dd>" for name, text in entries.items() if text)
     return f'<figure><dl class="texts">{items}</dl></figure>'
-
-
-def _gap_column(name: str, figure: Figure) -> Column[InfillRow]:
-    return figure.title, lambda row: interval(row.figures.get(name), figure.digits, ends=2)
-
-
-INFILL: Table[InfillRow] = Table(
-    (
-        text_column("mode"),
-        text_column("bytes", "length"),
-        *SPEED,
-        number_column("effective", "effective_samples"),
-        *(_gap_column(name, figure) for name, figure in GAPS.items()),
-    )
-)
-
-
-def infill_page(record: dict[str, Any], rows: Sequence[InfillRow]) -> str:
-    """The whole page."""
-    samples = []
-    for sample in record["samples"]:
-        texts = {HUMAN: sample[HUMAN], **sample["texts"]}
-        before, after = shown(sample["prompt"]), shown(sample["suffix"])
-        lines = [[shown(label), f"{before}<b>{shown(text)}</b>{after}"] for label, text in texts.items()]
-        samples.append(html_table(["mode", f"{sample['length']} bytes"], lines, text_columns=2))
-    meanings = html_pairs({figure.title: figure.meaning for figure in GAPS.values()})
-    gaps = ["<h2>The first gaps, unselected</h2>", *samples]
-    return _page("onesweep: gaps filled", record, [INFILL.html(rows), meanings, *gaps])

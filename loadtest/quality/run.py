@@ -128,7 +128,7 @@ def run_quality(settings: QualitySettings) -> QualityResult:
         with open_meter("generating", len(arms) * len(prompts.asked)) as progress:
             results = generate_all(target.access, arms, prompts.asked, settings, facts, progress)
     judged = judge_text(settings, prompts)
-    sets = len(arms) * (2 if infills else 1) + 2
+    sets = (len(arms) + 1) * (2 if infills else 1)
     with open_meter("judging", sets * len(prompts.asked)) as progress:
         rows = measure_rows(QualityPanel(judged, settings.seed, progress), prompts.asked, results)
     return result_of(

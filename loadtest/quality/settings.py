@@ -1,16 +1,15 @@
-"""Settings of `onesweep bench quality` and `bench infill`. Their help reads this file: nothing heavy here."""
+"""Settings of `onesweep bench quality`. Its help reads this file: nothing heavy here."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.loadtest.commands import absolute, numbers
+from onesweep.loadtest.commands import absolute
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import flag, limits, setting
+from onesweep.stages.settings import flag, setting
 
 if TYPE_CHECKING:
     from onesweep.loadtest.workload.caller import Access
@@ -56,16 +55,3 @@ class QualitySettings:
     weights: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute)
     access: Access | None = None  # from --router and the options of its connection
     in_flight: int = setting(8, "requests at once", least=1)
-
-
-@dataclass(frozen=True)
-class InfillSettings(QualitySettings):
-    """Settings of `onesweep bench infill`: prompts with a gap after each, which is filled at every length."""
-
-    modes: str | None = setting(None, "such as infill:ar:candidates=32", metavar="M[,M]", shown="infill,ar,local")
-    lengths: tuple[int, ...] = setting(
-        (4, 8, 16), "bytes of a gap", metavar="N[,N]", type=partial(numbers, flag="--lengths", number=int)
-    )
-    max_bytes: int = field(default=16, metadata=limits(least=1))  # the longest gap
-    temperatures: tuple[float, ...] = ()
-    in_flight: int = setting(4, "requests at once", least=1)

@@ -210,7 +210,6 @@ _BENCH = Family(
         "text": _commands(
             "onesweep.loadtest.quality.commands:",
             ("quality", "quality of each mode's text, beside human text", "--prompts texts/"),
-            ("infill", "gaps in held-out text, filled with and without a look at what follows", "--prompts texts/"),
             "onesweep.loadtest.frontier.commands:",
             (
                 "frontier",

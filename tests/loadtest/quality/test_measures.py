@@ -11,9 +11,7 @@ from onesweep.loadtest.quality.measures import (
     auc,
     classifier_auc,
     distinct_pairs,
-    divergence_area,
     gram_counts,
-    mauve,
     pooled_entropy,
     surprisals,
     symbol_counts,
@@ -81,28 +79,6 @@ def test_the_classifier_tells_other_text_and_not_the_same() -> None:
     assert same.low < 0.5 < same.high
     assert other.value > 0.95
     assert other.low < other.value < other.high
-
-
-def test_mauve_is_one_for_the_same_and_nothing_for_the_disjoint() -> None:
-    pytest.importorskip("sklearn", reason="the extra `judge` is not installed")
-
-    def features(centre: float) -> np.ndarray:
-        points = NUMBERS.normal(size=(200, 16)).astype(np.float32)
-        points[:, 0] += centre
-        return points
-
-    assert mauve(features(0), features(0), 0) > 0.9
-    assert mauve(features(30), features(-30), 0) < 0.02
-    assert 0.1 < mauve(features(0), features(2), 0) < 0.9
-
-
-def test_the_divergence_area_of_known_histograms() -> None:
-    half = np.array([0.5, 0.5])
-    assert divergence_area(half, half) == pytest.approx(1.0)
-    left, right = np.array([1.0, 0.0]), np.array([0.0, 1.0])
-    # disjoint: KL(p|r) = -ln w, so the curve is x = (1 - w)^5, y = w^5
-    w = np.linspace(0, 1, 100_001)
-    assert divergence_area(left, right) == pytest.approx(np.trapezoid((w**5)[::-1], ((1 - w) ** 5)[::-1]), abs=2e-3)
 
 
 def test_intervals_hold_what_they_should() -> None:

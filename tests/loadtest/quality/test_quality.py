@@ -58,7 +58,7 @@ def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: py
     assert rows[-1].figure("judge_bits_per_byte") < min(row.figure("judge_bits_per_byte") for row in rows[:-1])
     assert rows[0].figures["judge_minus_human"].low is not None
     assert "few" in rows[0].reasons["auc"]
-    assert "no mauve" in printed
+    assert "no auc" in printed
     assert set(record["weights"]) == {"chain", "ar"}
     assert (record["judge"], record["seed"], record["prompts"]["count"]) == ("ngram-6", 0, 4)
     assert len(record["samples"]) == 4

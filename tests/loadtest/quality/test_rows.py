@@ -38,12 +38,12 @@ def test_a_record_has_the_keys_that_are_promised_and_comes_back() -> None:
     record = json.loads(json.dumps(one.to_record()))
     promised = (
         "mode, scorer, chunk, candidates, temperature, sweeps, judge_bits_per_byte, byte_entropy, word_entropy, "
-        "distinct_2, auc, mauve, unseen_words, copied_spans, ngram_bits_per_byte, gram_entropy, steps, n, seconds, "
+        "distinct_2, auc, unseen_words, copied_spans, ngram_bits_per_byte, gram_entropy, steps, n, seconds, "
         "host_seconds, effective_samples"
     )
     assert set(promised.split(", ")) <= set(record)
     assert (record["judge_bits_per_byte_low"], record["judge_bits_per_byte_high"]) == (1.9, 2.1)
-    assert record["mauve"] is None
+    assert record["copied_spans"] is None
     assert QualityRow.from_record(record) == one
 
 
@@ -117,7 +117,7 @@ def test_interval_of_a_share_holds_the_truth_as_often_as_it_says() -> None:
 
 def test_a_verdict_counts_figures_by_their_distance_from_human_text() -> None:
     reference = row("reference", judge_bits_per_byte=1.5, distinct_2=0.98, byte_entropy=4.5, auc=0.8)
-    good = row("good", judge_bits_per_byte=1.7, distinct_2=0.97, byte_entropy=4.5, auc=0.55, mauve=0.9)
+    good = row("good", judge_bits_per_byte=1.7, distinct_2=0.97, byte_entropy=4.5, auc=0.55, word_entropy=9.0)
     cheat = row("cheat", judge_bits_per_byte=0.2, distinct_2=0.1, byte_entropy=4.5, auc=0.4)
     one = verdict(good, cheat, reference)
     assert one.nearer == ("judge_bits_per_byte", "distinct_2", "auc")
@@ -129,10 +129,12 @@ def test_a_verdict_counts_figures_by_their_distance_from_human_text() -> None:
 
 def test_tables_show_every_row_and_why_figures_are_missing() -> None:
     rows = [
-        QualityRow("sweep", spec="sweep", figures={JUDGED: Estimate(2.0, 1.9, 2.1)}, reasons={"mauve": "too few"}),
-        QualityRow(HUMAN, reasons={"mauve": "too few", "auc": "none"}),
+        QualityRow(
+            "sweep", spec="sweep", figures={JUDGED: Estimate(2.0, 1.9, 2.1)}, reasons={"unseen_words": "no text"}
+        ),
+        QualityRow(HUMAN, reasons={"unseen_words": "no text", "auc": "none"}),
     ]
     assert "2.000 [1.900, 2.100]" in interval_table(rows)
     assert quality_table(rows).splitlines()[-1].startswith("human")
-    assert reasons(rows) == ["no mauve: too few", "no auc of human: none"]
+    assert reasons(rows) == ["no unseen_words: no text", "no auc of human: none"]
     assert {"judge_bits_per_byte", "exact_match"} <= set(FIGURES)
