@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # arithmetic. What real links take is measured by real hosts (tests/serving/drawing, `onesweep draw --link-ms`).
 LINKS_MS = (20, 60, 150)  # round trips, as the lab's profiles have them
 RATE_MBPS = 100.0
-MODES = ("chain", "steps", "local", "experts:once", "experts:1", "experts:2", "grid")
-CODED = ("chain", "experts:1", "grid")  # modes in which E travels, in a codec
+MODES = ("chain", "steps", "local", "experts:once", "experts:1")
+CODED = ("chain", "experts:1")  # modes in which E travels, in a codec
 REAL = "training pictures"
 
 
@@ -142,8 +142,7 @@ def least_seconds(rows: Sequence[PictureRow]) -> str:
 def delays_of(mode: str, hosts: int, levels: int, moves: float = 0.0) -> float:
     """One-way delays between the request and the picture, over `hosts` hosts and the router.
 
-    The router holds the router net of experts, too, so the first host is the right one. In `experts:2` each of the two
-    sends its prediction to all hosts, a delay for each level but the last, whose predictions the router takes.
+    The router holds the router net of experts, too, so the first host is the right one.
     """
     return {
         "chain": hosts + 1,
@@ -151,8 +150,6 @@ def delays_of(mode: str, hosts: int, levels: int, moves: float = 0.0) -> float:
         "local": 0,
         "experts:once": 2,
         "experts:1": 2 + moves,
-        "experts:2": levels + 2,
-        "grid": hosts + 1,
     }[mode]
 
 
@@ -162,8 +159,8 @@ def hop_bytes_of(mode: str, a: PictureArchitecture, codec: str) -> int:
 
     if mode == "local":
         return 0
-    if mode.startswith(("chain", "experts", "grid")):
-        # Where an expert takes over within a range, D of the level before comes with E.
+    if mode.startswith(("chain", "experts")):
+        # Where an expert takes over, D of the level before comes with E.
         return codec_named(codec).size(a.tokens, a.patch_dim) * (1 + (mode == "experts:1"))
     return 4 * a.tokens * (a.features + 2 * a.patch_dim)
 
@@ -286,7 +283,7 @@ def net_of(settings: PictureBenchSettings, mode: str, codec: str, classes: Seque
     from onesweep.loadtest.pictures.drawing import ChainSet, ExpertSet, StepSet
     from onesweep.stages.checkpoint.bundle import find_bundle
 
-    folder = "experts" if mode == "grid" else mode.partition(":")[0]
+    folder = mode.partition(":")[0]
     directory = getattr(find_bundle(settings.checkpoint), folder)
     if directory is None:
         raise InputError(f"{settings.checkpoint} has no {folder}/: leave {mode} out of --modes")
@@ -304,23 +301,21 @@ def net_of(settings: PictureBenchSettings, mode: str, codec: str, classes: Seque
 
 def _row(mode: str, codec: str, levels: int, drawn: DrawnSet, net: NetDrawing, quality: dict[str, Any]) -> PictureRow:
     a = net.architecture
-    hosts = net.ranges if mode == "grid" else a.parts
-    delays = delays_of(mode, hosts, levels, drawn.moves or 0)
+    delays = delays_of(mode, a.parts, levels, drawn.moves or 0)
     size = hop_bytes_of(mode, a, codec)
-    path_ms = drawn.compute_ms / (2 if mode == "experts:2" else 1)  # there two hosts compute at the same time
     return PictureRow(
         mode,
         levels=levels,
         codec=codec,
-        moves=None if mode == "experts:2" else drawn.moves,  # there all hosts hold the picture
+        moves=drawn.moves,
         delays=delays,
         evaluations=drawn.evaluations,
         compute_ms=drawn.compute_ms,
         per_host_second=1000 / drawn.compute_ms,
         hop_bytes=size,
-        seconds_20=floor_s(delays, path_ms, size, 20),
-        seconds_60=floor_s(delays, path_ms, size, 60),
-        seconds_150=floor_s(delays, path_ms, size, 150),
+        seconds_20=floor_s(delays, drawn.compute_ms, size, 20),
+        seconds_60=floor_s(delays, drawn.compute_ms, size, 60),
+        seconds_150=floor_s(delays, drawn.compute_ms, size, 150),
         **quality,
     )
 

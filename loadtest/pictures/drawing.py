@@ -16,7 +16,6 @@ from onesweep.stages.backends.base import PictureRunner
 from onesweep.stages.checkpoint.bundle import Bundle
 from onesweep.stages.checkpoint.checkpoint import load_picture_part, load_router_net
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import InputError
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
 from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.pictures.experts import Consultation, Rule, Turn
@@ -147,21 +146,19 @@ class ExpertSet(NetDrawing):
     def __init__(self, directory: Path, rule: Rule, codec: str) -> None:
         super().__init__(directory)
         self.net, self.rule, self.codec = load_router_net(directory), rule, codec_named(codec)
-        if (self.ranges > 1) and rule != "once":
-            raise InputError(f"{directory} has experts for {self.ranges} noise ranges: only mode grid draws with them")
         self.runners.append(backend_named("torch").picture(self.net.trunk))
 
     def _levels_done(self, levels: int) -> int:
-        return (levels + 1) * self.architecture.layers * (2 if self.rule == "top2" else 1)
+        return (levels + 1) * self.architecture.layers
 
     def _batch(self, plan: DrawPlan) -> Tensor:
         pixels, asked = dict[int, Tensor](), dict[int, int]()
         ways = []
         for picture, each in enumerate(plan.classes):
             alone = replace(plan, seed=(plan.seed + picture) & MAX_SEED, classes=(each,))
-            ways.append(Consultation(self.net, self.partition, alone, self.rule, self.codec).steps(Turn(), ()))
+            ways.append(Consultation(self.net, self.partition, alone, self.rule, self.codec).steps(Turn()))
         asks = {picture: next(way) for picture, way in enumerate(ways)}
-        self.looks += (plan.levels + 1) if self.rule != "once" else self.ranges
+        self.looks += (plan.levels + 1) if self.rule == "top1" else 1
         while asks:
             results = dict[int, Tensor]()
             for expert, runner in enumerate(self.runners):
@@ -191,7 +188,7 @@ def pixel_digests(bundle: Bundle, mode: str, codec: str | None, levels: int, see
     directory = getattr(bundle, "experts" if rule else mode)
     net: NetDrawing
     if rule is not None:
-        net = ExpertSet(directory, rule, codec or ("fp32" if rule == "top2" else "int8"))
+        net = ExpertSet(directory, rule, codec or "int8")
     else:
         net = ChainSet(directory, codec or "int8") if mode == "chain" else StepSet(directory, codec or "fp32")
     classes = [i % len(net.architecture.classes) for i in range(count)]

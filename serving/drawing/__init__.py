@@ -9,16 +9,12 @@ DRAWING_MODES: Mapping[str, tuple[str, str]] = {
     "steps": ("K + 1", "an undivided net, cut by layers: every step of the solver goes round the ring"),
     "experts:once": ("1", "an expert for the picture's cluster, drawn at the start"),
     "experts:1": ("1", "the likeliest expert at each level: the picture moves when another one leads"),
-    "experts:2": ("K + 1", "the two likeliest experts at each level, weighted"),
-    "grid": ("1", "experts within ranges of noise, drawn where a range begins"),
     "local": ("0", "a net of one block's size, for all noise, on the router's machine"),
 }
 # Of the modes that experts draw with: how the router net's odds are used (stages/pictures/experts.py).
-EXPERT_RULES: Mapping[str, Literal["once", "top1", "top2"]] = {
+EXPERT_RULES: Mapping[str, Literal["once", "top1"]] = {
     "experts:once": "once",
     "experts:1": "top1",
-    "experts:2": "top2",
-    "grid": "once",
 }
 DEFAULT_LEVELS = 12
 # Doubles the arithmetic, and halves the distance to real pictures (docs/research/pictures.md).

@@ -231,9 +231,7 @@ class FirstHost:
 
     @torch.inference_mode()
     def _ask(self, plan: DrawPlan, mode: str) -> int:
-        steps = Consultation(self._net, self._partition, plan, EXPERT_RULES[mode], codec_named("fp32")).steps(
-            Turn(), ()
-        )
+        steps = Consultation(self._net, self._partition, plan, EXPERT_RULES[mode], codec_named("fp32")).steps(Turn())
         ask = next(steps)
         while ask.turn is None:
             ask = steps.send(self._trunk.evaluate([ask.piece])[0])
@@ -244,32 +242,14 @@ class ExpertDrawing(_RingDrawing):
     """Each picture by the experts that their router net names, on whatever hosts they are."""
 
     kind = "experts"
+    codecs = tuple(CODECS)
+    default_codec = "int8"
 
     def __init__(self, ring: RingView, name: str, first: FirstHost | None) -> None:
         """:param name: one of `EXPERT_RULES`.
         :param first: None = any host is asked first."""
         super().__init__(ring)
         self.name, self._first = name, first
-        two = EXPERT_RULES[name] == "top2"
-        self.codecs, self.default_codec = (("fp32",), "fp32") if two else (tuple(CODECS), "int8")
-
-    @property
-    def info(self) -> stage_pb2.PictureInfo | None:
-        model = self.ring.model("experts")
-        # Experts of several ranges draw one after the other, and in no other way.
-        return model.pictures if model is not None and (model.ranges > 1) == (self.name == "grid") else None
-
-    @property
-    def problem(self) -> str:
-        model = self.ring.model("experts")
-        if model is None:
-            return super().problem
-        return f"the experts here have {model.ranges} range{'s' * (model.ranges > 1)} of noise"
-
-    @property
-    def least_levels(self) -> int:
-        model = self.ring.model("experts")
-        return model.ranges if model else 1
 
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         room = asyncio.Semaphore(PICTURES_UNDER_WAY)

@@ -54,7 +54,8 @@ def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block
     if manifest.kind != "chain":
         raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
     block = new_part(manifest, index)
-    assert isinstance(block, Block)
+    if not isinstance(block, Block):
+        raise CheckpointError(f"{directory} holds blocks that draw, not blocks that write")
     assert manifest.partition is not None
     probe = _load(directory, manifest, index, block, device)
     known = probe_symbols(manifest).to(device)
@@ -112,10 +113,8 @@ def new_part(manifest: Manifest, index: int) -> AnyPart:
     with without_memory():
         if isinstance(manifest.architecture, PictureArchitecture):
             assert manifest.kind != "ar"
-            assert manifest.partition is not None
-            parts = manifest.architecture.parts
-            if manifest.kind == "experts" and index == parts:
-                return RouterNet(manifest.architecture, parts // (len(manifest.partition.boundaries) - 1))
+            if manifest.kind == "experts" and index == manifest.architecture.parts:
+                return RouterNet(manifest.architecture)
             return PicturePart(manifest.architecture, index, manifest.kind)
         if manifest.kind == "ar":
             return new_stage(manifest.text_architecture, index)

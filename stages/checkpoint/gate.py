@@ -50,7 +50,7 @@ def probe_symbols(manifest: Manifest) -> Tensor:
 def probe_shapes(part: Block | PipelineStage | PicturePart | RouterNet, positions: int) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the probe's tensors in the file of `part`. positions: of the probe text, if there is one."""
     if isinstance(part, RouterNet):
-        return {PROBE_OUTPUT: (part.experts,)}
+        return {PROBE_OUTPUT: (part.architecture.parts,)}
     if isinstance(part, PicturePart):
         a = part.architecture
         shapes: dict[str, tuple[int, ...]] = {PROBE_OUTPUT: (a.tokens, a.patch_dim if part.has_head else a.features)}
@@ -114,8 +114,8 @@ def probe_picture(
     # A picture of the training data would tell more, and may not be anybody's to pass on.
     a = part.architecture
     ranges = len(partition.boundaries) - 1
-    # Parts share the ranges out in order; a router net, whose index is one more, knows all of them.
-    high, low = partition.range(min(part.index * ranges // a.parts, ranges - 1))
+    # A chain's blocks have a range each; every other net knows all noise.
+    high, low = partition.range(part.index if ranges > 1 else 0)
     sigma = (high * low) ** 0.5
     x = in_scale(sigma) * sigma * picture_noise(a, 0) if hidden is None else hidden
     out = part(x[None], torch.tensor([sigma]), torch.tensor([0]))[0]

@@ -222,11 +222,8 @@ def _build_pictures(kind: Kind, record: dict[str, Any]) -> Manifest:
     if kind == "ar":
         raise CheckpointError("kind 'ar' is for models of text")
     architecture = PictureArchitecture.from_record(record["architecture"])
-    # The stages of an undivided net have all noise levels in common. Experts have as many ranges as they were given.
-    ranges = {"chain": architecture.parts, "steps": 1}.get(kind, len(record["partition"]["boundaries"]) - 1)
-    partition = _partition(record["partition"], ranges)
-    if architecture.parts % ranges:
-        raise CheckpointError(f"{architecture.parts} experts cannot be shared out equally to {ranges} noise ranges")
+    # A chain's blocks have a range each. All other nets have all noise levels in common.
+    partition = _partition(record["partition"], architecture.parts if kind == "chain" else 1)
     return Manifest(
         kind=kind,
         architecture=architecture,

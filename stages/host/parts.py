@@ -386,11 +386,7 @@ def _model_info(source: ModelSource) -> stage_pb2.ModelInfo:
         pictures = stage_pb2.PictureInfo(
             height=p.height, width=p.width, channels=p.channels, patch=p.patch, classes=p.classes
         )
-        boundaries = source.manifest.partition.boundaries if source.manifest.partition else ()
-        ranges = len(boundaries) - 1 if source.manifest.kind == "experts" else 0
-        return stage_pb2.ModelInfo(
-            digest=source.digest, parts=p.parts, width=p.features, pictures=pictures, ranges=ranges
-        )
+        return stage_pb2.ModelInfo(digest=source.digest, parts=p.parts, width=p.features, pictures=pictures)
     a = source.manifest.text_architecture
     return stage_pb2.ModelInfo(
         digest=source.digest,

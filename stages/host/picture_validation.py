@@ -71,63 +71,42 @@ def parse_denoise(denoise: stage_pb2.Denoise, source: ModelSource) -> DenoiseReq
 
 def parse_consult(work: stage_pb2.Consult, source: ModelSource, hop: stage_pb2.Hop) -> ConsultRequest:
     """`hop`: the message that carries `work`. Raises StatusError."""
-    a, partition = source.manifest.picture_architecture, source.manifest.partition
-    assert partition is not None
-    ranges = len(partition.boundaries) - 1
-    experts = a.parts // ranges
+    a = source.manifest.picture_architecture
     rule = next((each for each in RULES if each == work.rule), None)
     if rule is None:
         raise invalid(f"unknown rule {work.rule[:40]!r}; choose from {', '.join(RULES)}")
-    if ranges > 1 and rule != "once":
-        raise invalid(f"these experts share out {ranges} ranges of noise: rule once alone draws with them")
-    plan = _plan(work.drawing, a, least_levels=ranges)
+    plan = _plan(work.drawing, a, least_levels=1)
     if plan.pictures != 1:
         raise invalid(f"{plan.pictures} pictures for experts: each goes its own way, so send one in a hop")
-    if work.noise_range >= ranges or work.level > plan.levels or (rule == "once" and work.level):
-        raise invalid(f"range {work.noise_range}, level {work.level}: the picture is done by then")
+    if work.level > plan.levels or (rule == "once" and work.level):
+        raise invalid(f"level {work.level}: the picture is done by then")
     if work.moves > MAX_MOVES:
         raise invalid(f"a picture that moved {work.moves} times; none moves more than {MAX_MOVES} times")
-    _check_turn(work, hop, a.parts, experts)
-    started = bool(work.noise_range or work.level)
+    _check_turn(work, hop, a.parts)
     needs_before = work.level > 0 and plan.solver == "2m"
-    for name, payload, due in (
-        ("estimate", work.estimate, started),
-        ("before", work.before, needs_before),
-        ("partial", work.partial, work.HasField("other")),
-    ):
+    for name, payload, due in (("estimate", work.estimate, work.level), ("before", work.before, needs_before)):
         if payload and not due:
             raise invalid(f"a picture at this place, drawn by rule {rule}, carries no {name}")
     try:
         codec = codec_named(work.codec)
-        if rule == "top2" and codec.name != EXACT.name:
-            raise invalid("with rule top2 every level moves the picture: only fp32 loses nothing")
-        estimate = _pictures(work.estimate, codec, plan, a) if started else None
+        estimate = _pictures(work.estimate, codec, plan, a) if work.level else None
         before = _pictures(work.before, codec, plan, a) if needs_before else None
-        partial = None
-        if work.partial:
-            rows = plan.evaluations * a.tokens
-            partial = EXACT.decode(work.partial, rows, a.patch_dim, FEATURE_LIMIT).view(-1, a.tokens, a.patch_dim)
     except CodecError as error:
         raise invalid(str(error)) from None
-    expert, other = (getattr(work, name) if work.HasField(name) else None for name in ("expert", "other"))
-    turn = Turn(expert, other, work.noise_range, work.level, estimate, before, partial)
+    turn = Turn(work.expert if work.HasField("expert") else None, work.level, estimate, before)
     return ConsultRequest("experts", work.number + work.moves, plan, codec, rule, turn)
 
 
-def _check_turn(work: stage_pb2.Consult, hop: stage_pb2.Hop, parts: int, experts: int) -> None:
-    """Raise StatusError unless every expert has a place on the path, and the one whose turn it is this host's."""
+def _check_turn(work: stage_pb2.Consult, hop: stage_pb2.Hop, parts: int) -> None:
+    """Raise StatusError unless every expert has a place on the path, and the one whose turn it is, which this host
+    holds, has this host's."""
     hosts = max(len(hop.path), 1)
     if len(work.places) != parts or max(work.places) >= hosts:
         raise invalid(f"{len(work.places)} places for {parts} experts on a path of {hosts} hosts: each needs one on it")
-    pair = work.rule == "top2"
     if not work.HasField("expert"):
-        if work.noise_range or work.level or work.HasField("other"):
+        if work.level:
             raise invalid("a picture on its way between experts names the one whose turn it is")
         return
-    if work.expert >= parts or work.expert // experts != work.noise_range:
-        raise invalid(f"expert {work.expert} is none of noise range {work.noise_range}: each has {experts}")
-    if work.HasField("other") != pair or (pair and (work.other >= parts or work.other == work.expert)):
-        raise invalid("rule top2, and no other, names two different experts")
     if work.places[work.expert] != hop.place:
         raise invalid(f"expert {work.expert} is at place {work.places[work.expert]} of the path, this is {hop.place}")
 

@@ -167,7 +167,7 @@ class ConsultWork(_PictureWork):
         self._runners, net = session.parts.pictures[session.kind], session.parts.router_net
         assert net is not None
         consultation = Consultation(net, self.partition, self.plan, request.rule, self.codec)
-        self._steps = consultation.steps(request.turn, self._runners)
+        self._steps = consultation.steps(request.turn)
         self._ask(next(self._steps))
 
     def _ask(self, ask: Ask) -> None:
@@ -178,14 +178,10 @@ class ConsultWork(_PictureWork):
         turn, work = ask.turn, self.hop.consult
         assert turn is not None
         assert turn.expert is not None
-        work.expert, work.noise_range, work.level = turn.expert, turn.noise_range, turn.level
+        work.expert, work.level = turn.expert, turn.level
         work.moves += 1
-        work.ClearField("other")
-        if turn.other is not None:
-            work.other = turn.other
-        payloads = ((turn.estimate, self.codec), (turn.before, self.codec), (turn.partial, EXACT))
-        work.estimate, work.before, work.partial = (
-            b"" if rows is None else codec.encode(rows.flatten(0, 1)) for rows, codec in payloads
+        work.estimate, work.before = (
+            b"" if rows is None else self.codec.encode(rows.flatten(0, 1)) for rows in (turn.estimate, turn.before)
         )
         self.outcome = self.hop
 

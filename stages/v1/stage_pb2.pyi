@@ -312,7 +312,6 @@ class ModelInfo(_message.Message):
     VOCABULARY_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
-    RANGES_FIELD_NUMBER: _builtins.int
     HAS_DRAFT_HEAD_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """hex SHA-256 that names the weights"""
@@ -324,8 +323,6 @@ class ModelInfo(_message.Message):
     """symbols that there are"""
     tokenizer: _builtins.str
     """what they are: bytes, or tokens of the checkpoint's tokenizer"""
-    ranges: _builtins.int
-    """of noise, that experts share out; 0 where the model has none"""
     has_draft_head: _builtins.bool
     """its last host can draft"""
     @_builtins.property
@@ -342,12 +339,11 @@ class ModelInfo(_message.Message):
         vocabulary: _builtins.int = ...,
         tokenizer: _builtins.str = ...,
         pictures: Global___PictureInfo | None = ...,
-        ranges: _builtins.int = ...,
         has_draft_head: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pictures", b"pictures"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "has_draft_head", b"has_draft_head", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "ranges", b"ranges", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "has_draft_head", b"has_draft_head", "parts", b"parts", "pictures", b"pictures", "positions", b"positions", "tokenizer", b"tokenizer", "vocabulary", b"vocabulary", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1362,34 +1358,25 @@ class Consult(_message.Message):
     PLACES_FIELD_NUMBER: _builtins.int
     MOVES_FIELD_NUMBER: _builtins.int
     EXPERT_FIELD_NUMBER: _builtins.int
-    NOISE_RANGE_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     ESTIMATE_FIELD_NUMBER: _builtins.int
     BEFORE_FIELD_NUMBER: _builtins.int
-    OTHER_FIELD_NUMBER: _builtins.int
-    PARTIAL_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """of the sweep in its session"""
     rule: _builtins.str
-    """once: an expert for each range of noise; top1, top2: the likeliest at each level"""
+    """once: an expert for all levels; top1: the likeliest at each level"""
     codec: _builtins.str
-    """of `estimate` and `before`: fp32, int8, int4; fp32 alone with top2"""
+    """of `estimate` and `before`: fp32, int8, int4"""
     moves: _builtins.int
     """from host to host so far"""
     expert: _builtins.int
     """whose turn it is; absent: the router net says"""
-    noise_range: _builtins.int
-    """that begins; 0 but with `once`"""
     level: _builtins.int
     """that is due; 0 with `once`"""
     estimate: _builtins.bytes
     """E, a patch a row; empty where the picture is noise"""
     before: _builtins.bytes
     """the picture that the last step denoised; empty at level 0, and with solver euler"""
-    other: _builtins.int
-    """with top2, the other expert of this level"""
-    partial: _builtins.bytes
-    """what the other said, times its weight, fp32; empty before it was asked"""
     @_builtins.property
     def drawing(self) -> Global___Drawing:
         """of one picture"""
@@ -1408,25 +1395,17 @@ class Consult(_message.Message):
         places: _abc.Iterable[_builtins.int] | None = ...,
         moves: _builtins.int = ...,
         expert: _builtins.int | None = ...,
-        noise_range: _builtins.int = ...,
         level: _builtins.int = ...,
         estimate: _builtins.bytes = ...,
         before: _builtins.bytes = ...,
-        other: _builtins.int | None = ...,
-        partial: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expert", b"_expert", "_other", b"_other", "drawing", b"drawing", "expert", b"expert", "other", b"other"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expert", b"_expert", "drawing", b"drawing", "expert", b"expert"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expert", b"_expert", "_other", b"_other", "before", b"before", "codec", b"codec", "drawing", b"drawing", "estimate", b"estimate", "expert", b"expert", "level", b"level", "moves", b"moves", "noise_range", b"noise_range", "number", b"number", "other", b"other", "partial", b"partial", "places", b"places", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expert", b"_expert", "before", b"before", "codec", b"codec", "drawing", b"drawing", "estimate", b"estimate", "expert", b"expert", "level", b"level", "moves", b"moves", "number", b"number", "places", b"places", "rule", b"rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expert: _TypeAlias = _typing.Literal["expert"]  # noqa: Y015
     _WhichOneofArgType__expert: _TypeAlias = _typing.Literal["_expert", b"_expert"]  # noqa: Y015
-    _WhichOneofReturnType__other: _TypeAlias = _typing.Literal["other"]  # noqa: Y015
-    _WhichOneofArgType__other: _TypeAlias = _typing.Literal["_other", b"_other"]  # noqa: Y015
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__expert) -> _WhichOneofReturnType__expert | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__other) -> _WhichOneofReturnType__other | None: ...
 
 Global___Consult: _TypeAlias = Consult  # noqa: Y015
 

@@ -52,9 +52,7 @@ def run_experts(options: argparse.Namespace) -> int:
     from onesweep.trainer.pictures.experts import train_experts
 
     config, pictures = _begin(options)
-    manifest = train_experts(
-        config, pictures, options.out, options.experts, options.ranges, options.expert, options.start
-    )
+    manifest = train_experts(config, pictures, options.out, options.experts, options.expert, options.start)
     return _end(options, manifest)
 
 
@@ -96,13 +94,6 @@ def add_experts(parser: argparse.ArgumentParser) -> None:
     _add_options(parser, Path("runs/pictures/experts"), "a net for all noise levels: every expert begins with it")
     parser.add_argument(
         "--experts", type=int, metavar="N", default=3, help="clusters of the pictures, a net each (%(default)s)"
-    )
-    parser.add_argument(
-        "--ranges",
-        type=int,
-        metavar="N",
-        default=1,
-        help="noise ranges, with experts of their own in each: `grid` (%(default)s)",
     )
     parser.add_argument(
         "--expert",

@@ -142,10 +142,10 @@ class RouterTask(PictureTask):
         return F.cross_entropy(self.module(*noised.inputs), wanted[chosen])
 
 
-def expert_steps(config: PictureConfig, experts: int, ranges: int) -> int:
+def expert_steps(config: PictureConfig, experts: int) -> int:
     """Steps of each expert: experts and router net then train as many layers x pictures as the undivided net."""
     whole = config.steps * config.parts * config.layers
-    return round(whole / (experts * ranges * config.layers + ROUTER_SHARE))
+    return round(whole / (experts * config.layers + ROUTER_SHARE))
 
 
 def train_experts(
@@ -153,30 +153,27 @@ def train_experts(
     pictures: PictureSet,
     out: Path,
     experts: int,
-    ranges: int = 1,
     only: int | None = None,
     start: Path | None = None,
 ) -> Manifest:
     """Train experts and their router net into the checkpoint `out`, one in memory at a time, skipping those done.
 
-    `ranges` noise ranges have `experts` experts each. `only` picks one; the router net's number is the one after the
-    last expert's. `start` is as for a chain's blocks. `config.steps` are those of an undivided net of
-    `config.parts` x `config.layers` layers, which is trained as much.
+    `only` picks one; the router net's number is the one after the last expert's. `start` is as for a chain's blocks.
+    `config.steps` are those of an undivided net of `config.parts` x `config.layers` layers, which is trained as much.
     """
-    if not 2 <= experts <= MAX_EXPERTS or not 1 <= ranges <= MAX_EXPERTS:
-        raise ConfigError(f"give 2 to {MAX_EXPERTS} experts, and 1 to {MAX_EXPERTS} ranges")
+    if not 2 <= experts <= MAX_EXPERTS:
+        raise ConfigError(f"give 2 to {MAX_EXPERTS} experts")
     if len(pictures.train) < experts:
         raise DataError(f"{len(pictures.train)} training pictures cannot be shared out to {experts} experts")
-    architecture = config.architecture(pictures, experts * ranges)
+    architecture = config.architecture(pictures, experts)
     if only is not None and not 0 <= only <= architecture.parts:
         raise ConfigError(
             f"there is no expert {only}: there are experts 0 to {architecture.parts - 1}, and {architecture.parts} is "
             "their router net"
         )
-    config = replace(config, steps=expert_steps(config, experts, ranges))
-    overlap = config.overlap if ranges > 1 else 0.0  # no margin beyond the ends, as in an undivided net
-    partition = equal_probability(ranges, config.sigma_min, config.sigma_max, overlap=overlap)
-    whole = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
+    config = replace(config, steps=expert_steps(config, experts))
+    # All noise in one range, without a margin beyond its ends, as of an undivided net.
+    partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
     manifest = open_checkpoint_dir(
         out, new_picture_manifest("experts", architecture, partition, config, pictures, start, experts=experts)
     )
@@ -189,15 +186,15 @@ def train_experts(
             state_path(out / RUN_FOLDER, name).unlink(missing_ok=True)
         elif is_router:
             torch.manual_seed(config.seed + index)
-            net = RouterNet(architecture, experts)
+            net = RouterNet(architecture)
             settings = replace(config, steps=round(config.steps * ROUTER_SHARE))
-            router_task = RouterTask(net, whole, pictures, settings, assigned, clusters)
+            router_task = RouterTask(net, partition, pictures, settings, assigned, clusters)
             manifest = train_parts(router_task, settings, out, manifest, [net])
         else:
-            own = replace(config, seed=config.seed + index)  # experts of one range would else see the same noise
+            own = replace(config, seed=config.seed + index)  # experts would else see the same noise
             part = new_picture_part(architecture, index, "experts", own.seed, start)
-            mine = _of_cluster(pictures, clusters, assigned, index % experts)
-            task = PictureTask(name, part, architecture, partition, index // experts, mine, own)
+            mine = _of_cluster(pictures, clusters, assigned, index)
+            task = PictureTask(name, part, architecture, partition, 0, mine, own)
             manifest = train_parts(task, own, out, manifest, [part])
     return manifest
 

@@ -33,7 +33,6 @@ CLASSES = [0, 1, 2, 3]
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tiny_picture_bundle(tmp_path_factory.mktemp("bundle"))
     tiny_experts(directory / "experts")
-    tiny_experts(directory / "grid" / "experts", 2, 3)
     return directory
 
 
@@ -123,24 +122,18 @@ def test_experts_that_are_alike_draw_what_one_of_them_draws(tmp_path: Path) -> N
         while not whole.done:
             whole.supply(runner.evaluate([whole.piece()])[0])
     path = tiny_experts(tmp_path, alike=True)
-    for net in (ExpertSet(path, "once", "fp32"), ExpertSet(path, "top1", "fp32"), ExpertSet(path, "top2", "fp32")):
+    for net in (ExpertSet(path, "once", "fp32"), ExpertSet(path, "top1", "fp32")):
         drawn = net.draw(CLASSES, 5, 6, "2m", 1.5)
         assert (drawn.pixels.int() - whole.pixels().int()).abs().max() <= 1
 
 
 def test_experts_cost_what_they_evaluate_and_how_often_they_move(bundle: Path) -> None:
-    one, two = ExpertSet(bundle / "experts", "top1", "int8"), ExpertSet(bundle / "experts", "top2", "fp32")
-    moving = one.draw(CLASSES, 5, 6, "2m", 1.5)
+    moving = ExpertSet(bundle / "experts", "top1", "int8").draw(CLASSES, 5, 6, "2m", 1.5)
     assert moving.moves is not None
     assert 0 < moving.moves <= 6
     assert moving.evaluations == 7 * 2 + 7  # one layer with and without class, and the router net's
-    assert two.draw(CLASSES, 5, 6, "2m", 1.0).evaluations == 7 * 2 + 7
     once = ExpertSet(bundle / "experts", "once", "fp32").draw(CLASSES, 5, 6, "2m", 1.0)
     assert (once.evaluations, once.moves) == (7 + 1, 0)
-    grid = ExpertSet(bundle / "grid" / "experts", "once", "int8").draw(CLASSES, 5, 6, "2m", 1.0)
-    assert (grid.evaluations, grid.moves) == (7 + 3, 2)
-    with pytest.raises(InputError, match="has experts for 3 noise ranges: only mode grid draws with them"):
-        ExpertSet(bundle / "grid" / "experts", "top2", "fp32")
 
 
 def test_a_picture_alone_is_drawn_by_the_experts_that_draw_it_in_company(bundle: Path) -> None:
@@ -152,8 +145,7 @@ def test_a_picture_alone_is_drawn_by_the_experts_that_draw_it_in_company(bundle:
 
 def test_floors_are_those_of_the_links() -> None:
     assert [delays_of(mode, 3, 12) for mode in ("chain", "steps", "local")] == [4, 40, 0]
-    assert [delays_of(f"experts:{top}", 3, 12, moves=0.5) for top in ("once", 1, 2)] == [2, 2.5, 14]
-    assert delays_of("grid", 3, 12) == 4
+    assert [delays_of(f"experts:{top}", 3, 12, moves=0.5) for top in ("once", 1)] == [2, 2.5]
     assert floor_s(4, 10.0, 0, 60) == pytest.approx(0.13)
     assert floor_s(4, 0.0, 125_000, 0) == pytest.approx(0.04)  # ten milliseconds a hop at 100 Mbit/s
 
@@ -192,16 +184,11 @@ def test_the_commands_measure_and_refuse_in_sentences(
         *((mode, levels) for mode in ("chain", "steps", "local") for levels in (3, 6)),
     ]
     assert "<svg" in (tmp_path / "chart.svg").read_text()
-    codecs = {"experts:once": "fp32", "experts:1": "int8", "experts:2": "fp32"}
-    each = [(mode, levels, codec) for mode, codec in codecs.items() for levels in (2, 3)]
-    for where, modes, expected in (
-        (bundle, ",".join(codecs), each),
-        (bundle / "grid", "grid", [("grid", 3, "int8")]),  # a range has one step at least
-    ):
-        experts = ["--checkpoint", str(where), "--modes", modes, "--levels", "2,3"]
-        assert main([*bench, *few[:2], *experts, "--json", str(record)]) == 0
-        found = [(row["mode"], row["levels"], row["codec"]) for row in json.loads(record.read_text())["rows"][1:]]
-        assert found == expected
+    codecs = {"experts:once": "fp32", "experts:1": "int8"}
+    experts = ["--checkpoint", str(bundle), "--modes", ",".join(codecs), "--levels", "2,3"]
+    assert main([*bench, *few[:2], *experts, "--json", str(record)]) == 0
+    found = [(row["mode"], row["levels"], row["codec"]) for row in json.loads(record.read_text())["rows"][1:]]
+    assert found == [(mode, levels, codec) for mode, codec in codecs.items() for levels in (2, 3)]
     capsys.readouterr()
     for arguments, message in (
         (["--modes", "chian"], "unknown mode 'chian' (did you mean chain?)"),
@@ -209,7 +196,7 @@ def test_the_commands_measure_and_refuse_in_sentences(
         (["--solver", "heun"], "unknown solver 'heun'"),
         (["--count", "1"], "--count must be from 100"),
         (["--judge", str(data)], "is no judge"),
-        (["--checkpoint", str(bundle / "chain"), "--modes", "grid"], "has no experts/: leave grid out of --modes"),
+        (["--checkpoint", str(bundle / "chain"), "--modes", "experts:1"], "has no experts/: leave experts:1 out of"),
         (["--checkpoint", str(bundle / "chain"), "--modes", "steps"], "has no steps/: leave steps out of --modes"),
     ):
         assert main([*bench, *arguments]) in (1, 2)

@@ -33,7 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("mode", ["chain", "steps", "experts:2"])
+@pytest.mark.parametrize("mode", ["chain", "steps", "experts:1"])
 def test_a_host_that_draws_something_else_is_named_and_never_believed(
     bundle: Path, servers: Callable[..., Any], mode: str
 ) -> None:

@@ -76,8 +76,8 @@ def test_a_damaged_file_is_refused(copied: Path) -> None:
 
 
 def test_loaders_of_text_refuse_a_model_of_pictures(drawing: Path) -> None:
-    for load, folder in ((load_block, "chain"), (load_stage, "steps")):
-        with pytest.raises(CheckpointError):
+    for load, folder, says in ((load_block, "chain", "that draw"), (load_stage, "steps", "not an AR model")):
+        with pytest.raises(CheckpointError, match=says):
             load(drawing / folder, 0)
 
 
@@ -146,7 +146,7 @@ def test_a_manifest_with_a_bad_value_is_refused(
 
 def test_a_router_net_of_other_experts_is_refused(drawing: Path, tmp_path: Path) -> None:
     two, three = tiny_experts(tmp_path / "two", 2), tiny_experts(tmp_path / "three", 3)
-    assert load_router_net(three).experts == 3
+    assert load_router_net(three).architecture.parts == 3
     other = json.loads((three / "manifest.json").read_text())["parts"][3]
     shutil.copy(three / other["file"], two)
     edit_manifest(two, lambda m: m["parts"].__setitem__(2, other))
@@ -162,7 +162,7 @@ def test_a_router_net_of_other_experts_is_refused(drawing: Path, tmp_path: Path)
     ("change", "sentence"),
     [
         (lambda m: m["parts"].pop(), "3 parts listed, the architecture has 4"),
-        (lambda m: m["partition"].update(boundaries=[80.0, 1.0, 0.002]), "3 experts cannot be shared out equally to 2"),
+        (lambda m: m["partition"].update(boundaries=[80.0, 1.0, 0.002]), "3 boundaries for 1 noise ranges"),
         (lambda m: m["partition"].update(boundaries=[80.0]), "boundaries must be finite"),
     ],
 )
@@ -175,7 +175,7 @@ def test_experts_that_do_not_go_together_are_refused(
 
 
 def test_experts_are_looked_at_and_halved(tmp_path: Path) -> None:
-    halve(tiny_experts(tmp_path / "grid", 2, 2), tmp_path / "half")
+    halve(tiny_experts(tmp_path / "two", 2), tmp_path / "half")
     assert [str(check) for check in verify(tmp_path / "half")][-1] == "experts router net: ok"
     assert "experts (experts, format 1)" in describe(tmp_path / "half")
     assert find_bundle(tmp_path / "half").experts == tmp_path / "half"

@@ -74,15 +74,15 @@ def tiny_picture_bundle(
     return directory
 
 
-def tiny_experts(directory: Path, experts: int = 3, ranges: int = 1, alike: bool = False) -> Path:
+def tiny_experts(directory: Path, experts: int = 3, alike: bool = False) -> Path:
     """Write experts with random weights, all of them the same if `alike`, and their router net. Returns `directory`."""
-    a = replace(TINY, parts=experts * ranges)
-    partition = equal_probability(ranges, SIGMA_MIN, SIGMA_MAX)
+    a = replace(TINY, parts=experts)
+    partition = equal_probability(1, SIGMA_MIN, SIGMA_MAX)
     write_manifest(directory, Manifest("experts", a, (None,) * (a.parts + 1), partition=partition))
     for index in range(a.parts):
         save_picture_part(directory, tiny_part(index, "experts", a, -100 * index if alike else 0))
     torch.manual_seed(1)
-    net = RouterNet(a, experts).eval().requires_grad_(False)
+    net = RouterNet(a).eval().requires_grad_(False)
     for parameter in net.parameters():
         parameter.add_(0.3 * torch.randn(parameter.shape))
     save_picture_part(directory, net)

@@ -63,7 +63,7 @@ def test_the_router_net_learns_the_posterior_that_is_known_in_closed_form() -> N
     config = replace(CONFIG, steps=150, batch=64, learning_rate=5e-3, matrix_learning_rate=5e-3, sigma_min=0.3)
     clusters, assigned = balanced_clusters(pixels, 2, 4, seed=0)
     torch.manual_seed(0)
-    net = RouterNet(config.architecture(pictures, 2), 2)
+    net = RouterNet(config.architecture(pictures, 2))
     partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
     task = RouterTask(net, partition, pictures, config, assigned, clusters)
     optimizers = OptimizerSet(net, config)
@@ -111,20 +111,20 @@ def test_a_stopped_training_of_experts_goes_on_to_the_same_weights(
 
 
 def test_experts_train_as_much_as_the_undivided_net() -> None:
-    for experts, ranges, layers in ((3, 1, 2), (3, 3, 2), (2, 1, 6)):
+    for experts, layers in ((3, 2), (9, 2), (2, 6)):
         config = replace(CONFIG, steps=3000, parts=3, layers=layers)
-        each = expert_steps(config, experts, ranges)
-        trained = experts * ranges * layers * each + round(0.25 * each)
+        each = expert_steps(config, experts)
+        trained = experts * layers * each + round(0.25 * each)
         assert trained == pytest.approx(config.steps * config.parts * layers, rel=1e-3)
 
 
-def test_experts_branch_from_one_net_and_share_noise_ranges(tmp_path: Path, pictures: PictureSet) -> None:
+def test_experts_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> None:
     train_undivided(CONFIG, pictures, tmp_path / "local", 1)
-    manifest = train_experts(CONFIG, pictures, tmp_path / "grid", 2, ranges=2, start=tmp_path / "local")
-    assert manifest.picture_architecture.parts == 4
+    manifest = train_experts(CONFIG, pictures, tmp_path / "experts", 2, start=tmp_path / "local")
+    assert manifest.picture_architecture.parts == 2
     assert manifest.partition is not None
-    assert len(manifest.partition.boundaries) == 3
-    assert load_router_net(tmp_path / "grid").experts == 2
+    assert len(manifest.partition.boundaries) == 2
+    assert load_router_net(tmp_path / "experts").architecture.parts == 2
 
 
 def test_the_command_trains_experts_and_refuses_in_sentences(
@@ -140,7 +140,6 @@ def test_the_command_trains_experts_and_refuses_in_sentences(
         (["--experts", "1"], "give 2 to 64 experts"),
         (["--experts", "40"], "19 training pictures cannot be shared out to 40 experts"),
         (["--experts", "2", "--expert", "3"], "there are experts 0 to 1, and 2 is their router net"),
-        (["--experts", "2", "--ranges", "0"], "1 to 64 ranges"),
     ):
         assert main([*experts, *arguments]) in (1, 2)
         assert message in capsys.readouterr().err
