@@ -75,13 +75,10 @@ class SpeculativeMode(ArMode):
                     written = alphabet.symbols(event.text)
                     kept, right = draft.kept(written[:-1]), len(written) - 1
                     worth.learn(draft.first, kept, sum(draft.odds[: kept + 1]), draft.levels, draft.compute_ms)
-                    account.add_sweep(event)
                     account.add_draft(drafted, right, draft.compute_ms)
-                    piece, ended = request.until_end(event.text, alphabet)
-                    account.add_text(piece, event.logprobs)
-                    account.complete = event.complete
+                    piece, ended = self._booked(event, request, account)
                     left -= right + 1
-                    if ended := ended or event.complete or not left:
+                    if ended := ended or not left:
                         await session.finish()
                     yield piece
                     if ended:
@@ -116,17 +113,22 @@ class SpeculativeMode(ArMode):
                 most = min(left, MAX_DRAFT_TREE + 1)
                 event = await session.event(partial(check_symbols, request=request, alphabet=alphabet, most=most))
                 right = alphabet.count(event.text) - 1
-                account.add_sweep(event)
                 account.add_draft(max(event.drafted, right), right, 0.0)
-                piece, ended = request.until_end(event.text, alphabet)
-                account.add_text(piece, event.logprobs)
-                account.complete = event.complete
+                piece, ended = self._booked(event, request, account)
                 left -= right + 1
-                if ended := ended or event.complete or not left:
+                if ended := ended or not left:
                     await session.finish()
                 yield piece
                 if ended:
                     return
+
+    def _booked(self, event: stage_pb2.Event, request: Generation, account: Account) -> tuple[bytes, bool]:
+        """Book a sweep. Returns the part of its text that counts, and True where the output ends with it."""
+        account.add_sweep(event)
+        piece, ended = request.until_end(event.text, self.tokenizer.alphabet)
+        account.add_text(piece, event.logprobs)
+        account.complete = event.complete
+        return piece, ended or event.complete
 
     def _drafter(self, name: str, request: Generation) -> Drafter:
         worth = self._worth[name]
