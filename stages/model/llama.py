@@ -100,8 +100,6 @@ class LlamaArchitecture:
         for name, kind in _CHOICES.items():
             if (value := getattr(self, name)) not in get_args(kind):
                 raise ShapeError(f"architecture: {name} must be one of {', '.join(get_args(kind))}, not {value!r}")
-        if self.family != "llama":
-            raise ShapeError(f"architecture: family {self.family!r} is unknown; this version has 'llama'")
         self._check_options()
 
     def _check_options(self) -> None:
@@ -130,6 +128,8 @@ class LlamaArchitecture:
     def from_record(record: Mapping[str, Any]) -> LlamaArchitecture:
         """Architecture of a manifest's JSON object. Raises ShapeError or TypeError."""
         given = dict(record)
+        if given["family"] != "llama":
+            raise ShapeError(f"architecture: family {given['family']!r} is unknown; this version has 'llama'")
         layers, scaling = given.get("layers"), given.get("rope_scaling")
         given["layers"] = tuple(layers) if isinstance(layers, list) else layers
         if scaling is not None:

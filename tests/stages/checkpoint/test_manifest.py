@@ -156,6 +156,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a probe of text": (lambda r: r["parts"][0].update(probe={"next_byte_nats": "2"}), "must be numbers"),
     "no probe": (lambda r: r["parts"][0].update(probe=None), "damaged"),
     "architecture": (lambda r: r["architecture"].update(width=7), "width 7"),
+    "another family": (lambda r: r["architecture"].update(family="graft"), "family 'graft' is unknown"),
     "unknown size": (lambda r: r["architecture"].update(depth=7), "damaged.*depth"),
     "code width": (lambda r: r["codes"].update(dim=9), "codes of 9 numbers, the architecture has 8"),
     "code digest": (lambda r: r["codes"].update(digest="f" * 64), "recorded digest ffffffffffff"),
