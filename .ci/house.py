@@ -314,7 +314,7 @@ def counts(root: Path) -> list[Count]:
     files = [m for m in modules.values() if m.lines]
     tests = list((root / "tests").rglob("*.py"))
     return [
-        Count("source lines", lines, 68_006),
+        Count("source lines", lines, 68_007),
         Count("source files that are not empty", len(files), 369),
         Count("lines of a file, median", statistics.median(m.lines for m in files)),
         Count("lines of a file, largest", max(m.lines for m in files), 450),

@@ -104,6 +104,7 @@ class Consultation:
                     estimate, before = self._rounded(at.estimate), self._rounded(at.before)
                     trajectory = self._whole(replace(at, estimate=estimate, before=before))
             trajectory.supply((yield Ask(expert, trajectory.piece(), at)))
+            # `once` stays with its expert, so only the first of its asks can need another host
             if self.rule == "top1":
                 expert, asked = None, expert
         return trajectory.pixels()
