@@ -112,11 +112,16 @@ def run_watch(options: argparse.Namespace) -> int:
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
+    from onesweep.stages.checkpoint.bundle import find_bundle
     from onesweep.trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
 
     corpus = corpus_of(options)
     scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
-    results = [scorer.score(path) for directory in options.checkpoints for path in checkpoints(directory)]
+    results = [
+        scorer.score(path, find_bundle(directory).ar)
+        for directory in options.checkpoints
+        for path in checkpoints(directory)
+    ]
     divergences = [
         found
         for directory in options.checkpoints

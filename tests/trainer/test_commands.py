@@ -39,7 +39,7 @@ def test_blocks_ar_and_local_are_trained_and_scored(
 
     flags = ["--data", text_file, "--windows", 2, "--min-context", 8, "--steps", 2]
     table = onesweep("evaluate", tmp_path, *flags)
-    assert len(re.findall(r"bits/byte of \d+ bytes", table.out)) == 8 + 1 + 1
+    assert len(re.findall(r"bits/byte of \d+ bytes", table.out)) == 8 + 5 + 1 + 1  # five floors
     record = json.loads(onesweep("evaluate", tmp_path / "ar", tmp_path / "local", *flags, "--json").out)
     assert [found["kind"] for found in record["checkpoints"]] == ["ar", "ar"]
     (score,) = record["checkpoints"][0]["scores"]

@@ -16,7 +16,14 @@ from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_m
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import ROWS, chain_diagnostics, clean_features, next_byte_nats
+from onesweep.trainer.blocks.diagnostics import (
+    DRAWS,
+    ROWS,
+    chain_diagnostics,
+    clean_features,
+    next_byte_nats,
+    noise_floors,
+)
 from onesweep.trainer.blocks.tokens import TextTokenizer
 
 
@@ -61,8 +68,11 @@ class Scorer:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
 
-    def score(self, directory: Path) -> CheckpointScores:
-        """Score one checkpoint. Raises CheckpointError, DataError or InputError."""
+    def score(self, directory: Path, reference: Path | None = None) -> CheckpointScores:
+        """Score one checkpoint. Raises CheckpointError, DataError or InputError.
+
+        :param reference: an AR model, by whose odds the from-noise figures of a chain have a floor.
+        """
         manifest = read_manifest(directory)
         context = manifest.own_architecture.context_length
         if self.min_context >= context:
@@ -75,7 +85,9 @@ class Scorer:
         # No more windows than fit side by side, so that no symbol is scored twice.
         text = corpus.valid_batch(min(self.windows, len(corpus.valid) // (context + 1)), context + 1)
         chain = manifest.kind == "chain"
-        scores = self._chain(directory, manifest, text, corpus) if chain else self._ar(directory, text, corpus)
+        scores = (
+            self._chain(directory, manifest, text, corpus, reference) if chain else self._ar(directory, text, corpus)
+        )
         return CheckpointScores(
             directory=str(directory),
             kind=manifest.kind,
@@ -94,7 +106,9 @@ class Scorer:
         return [TextScore.of("next byte", nats / len(text), text[:, self.min_context :], corpus)]
 
     @torch.inference_mode()
-    def _chain(self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus) -> list[TextScore]:
+    def _chain(
+        self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus, reference: Path | None
+    ) -> list[TextScore]:
         trained = [i for i, part in enumerate(manifest.parts) if part is not None]
         if manifest.own_architecture.context == "chained":
             trained = [i for position, i in enumerate(trained) if position == i]
@@ -116,6 +130,13 @@ class Scorer:
             losses = chain_diagnostics(blocks, manifest.partition, text, self.steps, self.min_context)
             slots = scored[:, :-1]  # a window's last symbol is a target of the heads, but fills no slot
             scores += [TextScore.of(_DIAGNOSTICS[name], value, slots, corpus) for name, value in losses.items()]
+            if reference is not None and _reads_alike(read_manifest(reference), manifest):
+                model = load_ar(reference)
+                floors = noise_floors(blocks, manifest.partition, model, text, self.steps, self.min_context)
+                scores += [
+                    TextScore.of(_FLOORS[name], value, slots[:: -(-len(slots) // count)], corpus)
+                    for name, (value, count) in floors.items()
+                ]
         return scores
 
 
@@ -127,6 +148,20 @@ _DIAGNOSTICS = {
     "from_noise_sigma1_nats": "from noise, read at sigma 1",
     "from_noise_sigma1_scrambled_nats": "from noise, read at sigma 1, scrambled prefix",
 }
+
+_FLOORS = {
+    "bayes_nats": "from noise: Bayes floor",
+    "sigma1_bayes_nats": "from noise, read at sigma 1: Bayes floor",
+    "averaged_nats": f"read at sigma 1, averaged over {DRAWS} draws of noise",
+    "averaged_bayes_nats": f"averaged over {DRAWS} draws of noise: Bayes floor",
+    "averaged_reference_nats": "next byte of ar/, the same windows",
+}
+
+
+def _reads_alike(reference: Manifest, chain: Manifest) -> bool:
+    """True where the two read the same symbols, and the first as many of them."""
+    longest = [manifest.text_architecture.positions for manifest in (reference, chain)]
+    return reference.tokenizer == chain.tokenizer and longest[0] >= longest[1]
 
 
 def spelled(corpus: Corpus, directory: Path, manifest: Manifest) -> Corpus:

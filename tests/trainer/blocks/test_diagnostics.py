@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -10,18 +11,21 @@ from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_u
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.codec import Fp32
 from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.pipeline import ArModel, new_caches
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.trainer.blocks import diagnostics
 from onesweep.trainer.blocks.diagnostics import (
     Memory,
     PathPoint,
+    bayes_denoiser,
     bits,
     block_diagnostics,
+    chain_denoiser,
     chain_diagnostics,
     clean_features,
     from_noise_path,
     next_byte_nats,
+    noise_floors,
     scrambled,
     sigma_max_nats,
 )
@@ -32,7 +36,11 @@ from tests.trainer.small import corpus, make_blocks, partition, tiny
 def chain_path(
     blocks: list[Block], memories: list[Memory], known: torch.Tensor, steps: int, row: int = 0
 ) -> list[PathPoint]:
-    return from_noise_path(blocks, memories, partition, known, steps, row=row)
+    denoise, ranges = (
+        chain_denoiser(blocks, memories, known.shape[1]),
+        [partition.range(block.index) for block in blocks],
+    )
+    return from_noise_path(denoise, ranges, blocks[0].codes, known, steps, row=row)
 
 
 @pytest.fixture
@@ -112,6 +120,49 @@ def test_a_trained_chain_uses_its_context_and_a_broken_one_is_caught() -> None:
         layer.attention_out.weight.data.zero_()
     blind = block_diagnostics([], block, partition, text, 2)
     assert blind["from_noise_nats"] == pytest.approx(blind["from_noise_scrambled_nats"], abs=0.02)
+
+
+def two_symbols(share: float, count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Odds of the symbols -1 and 1 at each of `count` places, their codes, and a text that is all ones."""
+    prior = torch.tensor([1 - share, share]).log().expand(1, count, 2)
+    return prior, torch.tensor([[-1.0], [1.0]]), torch.ones(1, count, dtype=torch.long)
+
+
+def test_a_bayes_floor_is_what_one_draw_of_noise_costs() -> None:
+    prior, codes, known = two_symbols(0.8, 20_000)
+    first = from_noise_path(bayes_denoiser(prior, codes), [(1.0, 0.5)], codes, known, 1)[0]
+    # z = eps at sigma 1, and the odds of 1 to -1 are 4 exp(2 eps): integrated over eps with Gauss and Hermite
+    eps, weights = np.polynomial.hermite_e.hermegauss(60)
+    expected = (weights * np.log1p(np.exp(-2 * eps) / 4)).sum() / weights.sum()
+    assert first.sigma == 1
+    assert first.nats == pytest.approx(expected, abs=0.02)
+    assert expected > -math.log(0.8) + 0.1
+
+
+def test_odds_of_the_exact_denoiser_averaged_over_noise_are_those_without_noise() -> None:
+    prior, codes, known = two_symbols(0.8, 40)
+    path = from_noise_path(bayes_denoiser(prior, codes), [(20.0, 2.0), (2.0, 0.3)], codes, known, 32, draws=400)
+    assert len(path) == 65
+    assert [point.nats for point in path] == pytest.approx([-math.log(0.8)] * 65, abs=0.02)
+
+
+def test_floors_stand_beside_the_figures_of_the_same_noise(text: torch.Tensor) -> None:
+    blocks, reference = make_blocks(), ArModel(replace(tiny.architecture, parts=1))
+    floors = noise_floors(blocks, partition, reference, text, 2)
+    assert {name: windows for name, (_, windows) in floors.items()} == {
+        "bayes_nats": 6,
+        "sigma1_bayes_nats": 6,
+        "averaged_nats": 3,
+        "averaged_bayes_nats": 3,
+        "averaged_reference_nats": 3,
+    }
+    few, alone = text[::2], {name: nats for name, (nats, _) in floors.items()}
+    with torch.inference_mode():
+        ends = next_byte_nats(reference(few[:, :-2]), few[:, :-1])
+    assert alone["averaged_reference_nats"] == pytest.approx(ends)
+    assert ends - 0.1 < alone["averaged_bayes_nats"] < alone["sigma1_bayes_nats"] < alone["bayes_nats"]
+    one = chain_diagnostics(blocks, partition, few, 2)["from_noise_sigma1_nats"]
+    assert alone["averaged_nats"] < one
 
 
 LENGTH = 9

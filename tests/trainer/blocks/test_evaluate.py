@@ -77,6 +77,21 @@ def test_a_chain_shows_every_figure_that_defines_it(bundle: Path) -> None:
     assert result.kind == "chain"
 
 
+def test_a_chain_beside_an_ar_model_has_floors(bundle: Path) -> None:
+    scorer = Scorer(corpus, windows=4, min_context=8, steps=2)
+    plain, floored = (scorer.score(bundle / "chain", reference).scores for reference in (None, bundle / "ar"))
+    assert floored[: len(plain)] == plain
+    added = by_name(floored[len(plain) :])
+    assert added.keys() == {
+        "from noise: Bayes floor",
+        "from noise, read at sigma 1: Bayes floor",
+        "read at sigma 1, averaged over 16 draws of noise",
+        "averaged over 16 draws of noise: Bayes floor",
+        "next byte of ar/, the same windows",
+    }
+    assert added["from noise, read at sigma 1: Bayes floor"] > added["next byte of ar/, the same windows"]
+
+
 def test_the_same_text_gives_the_same_figures(bundle: Path) -> None:
     scorer = Scorer(corpus, windows=3, min_context=8, steps=2)
     assert scorer.score(bundle / "chain") == scorer.score(bundle / "chain")
