@@ -21,8 +21,9 @@ MAX_THREADS = 1024
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
-    """`--config`."""
+    """`--config`, `--profile`."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML; flags win over them")
+    parser.add_argument("--profile", metavar="P", help="onesweep (default) or blocktrain")
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +49,7 @@ def config_of(options: argparse.Namespace, **flags: Any) -> TrainingConfig:  # n
     set_threads(options.threads)
     for name in ("steps", "seed"):
         flags.setdefault(name, getattr(options, name, None))
-    return load_config(options.config, **flags)
+    return load_config(options.config, options.profile, **flags)
 
 
 def corpus_of(options: argparse.Namespace) -> Corpus:

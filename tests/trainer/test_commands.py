@@ -60,12 +60,12 @@ def test_everything_has_a_default(
     assert "note: trained on other text" not in onesweep("evaluate", "runs", "--windows", 2, "--min-context", 8).out
 
 
-def test_one_block_with_a_seed_and_a_context(tmp_path: Path, onesweep: Command, given: list[object]) -> None:
-    flags = ["--block", 0, "--context", "chained", "--seed", 5]
+def test_one_block_with_a_seed_a_profile_and_a_context(tmp_path: Path, onesweep: Command, given: list[object]) -> None:
+    flags = ["--block", 0, "--profile", "blocktrain", "--context", "chained", "--seed", 5]
     assert "1 of 2 blocks trained" in onesweep("train", "blocks", *given, *flags, "--out", tmp_path / "out").out
     manifest = read_manifest(tmp_path / "out")
     assert manifest.architecture.context == "chained"
-    assert manifest.training["seed"] == 5
+    assert (manifest.training["profile"], manifest.training["seed"]) == ("blocktrain", 5)
 
 
 def test_init_prints_the_bytes_of_each_part(tmp_path: Path, onesweep: Command) -> None:
@@ -120,6 +120,7 @@ FILES = {
         ("BLOCKS --data nowhere", 2, "no text at nowhere: give a file or a folder"),
         ("BLOCKS --data latin.txt", 2, "latin.txt is not UTF-8"),
         ("AR --data short.txt", 2, "are too few; give at least"),
+        ("BLOCKS --profile fast", 2, "unknown profile 'fast'; choose from onesweep, blocktrain"),
         ("BLOCKS --config key.toml", 2, "key.toml: unknown setting 'speeed'"),
         ("AR --config nan.toml", 2, "nan.toml: learning_rate must be a finite number"),
         ("AR --config nowhere.toml", 2, "cannot read nowhere.toml"),

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 def add_coordinate(coordinate: argparse.ArgumentParser) -> None:
     coordinate.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, with a section [rounds]")
+    coordinate.add_argument("--profile", metavar="P", help="onesweep (default) or blocktrain")
     add_data_options(coordinate)
     add_flags(coordinate, CoordinatorSettings)
     _add_log_option(coordinate)
@@ -82,7 +83,7 @@ def run_coordinate(options: argparse.Namespace) -> int:
     start_log(check_log_format(options.log_format), "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
     corpus = corpus_of(options)
-    spec = coordinate(load_config(options.config), corpus, settings)
+    spec = coordinate(load_config(options.config, options.profile), corpus, settings)
     print(f"{settings.out}: {len(spec.parts)} parts after {spec.rounds} rounds")
     return 0
 

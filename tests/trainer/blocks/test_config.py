@@ -1,11 +1,10 @@
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from onesweep.stages.errors import ConfigError
-from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig, load_config, parse_config
+from onesweep.trainer.blocks.config import PROFILES, NoiseConfig, TrainingConfig, load_config
 
 
 def toml(tmp_path: Path, text: str) -> Path:
@@ -14,22 +13,26 @@ def toml(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_flags_win_over_the_file(tmp_path: Path) -> None:
-    path = toml(tmp_path, "steps = 7\nseed = 3\n[architecture]\nwidth = 64\n")
+def test_a_file_wins_over_the_profile_and_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = toml(tmp_path, 'profile = "blocktrain"\nsteps = 7\nseed = 3\n[architecture]\nwidth = 64\n')
     config = load_config(path, steps=9, seed=None, context="chained")
-    assert (config.steps, config.seed) == (9, 3)
+    assert (config.profile, config.steps, config.seed) == ("blocktrain", 9, 3)
     assert (config.architecture.width, config.architecture.context) == (64, "chained")
+    assert load_config(path, profile="onesweep").profile == "onesweep"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [("[1]", "must be a section"), ("7", "must be a section"), ("{", "are damaged"), ("[" * 100_000, "are damaged")],
-)
-def test_settings_of_another_machine_come_back_or_are_refused(text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=f"the coordinator's settings {says}"):
-        parse_config(text, "the coordinator's settings")
-    sent = replace(TrainingConfig(), seed=3, chunks=(1,))
-    assert parse_config(json.dumps(asdict(sent)), "the coordinator's settings") == sent
+def test_blocktrain_is_the_recipe_of_the_paper() -> None:
+    config = load_config(None, "blocktrain")
+    assert (config.noise.sigma_min, config.noise.sigma_max) == (1.0, 10.0)
+    assert config.noise.partition == "equal_probability"
+    assert config.chunks == (1,), "every slot has its whole true prefix, and no other slot"
+    assert config.self_condition == 0
+
+
+def test_profiles_differ_only_where_they_say() -> None:
+    ours, theirs = PROFILES["onesweep"], PROFILES["blocktrain"]
+    changed = {"profile": ours.profile, "noise": ours.noise, "chunks": ours.chunks}
+    assert replace(theirs, **changed, self_condition=ours.self_condition) == ours
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,8 @@ def test_settings_of_another_machine_come_back_or_are_refused(text: str, says: s
         ("[noise]\ncode_seed = -1", "code_seed must be"),
         ('[noise]\npartition = "fair"', "partition must be one of"),
         ("[architecture]\nwidth = 30", "even multiple of heads"),
+        ('profile = "fast"', "unknown profile 'fast'; choose from onesweep, blocktrain"),
+        ("profile = [1]", "unknown profile"),
         ("steps = ", "is not TOML"),
     ],
 )

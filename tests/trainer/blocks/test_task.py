@@ -51,7 +51,7 @@ def test_every_chunk_size_is_drawn() -> None:
     assert {task.loss(step).parts["chunk"] for step in range(40)} == {1, 4, 32}
 
 
-def test_chunks_of_one_train_every_slot_on_its_own() -> None:
+def test_blocktrain_profile_trains_every_slot_on_its_own() -> None:
     config = replace(tiny, chunks=(1,), self_condition=0.0)
     task = BlockTask(make_blocks(layers=1)[0], [], partition, corpus, config)
     assert {task.loss(step).parts["chunk"] for step in range(8)} == {1}

@@ -12,7 +12,7 @@ from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain, write_man
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError, ConfigError, DataError, Interrupted, ResumeError
 from onesweep.trainer.blocks import train as local
-from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig
+from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig, load_config
 from onesweep.trainer.blocks.diagnostics import next_byte_nats
 from onesweep.trainer.blocks.state import StepLog, read_records
 from onesweep.trainer.blocks.task import BlockTask
@@ -209,9 +209,9 @@ def test_training_learns(tmp_path: Path) -> None:
     assert train_ar(config, corpus, tmp_path / "ar", 2, 1).metrics["ar"]["valid_next_byte_nats"] < 3.5
 
 
-def test_the_papers_range_trains(tmp_path: Path) -> None:
-    noise = NoiseConfig("equal_probability", sigma_min=1.0, sigma_max=10.0)
-    config = replace(tiny, noise=noise, chunks=(1,), self_condition=0.0, steps=3, sequences=2)
+def test_the_blocktrain_range_trains(tmp_path: Path) -> None:
+    profile = load_config(None, "blocktrain")
+    config = replace(profile, architecture=tiny.architecture, steps=3, sequences=2, bfloat16=False)
     manifest = train_blocks(config, corpus, tmp_path)
     assert manifest.partition is not None
     assert (manifest.partition.sigma_max, manifest.partition.sigma_min) == (10.0, 1.0)
