@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onesweep.stages.settings import add_flags, from_flags
 from onesweep.trainer.options import (
@@ -14,10 +15,15 @@ from onesweep.trainer.options import (
     config_of,
     corpus_of,
     given,
+    markdown,
+    numbers,
     positive,
     print_json,
     set_threads,
 )
+
+if TYPE_CHECKING:
+    from onesweep.trainer.blocks.config import TrainingConfig
 
 SIZES = ("parts", "layers", "width", "heads", "context_length", "context")
 
@@ -79,6 +85,8 @@ def run_memory(options: argparse.Namespace) -> int:
 
     sizes = {name: getattr(options, name) for name in SIZES}
     config = config_of(options, sequences=options.sequences, architecture=given(sizes))
+    if options.workers:
+        return _measure_workers(options, config)
     uses = measure_training(config, corpus_of(options))
     block, blocks = uses["block"].total, config.architecture.parts
     ratios = {f"block / {name}": block / uses[name].total for name in ("end to end", "ar")}
@@ -90,6 +98,28 @@ def run_memory(options: argparse.Namespace) -> int:
         print(f"{name:12}" + "".join(f"{value / 2**20:12.1f}" for value in use.to_record().values()))
     for name, ratio in ratios.items():
         print(f"{name} = {ratio:.3f} (1/{blocks} = {1 / blocks:.3f})")
+    return 0
+
+
+def _measure_workers(options: argparse.Namespace, config: TrainingConfig) -> int:
+    """Measure worker processes."""
+    from onesweep.trainer.rounds.footprint import measure_workers
+
+    found = measure_workers(config, options.data, options.workers)
+    if options.json:
+        print_json({"blocks": {count: footprint.to_record() for count, footprint in found.items()}})
+        return 0
+    layers = config.architecture.parts * config.architecture.layers
+    head = ("blocks", "layers in each", "process, MiB", "of it the model's", "of end to end", "1/B + 10 %")
+    rows = [
+        [
+            *map(str, (count, layers // count)),
+            *(f"{size / 2**20:.0f}" for size in (each.peak, each.held)),
+            *(f"{share:.3f}" for share in (each.held / found[1].held, 1 / count + 0.1)),
+        ]
+        for count, each in found.items()
+    ]
+    print("\n".join(markdown(head, rows)))
     return 0
 
 
@@ -258,6 +288,9 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     add_data_options(parser)
     _size_options(parser)
     parser.add_argument("--sequences", type=int, metavar="N", help="windows in a batch")
+    parser.add_argument(
+        "--workers", type=numbers, metavar="B[,B]", help="instead: real worker processes, the layers in B blocks"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
