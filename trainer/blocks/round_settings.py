@@ -15,7 +15,8 @@ OuterName = Literal["mean", "nesterov"]
 OverlapName = Literal["none", "eager", "patient"]
 DeadlineName = Literal["lockstep", "fixed", "adaptive"]
 LateName = Literal["drop", "stale", "keep"]
-CodecName = Literal["fp32", "int8", "e3m0", "ternary", "top64", "top192"]
+CodecName = Literal["fp32", "int8", "e3m0", "ternary", "top16", "top32"]
+SPARSE: tuple[CodecName, ...] = ("top16", "top32")  # codecs that leave most numbers out
 ContextBy = Literal["copies", "features"]
 RobustName = Literal["auto", "none", "clip", "trimmed"]
 
@@ -89,6 +90,8 @@ class RoundSettings:
                 "context_by = features is for the blocks of a chain, which go through their rounds whole: "
                 'give model = "chain" and fragments = 1, or context_by = "copies"'
             )
+        if self.fragments > 1 and {self.codec, self.down_codec} & set(SPARSE):
+            raise ConfigError(f"codecs {' and '.join(SPARSE)} are for whole parts: give fragments = 1")
         if self.merge != "none" and self.replicas < MIN_ROBUST:
             raise ConfigError(
                 f"robust {self.robust} cannot tell which of {self.replicas} workers is wrong: "
@@ -101,6 +104,14 @@ class RoundSettings:
         if self.robust != "auto":
             return self.robust
         return "clip" if self.replicas >= MIN_ROBUST else "none"
+
+    def up_codec(self, round_: int) -> CodecName:
+        """The codec of a round's updates: the last ones send all that a sparse codec had left out."""
+        return "ternary" if self.codec in SPARSE and round_ == self.rounds - 1 else self.codec
+
+    def version_codec(self, version: int) -> CodecName:
+        """The codec of a version: the last one is whole, where a sparse codec would leave out most of it."""
+        return "fp32" if self.down_codec in SPARSE and version == self.rounds else self.down_codec
 
     @property
     def ahead(self) -> int:

@@ -27,6 +27,7 @@ class WorkerTraffic:
     versions: int  # versions that it fetches of its last fragment after the first; of the other fragments one more
     refreshes: int  # refreshes of each copy after the first
     features: int = 0  # features of one round, if it reads features
+    last: int = 0  # by how much its last update is longer
 
     @property
     def up(self) -> int:
@@ -40,7 +41,7 @@ class WorkerTraffic:
 
     @property
     def up_in_all(self) -> int:
-        return self.rounds * self.up
+        return self.rounds * self.up + self.last
 
     @property
     def fetched(self) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
     # A worker begins round n with version n, or with version n - 1 where it does not wait. The last round ends with the
     # last fragment, whose last version nobody trains from; the other fragments are fetched once more.
     up, copy = codec_named(settings.codec), settings.copies_codec
-    own = fragments_of(part.shapes, settings)
+    own, last = fragments_of(part.shapes, settings), codec_named(settings.up_codec(settings.rounds - 1))
     versions = max(settings.rounds - 1 - settings.ahead, 0)
     return WorkerTraffic(
         first=sum(map(codec_named(WHOLE).size, [part.shapes, *part.copied.values()])),
@@ -72,6 +73,7 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
         versions=versions,
         refreshes=versions // settings.copies_every,
         features=part.features.size if part.features else 0,
+        last=sum(last.size(like) - up.size(like) for like in own),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onesweep.stages.errors import CodecError
-from onesweep.trainer.blocks.round_settings import CodecName
+from onesweep.trainer.blocks.round_settings import SPARSE, CodecName, RoundSettings
 
 WHOLE: CodecName = "fp32"  # codec of a version that travels whole, to a worker that has none before it
 INT8_LEVELS = 127
@@ -24,10 +24,7 @@ TERNARY_DIGITS = 5
 TERNARY_ZERO = 0.7
 TERNARY_POWERS = 3 ** torch.arange(TERNARY_DIGITS)
 TERNARY_SIGNS = torch.tensor([0.0, 1.0, -1.0])
-TOP_GROUP = 4096
-TOP_BITS = 13  # of a number that is kept: its place in the group, and its sign
-TOP_SIZES = 4
-TOP_KEEPS = 0.95  # SparseLoCo's
+TOP_SHARE = 128
 
 Raw = NDArray[np.uint8]
 Tensors = dict[str, Tensor]  # float32 tensors of one part, by the names of its parameters
@@ -112,7 +109,6 @@ class TensorCodec(ABC):
 
     name: str
     bits: float  # of one number; scales come on top
-    keeps = 1.0  # share of what it rounded away that the next update gets
 
     def size(self, like: Shapes) -> int:
         """Bytes of tensors of these shapes, exactly."""
@@ -259,53 +255,41 @@ class TernaryCodec(TensorCodec):
 
 
 class TopCodec(TensorCodec):
-    """The largest of 4,096 numbers, by size; the others are 0."""
+    """The largest of each `group` numbers, by size; the others are 0."""
 
-    # SparseLoCo's updates (arXiv 2508.15706): so few numbers, in two bits each, need error feedback. Here a number has
-    # a sign and one of four sizes, told by its place in the order: the largest quarter comes first. A tensor is the
-    # mean sizes of its groups' quarters, then the places and signs of what is kept, 13 bits each, the lowest first.
+    # A number that is kept is a byte: its place in its group, a level and a sign. Level 0 stands for 0. The levels of
+    # 128 such numbers are the means of equally many of them, in the order of their sizes. A tensor is its levels, then
+    # its bytes. Top-k of a whole tensor (SparseLoCo, arXiv 2508.15706) needs longer places, and was no better here.
 
-    def __init__(self, name: CodecName, kept: int) -> None:
-        self.name, self.kept, self.bits, self.keeps = name, kept, kept * TOP_BITS / TOP_GROUP, TOP_KEEPS
+    def __init__(self, name: CodecName, group: int) -> None:
+        self.name, self.group, self.bits, self.codes = name, group, 8 / group, 256 // group
+        self.levels = self.codes // 2 - 1
 
     def tensor_size(self, shape: tuple[int, ...]) -> int:
-        full, rest = divmod(math.prod(shape), TOP_GROUP)
-        kept = full * self.kept + self._kept_of(rest)
-        return 4 * TOP_SIZES * _groups(shape, TOP_GROUP) + -(-TOP_BITS * kept // 8)
-
-    def _kept_of(self, count: int) -> int:
-        return -(-self.kept * count // TOP_GROUP)
-
-    def _quarters(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """For each group, which of its ranks are taken, and the quarter of each: (groups, kept) each."""
-        counts = torch.full((_groups(shape, TOP_GROUP), 1), self.kept)
-        if rest := math.prod(shape) % TOP_GROUP:
-            counts[-1] = self._kept_of(rest)
-        ranks = torch.arange(self.kept).expand(len(counts), -1)
-        return ranks < counts, (ranks * TOP_SIZES // counts).clamp(max=TOP_SIZES - 1)
+        kept = _groups(shape, self.group)
+        return 4 * self.levels * -(-kept // TOP_SHARE) + kept
 
     def write(self, values: Tensor) -> bytes:
-        groups = _padded(values.reshape(-1), TOP_GROUP)
-        taken, quarters = self._quarters(tuple(values.shape))
-        places = groups.abs().topk(self.kept, dim=1).indices
-        chosen = groups.gather(1, places)
-        sums, counts = (
-            torch.zeros(len(groups), TOP_SIZES).scatter_add_(1, quarters, x)
-            for x in (chosen.abs() * taken, 1.0 * taken)
-        )
-        codes = (2 * places + (chosen < 0))[taken]
-        bits = (codes[:, None] >> torch.arange(TOP_BITS)) & 1
-        return _float_bytes(sums / counts.clamp(min=1)) + np.packbits(bits.to(torch.uint8).numpy()).tobytes()
+        groups = _padded(values.reshape(-1), self.group)
+        places = groups.abs().argmax(dim=1, keepdim=True) if len(groups) else torch.zeros(0, 1, dtype=torch.int64)
+        chosen = _padded(groups.gather(1, places)[:, 0], TOP_SHARE)
+        sizes = chosen.abs()
+        counts = (sizes > 0).sum(dim=1, keepdim=True).clamp(min=1)
+        ranks = sizes.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        levels = torch.where(sizes > 0, 1 + ranks * self.levels // counts, 0)
+        sums = torch.zeros(len(sizes), self.levels + 1).scatter_add_(1, levels, sizes)
+        means = sums / torch.zeros_like(sums).scatter_add_(1, levels, torch.ones_like(sizes)).clamp(min=1)
+        codes = (2 * levels + (chosen < 0)).reshape(-1)[: len(places)] + self.codes * places[:, 0]
+        return _float_bytes(means[:, 1:]) + codes.to(torch.uint8).numpy().tobytes()
 
     def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
-        taken, quarters = self._quarters(shape)
-        split = 4 * TOP_SIZES * len(taken)
-        sizes = _floats(raw[:split]).reshape(-1, TOP_SIZES).gather(1, quarters)[taken]
-        bits = np.unpackbits(raw[split:], count=TOP_BITS * len(sizes)).reshape(-1, TOP_BITS)
-        codes = (torch.from_numpy(bits.astype(np.int64)) << torch.arange(TOP_BITS)).sum(dim=1)
-        flat = torch.zeros(len(taken) * TOP_GROUP)
-        flat[taken.nonzero()[:, 0] * TOP_GROUP + codes // 2] = torch.where(codes % 2 > 0, -sizes, sizes)
-        return flat[: math.prod(shape)].reshape(shape)
+        kept = _groups(shape, self.group)
+        means = F.pad(_floats(raw[: -kept or None]).reshape(-1, self.levels), (1, 0))
+        places, codes = (torch.from_numpy(x) for x in np.divmod(raw[len(raw) - kept :].astype(np.int64), self.codes))
+        sizes = means.gather(1, _padded(codes // 2, TOP_SHARE)).reshape(-1)[:kept]
+        groups = torch.zeros(kept, self.group)
+        groups.scatter_(1, places[:, None], torch.where(codes % 2 > 0, -sizes, sizes)[:, None])
+        return groups.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 CODECS: dict[CodecName, TensorCodec] = {
@@ -313,8 +297,8 @@ CODECS: dict[CodecName, TensorCodec] = {
     "int8": RowInt8Codec(),
     "e3m0": E3M0Codec(),
     "ternary": TernaryCodec(),
-    "top64": TopCodec("top64", 64),
-    "top192": TopCodec("top192", 192),
+    "top16": TopCodec("top16", 16),
+    "top32": TopCodec("top32", 32),
 }
 
 
@@ -323,20 +307,31 @@ def codec_named(name: CodecName) -> TensorCodec:
 
 
 class ErrorFeedback:
-    """Adds to an update what the codec rounded away of those before (arXiv 1901.09847); one for each fragment.
+    """Keeps what a codec left out of a worker's updates, until it travels; one for each fragment.
 
     `carried` is part of a worker's state.
     """
 
-    def __init__(self, codec: TensorCodec) -> None:
-        self.codec, self.carried = codec, Tensors()
+    # What was rounded away is added to the next update (arXiv 1901.09847). A sparse codec leaves most numbers out for
+    # tens of rounds: a worker that began each from the common weights would make the same way again and send it many
+    # times over. So there it stays in the worker's weights. In 100 rounds of 30 steps that was 0.14 nats better
+    # (docs/research/rounds.md#bytes).
 
-    def encode(self, delta: Tensors) -> bytes:
-        """The payload of this update and all that was rounded away before."""
-        wanted = add(delta, self.carried) if self.carried else delta
-        payload = self.codec.encode(wanted)
-        if self.codec.name != "fp32":
-            self.carried = scale(subtract(wanted, self.codec.decode(payload, shapes(delta))), self.codec.keeps)
+    def __init__(self, settings: RoundSettings) -> None:
+        self.settings, self.carried = settings, Tensors()
+        self.stays = settings.codec in SPARSE
+
+    def begin(self, base: Tensors) -> Tensors:
+        """The weights that a worker trains in a round which begins with `base`."""
+        return subtract(base, self.carried) if self.stays and self.carried else base
+
+    def encode(self, delta: Tensors, round_: int) -> bytes:
+        """The payload of a round's update and of all that was left out before."""
+        codec = codec_named(self.settings.up_codec(round_))
+        wanted = add(delta, self.carried) if self.carried and not self.stays else delta
+        payload = codec.encode(wanted)
+        if codec.name != WHOLE:
+            self.carried = subtract(wanted, codec.decode(payload, shapes(delta)))
         return payload
 
 

@@ -273,9 +273,9 @@ class Ledger:
         outer = new_outer(self.settings)
         outer.restore(p.version.outer)
         weights = outer.step(p.version.weights, shares)
-        public, difference = publish(weights, p.version.public, self.settings.down_codec)
-        version = Version(weights, public, outer.state(), difference)
         number, ids = p.round + 1, tuple(record["id"] for record in ready)
+        public, difference = publish(weights, p.version.public, self.settings.version_codec(number))
+        version = Version(weights, public, outer.state(), difference)
         record = {
             "kind": "closed",
             "part": fragment,

@@ -40,7 +40,6 @@ class Simulation:
 
     def __init__(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> None:
         self.spec, self.settings, self.fleet = spec, spec.config.rounds, fleet
-        self.codec = codec_named(self.settings.codec)
         self.fragments = spec.fragments
         parts = self.fragments.split(spec.initial())
         self.ledger = Ledger(self.settings, parts, Store(), spec.identity(corpus))
@@ -109,7 +108,7 @@ class SimulatedFragment:
     def __init__(self, name: str, base: Tensors, settings: RoundSettings) -> None:
         """:param base: weights that it begins with."""
         self.name, self.base = name, base
-        self.feedback = ErrorFeedback(codec_named(settings.codec))
+        self.feedback = ErrorFeedback(settings)
         self.overlap = Overlap(settings)
         self.round = self.version = self.steps = 0
         # Updates handed in, so that a round made again has an id of its own.
@@ -183,9 +182,10 @@ class VirtualWorker:
         """Send the update of the fragment whose turn it is; wait, or do not."""
         engine, fragment = self.engine, self.fragments[self.turn]
         weights = self.learner.weights()
-        payload = fragment.feedback.encode(subtract(fragment.base, {key: weights[key] for key in fragment.base}))
+        delta = subtract(fragment.base, {key: weights[key] for key in fragment.base})
+        payload = fragment.feedback.encode(delta, fragment.round)
         engine.traffic.up_bytes += len(payload)
-        fragment.own = engine.codec.decode(payload, shapes(fragment.base))
+        fragment.own = codec_named(self.settings.up_codec(fragment.round)).decode(payload, shapes(delta))
         honest = engine.fleet.lie == 1 or self.replica < self.settings.replicas - 1
         update = Update(
             id=f"{self.name}-{fragment.round}-{fragment.count}",
@@ -226,7 +226,7 @@ class VirtualWorker:
         fragment.base = fragment.overlap.start(engine.ledger.weights(fragment.name), fragment.own, fragment.merged)
         missed, fragment.version = newest - fragment.version, newest
         fragment.round = max(fragment.round + 1, newest)
-        self.learner.load(fragment.base)
+        self.learner.load(fragment.feedback.begin(fragment.base))
         size = self._count_down(fragment, whole=missed > 1) if missed else 0
         self.turn = (self.turn + 1) % len(self.fragments)
         engine.at(now + (0.0 if self.settings.ahead else engine.fleet.down_s(size)), self.train)
@@ -239,7 +239,7 @@ class VirtualWorker:
             engine.waiting.append(self)
             return
         fragment.base = engine.ledger.weights(fragment.name)
-        self.learner.load(fragment.base)
+        self.learner.load(fragment.feedback.begin(fragment.base))
         engine.at(now, self.train)
 
     def _count_down(self, fragment: SimulatedFragment, whole: bool) -> int:

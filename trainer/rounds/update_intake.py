@@ -35,7 +35,6 @@ class UpdateIntake:
         """:param directory: an update lies in its folder `incoming` until it is judged."""
         self.spec, self.ledger, self.directory = spec, ledger, directory / INCOMING
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.codec = codec_named(spec.config.rounds.codec)
         self._known: dict[tuple[str, str], rounds_pb2.Verdict] = {}
 
     def check(self, member: Member, submission: rounds_pb2.Submission) -> None:
@@ -46,13 +45,12 @@ class UpdateIntake:
             if submission.fragment >= len(fragments):
                 raise RequestError(f"no fragment {submission.fragment}: parts of this run have {len(fragments)}")
             fragment = fragments[submission.fragment]
-            if submission.codec != self.codec.name:
-                raise RequestError(f"updates of this run travel as {self.codec.name}, not {submission.codec[:20]!r}")
+            codec = codec_named(rounds.up_codec(submission.round))
+            if submission.codec != codec.name:
+                raise RequestError(f"this round's updates travel as {codec.name}, not {submission.codec[:20]!r}")
             _parcel_of(submission).check()
-            if submission.size != (due := self.codec.size(self.spec.fragments.like[fragment])):
-                raise RequestError(
-                    f"an update of {fragment} has {due} bytes as {self.codec.name}, not {submission.size}"
-                )
+            if submission.size != (due := codec.size(self.spec.fragments.like[fragment])):
+                raise RequestError(f"an update of {fragment} has {due} bytes as {codec.name}, not {submission.size}")
             if not 1 <= submission.steps <= rounds.steps_per_round:
                 raise RequestError(f"a round has 1 to {rounds.steps_per_round} steps, not {submission.steps}")
             if submission.sequences > submission.steps * self.spec.config.sequences:
@@ -93,7 +91,8 @@ class UpdateIntake:
     ) -> rounds_pb2.Verdict:
         """Decode an update and ask the ledger. Raises CheckpointError when it cannot be stored."""
         try:
-            delta = self.codec.decode(payload, self.spec.fragments.like[fragment])
+            codec = codec_named(self.spec.config.rounds.up_codec(submission.round))
+            delta = codec.decode(payload, self.spec.fragments.like[fragment])
         except CodecError as error:
             return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=str(error))
         update = Update(

@@ -328,7 +328,7 @@ class Worker:
             steps=pending.steps,
             sequences=pending.sequences,
             losses=pending.losses,
-            codec=self.rounds.codec,
+            codec=self.rounds.up_codec(pending.round),
             size=len(pending.payload),
             sha256=hashlib.sha256(pending.payload).digest(),
         )

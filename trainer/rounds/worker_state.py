@@ -69,7 +69,7 @@ class Fragment:
     def __init__(self, index: int, name: str, like: Shapes, settings: RoundSettings) -> None:
         """:param name: in the ledger; :param like: shapes of its tensors."""
         self.index, self.name, self.like, self.settings = index, name, like, settings
-        self.feedback, self.overlap = ErrorFeedback(codec_named(settings.codec)), Overlap(settings)
+        self.feedback, self.overlap = ErrorFeedback(settings), Overlap(settings)
         self.progress = FragmentProgress()
         self.base, self.own = Tensors(), Tensors()
         self.sending: Future[rounds_pb2.Verdict] | None = None
@@ -84,13 +84,13 @@ class Fragment:
         return behind <= 0 or (self.settings.late != "drop" and behind <= self.settings.max_staleness)
 
     def begin(self, round_: int, version: int, weights: Tensors) -> Tensors:
-        """The weights with which this round begins, made of the newest version."""
+        """The weights that are trained in this round, made of the newest version."""
         progress = self.progress
         merged = progress.own_in is not None and version >= progress.own_in
         # the overlap counts each of our rounds once, whether or not this one is finished
         self.base, self.own = self.overlap.start(weights, self.own or None, merged), {}
         progress.round, progress.base_version, progress.steps = round_, version, 0
-        return self.base
+        return self.feedback.begin(self.base)
 
     def give_up(self) -> None:
         """End a round that is no longer worth finishing."""
@@ -108,7 +108,7 @@ class Fragment:
         delta = subtract(self.base, {key: weights[key] for key in self.like})
         if not norm(delta) < float("inf"):
             raise ConfigError(f"{self.name}: weights are not finite after round {progress.round}; lower the rates")
-        payload = self.feedback.encode(delta)
+        payload = self.feedback.encode(delta, progress.round)
         steps = min(progress.steps, self.settings.steps_per_round)
         progress.pending = PendingUpdate(
             id=_submission_id(f"{author} {self.name}", progress.round, payload),
@@ -120,7 +120,7 @@ class Fragment:
             payload=payload,
         )
         if not self.overlap.waits:  # as the others get it
-            self.own = self.feedback.codec.decode(payload, self.like)
+            self.own = codec_named(self.settings.up_codec(progress.round)).decode(payload, self.like)
         progress.own_in = None
         progress.finished, progress.round = progress.round, None
 

@@ -29,6 +29,11 @@ def test_blocktrain_is_the_recipe_of_the_paper() -> None:
     assert config.self_condition == 0
 
 
+def test_blocktrain_warns_below_sigma_1(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    load_config(toml(tmp_path, "[noise]\nsigma_min = 0.5\n"), "blocktrain")
+    assert caplog.messages == ["blocktrain's figures are read at sigma 1, and sigma_min is 0.5: set it to 1"]
+
+
 def test_profiles_differ_only_where_they_say() -> None:
     ours, theirs = PROFILES["onesweep"], PROFILES["blocktrain"]
     changed = {"profile": ours.profile, "noise": ours.noise, "chunks": ours.chunks}

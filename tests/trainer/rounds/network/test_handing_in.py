@@ -85,7 +85,7 @@ def test_late_work_is_judged_by_rule(network: Start) -> None:
     [
         ({"steps": 0}, "a round has 1 to 2 steps, not 0"),
         ({"steps": 3}, "a round has 1 to 2 steps, not 3"),
-        ({"codec": "int8"}, "updates of this run travel as fp32, not 'int8'"),
+        ({"codec": "int8"}, "this round's updates travel as fp32, not 'int8'"),
         ({"size": 5}, "an update of block-0 has [0-9]+ bytes as fp32, not 5"),
         ({"size": 2**63}, "a file of 9223372036854775808 bytes"),
         ({"sha256": b"short"}, "a SHA-256 has 32 bytes, not 5"),

@@ -24,12 +24,13 @@ from tests.trainer.small import corpus, rounds_config
     [
         {},
         {"codec": "int8", "down_codec": "int8"},
+        {"codec": "top32", "down_codec": "top16"},
         {"outer": "mean", "outer_rate": 1.0},
         {"fragments": 2, "steps_per_round": 3},
         {"fragments": 2, "overlap": "eager", "codec": "e3m0"},
         {"overlap": "patient", "fragments": 2, "down_codec": "e3m0"},
     ],
-    ids=["plain", "int8 both ways", "mean", "fragments", "eager fragments", "patient fragments"],
+    ids=["plain", "int8 both ways", "sparse both ways", "mean", "fragments", "eager fragments", "patient fragments"],
 )
 def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: dict[str, Any]) -> None:
     net = network(**rounds)
