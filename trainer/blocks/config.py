@@ -148,7 +148,8 @@ def load_config(path: Path | None, profile: str | None = None, **flags: object) 
     config = from_toml(TrainingConfig, given, "flags", config)
     # Below sigma 1 a slot settles on one byte, and the cross-entropy from noise is that of a bet: 26.6 nats at 0.15.
     if config.profile == "blocktrain" and config.noise.sigma_min < 1:
-        log.warning("blocktrain's figures are read at sigma 1, and sigma_min is %g: set it to 1", config.noise.sigma_min)
+        least = config.noise.sigma_min
+        log.warning("blocktrain's figures are read at sigma 1, and sigma_min is %g: set it to 1", least)
     return config
 
 
