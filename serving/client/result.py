@@ -117,6 +117,8 @@ class Result:
     replays: int = 0
     # What the router's and the hosts' logs call this request.
     request: str = ""
+    # What the hosts signed, where a receipt was asked for: JSON.
+    receipt: str = ""
 
     @property
     def acceptance(self) -> float | None:
@@ -131,6 +133,7 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         record = asdict(self)
         record["output_hex"] = record.pop("output").hex()
+        del record["receipt"]  # a file of its own
         return record
 
 

@@ -18,10 +18,11 @@ from onesweep.stages.host.parts import MODEL_KINDS, weights_of
 from onesweep.stages.host.prefixes import LISTED_BYTES
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.status import StatusError, unavailable
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 RELEASE_TIMEOUT_S = 5.0
+MOST_STATEMENT_BYTES = 32 << 10  # With the host's certificate, which may be a chain.
 RELEASE_AFTER_S = 0.005  # Pause before sessions are freed: the answer goes out first.
 MOST_OWED = 4096  # Sessions that a lost host is still to free; older ones end there with their leases.
 MESSAGE_BYTES = 64 << 20
@@ -150,6 +151,26 @@ class HostLink:
         finally:
             self._releasing = False
 
+    async def attest(self, claim: str, attempts: Sequence[Attempt]) -> list[dict[str, str]]:
+        """The host's signed statements on sessions, which end with that. Raises StatusError where it gives none."""
+        names, steps = [each.name for each in attempts], [each.step for each in attempts]
+        try:
+            request = stage_pb2.ReleaseRequest(sessions=names, steps=steps, claim=claim)
+            answer = await self.relay.stub.Release(request, timeout=RELEASE_TIMEOUT_S)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            said = error.details() if isinstance(error, grpc.aio.AioRpcError) else "it was taken out"
+            raise unavailable(f"host {self.entry.name} signed nothing: {said}") from None
+        if len(answer.statements) != len(names) or answer.ByteSize() > MOST_STATEMENT_BYTES * len(names):
+            raise unavailable(f"host {self.entry.name} did not sign one statement for each of its sessions")
+        return [
+            {
+                "content": each.content,
+                "certificate": each.certificate.decode("latin-1"),
+                "signature": each.signature.hex(),
+            }
+            for each in answer.statements
+        ]
+
 
 def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:
     """A sentence about a clock that told `clock_s` between two moments of this machine's, Unix seconds; empty where
@@ -189,6 +210,8 @@ class Attempt:
     batches: list[stage_pb2.Event] = field(default_factory=list)
     # Symbols that the hosts are to have in memory, until the first result shows that they had.
     recalled: int = 0
+    # Of the last result that was used; -1 where none was.
+    step: int = -1
     # It reads again what other hosts had read, and brought no result yet.
     replays: bool = False
 

@@ -1,5 +1,6 @@
 """Sessions: KV caches under leases, within a byte budget."""
 
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 import torch
+from google.protobuf.message import Message
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,10 +22,43 @@ from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import AnyWork, has_more, summed
+from onesweep.stages.wire.messages import AnyWork, copy_of, has_more, summed, work_of
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
+
+
+@dataclass
+class RunningHash:
+    """One hash over all messages so far: SHA-256 of the hash before and the message, as protobuf has it in order."""
+
+    value: bytes = b""
+    # After each step: hosts go on past the end of a text until they hear of it, each by another number of steps.
+    after: dict[int, bytes] = field(default_factory=dict)
+
+    def add(self, step: int, message: Message) -> None:
+        raw = message.SerializeToString(deterministic=True)
+        self.value = self.after[step] = hashlib.sha256(self.value + raw).digest()
+
+
+@dataclass
+class SessionHashes:
+    """What a host can sign of a session: the work that it got, and the work or results that it handed on."""
+
+    digest: str  # of the weights
+    place: int  # of the host on the session's path
+    received: RunningHash = field(default_factory=RunningHash)
+    sent: RunningHash = field(default_factory=RunningHash)
+
+    def handed_over(self, outcome: stage_pb2.Hop | stage_pb2.Event) -> None:
+        """Add work for the next host, or a result without what differs from run to run."""
+        if isinstance(outcome, stage_pb2.Hop):
+            self.sent.add(work_of(outcome).number, work_of(outcome))
+        elif outcome.WhichOneof("outcome"):
+            result = copy_of(outcome)
+            result.ClearField("session")
+            result.ClearField("timings")
+            self.sent.add(result.number, result)
 
 
 @dataclass
@@ -57,6 +92,7 @@ class Session:
     symbols: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     beginning: Beginning | None = None  # where the beginning of its text may be kept
     draft: DraftState | None = None  # of a host that drafts for it
+    hashes: SessionHashes | None = None  # where its request asks for a receipt
 
     def accepted(self, length: int, work: AnyWork) -> None:
         """Book a hop up to position `length`."""

@@ -27,10 +27,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.auth import CLIENT, ROLES, Identity
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.wire.auth import CLIENT, HOST, ROLES, Identity
 from onesweep.stages.wire.channel import check_name, ip_of
 from onesweep.stages.wire.secret_files import PUBLIC, check_secret, make_private_directory, read_file, write_file
+from onesweep.stages.wire.tls import Tls
 
 AUTHORITY = "ca"
 MOST_DAYS = 20 * 365
@@ -328,6 +329,41 @@ def is_signed(
                 Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
                 return True
     return False
+
+
+# Receipts: what hosts say of a session, signed with the key of their certificate.
+
+_STATEMENT = b"onesweep receipt "  # no other use of the key signs what begins so
+
+
+def sign_statement(content: str, tls: Tls) -> tuple[bytes, bytes]:
+    """The certificate (PEM) and the signature. Raises InputError for files that cannot be used."""
+    assert tls.certificate is not None
+    assert tls.key is not None
+    signature = _read_key(tls.key).sign(_STATEMENT + content.encode(), ec.ECDSA(hashes.SHA256()))
+    return read_file(tls.certificate), signature
+
+
+def statement_signer(content: str, certificate: str, signature: str, authorities: Path, at: datetime) -> str:
+    """Name of the host that signed a statement. Raises ServiceError where no host of these authorities did.
+
+    :param certificate: PEM. :param signature: hex. :param at: when it was signed.
+    """
+    trusted = _parsed(authorities, "certificate", x509.load_pem_x509_certificates)
+    try:
+        shown = x509.load_pem_x509_certificates(certificate.encode())[0]
+        public, identity = shown.public_key(), _leaf(authorities, shown).identity
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        public.verify(bytes.fromhex(signature), _STATEMENT + content.encode(), ec.ECDSA(hashes.SHA256()))
+    except (ValueError, InvalidSignature, InputError, AssertionError):
+        raise ServiceError("a statement was changed, or its signature is of another key") from None
+    for authority in trusted:
+        with suppress(ValueError, TypeError, InvalidSignature):
+            shown.verify_directly_issued_by(authority)
+            if identity.role == HOST and shown.not_valid_before_utc <= at <= shown.not_valid_after_utc:
+                return identity.name
+    said = "no host of this authority, or its certificate was not valid then"
+    raise ServiceError(f"who signed as {identity.uri} is {said}")
 
 
 def _write_secret(path: Path, key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> None:
