@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
-from collections import defaultdict
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from onesweep.stages.errors import CheckpointError, InputError, OnesweepError, ServiceError, printable
 from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER, Identity
 from onesweep.stages.wire.flags import add_token_options
+from onesweep.stages.wire.secret_files import read_file
 
 if TYPE_CHECKING:
-    from onesweep.serving.client.result import Result
+    from onesweep.serving.v1 import router_pb2
+    from onesweep.stages.v1 import stage_pb2
     from onesweep.stages.wire.certificates import Leaf
 
 DEFAULT_DIRECTORY = Path("certs")
@@ -156,147 +155,90 @@ def _check_installed() -> None:
 
 # `onesweep receipt`: what hosts signed of a text.
 
-MOST_RECEIPT_BYTES = 16 << 20
 # Their steps depend on how long links took: the same text comes by other states.
 ADAPTIVE = ("ar-speculative", "verified")
-
-
-def receipt_of(prompt: str, asked: dict[str, Any], result: Result) -> str:
-    """A receipt as a file has it, JSON: what was asked, the text, and what the router and its hosts say."""
-    signed = json.loads(result.receipt or "{}")
-    record = {"receipt": 1, "prompt": prompt, "asked": asked, "text_hex": result.output.hex(), **signed}
-    return json.dumps(record, indent=1) + "\n"
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """A receipt that was read, whose fields have the right types; nothing of it is believed yet."""
-
-    prompt: str
-    asked: dict[str, Any]
-    text: bytes
-    claim: str
-    statements: list[dict[str, str]]
-    missing: list[str]
-
-    @classmethod
-    def parse(cls, raw: bytes, where: str) -> Self:
-        """Raises InputError for what is no receipt."""
-        try:
-            record = json.loads(raw[:MOST_RECEIPT_BYTES])
-            text, lists = bytes.fromhex(record["text_hex"]), (record["statements"], record["missing"])
-            strings = [record["prompt"], record["claim"], *(v for each in lists[0] for v in each.values()), *lists[1]]
-            if not all(isinstance(each, str) for each in strings) or not isinstance(record["asked"], dict):
-                raise TypeError
-            return cls(record["prompt"], record["asked"], text, record["claim"], *lists)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise InputError(f"{where} is no receipt: `onesweep generate --receipt FILE` writes one") from None
-
-    def checked(self, authorities: Path) -> list[list[dict[str, Any]]]:
-        """What the hosts of each session signed, in the order of its path. Raises ServiceError where it is not so."""
-        try:
-            claim = json.loads(self.claim)
-            for what, given in (("prompt", self.prompt.encode()), ("text", self.text)):
-                if hashlib.sha256(given).hexdigest() != claim[what]:
-                    raise ServiceError(f"this {what} is not the one that the hosts signed")
-            if self.missing:
-                raise ServiceError(printable("; ".join(self.missing)))
-            settings = {"seed": claim["seed"], **claim["settings"]}
-            other_mode = self.asked["mode"] not in ("auto", claim["mode"])
-            if other_mode or any(self.asked.get(name, value) != value for name, value in settings.items()):
-                raise ServiceError("the hosts signed another mode, seed or setting than was asked for")
-            sessions = defaultdict[str, list[dict[str, Any]]](list)
-            for statement in self.statements:
-                said = self._said(statement, authorities)
-                sessions[said["session"]].append(said)
-            for chain in sessions.values():
-                chain.sort(key=lambda each: int(each["place"]))
-                _check_chain(chain)
-        except (ValueError, TypeError, KeyError, OverflowError, OSError, RecursionError):
-            raise ServiceError("what was signed is no statement of a host's: another version wrote it") from None
-        if not sessions:
-            raise ServiceError("no host signed anything")
-        return list(sessions.values())
-
-    def _said(self, statement: dict[str, str], authorities: Path) -> dict[str, Any]:
-        from onesweep.stages.wire.certificates import statement_signer
-
-        said: dict[str, Any] = json.loads(statement["content"])
-        at = datetime.fromtimestamp(said["unix_s"], UTC)
-        name = statement_signer(statement["content"], statement["certificate"], statement["signature"], authorities, at)
-        if said["host"] != name:
-            raise ServiceError(f"host {name} signed a statement of another host")
-        if said["claim"] != hashlib.sha256(self.claim.encode()).hexdigest():
-            raise ServiceError(f"host {name} signed this for another request")
-        return said
-
-
-def _check_chain(said: list[dict[str, Any]]) -> None:
-    """Raise ServiceError unless each host of a session received what the one before it sent."""
-    if [each["place"] for each in said] != list(range(len(said))):
-        raise ServiceError("not every host of the path signed once")
-    blocks = sorted(block for each in said for block in each["blocks"])
-    if blocks != list(range(len(blocks))) or (len(said), len(blocks)) != (said[0]["hosts"], said[0]["parts"]):
-        raise ServiceError("a host of the path did not sign, or those that did lack blocks of the model")
-    if len({(each["model"], each["digest"], each["step"], each["parts"], each["hosts"]) for each in said}) > 1:
-        raise ServiceError("the hosts signed different weights, paths or steps")
-    for one, after in pairwise(said):
-        if one["sent"] != after["received"]:
-            raise ServiceError(
-                f"what host {one['host']} signed that it sent is not what host {after['host']} signed that it "
-                "received: one of them is faulty"
-            )
 
 
 def add_receipt_check(check: argparse.ArgumentParser) -> None:
     check.add_argument("file", type=Path, metavar="FILE")
     check.add_argument("--ca", type=Path, required=True, metavar="FILE", help="authority of the hosts' certificates")
-    check.add_argument("--against", metavar="HOST:PORT", help="a router of that authority that runs the request again")
+    check.add_argument("--against", metavar="HOST:PORT", help="a router of that authority, to run the request again")
     add_token_options(check)
 
 
 def run_receipt_check(options: argparse.Namespace) -> int:
     _check_installed()
-    from onesweep.stages.wire.secret_files import read_file
+    from google.protobuf.json_format import Parse, ParseError
+    from google.protobuf.message import DecodeError
 
-    receipt = Receipt.parse(read_file(options.file), str(options.file))
-    sessions = receipt.checked(options.ca)
-    for said in sessions:
-        hosts = " -> ".join(f"{each['host']} (blocks {', '.join(map(str, each['blocks']))})" for each in said)
-        print(printable(f"{said[0]['model']} {said[0]['digest'][:12]}: {hosts}"))
+    from onesweep.serving.v1 import router_pb2
+
+    try:
+        receipt = Parse(read_file(options.file), router_pb2.Receipt())
+        claim = router_pb2.Claim.FromString(receipt.claim)
+    except (ParseError, DecodeError, ValueError, RecursionError):
+        raise InputError(f"{options.file} is no receipt: `onesweep generate --receipt FILE` writes one") from None
+    signed, asked = _signed(receipt, options.ca), claim.request
+    print(printable(f"{claim.mode}, seed {asked.seed}, {asked.prompt.decode(errors='replace')!r}"))
+    for each in signed:
+        print(printable(f"{each.host}: blocks {', '.join(map(str, each.blocks))} of {each.digest[:12]}"))
     print(f"{len(receipt.text)} bytes: signed by all hosts, and each received what the one before it sent")
     if options.against:
-        print(_asked_again(receipt, sessions, options))
+        print(printable(_asked_again(receipt.text, claim, signed, options)))
     return 0
 
 
-def _asked_again(receipt: Receipt, sessions: list[list[dict[str, Any]]], options: argparse.Namespace) -> str:
+def _signed(receipt: router_pb2.Receipt, authorities: Path) -> list[stage_pb2.Stated]:
+    """The hosts' statements, in the order of a session's path. Raises ServiceError where they do not fit together."""
+    from onesweep.serving.v1 import router_pb2
+    from onesweep.stages.wire.certificates import checked_statement
+
+    if hashlib.sha256(receipt.text).digest() != router_pb2.Claim.FromString(receipt.claim).text:
+        raise ServiceError("the text is not the one that the hosts signed")
+    if receipt.missing or not receipt.statements:
+        raise ServiceError(printable("; ".join(receipt.missing)) or "no host signed anything")
+    signed, claim = [checked_statement(each, authorities) for each in receipt.statements], hashlib.sha256(receipt.claim)
+    signed.sort(key=lambda each: (each.session, each.place))
+    for _, session in groupby(signed, lambda each: each.session):
+        first, *others = chain = list(session)
+        blocks = sorted(block for each in chain for block in each.blocks)
+        if {each.claim for each in chain} != {claim.digest()}:
+            raise ServiceError("the hosts signed this for another request or text")
+        if {(each.digest, each.step, each.parts) for each in others} - {(first.digest, first.step, first.parts)}:
+            raise ServiceError("the hosts signed different weights or steps")
+        whole = [first.parts, *blocks] == [len(blocks), *range(len(blocks))] and not first.place
+        if not whole or len({each.host for each in chain}) < len(chain):
+            raise ServiceError("not every host of the path signed, once and for all blocks of the model")
+        for one, after in pairwise(chain):
+            if one.sent != after.received or one.place + 1 != after.place:
+                said = f"what host {one.host} signed that it sent is not what host {after.host} signed that it received"
+                raise ServiceError(f"{said}: one of them is faulty")
+    return signed
+
+
+def _asked_again(
+    text: bytes, claim: router_pb2.Claim, signed: list[stage_pb2.Stated], options: argparse.Namespace
+) -> str:
     """A sentence about a second run, by other hosts. Raises OnesweepError where its text, or its states, are others."""
     from onesweep.serving.client.client import Client
     from onesweep.stages.wire.tls import Tls
     from onesweep.stages.wire.tokens import token_of
 
-    tls, mode = Tls(options.ca), str(json.loads(receipt.claim)["mode"])
+    tls, claim.request.mode = Tls(options.ca), claim.mode
     with Client(options.against, tls=tls, token=token_of(options, options.against, tls)) as client:
-        try:
-            result = client.generate(receipt.prompt, **{**receipt.asked, "mode": mode})
-        except TypeError:
-            raise InputError(f"{options.file} asks for settings that this version does not know") from None
-    if result.output != receipt.text:
-        raise ServiceError("run again, the request gives another text: weights differ, or hosts or a router are faulty")
-    other = Receipt.parse(receipt_of(receipt.prompt, {**receipt.asked, "mode": mode}, result).encode(), options.against)
-    again = other.checked(options.ca)
-    names = {each["host"] for said in again for each in said} & {each["host"] for said in sessions for each in said}
-    same = f"; {', '.join(sorted(names))} had a part in both" if names else ""
-    states, places = (
-        [[[e[k] for k in keys] for said in run for e in said] for run in (sessions, again)]
-        for keys in (("received", "sent"), ("machine", "blocks", "step"))
-    )
-    if states[0] == states[1]:
-        return printable(f"run again: the same text by the same states{same}")
-    if places[0] == places[1] and mode not in ADAPTIVE:
+        result = client.repeat(claim.request)
+    if result.output != text or result.receipt is None:
+        raise ServiceError("run again, the request gives another text: weights differ, or a host or router is faulty")
+    result.receipt.text = text
+    again = _signed(result.receipt, options.ca)
+    names = sorted({each.host for each in signed} & {each.host for each in again})
+    same = f"; {', '.join(names)} had a part in both" if names else ""
+    if [(each.received, each.sent) for each in signed] == [(each.received, each.sent) for each in again]:
+        return f"run again: the same text by the same states{same}"
+    places = [[(each.machine, *each.blocks, each.step) for each in run] for run in (signed, again)]
+    if places[0] == places[1] and not claim.replays and claim.mode not in ADAPTIVE:
         raise ServiceError("run again, the text is the same, and the states are not: a host computes otherwise")
-    return printable(f"run again: the same text; the states cannot be compared, on other machines, cuts or steps{same}")
+    return f"run again: the same text; its states cannot be compared, on other machines, cuts or steps{same}"
 
 
 # `onesweep token`: who may ask a router.

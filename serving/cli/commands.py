@@ -101,12 +101,7 @@ _TOKEN = Family(
 _RECEIPT = Family(
     "receipt",
     "check what hosts signed of a text (`generate --receipt`)",
-    {
-        "": _commands(
-            "onesweep.serving.cli.admin:receipt_",
-            ("check", "check signatures, and that the hosts' states fit together", "paid.json --ca certs/ca.pem"),
-        )
-    },
+    {"": _commands("onesweep.serving.cli.admin:receipt_", ("check", "check a receipt", "paid.json --ca certs/ca.pem"))},
 )
 _IDENTITIES = (_CERTS, _TOKEN, _RECEIPT)
 _TRAIN_PICTURES = Family(

@@ -121,10 +121,7 @@ async def _generate(options: argparse.Namespace) -> int:
     if not options.json:
         _print_cost(result)
     if options.receipt is not None:
-        from onesweep.serving.cli.admin import receipt_of
-
-        asked = {"mode": options.mode, **{name: value for name, value in settings.items() if value is not None}}
-        write_destination(options.receipt, receipt_of(options.prompt, asked, result))
+        write_destination(options.receipt, result.receipt_json())
     return 0
 
 

@@ -117,8 +117,8 @@ class Result:
     replays: int = 0
     # What the router's and the hosts' logs call this request.
     request: str = ""
-    # What the hosts signed, where a receipt was asked for: JSON.
-    receipt: str = ""
+    # Statements that the hosts signed, where a receipt was asked for.
+    receipt: router_pb2.Receipt | None = None
 
     @property
     def acceptance(self) -> float | None:
@@ -129,6 +129,14 @@ class Result:
     def host_seconds(self) -> float:
         """Seconds of arithmetic on the hosts."""
         return sum(host.compute_ms for host in self.hosts) / 1000
+
+    def receipt_json(self) -> str:
+        """The receipt with the text, as a file has it. There must be one."""
+        from google.protobuf.json_format import MessageToJson
+
+        assert self.receipt is not None
+        self.receipt.text = self.output
+        return MessageToJson(self.receipt) + "\n"
 
     def as_json(self) -> dict[str, Any]:
         record = asdict(self)

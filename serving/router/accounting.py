@@ -1,24 +1,18 @@
 """The cost of a request, added up from the accounts that travel with its sweeps."""
 
-from __future__ import annotations
-
-import hashlib
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, fields
 from os.path import commonprefix
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from onesweep.serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
+from onesweep.serving.router.paths import Attempt
 from onesweep.serving.router.topology import HostEntry
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
-
-if TYPE_CHECKING:
-    from onesweep.serving.router.paths import Attempt
 
 
 @dataclass(frozen=True)
@@ -90,11 +84,11 @@ class Account:
     # Audits of answers that ended early.
     audits: list[Awaitable[bool]] = field(default_factory=list)
     # Where a receipt is asked for: sessions that hosts keep until they signed, how many of them are of a text that was
-    # written anew, the text so far, and the receipt (JSON).
+    # written anew, the text so far, and the receipt.
     signing: list[Attempt] | None = None
     discarded: int = 0
-    text: hashlib._Hash = field(default_factory=hashlib.sha256)
-    receipt: str = ""
+    text: bytes = b""
+    receipt: router_pb2.Receipt | None = None
     # Of the symbols that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
@@ -143,7 +137,7 @@ class Account:
         """Book text that is handed out. `resumed`: all that another router had handed out, as the client says."""
         self.resumed_bytes += len(commonprefix([text, resumed[self.output_bytes :]]))  # noqa: RUF071 - no path
         self.output_bytes += len(text)
-        self.text.update(text)
+        self.text += text
 
     def take_trips(self) -> list[router_pb2.Trip]:
         """The trips that came back since the last call."""

@@ -14,11 +14,13 @@ import grpc
 import grpc.aio
 
 from onesweep.serving.router.topology import HostEntry
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import printable
 from onesweep.stages.host.parts import MODEL_KINDS, weights_of
 from onesweep.stages.host.prefixes import LISTED_BYTES
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.status import StatusError, unavailable
+from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 RELEASE_TIMEOUT_S = 5.0
@@ -151,25 +153,19 @@ class HostLink:
         finally:
             self._releasing = False
 
-    async def attest(self, claim: str, attempts: Sequence[Attempt]) -> list[dict[str, str]]:
-        """The host's signed statements on sessions, which end with that. Raises StatusError where it gives none."""
+    async def attest(self, claim: bytes, attempts: Sequence[Attempt], receipt: router_pb2.Receipt) -> None:
+        """Have the host sign what it did in sessions; a receipt gets it, or why it is missing."""
         names, steps = [each.name for each in attempts], [each.step for each in attempts]
         try:
             request = stage_pb2.ReleaseRequest(sessions=names, steps=steps, claim=claim)
             answer = await self.relay.stub.Release(request, timeout=RELEASE_TIMEOUT_S)
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            said = error.details() if isinstance(error, grpc.aio.AioRpcError) else "it was taken out"
-            raise unavailable(f"host {self.entry.name} signed nothing: {said}") from None
-        if len(answer.statements) != len(names) or answer.ByteSize() > MOST_STATEMENT_BYTES * len(names):
-            raise unavailable(f"host {self.entry.name} did not sign one statement for each of its sessions")
-        return [
-            {
-                "content": each.content,
-                "certificate": each.certificate.decode("latin-1"),
-                "signature": each.signature.hex(),
-            }
-            for each in answer.statements
-        ]
+            if answer.ByteSize() <= MOST_STATEMENT_BYTES * len(names):
+                receipt.statements.extend(answer.statements)
+                return
+            said = "its statements are too long"
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:  # it is lost, or taken out
+            said = printable(error.details() or "" if isinstance(error, grpc.aio.AioRpcError) else str(error))
+        receipt.missing.append(f"host {self.entry.name} did not sign: {said}")
 
 
 def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
@@ -21,7 +20,7 @@ from onesweep.serving.router.active_release import ActiveRelease
 from onesweep.serving.router.admission import Admission
 from onesweep.serving.router.audit import WRONG_SO_FAR, retry_after_audit
 from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S, given_in
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S
 from onesweep.serving.router.rollout import Rollout, Tell
 from onesweep.serving.router.validation import (
     check_fit,
@@ -45,8 +44,7 @@ R = TypeVar("R")
 Q = TypeVar("Q", router_pb2.GenerateRequest, router_pb2.DrawRequest)
 ROUTER = "this router"
 NO_RECEIPT = (
-    "hosts sign receipts with the keys of their certificates: ask a router with --tls-cert, in a mode that uses hosts "
-    "(all but local)"
+    "hosts sign receipts with the keys of their certificates: ask a router with --tls-cert, in a mode with hosts"
 )
 
 
@@ -298,8 +296,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 if symbols is None:
                     reading = OutputText(mode.tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
                     held, read, account.output_bytes, account.resumed_bytes, account.told = b"", 0, 0, 0, 0
+                    account.text = b""
                     told.clear()
-                    account.text = hashlib.sha256()
                     continue
                 text = b""
                 # one by one where tokens are told: how many the text ends with does not depend on its pieces
@@ -340,25 +338,19 @@ def _told(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:
     return router_pb2.TokenLogprob(text=tokenizer.token_text(drawn.symbol), logprob=drawn.nats, top=top)
 
 
-async def _receipt(name: str, request: router_pb2.GenerateRequest, account: Account, mode: str) -> str:
-    """What the router says of a request, and what its hosts sign of that and of their sessions, as JSON."""
-    claim = {
-        "request": name,
-        "mode": account.modes[0] if account.modes else mode,
-        "seed": request.seed,
-        "settings": given_in(request),
-        "prompt": hashlib.sha256(request.prompt).hexdigest(),
-        "messages": hashlib.sha256(b"".join(each.SerializeToString() for each in request.messages)).hexdigest(),
-        "text": account.text.hexdigest(),
-        "replays": account.replays,
-    }
-    said, sessions = json.dumps(claim), (account.signing or [])[account.discarded :]
-    links = dict.fromkeys(link for attempt in sessions for link in attempt.path)
-    asked = [link.attest(said, [each for each in sessions if link in each.path]) for link in links]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    statements = [each for answer in answers if isinstance(answer, list) for each in answer]
-    missing = [str(answer) for answer in answers if isinstance(answer, StatusError)]
-    return json.dumps({"claim": said, "statements": statements, "missing": missing})
+async def _receipt(name: str, request: router_pb2.GenerateRequest, account: Account, mode: str) -> router_pb2.Receipt:
+    """The router's claim about a request, and what the hosts sign of that and of their sessions."""
+    mode = account.modes[0] if account.modes else mode
+    claim = router_pb2.Claim(
+        name=name, request=request, mode=mode, text=hashlib.sha256(account.text).digest(), replays=account.replays
+    )
+    claim.request.ClearField("resumed")
+    receipt = router_pb2.Receipt(claim=claim.SerializeToString())
+    sessions = account.signing[account.discarded :] if account.signing else []
+    digest, links = hashlib.sha256(receipt.claim).digest(), {link for each in sessions for link in each.path}
+    asked = (link.attest(digest, [each for each in sessions if link in each.path], receipt) for link in links)
+    await asyncio.gather(*asked)
+    return receipt
 
 
 def _deadline(context: Context) -> float:

@@ -90,7 +90,9 @@ class Session:
         self._digest = self.weights[MODEL_KINDS.index(kind)]
         self._journal = Journal(self.alphabet)
         # Space of its text in the hosts' memory; empty: it has none.
-        self._space = view.ring.auditor.space(ticket.space()) if view.settings.memory and not self._signs else b""
+        # Where the hosts are to sign they compute all of it.
+        remembers = view.settings.memory and account.signing is None
+        self._space = view.ring.auditor.space(ticket.space()) if remembers else b""
         # A host no longer had what it said that it keeps.
         self._forgotten = False
         self._work: Work | PictureWork | None = None
@@ -386,7 +388,7 @@ class Session:
             digest=self._digest,
             capacity=self.capacity,
             path=[link.entry.address for link in attempt.path],
-            receipt=self._signs,
+            receipt=self.account.signing is not None,
         )
         put_work(hop, work)
         if isinstance(work, stage_pb2.Consult):
@@ -422,11 +424,6 @@ class Session:
             self._blamed.update(link.entry.address for link in attempt.path)
         elif guilty:
             self._blamed.add(guilty)
-
-    @property
-    def _signs(self) -> bool:
-        """True where the hosts are to sign: then they compute all of it, and nothing comes from their memory."""
-        return self.account.signing is not None
 
     @property
     def _pace(self) -> str:

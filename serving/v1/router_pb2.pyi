@@ -540,8 +540,6 @@ class Summary(_message.Message):
     """sweeps whose guesses were drafted then"""
     drafter: _builtins.str
     """that guessed, `ar-speculative`: the name that a request has for it"""
-    receipt: _builtins.str
-    """a JSON object, where one was asked for: `claim` and `statements`"""
     stopped: _builtins.bool
     """by a stop string or by the model itself; else the text has the length asked for"""
     @_builtins.property
@@ -550,6 +548,10 @@ class Summary(_message.Message):
 
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostShare]: ...
+    @_builtins.property
+    def receipt(self) -> Global___Receipt:
+        """where one was asked for"""
+
     def __init__(
         self,
         *,
@@ -584,16 +586,89 @@ class Summary(_message.Message):
         ahead_ms: _builtins.float = ...,
         ahead_used: _builtins.int = ...,
         drafter: _builtins.str = ...,
-        receipt: _builtins.str = ...,
+        receipt: Global___Receipt | None = ...,
         stopped: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ahead_ms", b"ahead_ms", "ahead_used", b"ahead_used", "batches", b"batches", "cached_tokens", b"cached_tokens", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "distance_bound", b"distance_bound", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "drafter", b"drafter", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "output_tokens", b"output_tokens", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "reached", b"reached", "reason", b"reason", "receipt", b"receipt", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "stopped", b"stopped", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Summary: _TypeAlias = Summary  # noqa: Y015
+
+@_typing.final
+class Receipt(_message.Message):
+    """A text, and what the hosts that wrote it sign; the client that keeps it adds the text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLAIM_FIELD_NUMBER: _builtins.int
+    STATEMENTS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    claim: _builtins.bytes
+    """a Claim, as it was hashed"""
+    text: _builtins.bytes
+    @_builtins.property
+    def statements(self) -> _containers.RepeatedCompositeFieldContainer[_stage_pb2.Statement]: ...
+    @_builtins.property
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """why hosts did not sign"""
+
+    def __init__(
+        self,
+        *,
+        claim: _builtins.bytes = ...,
+        statements: _abc.Iterable[_stage_pb2.Statement] | None = ...,
+        missing: _abc.Iterable[_builtins.str] | None = ...,
+        text: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "missing", b"missing", "statements", b"statements", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
+
+@_typing.final
+class Claim(_message.Message):
+    """What the router says of a request: no host can know the text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    REPLAYS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """in logs"""
+    mode: _builtins.str
+    """that ran"""
+    text: _builtins.bytes
+    """its SHA-256"""
+    replays: _builtins.int
+    """as in Summary"""
+    @_builtins.property
+    def request(self) -> Global___GenerateRequest: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        request: Global___GenerateRequest | None = ...,
+        mode: _builtins.str = ...,
+        text: _builtins.bytes = ...,
+        replays: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "name", b"name", "replays", b"replays", "request", b"request", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Claim: _TypeAlias = Claim  # noqa: Y015
 
 @_typing.final
 class HostShare(_message.Message):

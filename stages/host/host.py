@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -167,32 +165,24 @@ class Host:
         """Free sessions; returns how many there were."""
         return sum(self.sessions.release(name) for name in names)
 
-    def statement(self, name: str, step: int, claim: str, machine: str) -> str:
-        """What this host signs of a session up to a step, JSON; empty where it has no hashes of it.
-
-        :param claim: what the router says of the request.
-        """
+    def stated(self, name: str, step: int, claim: bytes, machine: str) -> stage_pb2.Stated | None:
+        """The host's account of a session up to a step, to be signed; None where it has no hashes of that."""
         session = self.sessions.sessions.get(name)
         hashes = session.hashes if session is not None else None
-        if session is None or hashes is None or not {step} <= hashes.received.after.keys() & hashes.sent.after.keys():
-            return ""
-        return json.dumps(
-            {
-                "host": self.settings.name,
-                "machine": machine,
-                "claim": hashlib.sha256(claim.encode()).hexdigest(),
-                "session": name,
-                "model": session.kind,
-                "digest": hashes.digest,
-                "blocks": list(session.parts.held(session.kind)),
-                "parts": session.parts.plan.parts,
-                "place": hashes.place,
-                "hosts": max(len(session.path), 1),
-                "step": step,
-                "received": hashes.received.after[step].hex(),
-                "sent": hashes.sent.after[step].hex(),
-                "unix_s": int(time.time()),
-            }
+        if session is None or hashes is None or not {step} <= hashes.received.keys() & hashes.sent.keys():
+            return None
+        return stage_pb2.Stated(
+            machine=machine,
+            claim=claim,
+            session=name,
+            digest=hashes.digest,
+            blocks=session.parts.held(session.kind),
+            parts=session.parts.plan.parts,
+            place=hashes.place,
+            step=step,
+            received=hashes.received[step],
+            sent=hashes.sent[step],
+            unix_s=int(time.time()),
         )
 
     async def end(self, names: list[str]) -> int:
@@ -243,7 +233,7 @@ class Host:
             session = self._open(hop, request, parts, hop.capacity) if opens else self._due(hop, request)
         session.accepted(length, work := work_of(hop))
         if session.hashes is not None:
-            session.hashes.received.add(work.number, work)
+            session.hashes.add(session.hashes.received, work)
         session.pending += 1
         self.queued_bytes += received_bytes
         job = ScheduledHop(hop, request, session, received_bytes)
@@ -352,8 +342,10 @@ class Host:
 
     def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
         hop = job.hop
-        if job.session.hashes is not None:  # a result in place of the step that follows from it: that is sent round
-            job.session.hashes.handed_over((job.work.result if job.work is not None else None) or outcome)
+        if (hashes := job.session.hashes) is not None:
+            told = (job.work.result if job.work is not None else None) or outcome  # a result, not the step that follows
+            if isinstance(told, stage_pb2.Hop) or told.WhichOneof("outcome"):
+                hashes.add(hashes.sent, work_of(told) if isinstance(told, stage_pb2.Hop) else told)
         if isinstance(outcome, stage_pb2.Hop):
             self._push(outcome, job.due_at)
             if job.work is not None and job.work.preview is not None:

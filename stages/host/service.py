@@ -39,7 +39,7 @@ MOST_HOPS = 8192  # of a batch: of 6 MB of empty ones each would be refused by i
 MAX_STALL_MS = 60_000
 ASSIGNMENT_NAME = "assignment.json"  # beside the releases of a host that was started without a checkpoint
 MOST_NEXT, MOST_BLOCKS = 64, 1024
-MOST_CLAIM, MOST_STATED = 16 << 10, 16  # characters, and sessions of one request
+MOST_STATED, SHA256_BYTES = 16, 32  # sessions of one request
 VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Describe
 
 
@@ -214,35 +214,33 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Release(self, request: stage_pb2.ReleaseRequest, context: Context) -> stage_pb2.ReleaseResponse:
         if len(request.sessions) > MAX_RELEASED:
             await invalid(f"at most {MAX_RELEASED} sessions can be released at once").abort(context)
-        response, own = stage_pb2.ReleaseResponse(), self._own(request.sessions, context)
-        if request.claim:
+        own = self._own(request.sessions, context)
+        if (
+            request.claim
+        ):  # nothing is freed: a hop that finds no session ends it on the host before, which may not have signed
             try:
-                response.statements.extend(self._statements(request, own))
+                return stage_pb2.ReleaseResponse(statements=self._statements(request, own))
             except StatusError as refusal:
                 await refusal.abort(context)
-        response.released = await self.host.end(own)
+        response = stage_pb2.ReleaseResponse(released=await self.host.end(own))
         if request.HasField("prefixes"):
             response.prefixes.CopyFrom(self.host.prefixes.listing(request.prefixes))
         return response
 
     def _statements(self, request: stage_pb2.ReleaseRequest, own: Iterable[str]) -> Iterable[stage_pb2.Statement]:
         """Raises StatusError."""
-        if len(request.claim) > MOST_CLAIM or not len(request.steps) == len(request.sessions) <= MOST_STATED:
-            raise invalid(f"a claim has {MOST_CLAIM} characters at most, {MOST_STATED} sessions, and a step for each")
-        if self.tls is None:
-            raise failed_precondition("this host has no certificate to sign with: give --tls-cert and --tls-key")
+        if len(request.claim) != SHA256_BYTES or not len(request.steps) == len(request.sessions) <= MOST_STATED:
+            raise invalid(f"a claim is a SHA-256, for {MOST_STATED} sessions at most, with a step for each")
+        steps = dict(zip(request.sessions, request.steps, strict=True))
         try:
             from onesweep.stages.wire.certificates import sign_statement
 
             for name in own:
-                step = request.steps[list(request.sessions).index(name)]
-                if content := self.host.statement(name, step, request.claim, self.loader.backend.machine):
-                    certificate, signature = sign_statement(content, self.tls)
-                    yield stage_pb2.Statement(content=content, certificate=certificate, signature=signature)
-        except ImportError:
-            raise failed_precondition("a host signs with cryptography: pip install 'onesweep[tls]' there") from None
-        except InputError as error:
-            raise failed_precondition(str(error)) from None
+                stated = self.host.stated(name, steps[name], request.claim, self.loader.backend.machine)
+                if stated is not None:
+                    yield sign_statement(stated, self.tls)
+        except (ImportError, InputError) as error:  # cryptography is there where certificates are made
+            raise failed_precondition(f"{error}; receipts need 'onesweep[tls]' on every host") from None
 
     def _own(self, names: Iterable[str], context: Context) -> list[str]:
         """Names of sessions without those of other routers than the caller."""

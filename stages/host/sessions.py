@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import grpc
 import numpy as np
 import torch
-from google.protobuf.message import Message
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,43 +21,35 @@ from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import AnyWork, copy_of, has_more, summed, work_of
+from onesweep.stages.wire.messages import AnyWork, copy_of, has_more, summed
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
 
 
-@dataclass
-class RunningHash:
-    """One hash over all messages so far: SHA-256 of the hash before and the message, as protobuf has it in order."""
-
-    value: bytes = b""
-    # After each step: hosts go on past the end of a text until they hear of it, each by another number of steps.
-    after: dict[int, bytes] = field(default_factory=dict)
-
-    def add(self, step: int, message: Message) -> None:
-        raw = message.SerializeToString(deterministic=True)
-        self.value = self.after[step] = hashlib.sha256(self.value + raw).digest()
+Hashes = dict[int, bytes]  # after each step: hosts go on past the end of a text until they hear of it
 
 
 @dataclass
 class SessionHashes:
-    """What a host can sign of a session: the work that it got, and the work or results that it handed on."""
+    """Hashes that a host can sign: of a session's work that came, and of the work or results that it handed on.
+
+    Each is SHA-256 of the one before it and the next message, in protobuf's deterministic form.
+    """
 
     digest: str  # of the weights
     place: int  # of the host on the session's path
-    received: RunningHash = field(default_factory=RunningHash)
-    sent: RunningHash = field(default_factory=RunningHash)
+    received: Hashes = field(default_factory=dict)
+    sent: Hashes = field(default_factory=dict)
 
-    def handed_over(self, outcome: stage_pb2.Hop | stage_pb2.Event) -> None:
-        """Add work for the next host, or a result without what differs from run to run."""
-        if isinstance(outcome, stage_pb2.Hop):
-            self.sent.add(work_of(outcome).number, work_of(outcome))
-        elif outcome.WhichOneof("outcome"):
-            result = copy_of(outcome)
-            result.ClearField("session")
-            result.ClearField("timings")
-            self.sent.add(result.number, result)
+    def add(self, hashes: Hashes, message: AnyWork | stage_pb2.Event) -> None:
+        """Add a message to `received` or to `sent`, without what differs from run to run."""
+        if isinstance(message, stage_pb2.Event):
+            message = copy_of(message)
+            message.ClearField("session")
+            message.ClearField("timings")
+        before, raw = next(reversed(hashes.values()), b""), message.SerializeToString(deterministic=True)
+        hashes[message.number] = hashlib.sha256(before + raw).digest()
 
 
 @dataclass

@@ -1734,8 +1734,8 @@ class ReleaseRequest(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     prefixes: _builtins.int
     """as in a DescribeRequest"""
-    claim: _builtins.str
-    """what the router says of the request: a Statement on each session is asked for"""
+    claim: _builtins.bytes
+    """SHA-256 of what the router says of the request: a Statement on each session is asked for, and none is freed"""
     @_builtins.property
     def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1747,7 +1747,7 @@ class ReleaseRequest(_message.Message):
         *,
         sessions: _abc.Iterable[_builtins.str] | None = ...,
         prefixes: _builtins.int | None = ...,
-        claim: _builtins.str = ...,
+        claim: _builtins.bytes = ...,
         steps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
@@ -1798,8 +1798,8 @@ class Statement(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
-    content: _builtins.str
-    """a JSON object; docs/security.md has its fields"""
+    content: _builtins.bytes
+    """a Stated, as it was signed"""
     certificate: _builtins.bytes
     """of the host, PEM"""
     signature: _builtins.bytes
@@ -1807,7 +1807,7 @@ class Statement(_message.Message):
     def __init__(
         self,
         *,
-        content: _builtins.str = ...,
+        content: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
     ) -> None: ...
@@ -1818,6 +1818,70 @@ class Statement(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Statement: _TypeAlias = Statement  # noqa: Y015
+
+@_typing.final
+class Stated(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    UNIX_S_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    machine: _builtins.str
+    """as in DescribeResponse"""
+    claim: _builtins.bytes
+    """as it was asked for"""
+    session: _builtins.str
+    digest: _builtins.str
+    """of the weights"""
+    parts: _builtins.int
+    place: _builtins.int
+    """of the host on the session's path"""
+    step: _builtins.int
+    """the last one that counts"""
+    received: _builtins.bytes
+    """Up to that step: of the work that came, and of the work or the results that were handed on. h is SHA-256 of the h
+    before, which is empty at first, and the next message.
+    """
+    sent: _builtins.bytes
+    unix_s: _builtins.int
+    """when it was signed"""
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that the host holds, of `parts`"""
+
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        machine: _builtins.str = ...,
+        claim: _builtins.bytes = ...,
+        session: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        blocks: _abc.Iterable[_builtins.int] | None = ...,
+        parts: _builtins.int = ...,
+        place: _builtins.int = ...,
+        step: _builtins.int = ...,
+        received: _builtins.bytes = ...,
+        sent: _builtins.bytes = ...,
+        unix_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claim", b"claim", "digest", b"digest", "host", b"host", "machine", b"machine", "parts", b"parts", "place", b"place", "received", b"received", "sent", b"sent", "session", b"session", "step", b"step", "unix_s", b"unix_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stated: _TypeAlias = Stated  # noqa: Y015
 
 @_typing.final
 class WarmRequest(_message.Message):
