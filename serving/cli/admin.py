@@ -224,19 +224,21 @@ def _asked_again(
     from onesweep.stages.wire.tls import Tls
     from onesweep.stages.wire.tokens import token_of
 
+    if "," in claim.mode:
+        raise InputError(f"mode auto went from one mode to another ({claim.mode}): no run is alike")
     tls, claim.request.mode = Tls(options.ca), claim.mode
+    claim.request.ClearField("budget_ms")
     with Client(options.against, tls=tls, token=token_of(options, options.against, tls)) as client:
         result = client.repeat(claim.request)
     if result.output != text or result.receipt is None:
         raise ServiceError("run again, the request gives another text: weights differ, or a host or router is faulty")
-    result.receipt.text = text
     again = _signed(result.receipt, options.ca)
     names = sorted({each.host for each in signed} & {each.host for each in again})
     same = f"; {', '.join(names)} had a part in both" if names else ""
     if [(each.received, each.sent) for each in signed] == [(each.received, each.sent) for each in again]:
         return f"run again: the same text by the same states{same}"
     places = [[(each.machine, *each.blocks, each.step) for each in run] for run in (signed, again)]
-    if places[0] == places[1] and not claim.replays and claim.mode not in ADAPTIVE:
+    if places[0] == places[1] and not (claim.replays or result.replays) and claim.mode not in ADAPTIVE:
         raise ServiceError("run again, the text is the same, and the states are not: a host computes otherwise")
     return f"run again: the same text; its states cannot be compared, on other machines, cuts or steps{same}"
 

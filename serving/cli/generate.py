@@ -120,8 +120,10 @@ async def _generate(options: argparse.Namespace) -> int:
             print(json.dumps(result.as_json()) if options.json else printable(result.text, newline="\n"))
     if not options.json:
         _print_cost(result)
-    if options.receipt is not None:
-        write_destination(options.receipt, result.receipt_json())
+    if options.receipt is not None and result.receipt is not None:
+        from google.protobuf.json_format import MessageToJson
+
+        write_destination(options.receipt, MessageToJson(result.receipt))
     return 0
 
 

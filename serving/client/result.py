@@ -130,14 +130,6 @@ class Result:
         """Seconds of arithmetic on the hosts."""
         return sum(host.compute_ms for host in self.hosts) / 1000
 
-    def receipt_json(self) -> str:
-        """The receipt with the text, as a file has it. There must be one."""
-        from google.protobuf.json_format import MessageToJson
-
-        assert self.receipt is not None
-        self.receipt.text = self.output
-        return MessageToJson(self.receipt) + "\n"
-
     def as_json(self) -> dict[str, Any]:
         record = asdict(self)
         record["output_hex"] = record.pop("output").hex()
@@ -239,5 +231,8 @@ def result_of(summary: router_pb2.Summary, output: bytes) -> Result:
     """The result of a request whose text was `output`: fields and the summary's are of the same name."""
     values = {f.name: getattr(summary, f.name) for f in fields(Result) if f.name not in ("text", "output", "hosts")}
     rounded = {name: round(value, DIGITS.get(name, 3)) for name, value in values.items() if isinstance(value, float)}
-    values |= {"wire_bytes": list(summary.wire_bytes), **rounded}
+    signed = summary.receipt if summary.HasField("receipt") else None
+    if signed is not None:
+        signed.text = output
+    values |= {"wire_bytes": list(summary.wire_bytes), "receipt": signed, **rounded}
     return Result(text=output.decode(errors="replace"), output=output, hosts=_shares(summary.hosts), **values)

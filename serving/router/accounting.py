@@ -4,6 +4,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, fields
 from os.path import commonprefix
+from typing import Any
 
 import numpy as np
 
@@ -72,6 +73,8 @@ class Account:
     replays: int = 0
     # Those that `auto` took, in their order.
     modes: list[str] = field(default_factory=list)
+    # And the settings of the last of them.
+    chosen: dict[str, Any] = field(default_factory=dict)
     chunk: int = 0
     candidates: int = 0
     # Batches that a sweep's candidates travelled in, the most; 1 where none did.
@@ -83,10 +86,8 @@ class Account:
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
     # Audits of answers that ended early.
     audits: list[Awaitable[bool]] = field(default_factory=list)
-    # Where a receipt is asked for: sessions that hosts keep until they signed, how many of them are of a text that was
-    # written anew, the text so far, and the receipt.
+    # Where a receipt is asked for: sessions that hosts keep until they signed, the text so far, and the receipt.
     signing: list[Attempt] | None = None
-    discarded: int = 0
     text: bytes = b""
     receipt: router_pb2.Receipt | None = None
     # Of the symbols that were written, and how many of these are told already.
@@ -105,7 +106,6 @@ class Account:
         self.output_tokens = 0
         self.logprobs.clear()
         self.audits.clear()
-        self.discarded = len(self.signing or ())
         self.replays += 1
         self.distance_bound = 0.0
         self.modes.clear()

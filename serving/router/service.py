@@ -20,7 +20,7 @@ from onesweep.serving.router.active_release import ActiveRelease
 from onesweep.serving.router.admission import Admission
 from onesweep.serving.router.audit import WRONG_SO_FAR, retry_after_audit
 from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S, OPTIONAL, given_in
 from onesweep.serving.router.rollout import Rollout, Tell
 from onesweep.serving.router.validation import (
     check_fit,
@@ -340,14 +340,16 @@ def _told(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:
 
 async def _receipt(name: str, request: router_pb2.GenerateRequest, account: Account, mode: str) -> router_pb2.Receipt:
     """The router's claim about a request, and what the hosts sign of that and of their sessions."""
-    mode = account.modes[0] if account.modes else mode
+    mode = ",".join(account.modes) or mode
     claim = router_pb2.Claim(
         name=name, request=request, mode=mode, text=hashlib.sha256(account.text).digest(), replays=account.replays
     )
     claim.request.ClearField("resumed")
+    for setting in (account.chosen.keys() & set(OPTIONAL)) - given_in(request).keys():
+        setattr(claim.request, setting, account.chosen[setting])
     receipt = router_pb2.Receipt(claim=claim.SerializeToString())
-    sessions = account.signing[account.discarded :] if account.signing else []
-    digest, links = hashlib.sha256(receipt.claim).digest(), {link for each in sessions for link in each.path}
+    digest, sessions = hashlib.sha256(receipt.claim).digest(), account.signing or []
+    links = {link for each in sessions for link in each.path}
     asked = (link.attest(digest, [each for each in sessions if link in each.path], receipt) for link in links)
     await asyncio.gather(*asked)
     return receipt

@@ -119,7 +119,8 @@ class Session:
 
     def __exit__(self, *exc: object) -> None:
         for attempt in list(self.attempts):
-            if self.account.signing is not None and attempt.step >= 0:  # the request ends it, once the hosts signed
+            wrong = attempt.step < 0 or isinstance(exc[1], AuditFailed)
+            if self.account.signing is not None and not wrong:  # the request ends it, once the hosts signed
                 self.attempts.remove(attempt)
                 self.account.signing.append(attempt)
             else:

@@ -27,7 +27,9 @@ from onesweep.stages.wire.status import StatusError, exhausted, failed_precondit
 REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
 
 
-Hashes = dict[int, bytes]  # after each step: hosts go on past the end of a text until they hear of it
+# After each of the last steps: hosts go on past the end of a text until they hear of it.
+Hashes = dict[int, bytes]
+MOST_STEPS = 4096
 
 
 @dataclass
@@ -50,6 +52,8 @@ class SessionHashes:
             message.ClearField("timings")
         before, raw = next(reversed(hashes.values()), b""), message.SerializeToString(deterministic=True)
         hashes[message.number] = hashlib.sha256(before + raw).digest()
+        if len(hashes) > MOST_STEPS:
+            del hashes[next(iter(hashes))]
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToJson, Parse
 
+from onesweep.serving.cli.admin import ADAPTIVE
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
@@ -72,15 +73,18 @@ def signed_anew(statement: stage_pb2.Statement, keys: Tls, **changes: Any) -> No
     statement.CopyFrom(sign_statement(stated, keys))
 
 
-@pytest.mark.parametrize("mode", ["ar", "sweep", "chunked", "ar-speculative", "resample", "verified"])
+@pytest.mark.parametrize("mode", ["ar", "sweep", "chunked", "ar-speculative", "resample", "verified", "auto"])
 def test_a_receipt_holds_and_the_request_runs_again(signed: Signed, onesweep: Run, mode: str) -> None:
-    file = written(signed, onesweep, "--mode", mode, "--max-bytes", 40, "--stream")
-    code, out, err = onesweep("receipt", "check", file, "--ca", signed.ca, "--against", signed.second)
-    assert (code, "40 bytes: signed by all hosts" in out) == (0, True), err
-    assert "run again: the same text" in out
-    if mode != "ar-speculative":
-        assert "by the same states; host-1, host-2, host-3 had a part in both" in out, out
-    assert file.stat().st_size < 16_000
+    def checked() -> bool:
+        file = written(signed, onesweep, "--mode", mode, "--max-bytes", 40, "--stream")
+        code, out, err = onesweep("receipt", "check", file, "--ca", signed.ca, "--against", signed.second)
+        assert (code, "40 bytes: signed by all hosts" in out) == (0, True), err
+        assert "run again: the same text" in out
+        assert "; host-1, host-2, host-3 had a part in both" in out
+        assert file.stat().st_size < 16_000
+        return "by the same states" in out or mode in ADAPTIVE
+
+    until(checked, 60.0)  # a second try for a late result goes by other states
 
 
 def test_a_text_that_a_stop_string_ended(signed: Signed, onesweep: Run) -> None:
@@ -90,7 +94,7 @@ def test_a_text_that_a_stop_string_ended(signed: Signed, onesweep: Run) -> None:
         stop = next(bytes([b]) for b in whole[3:] if b < 128)
         result = client.generate(PROMPT, mode="ar", seed=5, max_bytes=200, stops=[stop], receipt=True)
     assert result.output == whole[: whole.index(stop)]
-    (signed.directory / "stopped.json").write_text(result.receipt_json())
+    (signed.directory / "stopped.json").write_text(MessageToJson(result.receipt))
     code, out, err = onesweep("receipt", "check", signed.directory / "stopped.json", "--ca", signed.ca)
     assert (code, re.findall("(host-.): blocks (.)", out)) == (
         0,
