@@ -98,7 +98,12 @@ _TOKEN = Family(
         )
     },
 )
-_IDENTITIES = (_CERTS, _TOKEN)
+_RECEIPT = Family(
+    "receipt",
+    "check what hosts signed of a text (`generate --receipt`)",
+    {"": _commands("onesweep.serving.cli.admin:receipt_", ("check", "check a receipt", "paid.json --ca certs/ca.pem"))},
+)
+_IDENTITIES = (_CERTS, _TOKEN, _RECEIPT)
 _TRAIN_PICTURES = Family(
     "pictures",
     "train nets that draw",

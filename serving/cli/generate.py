@@ -75,6 +75,7 @@ def add_generate(generate: argparse.ArgumentParser) -> None:
     generate.add_argument("--mode", default=Request.mode, metavar="M", help=f"{', '.join(MODES)} ({Request.mode})")
     generate.add_argument("--stream", action="store_true", help="print pieces as they arrive")
     generate.add_argument("--json", action="store_true", help="print JSON")
+    generate.add_argument("--receipt", type=Path, metavar="FILE", help="write what the hosts sign of the text there")
 
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
@@ -102,22 +103,27 @@ async def _generate(options: argparse.Namespace) -> int:
     from onesweep.serving.client.client import TextDecoder
 
     settings = _request_settings(options)
+    if options.receipt is not None:
+        check_destination(options.receipt, "--receipt")
+        settings["receipt"] = True
     async with async_client_of(options) as client:
         if options.stream and not options.json:
             decoder = TextDecoder()
             async for item in client.stream(options.prompt, mode=options.mode, **settings):
                 if isinstance(item, Result):
                     print(printable(decoder.end(), newline="\n"), flush=True)
-                    _print_cost(item)
+                    result = item
                 else:
                     print(printable(decoder.feed(item), newline="\n"), end="", flush=True)
-            return 0
-        result = await client.generate(options.prompt, mode=options.mode, **settings)
-    if options.json:
-        print(json.dumps(result.as_json()))
-    else:
-        print(printable(result.text, newline="\n"))
+        else:
+            result = await client.generate(options.prompt, mode=options.mode, **settings)
+            print(json.dumps(result.as_json()) if options.json else printable(result.text, newline="\n"))
+    if not options.json:
         _print_cost(result)
+    if options.receipt is not None and result.receipt is not None:
+        from google.protobuf.json_format import MessageToJson
+
+        write_destination(options.receipt, MessageToJson(result.receipt))
     return 0
 
 

@@ -227,7 +227,13 @@ class Client(RouterConnection):
         **settings: Any,  # noqa: ANN401
     ) -> Iterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        request = Request(prompt=prompt, **settings).message(whole)
+        return self._answer(Request(prompt=prompt, **settings).message(whole), timeout_s)
+
+    def repeat(self, request: router_pb2.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Result:
+        """The result of a message that was sent before, as a receipt has it."""
+        return _complete(list(self._answer(request, timeout_s)))
+
+    def _answer(self, request: router_pb2.GenerateRequest, timeout_s: float) -> Iterator[bytes | Result]:
         answer = Turns(self, timeout_s)
         while True:
             request.resumed = answer.output

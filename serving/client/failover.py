@@ -131,6 +131,11 @@ class RouterConnection(ABC):
             problem = handshake_problem(details, self.security)
             missing = f"no router answers at {address}; start one with `onesweep up` ({details})"
             return RouterError(f"the router at {address} {problem}" if problem else missing, code, reached=False)
+        if code is StatusCode.CANCELLED and not reached and not self.closed:
+            # gRPC's own word: of the calls that wait for a server's event loop, it ends some from 1,000 on, and no code
+            # of the server's sees them. CONTINUATION floods fill that queue: each connection that fails leaves a call.
+            said = f"the call to the router at {address} was cut off: too many calls wait there"
+            return RouterError(said, StatusCode.UNAVAILABLE, round(1000 * PAUSE_S), request, reached=False)
         if code is StatusCode.UNIMPLEMENTED:
             return RouterError(f"{address} is no router; give the router's address", code)
         return RouterError(details or code.name, code, retry_after_ms(metadata), request, reached)
@@ -191,25 +196,27 @@ class Turns:
         Raises `error` where another router would not help, and RouterError where none is left.
         """
         addresses, self.pause_s = self.client.addresses, 0.0
-        if isinstance(error, RequestRefused) or len(addresses) == 1:
+        if isinstance(error, RequestRefused):
             raise error from None
         wait_s = (error.retry_after_ms or 0) / 1000
+        if len(addresses) == 1 and (error.reached or not wait_s):  # one that only cut the call off is asked again
+            raise error from None
         if self._lost and error.code is StatusCode.RESOURCE_EXHAUSTED and 0 < wait_s < self.left_s:
             self.pause_s = wait_s  # everybody moved here from a router that died: there will be room
             return
-        cut_off = error.code is StatusCode.CANCELLED and not error.reached
-        if not cut_off and error.code is not StatusCode.UNAVAILABLE:
+        if error.code is not StatusCode.UNAVAILABLE:
             raise error from None
         self._since_s = self._since_s if self._lost else time.monotonic()
         self._lost[self.at] = error
-        others = [i % len(addresses) for i in range(self.at + 1, self.at + len(addresses))]
+        others = [i % len(addresses) for i in range(self.at + 1, self.at + len(addresses))] or [0]
         left = [i for i in others if i not in self._lost]
         if not left and time.monotonic() < self._since_s + BACK_S:
             left, self.pause_s = others, PAUSE_S
         if not left:
-            nobody = f"none of the routers {' and '.join(addresses)} answers: {error}"
+            none = f"none of the routers {' and '.join(addresses)} answers: " if len(addresses) > 1 else ""
             answered = [each for each in self._lost.values() if each.reached]
-            raise (*answered, RouterError(nobody, error.code, reached=False))[0] from None
+            nobody = RouterError(f"{none}{error}", error.code, error.retry_after_ms, reached=False)
+            raise (*answered, nobody)[0] from None
         if self.client.first == self.at:
             self.client.first = left[0]
         self.at, self.moves, self._old = left[0], self.moves + (not self.pause_s), self._out.copy()

@@ -223,6 +223,7 @@ class AutoMode(Mode):
             length = self.modes[run.option.mode].length(self._part(run.option, rest))
             rest = replace(rest, max_symbols=length)
             account.modes.append(run.option.mode)
+            account.chosen = dict(run.option.settings)
             account.chunk = max(account.chunk, run.option.setting("chunk") or 0)
             before = Spent.of(account)
             try:

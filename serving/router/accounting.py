@@ -4,10 +4,12 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, fields
 from os.path import commonprefix
+from typing import Any
 
 import numpy as np
 
 from onesweep.serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
+from onesweep.serving.router.paths import Attempt
 from onesweep.serving.router.topology import HostEntry
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
@@ -71,6 +73,8 @@ class Account:
     replays: int = 0
     # Those that `auto` took, in their order.
     modes: list[str] = field(default_factory=list)
+    # And the settings of the last of them.
+    chosen: dict[str, Any] = field(default_factory=dict)
     chunk: int = 0
     candidates: int = 0
     # Batches that a sweep's candidates travelled in, the most; 1 where none did.
@@ -82,6 +86,10 @@ class Account:
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
     # Audits of answers that ended early.
     audits: list[Awaitable[bool]] = field(default_factory=list)
+    # Where a receipt is asked for: sessions that hosts keep until they signed, the text so far, and the receipt.
+    signing: list[Attempt] | None = None
+    text: bytes = b""
+    receipt: router_pb2.Receipt | None = None
     # Of the symbols that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
@@ -129,6 +137,7 @@ class Account:
         """Book text that is handed out. `resumed`: all that another router had handed out, as the client says."""
         self.resumed_bytes += len(commonprefix([text, resumed[self.output_bytes :]]))  # noqa: RUF071 - no path
         self.output_bytes += len(text)
+        self.text += text
 
     def take_trips(self) -> list[router_pb2.Trip]:
         """The trips that came back since the last call."""

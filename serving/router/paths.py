@@ -14,6 +14,8 @@ import grpc
 import grpc.aio
 
 from onesweep.serving.router.topology import HostEntry
+from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import printable
 from onesweep.stages.host.parts import MODEL_KINDS, weights_of
 from onesweep.stages.host.prefixes import LISTED_BYTES
 from onesweep.stages.v1 import stage_pb2
@@ -22,6 +24,7 @@ from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 RELEASE_TIMEOUT_S = 5.0
+MOST_STATEMENT_BYTES = 32 << 10  # With the host's certificate, which may be a chain.
 RELEASE_AFTER_S = 0.005  # Pause before sessions are freed: the answer goes out first.
 MOST_OWED = 4096  # Sessions that a lost host is still to free; older ones end there with their leases.
 MESSAGE_BYTES = 64 << 20
@@ -150,6 +153,20 @@ class HostLink:
         finally:
             self._releasing = False
 
+    async def attest(self, claim: bytes, attempts: Sequence[Attempt], receipt: router_pb2.Receipt) -> None:
+        """Have the host sign what it did in sessions; a receipt gets it, or why it is missing."""
+        names, steps = [each.name for each in attempts], [each.step for each in attempts]
+        try:
+            request = stage_pb2.ReleaseRequest(sessions=names, steps=steps, claim=claim)
+            answer = await self.relay.stub.Release(request, timeout=RELEASE_TIMEOUT_S)
+            if answer.ByteSize() <= MOST_STATEMENT_BYTES * len(names):
+                receipt.statements.extend(answer.statements)
+                return
+            said = "its statements are too long"
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:  # it is lost, or taken out
+            said = printable(error.details() or "" if isinstance(error, grpc.aio.AioRpcError) else str(error))
+        receipt.missing.append(f"host {self.entry.name} did not sign: {said}")
+
 
 def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:
     """A sentence about a clock that told `clock_s` between two moments of this machine's, Unix seconds; empty where
@@ -189,6 +206,8 @@ class Attempt:
     batches: list[stage_pb2.Event] = field(default_factory=list)
     # Symbols that the hosts are to have in memory, until the first result shows that they had.
     recalled: int = 0
+    # Of the last result that was used; -1 where none was.
+    step: int = -1
     # It reads again what other hosts had read, and brought no result yet.
     replays: bool = False
 

@@ -160,6 +160,8 @@ class Request:
     # Functions that the model may call, a JSON list as OpenAI's API has it, and the names of those of which it must.
     tools: str = ""
     must_call: Sequence[str] = ()
+    # Have the hosts sign what they did: `Result.receipt`.
+    receipt: bool = False
 
     def message(self, whole: bool = False, trips: bool = False) -> router_pb2.GenerateRequest:
         """The message that carries it. Raises InputError for what a message cannot carry.
@@ -194,6 +196,7 @@ class Request:
             must_call=[_word("tool", name) for name in self.must_call],
             whole=whole,
             trips=trips,
+            receipt=self.receipt,
             protocol=CALLS,
         )
 

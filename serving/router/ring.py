@@ -94,7 +94,7 @@ class Ring:
         :param owner: what the router's certificate calls it: hosts let it listen under that name only."""
         self.settings, self.owner = settings or RingSettings(), owner
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
-        self._security = security
+        self.security = security
         self.suspects, self.hedging = Suspects(), Hedging()
         self.auditor = Auditor(self, self.settings.audit_share, verifier)
         self.links: list[HostLink] = []
@@ -205,7 +205,7 @@ class Ring:
         return task
 
     def _link(self, entry: HostEntry) -> HostLink:
-        link = HostLink(entry, self.settings.hop_timeout_s, self._security)
+        link = HostLink(entry, self.settings.hop_timeout_s, self.security)
         link.quarantined, link.quarantined_until = self._quarantined.get(entry.name, ("", 0.0))
         if self._meter is not None:
             link.relay.meter = self._meter(entry.name)

@@ -108,7 +108,7 @@ class StageServer:
         figures = HostCounters() if seeing.metrics else None
         host = self._host(figures, lookout)
         loader = Loader(host, self.sources, self.backend, self.message_bytes)
-        service = StageService(host, loader, self.seat)
+        service = StageService(host, loader, self.seat, self.settings.security.tls)
         server, checks, port = _new_server(service, self.message_bytes, self.settings)
         if figures is not None:
             lookout.serve(STAGE_METRICS, figures.reader(service.description, self.settings.security.tls))

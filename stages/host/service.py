@@ -17,7 +17,7 @@ import grpc.aio
 from onesweep.stages.checkpoint.checkpoint import replace_file
 from onesweep.stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
 from onesweep.stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
-from onesweep.stages.errors import OnesweepError
+from onesweep.stages.errors import InputError, OnesweepError
 from onesweep.stages.host.host import Host
 from onesweep.stages.host.loading import Loader, Sources
 from onesweep.stages.host.parts import full_state_bytes
@@ -30,7 +30,7 @@ from onesweep.stages.wire.hop_stream import Relay
 from onesweep.stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
 from onesweep.stages.wire.messages import PROTOCOL
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
-from onesweep.stages.wire.tls import Security
+from onesweep.stages.wire.tls import Security, Tls
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -39,6 +39,7 @@ MOST_HOPS = 8192  # of a batch: of 6 MB of empty ones each would be refused by i
 MAX_STALL_MS = 60_000
 ASSIGNMENT_NAME = "assignment.json"  # beside the releases of a host that was started without a checkpoint
 MOST_NEXT, MOST_BLOCKS = 64, 1024
+MOST_STATED, SHA256_BYTES = 16, 32  # sessions of one request
 VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Describe
 
 
@@ -157,8 +158,8 @@ class WaitingService(stage_pb2_grpc.StageServiceServicer):
 class StageService(stage_pb2_grpc.StageServiceServicer):
     """Turns messages into calls of a Host, and Refusals into statuses."""
 
-    def __init__(self, host: Host, loader: Loader, seat: StageSeat | None = None) -> None:
-        self.host, self.loader, self.seat = host, loader, seat
+    def __init__(self, host: Host, loader: Loader, seat: StageSeat | None = None, tls: Tls | None = None) -> None:
+        self.host, self.loader, self.seat, self.tls = host, loader, seat, tls
         self.not_ready_reason = "loading weights"
         self._probing, self._storing = asyncio.Lock(), asyncio.Lock()
 
@@ -213,10 +214,33 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Release(self, request: stage_pb2.ReleaseRequest, context: Context) -> stage_pb2.ReleaseResponse:
         if len(request.sessions) > MAX_RELEASED:
             await invalid(f"at most {MAX_RELEASED} sessions can be released at once").abort(context)
-        response = stage_pb2.ReleaseResponse(released=await self.host.end(self._own(request.sessions, context)))
+        own = self._own(request.sessions, context)
+        if (
+            request.claim
+        ):  # nothing is freed: a hop that finds no session ends it on the host before, which may not have signed
+            try:
+                return stage_pb2.ReleaseResponse(statements=self._statements(request, own))
+            except StatusError as refusal:
+                await refusal.abort(context)
+        response = stage_pb2.ReleaseResponse(released=await self.host.end(own))
         if request.HasField("prefixes"):
             response.prefixes.CopyFrom(self.host.prefixes.listing(request.prefixes))
         return response
+
+    def _statements(self, request: stage_pb2.ReleaseRequest, own: Iterable[str]) -> Iterable[stage_pb2.Statement]:
+        """Raises StatusError."""
+        if len(request.claim) != SHA256_BYTES or not len(request.steps) == len(request.sessions) <= MOST_STATED:
+            raise invalid(f"a claim is a SHA-256, for {MOST_STATED} sessions at most, with a step for each")
+        steps = dict(zip(request.sessions, request.steps, strict=True))
+        try:
+            from onesweep.stages.wire.certificates import sign_statement
+
+            for name in own:
+                stated = self.host.stated(name, steps[name], request.claim, self.loader.backend.machine)
+                if stated is not None:
+                    yield sign_statement(stated, self.tls)
+        except (ImportError, InputError) as error:  # cryptography is there where certificates are made
+            raise failed_precondition(f"{error}; receipts need 'onesweep[tls]' on every host") from None
 
     def _own(self, names: Iterable[str], context: Context) -> list[str]:
         """Names of sessions without those of other routers than the caller."""

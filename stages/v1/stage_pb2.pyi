@@ -558,6 +558,7 @@ class Hop(_message.Message):
     CONSULT_FIELD_NUMBER: _builtins.int
     LINK_DELAY_MS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    RECEIPT_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """who gets the result: the name of a subscriber"""
@@ -581,6 +582,8 @@ class Hop(_message.Message):
     """
     batch: _builtins.bool
     """gives way to the work of other requests"""
+    receipt: _builtins.bool
+    """hashes are kept of what the session gets and sends, for a Statement"""
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     @_builtins.property
@@ -630,11 +633,12 @@ class Hop(_message.Message):
         consult: Global___Consult | None = ...,
         link_delay_ms: _builtins.int = ...,
         batch: _builtins.bool = ...,
+        receipt: _builtins.bool = ...,
         memory: Global___Memory | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "decode", b"decode", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "consult", b"consult", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "consult", b"consult", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "receipt", b"receipt", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score", "draw", "denoise", "consult"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
@@ -1701,19 +1705,29 @@ class ReleaseRequest(_message.Message):
 
     SESSIONS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     prefixes: _builtins.int
     """as in a DescribeRequest"""
+    claim: _builtins.bytes
+    """SHA-256 of what the router says of the request: a Statement on each session is asked for, and none is freed"""
     @_builtins.property
     def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """then the last step of each session that counts"""
+
     def __init__(
         self,
         *,
         sessions: _abc.Iterable[_builtins.str] | None = ...,
         prefixes: _builtins.int | None = ...,
+        claim: _builtins.bytes = ...,
+        steps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "claim", b"claim", "prefixes", b"prefixes", "sessions", b"sessions", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefixes: _TypeAlias = _typing.Literal["prefixes"]  # noqa: Y015
     _WhichOneofArgType__prefixes: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes"]  # noqa: Y015
@@ -1726,8 +1740,11 @@ class ReleaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RELEASED_FIELD_NUMBER: _builtins.int
+    STATEMENTS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
     released: _builtins.int
+    @_builtins.property
+    def statements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Statement]: ...
     @_builtins.property
     def prefixes(self) -> Global___PrefixList:
         """if asked for, with what was kept of these sessions"""
@@ -1736,15 +1753,110 @@ class ReleaseResponse(_message.Message):
         self,
         *,
         released: _builtins.int = ...,
+        statements: _abc.Iterable[Global___Statement] | None = ...,
         prefixes: Global___PrefixList | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes", "released", b"released"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes", "released", b"released", "statements", b"statements"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
+
+@_typing.final
+class Statement(_message.Message):
+    """A host's word on a session whose hops ask for a receipt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    content: _builtins.bytes
+    """a Stated, as it was signed"""
+    certificate: _builtins.bytes
+    """of the host, PEM"""
+    signature: _builtins.bytes
+    """ECDSA with SHA-256, of "onesweep receipt " and `content`"""
+    def __init__(
+        self,
+        *,
+        content: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "content", b"content", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Statement: _TypeAlias = Statement  # noqa: Y015
+
+@_typing.final
+class Stated(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    CLAIM_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    UNIX_S_FIELD_NUMBER: _builtins.int
+    host: _builtins.str
+    machine: _builtins.str
+    """as in DescribeResponse"""
+    claim: _builtins.bytes
+    """as it was asked for"""
+    session: _builtins.str
+    digest: _builtins.str
+    """of the weights"""
+    parts: _builtins.int
+    place: _builtins.int
+    """of the host on the session's path"""
+    step: _builtins.int
+    """the last one that counts"""
+    received: _builtins.bytes
+    """Up to that step: of the work that came, and of the work or the results that were handed on. h is SHA-256 of the h
+    before, which is empty at first, and the next message.
+    """
+    sent: _builtins.bytes
+    unix_s: _builtins.int
+    """when it was signed"""
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that the host holds, of `parts`"""
+
+    def __init__(
+        self,
+        *,
+        host: _builtins.str = ...,
+        machine: _builtins.str = ...,
+        claim: _builtins.bytes = ...,
+        session: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        blocks: _abc.Iterable[_builtins.int] | None = ...,
+        parts: _builtins.int = ...,
+        place: _builtins.int = ...,
+        step: _builtins.int = ...,
+        received: _builtins.bytes = ...,
+        sent: _builtins.bytes = ...,
+        unix_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claim", b"claim", "digest", b"digest", "host", b"host", "machine", b"machine", "parts", b"parts", "place", b"place", "received", b"received", "sent", b"sent", "session", b"session", "step", b"step", "unix_s", b"unix_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Stated: _TypeAlias = Stated  # noqa: Y015
 
 @_typing.final
 class WarmRequest(_message.Message):

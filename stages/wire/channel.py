@@ -190,7 +190,8 @@ class CallBounds(grpc.aio.ServerInterceptor):
                 if len(arriving) > (self._most if who else MOST_ARRIVING):
                     oldest = next(iter(arriving))  # not this one: a request that is whole at once always gets through
                     del arriving[oldest]
-                    oldest.reschedule(0)
+                    if not oldest.expired():  # its own time may pass in this very turn of the loop
+                        oldest.reschedule(0)
                 request = await anext(requests, None)
         except TimeoutError:
             raise exhausted(

@@ -1,8 +1,10 @@
 """Requests that lose their router and continue at another. With real processes."""
 
+import asyncio
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,11 +18,14 @@ import pytest
 
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client, RouterError
-from onesweep.serving.client.failover import Turns
+from onesweep.serving.client import failover
+from onesweep.serving.client.client import AsyncClient, Client, RouterError
+from onesweep.serving.client.failover import RouterConnection, Turns
 from onesweep.serving.router.request import Request
 from onesweep.serving.router.topology import local_topology
-from onesweep.serving.v1.router_pb2 import GenerateResponse, Summary, TokenLogprob
+from onesweep.serving.v1.router_pb2 import GenerateRequest, GenerateResponse, Summary, TokenLogprob
+from onesweep.serving.v1.router_pb2_grpc import RouterServiceStub
+from onesweep.stages.wire.channel import MOST_STREAMS, open_blocking_channel
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import until, wait_ready
 from tests.serving.gateway.conftest import run
@@ -113,6 +118,45 @@ def test_a_quota_holds_at_two_routers_together(bundles: Path, servers: Any, tmp_
         assert len(list(other._stubs[0].Generate(lied, metadata=other._metadata))) > 1, "text of another kind counts"
         with pytest.raises(RouterError, match=": 0 are left until midnight UTC"):
             other.generate(PROMPT, mode="ar", max_bytes=1)
+
+
+def test_a_call_that_grpc_drops_is_asked_again(bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the calls that wait for a busy event loop gRPC ends some, as CANCELLED; the router never sees them."""
+    monkeypatch.setattr(failover, "BACK_S", 300.0)
+    topology, free = local_topology(1, 3, bundles / "own", free_port_block(2)), threading.Event()
+    address, asked = topology.router, {"prompt": PROMPT, "mode": "local", "seed": SEED, "max_bytes": 4}
+    servers.hosts(topology, bundles / "own")
+    servers.router(topology, bundles / "own")
+    wait_ready(address)
+
+    async def ask() -> bytes:
+        async with AsyncClient(address) as client:
+            return (await client.generate(**asked)).output
+
+    def ask_plainly() -> bytes:
+        with Client(address) as client:
+            return client.generate(**asked).output
+
+    whole = ask_plainly()
+
+    dropped, failed = set[type](), RouterConnection.failed
+    monkeypatch.setattr(RouterConnection, "failed", lambda of, *what: (dropped.add(type(of)), failed(of, *what))[1])
+    own = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each
+    with ThreadPoolExecutor(16) as threads:
+        channels = [open_blocking_channel(address, options=own) for _ in range(20)]
+        servers.loop.call_soon_threadsafe(free.wait, 300)
+        try:
+            ways = [RouterServiceStub(each).Generate for each in channels] * MOST_STREAMS
+            calls = [way(GenerateRequest(mode="none"), timeout=300) for way in ways]
+            until(lambda: any(call.done() and call.code() is grpc.StatusCode.CANCELLED for call in calls), 60.0)
+            texts = [threads.submit(ask_plainly) for _ in range(8)]
+            texts += [threads.submit(asyncio.run, ask()) for _ in range(8)]
+            until(lambda: Client in dropped or any(text.done() for text in texts), 60.0)
+        finally:
+            free.set()
+        assert {text.result(120) for text in texts} == {whole}
+        for channel in channels:
+            channel.close()
 
 
 def test_both_are_asked_again_before_they_are_given_up() -> None:

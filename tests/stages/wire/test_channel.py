@@ -210,6 +210,26 @@ def test_a_client_that_does_not_read_ends_what_writes_to_it(monkeypatch: pytest.
     asyncio.run(main())
 
 
+def test_a_request_comes_in_the_moment_in_which_the_oldest_runs_out_of_time() -> None:
+    async def slow() -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield None
+
+    async def whole() -> AsyncIterator[Any]:
+        yield health_pb2.HealthCheckRequest(service="whole")
+
+    async def main() -> None:
+        bounds = CallBounds()
+        held = [asyncio.create_task(bounds._next(slow(), "", 99)) for _ in range(channel.MOST_ARRIVING)]
+        await asyncio.sleep(0)
+        next(iter(bounds._arriving[""])).reschedule(0)
+        assert (await asyncio.create_task(bounds._next(whole(), "", 99))).service == "whole"
+        for each in held:
+            each.cancel()
+
+    asyncio.run(main())
+
+
 # The health port: what a probe may ask, and nothing else. With a real server.
 
 
