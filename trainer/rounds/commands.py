@@ -203,7 +203,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         metavar="'NAME=VALUE ...'",
         help="what differs in a way of its own; --vary varies each",
     )
-    parser.add_argument("--engine", type=words, metavar="NAME[,NAME]", help="inprocess (default), grpc, torchft")
+    parser.add_argument("--engine", type=words, metavar="NAME[,NAME]", help="inprocess (default), grpc")
     parser.add_argument(
         "--one-place",
         nargs="?",
