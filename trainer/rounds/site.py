@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -44,8 +45,7 @@ log = logging.getLogger(__name__)
 
 QUIET = ("RUST_LOG", "error")  # the Lighthouse logs every heartbeat otherwise. To be set before torchft is imported.
 BEAT_S, SILENT_S = 1.0, 10.0  # after such a silence a machine is gone: so long the others wait for one that was killed
-STUCK_S = 300.0  # one that lives, and makes no step for so long, falls silent
-LISTEN = timedelta(seconds=1)
+STUCK_S = 300.0  # how long they wait for one that lives and does not come
 CONNECT, EXCHANGE = (
     timedelta(seconds=15),
     timedelta(seconds=60),
@@ -107,7 +107,7 @@ class Site:
         self._name = f"{settings.machine}:{uuid.uuid4().hex}"
         self._place, self._state, self._calls, self._size = "", "", 0, settings.machines
         self._group: Any = None  # connections among those that share a round; None for one alone
-        self._left, self._beats, self._moved_s, self._made = threading.Event(), threading.Thread(), time.monotonic(), 0
+        self._left, self._beats, self._made = threading.Event(), threading.Thread(), 0
         if settings.machine == 0:
             self._listen()
 
@@ -170,9 +170,8 @@ class Site:
             self._own, self.port, None, True, EXCHANGE, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         shown = f"[{self._own}]" if ":" in self._own else self._own
-        # what is asked again is young: nobody who lives is left behind
-        times = {"join_timeout_ms": int(STUCK_S * 1000), "heartbeat_timeout_ms": int(SILENT_S * 1000)}
-        self._lighthouse = LighthouseServer(f"{shown}:0", 1, **times)
+        stuck_ms, silent_ms = int(STUCK_S * 1000), int(SILENT_S * 1000)
+        self._lighthouse = LighthouseServer(f"{shown}:0", 1, join_timeout_ms=stuck_ms, heartbeat_timeout_ms=silent_ms)
         self._store.set(LIGHTHOUSE, f"http://{shown}:{self._lighthouse.address().rpartition(':')[2]}")
         self._arrive()
 
@@ -274,9 +273,8 @@ class Site:
 
     def _beat(self, client: Any, left: threading.Event) -> None:  # noqa: ANN401
         while not left.wait(BEAT_S):
-            if time.monotonic() - self._moved_s < STUCK_S:
-                with suppress(Exception):  # of several types; the next meeting says what is wrong
-                    client.heartbeat(self._name)
+            with suppress(Exception):  # the next meeting says what is wrong
+                client.heartbeat(self._name)
 
     def _leave(self) -> None:
         """Be heard no more."""
@@ -323,13 +321,21 @@ class Site:
 
     def _quorum(self, words: Presence) -> Any:  # noqa: ANN401 - torchft has no types
         """Everybody who lives, once all have asked. Raises Interrupted, _AwayError."""
-        while True:
+        answer = Future[Any]()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._client.quorum(self._name, timedelta(days=1), data=asdict(words)).participants)
+            except Exception as error:  # of several types
+                answer.set_exception(error)
+
+        # On a thread, for nothing ends the call, and one that is made again may miss its answer.
+        threading.Thread(target=ask, name="quorum", daemon=True).start()
+        while not wait([answer], LOOK_S).done:
             self._stop_if_asked()
-            self._moved_s = time.monotonic()
-            # Asked again and again, for nothing ends the call. Where an answer comes in between, nobody can connect to
-            # this machine, and all meet once more.
-            with suppress(TimeoutError), self._reaching():
-                return self._client.quorum(self._name, LISTEN, data=asdict(words)).participants
+        if answer.exception() is not None:
+            raise _AwayError(f"the first machine of the site does not answer at {self.address}")
+        return answer.result()
 
     def _connected(self, meeting: int, machines: list[int]) -> bool:
         """True with connections among exactly these machines."""
@@ -364,7 +370,7 @@ class Site:
 
     def _share(self, step: int, module: nn.Module) -> None:
         """Put the mean of all machines in place of this one's gradient. Raises as `_meet` does."""
-        own, total, self._moved_s = _gradients(module), Tensor(), time.monotonic()
+        own, total = _gradients(module), Tensor()
         while not len(total):
             with self._exchange():
                 total = self._add(own.clone())
