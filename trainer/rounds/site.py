@@ -43,7 +43,6 @@ from onesweep.trainer.v1 import rounds_pb2
 
 log = logging.getLogger(__name__)
 
-QUIET = ("RUST_LOG", "error")  # the Lighthouse logs every heartbeat otherwise. To be set before torchft is imported.
 BEAT_S, SILENT_S = 1.0, 10.0  # after such a silence a machine is gone: so long the others wait for one that was killed
 STUCK_S = 300.0  # how long they wait for one that lives and does not come
 CONNECT, EXCHANGE = (
@@ -62,26 +61,22 @@ class _AwayError(ServiceError):
     """The first machine does not answer, or has another place of the run than before."""
 
 
+class _BehindError(Exception):
+    """The first machine is in another round or step than this one."""
+
+
 @dataclass(frozen=True)
 class Presence:
-    """A machine's words as it comes to a meeting. One with a state and a step brings its gradient."""
+    """A machine's words as it comes to a meeting. One with a step brings its gradient."""
 
     machine: int
     arrival: int  # machines that came to the site before it
     place: str  # in the run
     call: int  # meetings that it came to
-    state: str = ""  # name of the state that the first machine lent last
-    step: int | None = None
-    # Of the first machine, where a round begins: the steps that are made from its state.
-    steps: tuple[int, int] = (0, 0)
-    over: bool = False
-
-
-class _BehindError(Exception):
-    """The first machine is in another round or step than this one."""
-
-    def __init__(self, first: Presence) -> None:
-        self.first = first
+    state: str  # name of the state that the first machine lent last
+    step: int | None
+    steps: tuple[int, int]  # of the first machine, where a round begins: those that are made from its state
+    over: bool
 
 
 class Site:
@@ -100,7 +95,7 @@ class Site:
                 f"--machine must be from 0 to {settings.machines - 1} at a site of {settings.machines}, "
                 f"not {settings.machine}: give the same --machines on all"
             )
-        os.environ.setdefault(*QUIET)
+        os.environ.setdefault("RUST_LOG", "error")  # or the Lighthouse logs every heartbeat
         self.settings, self.insecure, self.patience_s = settings, insecure, patience_s
         self.address, self.asked_to_stop = str(settings.site), asked_to_stop
         self.host, self.port = parse_address(self.address, "--site")
@@ -122,9 +117,8 @@ class Site:
         """Say what is trained here; :param text: digest of the training text. Raises ConfigError."""
         if isinstance(learner.part, FedPart):
             raise ConfigError('features are made for the text of one machine: a site needs context_by = "copies"')
-        known = rounds_pb2.JoinResponse()
-        known.CopyFrom(place)
-        known.ClearField("lease")  # which is this machine's alone
+        known = rounds_pb2.JoinResponse.FromString(place.SerializeToString())
+        known.lease = ""  # which is this machine's alone
         self._place = f"{place.run} {place.part} {place.replica}"
         self._store.set(TEXT, text)
         self._store.set(PLACE, MessageToJson(known))
@@ -179,22 +173,34 @@ class Site:
 
     def follow(self, corpus: Corpus) -> int:
         """Work with the first machine to the end of the run; returns how many steps were made. Raises OnesweepError."""
+        lost_s: float | None = None
         while True:
             try:
-                learner, first = self._settle_in(corpus), None
-                while not (first := first or self._meet()[0]).over:
-                    first = self._follow_round(learner, first)
+                learner, met, lost_s = self._settle_in(corpus), False, None
+                while not (self._first if met else self._meet()[0]).over:
+                    met = self._follow_round(learner)
                 with self._reaching():
                     self._store.set(f"bye/{self.settings.machine}", "")
                 return self._made
             except _AwayError as error:
-                log.warning("%s; looking for it", error)
                 self._leave()
+                if lost_s is None:
+                    log.warning("%s; looking for it", error)
+                    lost_s = time.monotonic()
+                if time.monotonic() - lost_s >= self.patience_s:
+                    words = f"gave up after {self.patience_s:.0f} s: is that machine 0's --site, and is it running?"
+                    raise ServiceError(f"{error}; {words}") from None
+                time.sleep(AGAIN_S)
 
     def _settle_in(self, corpus: Corpus) -> Learner:
-        """What the first machine trains, made here. Raises InputError for other text, settings or versions than its."""
-        self._find_first()
+        """Make here what the first machine trains. Raises InputError for other text, settings or versions than its."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self._stop_if_asked()
         with self._reaching():
+            with socket.create_connection((self.host, self.port), CONNECT.seconds) as link:
+                self._own = self._checked(link.getsockname()[0])
+            self._store = TCPStore(self.host, self.port, None, False, CONNECT, wait_for_workers=False)
             while not self._store.check([PLACE, TEXT]):
                 self._stop_if_asked()  # it waits for the coordinator
                 time.sleep(LOOK_S)
@@ -212,29 +218,9 @@ class Site:
         log.info("machine %d of the site: %s, replica %d", self.settings.machine, learner.part.name, place.replica)
         return learner
 
-    def _find_first(self) -> None:
-        """Raises InputError, Interrupted; ServiceError where nobody answers for too long."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-        ends = time.monotonic() + self.patience_s
-        while True:
-            self._stop_if_asked()
-            try:
-                with socket.create_connection((self.host, self.port), CONNECT.seconds) as link:
-                    self._own = self._checked(link.getsockname()[0])
-                self._store = TCPStore(self.host, self.port, None, False, CONNECT, wait_for_workers=False)
-                return
-            except (OSError, RuntimeError):
-                if time.monotonic() > ends:
-                    raise ServiceError(
-                        f"no site answers at {self.address}; gave up after {self.patience_s:.0f} s: "
-                        "is that its first machine's --site, and is it running?"
-                    ) from None
-            time.sleep(AGAIN_S)
-
-    def _follow_round(self, learner: Learner, first: Presence) -> Presence | None:
-        """The steps of a round that begins; the first machine's words of the next meeting, if there was one."""
-        blob = b""
+    def _follow_round(self, learner: Learner) -> bool:
+        """The steps of a round that begins; True where the next one began meanwhile."""
+        blob, first = b"", self._first
         with self._exchange():
             blob = self._lend(b"")
         if blob:
@@ -244,18 +230,18 @@ class Site:
                 for step in range(*first.steps):
                     learner.train(step, 1, partial(self._share, step))
                     self._made += 1
-            except _BehindError as behind:
+            except _BehindError:
                 learner.part.module.zero_grad()
-                return behind.first if behind.first.step is None else None
-        return None
+                return self._first.step is None
+        return False
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
         """Around calls to the first machine. Raises _AwayError."""
         try:
             yield
-        except RuntimeError:
-            raise _AwayError(f"the first machine of the site does not answer at {self.address}") from None
+        except (RuntimeError, OSError):
+            raise _AwayError(f"no site answers at {self.address}") from None
 
     # All
 
@@ -301,23 +287,21 @@ class Site:
             if first.machine or len(set(numbers)) < len(numbers):
                 time.sleep(AGAIN_S)
                 continue
-            if first.over:
+            self._first = first
+            if first.over and step is None:
                 return present
             if first.place != self._place:
                 raise _AwayError(f"the site at {self.address} has another place of the run than before")
-            together = [
-                each
-                for each in present
-                if each.place == first.place
-                and (first.step is None or (each.state, each.step) == (first.state, first.step))
-            ]
-            sharing = own in [each.machine for each in together]
-            if sharing and not self._connected(first.call, [each.machine for each in together]):
+            alike = [each for each in present if each.place == first.place]
+            if first.step is not None:  # in the middle of a round
+                alike = [each for each in alike if (each.state, each.step) == (first.state, first.step)]
+            machines = [each.machine for each in alike]
+            if own in machines and not first.over and not self._connected(first.call, machines):
                 continue
-            if step is not None and (not sharing or first.step is None) and own:
-                raise _BehindError(first)
-            if sharing:
-                return together
+            if step is not None and (first.step is None or own not in machines):
+                raise _BehindError
+            if own in machines:
+                return alike
 
     def _quorum(self, words: Presence) -> Any:  # noqa: ANN401 - torchft has no types
         """Everybody who lives, once all have asked. Raises Interrupted, _AwayError."""
@@ -326,27 +310,24 @@ class Site:
         def ask() -> None:
             try:
                 answer.set_result(self._client.quorum(self._name, timedelta(days=1), data=asdict(words)).participants)
-            except Exception as error:  # of several types
+            except Exception as error:
                 answer.set_exception(error)
 
         # On a thread, for nothing ends the call, and one that is made again may miss its answer.
         threading.Thread(target=ask, name="quorum", daemon=True).start()
         while not wait([answer], LOOK_S).done:
             self._stop_if_asked()
-        if answer.exception() is not None:
-            raise _AwayError(f"the first machine of the site does not answer at {self.address}")
-        return answer.result()
+        with self._reaching():
+            return answer.result()
 
     def _connected(self, meeting: int, machines: list[int]) -> bool:
         """True with connections among exactly these machines."""
         from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
-        if len(machines) != self._size and self.settings.machine == 0:
-            alone = ": this one continues alone" if len(machines) == 1 else ""
-            log.warning(
-                "%d of the %d machines of the site share the steps%s", len(machines), self.settings.machines, alone
-            )
-        self._size = len(machines)
+        before, self._size = self._size, len(machines)
+        if self._size != before and self.settings.machine == 0:
+            alone = ": this one continues alone" if self._size == 1 else ""
+            log.warning("%d of the site's %d machines share the steps%s", self._size, self.settings.machines, alone)
         if self._size == 1:
             return True
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -370,19 +351,16 @@ class Site:
 
     def _share(self, step: int, module: nn.Module) -> None:
         """Put the mean of all machines in place of this one's gradient. Raises as `_meet` does."""
-        own, total = _gradients(module), Tensor()
-        while not len(total):
+        own = _gradients(module)
+        while self._size > 1:
             with self._exchange():
-                total = self._add(own.clone())
-            if not len(total):
-                self._meet(step)  # those that are left make the same step
-        _take(module, total, self._size)
-
-    def _add(self, numbers: Tensor) -> Tensor:
-        """The sum of all machines' numbers, in place. Raises RuntimeError where one is lost."""
-        for piece in numbers.split(PIECE) if self._group is not None else ():
-            self._group.allreduce([piece]).wait()
-        return numbers
+                total = own.clone()
+                for piece in total.split(PIECE):
+                    self._group.allreduce([piece]).wait()
+                _take(module, total, self._size)
+            if self._group is not None:
+                break
+            self._meet(step)  # those that are left make the same step
 
     def _lend(self, blob: bytes) -> bytes:
         """The first machine's bytes, to all. Raises RuntimeError where one is lost."""

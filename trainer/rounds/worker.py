@@ -259,17 +259,14 @@ class Worker:
     def _train(self, fragment: Fragment) -> bool:
         """The steps up to a fragment's exchange; False where its round is given up."""
         begin, end = self.after[fragment.index : fragment.index + 2]
-        lent = False
+        assert fragment.progress.round is not None
+        first = fragment.progress.round * self.rounds.steps_per_round
+        if self.site is not None:
+            self.site.begin(self.learner, range(first + begin + self.progress.steps, first + end))
         while self.progress.steps < end - begin:
             if not self._may_continue(fragment):
                 return False
-            assert fragment.progress.round is not None
-            first = fragment.progress.round * self.rounds.steps_per_round
-            number = first + begin + self.progress.steps
-            if self.site is not None and not lent:
-                self.site.begin(self.learner, range(number, first + end))
-                lent = True
-            self._step(number)
+            self._step(first + begin + self.progress.steps)
         return True
 
     def _may_continue(self, fragment: Fragment) -> bool:

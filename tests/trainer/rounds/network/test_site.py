@@ -18,6 +18,7 @@ from torch import Tensor
 
 from onesweep.loadtest.lab.lab import lab_problem, temporary_lab
 from onesweep.loadtest.lab.profile import Link, Profile
+from onesweep.stages.errors import ConfigError, InputError, ServiceError
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.settings import SimulatedWorkers, WorkerSettings
@@ -103,7 +104,8 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
     toml, out = tmp_path / "run.toml", tmp_path / "out"
     toml.write_text(
         "sequences = 2\nbfloat16 = false\n[architecture]\nparts = 1\nlayers = 1\nwidth = 16\nheads = 2\n"
-        f'context_length = 32\n[rounds]\nmodel = "ar"\nrounds = 1000\nsteps_per_round = {STEPS}\ndeadline = "lockstep"\n'
+        'context_length = 32\n[rounds]\nmodel = "ar"\nrounds = 1000\ndeadline = "lockstep"\n'
+        f"steps_per_round = {STEPS}\n"
     )
     with temporary_lab(Profile("near", "", Link(delay_ms=1)), 2) as lab, contextlib.ExitStack() as stack:
 
@@ -142,12 +144,16 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
         until(lambda: shares(2), WITHIN_S)
         machines[2] = machine(2)
         until(lambda: shares(3), WITHIN_S)
+        until(in_the_middle, WITHIN_S)
+        machines[0].kill()  # the first: the others wait for it, and it resumes from its state
+        seen, machines[0] = len(records(out, "m0")), machine(0)
+        until(lambda: len(records(out, "m0")) > seen and shares(3), WITHIN_S)
         for lost in machines[1:]:
             lost.kill()
         until(lambda: shares(1), WITHIN_S)
         said = (tmp_path / "m0.log").read_text()
         mine, theirs = records(out, "m0"), records(out, "plain")
-    assert "1 of the 3 machines of the site share the steps: this one continues alone" in said
+    assert "1 of the site's 3 machines share the steps: this one continues alone" in said
     text = [record["sequences"] / 2 / STEPS for record in mine]
     assert any(2 < machines < 3 for machines in text), "it had its share until it was killed"
     assert [record["round"] for record in mine] == list(range(len(mine)))
@@ -155,3 +161,43 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
     assert audit(out / "rounds").problems == []
     losses = [record["losses"]["next_byte_nats"] for record in mine]
     assert losses[-1] < losses[0] - 0.5
+
+
+def test_who_does_not_belong_to_a_site_is_told_why(network: Start, machine: Machine, unused_port: int) -> None:
+    net = network(config, replicas=1, model="ar")
+    first = machine(0, net)
+    other = Corpus("other", corpus.train[:-100], corpus.valid, corpus.tokenizer)
+    with pytest.raises(InputError, match=r"cannot join the site at .* your training text .* is not that of this run"):
+        machine(1, text=other).result(WITHIN_S)
+    with pytest.raises(InputError, match="your settings have another architecture than this run"):
+        machine(1, architecture="of another run").result(WITHIN_S)
+    with pytest.raises(ServiceError, match=r"cannot listen on 127.0.0.1:.*--site must be a free port"):
+        machine(0, net).result(WITHIN_S)
+    jobs = [machine(number) for number in (1, 1, 2)]
+    (twin,) = [job for job in jobs if job.exception(WITHIN_S) is not None]
+    with pytest.raises(InputError, match="another machine of this site has number 1: give each its own --machine"):
+        twin.result()
+    assert [first.result(WITHIN_S), *(job.result() for job in jobs if job is not twin)] == [3, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("number", "changes", "error", "sentence"),
+    [
+        (1, {}, ServiceError, "no site answers at 127.0.0.1:.*; gave up after 0 s"),
+        (3, {}, InputError, "--machine must be from 0 to 2 at a site of 3, not 3"),
+        (0, {"site": "8.8.8.8:7900"}, InputError, "8.8.8.8 is a public address, .* or, behind a firewall, accept it"),
+        (0, {"site": "here"}, InputError, "--site 'here' must be HOST:PORT"),
+    ],
+)
+def test_a_machine_that_cannot_begin_says_why(
+    machine: Machine, number: int, changes: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        machine(number, patience_s=0.0, **changes).result(WITHIN_S)
+
+
+def test_features_of_one_text_do_not_serve_a_site(network: Start, machine: Machine) -> None:
+    chained = replace(config, architecture=replace(config.architecture, context="chained"))
+    net = network(chained, replicas=1, context_by="features")
+    with pytest.raises(ConfigError, match='a site needs context_by = "copies"'):
+        machine(0, net, part=1).result(WITHIN_S)
