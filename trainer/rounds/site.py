@@ -100,7 +100,7 @@ class Site:
         self.address, self.asked_to_stop = str(settings.site), asked_to_stop
         self.host, self.port = parse_address(self.address, "--site")
         self._name = f"{settings.machine}:{uuid.uuid4().hex}"
-        self._place, self._state, self._calls, self._size = "", "", 0, settings.machines
+        self._place, self._state, self._calls, self.size = "", "", 0, settings.machines
         self._group: Any = None  # connections among those that share a round; None for one alone
         self._left, self._beats, self._made = threading.Event(), threading.Thread(), 0
         if settings.machine == 0:
@@ -132,13 +132,6 @@ class Site:
             present = self._meet(steps=(steps.start, steps.stop))
             with self._exchange():
                 lent = len(present) == 1 or bool(self._lend(_packed(learner)))
-
-    def step(self, learner: Learner, step: int) -> tuple[dict[str, float], int]:
-        """One step by the mean of all gradients; the losses of this machine's text, and how many machines shared it.
-
-        Raises ConfigError for a gradient that is not finite, Interrupted.
-        """
-        return learner.train(step, 1, partial(self._share, step)), self._size
 
     def end(self) -> None:
         """Let the others know that the run is over."""
@@ -228,7 +221,7 @@ class Site:
             self._state = first.state
             try:
                 for step in range(*first.steps):
-                    learner.train(step, 1, partial(self._share, step))
+                    learner.train(step, 1, partial(self.share, step))
                     self._made += 1
             except _BehindError:
                 learner.part.module.zero_grad()
@@ -324,18 +317,18 @@ class Site:
         """True with connections among exactly these machines."""
         from torch.distributed import PrefixStore, ProcessGroupGloo  # type: ignore[attr-defined]
 
-        before, self._size = self._size, len(machines)
-        if self._size != before and self.settings.machine == 0:
-            alone = ": this one continues alone" if self._size == 1 else ""
-            log.warning("%d of the site's %d machines share the steps%s", self._size, self.settings.machines, alone)
-        if self._size == 1:
+        before, self.size = self.size, len(machines)
+        if self.size != before and self.settings.machine == 0:
+            alone = ": this one continues alone" if self.size == 1 else ""
+            log.warning("%d of the site's %d machines share the steps%s", self.size, self.settings.machines, alone)
+        if self.size == 1:
             return True
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         # by its address: by a hostname or an interface, Gloo may choose another one of this machine
         options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=self._own)], CONNECT
         rank, store = machines.index(self.settings.machine), PrefixStore(str(meeting), self._store)
         with self._exchange():
-            group = ProcessGroupGloo(store, rank, self._size, options)
+            group = ProcessGroupGloo(store, rank, self.size, options)
             group.set_timeout(EXCHANGE)
             self._group = group
         return self._group is not None
@@ -349,15 +342,15 @@ class Site:
             log.warning("an exchange with the site's other machines failed (%s)", str(error).partition(". ")[0])
             self._group = None
 
-    def _share(self, step: int, module: nn.Module) -> None:
-        """Put the mean of all machines in place of this one's gradient. Raises as `_meet` does."""
+    def share(self, step: int, module: nn.Module) -> None:
+        """Put the mean of `size` machines in place of this one's gradient. Raises Interrupted, and as `_meet` does."""
         own = _gradients(module)
-        while self._size > 1:
+        while self.size > 1:
             with self._exchange():
                 total = own.clone()
                 for piece in total.split(PIECE):
                     self._group.allreduce([piece]).wait()
-                _take(module, total, self._size)
+                _take(module, total, self.size)
             if self._group is not None:
                 break
             self._meet(step)  # those that are left make the same step
@@ -381,8 +374,8 @@ class Site:
         """This machine's address at the site. Raises InputError for a public one that was not allowed."""
         if ipaddress.ip_address(own).is_global and not self.insecure:
             raise InputError(
-                f"{own} is a public address, and a site's machines send each other plain text and ask for no token: "
-                "give --site an address of the site's own network or, behind a firewall, accept it with --insecure"
+                f"{own} is a public address, and a site sends plain text and asks for no token: "
+                "give one of the site's own network or, behind a firewall, accept it with --insecure"
             )
         return own
 

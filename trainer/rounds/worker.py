@@ -290,7 +290,8 @@ class Worker:
             if self.site is None:
                 record = self.learner.train(number, 1)
             else:
-                record, machines = self.site.step(self.learner, number)
+                record = self.learner.train(number, 1, partial(self.site.share, number))
+                machines = self.site.size
         self.losses = {name: nats for name, nats in record.items() if name.endswith("nats")}
         self.progress.steps += 1
         for fragment in self.fragments:
