@@ -344,13 +344,13 @@ class Site:
 
     def share(self, step: int, module: nn.Module) -> None:
         """Put the mean of `size` machines in place of this one's gradient. Raises Interrupted, and as `_meet` does."""
-        own = _gradients(module)
+        own = gradients_of(module)
         while self.size > 1:
             with self._exchange():
                 total = own.clone()
                 for piece in total.split(PIECE):
                     self._group.allreduce([piece]).wait()
-                _take(module, total, self.size)
+                take_mean(module, total, self.size)
             if self._group is not None:
                 break
             self._meet(step)  # those that are left make the same step
@@ -388,15 +388,15 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def _gradients(module: nn.Module) -> Tensor:
+def gradients_of(module: nn.Module) -> Tensor:
     """All gradients, one after the other, then for each parameter 1 where it has one: float32 on the CPU."""
     grads = [(parameter, parameter.grad) for parameter in _trained(module)]
     flat = [torch.zeros(p.numel()) if grad is None else grad.detach().float().cpu().reshape(-1) for p, grad in grads]
     return torch.cat([*flat, torch.tensor([float(grad is not None) for _, grad in grads])])
 
 
-def _take(module: nn.Module, total: Tensor, machines: int) -> None:
-    """Put means in place of the gradients; :param total: the sum of `_gradients` of so many machines."""
+def take_mean(module: nn.Module, total: Tensor, machines: int) -> None:
+    """Put means in place of the gradients; :param total: the sum of `gradients_of` of so many machines."""
     parameters, begin = _trained(module), 0
     for parameter, found in zip(parameters, total[-len(parameters) :].tolist(), strict=True):
         end = begin + parameter.numel()

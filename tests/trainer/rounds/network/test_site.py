@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onesweep.loadtest.lab.lab import lab_problem, temporary_lab
 from onesweep.loadtest.lab.profile import Link, Profile
@@ -23,7 +23,7 @@ from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.settings import SimulatedWorkers, WorkerSettings
 from onesweep.trainer.rounds.simulation import InProcessEngine
-from onesweep.trainer.rounds.site import Site
+from onesweep.trainer.rounds.site import Site, gradients_of, take_mean
 from onesweep.trainer.rounds.spec import RunSpec, replica_seed
 from onesweep.trainer.rounds.worker import work
 from onesweep.trainer.rounds.worker_state import STATE_NAME, load_worker
@@ -201,3 +201,11 @@ def test_features_of_one_text_do_not_serve_a_site(network: Start, machine: Machi
     net = network(chained, replicas=1, context_by="features")
     with pytest.raises(ConfigError, match='a site needs context_by = "copies"'):
         machine(0, net, part=1).result(WITHIN_S)
+
+
+def test_gradients_are_means_over_machines_and_none_where_no_machine_has_one() -> None:
+    one, other = nn.ParameterList(map(torch.zeros, (2, 1, 3))), nn.ParameterList(map(torch.zeros, (2, 1, 3)))
+    one[0].grad, other[0].grad = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -2.0])
+    other[2].grad = torch.tensor([2.0, 4.0, 6.0])
+    take_mean(one, gradients_of(one) + gradients_of(other), 2)
+    assert [None if p.grad is None else p.grad.tolist() for p in one] == [[2.0, 0.0], None, [1.0, 2.0, 3.0]]
