@@ -17,7 +17,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -44,7 +43,8 @@ from onesweep.trainer.v1 import rounds_pb2
 log = logging.getLogger(__name__)
 
 BEAT_S, SILENT_S = 1.0, 10.0  # after such a silence a machine is gone: so long the others wait for one that was killed
-STUCK_S = 300.0  # how long they wait for one that lives and does not come
+STUCK_S = 300.0  # one that lives and makes no step for so long falls silent
+LISTEN = timedelta(seconds=5)  # so long a machine that waits takes to stop
 CONNECT, EXCHANGE = (
     timedelta(seconds=15),
     timedelta(seconds=60),
@@ -102,7 +102,7 @@ class Site:
         self._name = f"{settings.machine}:{uuid.uuid4().hex}"
         self._place, self._state, self._calls, self.size = "", "", 0, settings.machines
         self._group: Any = None  # connections among those that share a round; None for one alone
-        self._left, self._beats, self._made = threading.Event(), threading.Thread(), 0
+        self._left, self._beats, self._made, self._moved_s = threading.Event(), threading.Thread(), 0, time.monotonic()
         if settings.machine == 0:
             self._listen()
 
@@ -252,13 +252,14 @@ class Site:
 
     def _beat(self, client: Any, left: threading.Event) -> None:  # noqa: ANN401
         while not left.wait(BEAT_S):
-            with suppress(Exception):  # the next meeting says what is wrong
-                client.heartbeat(self._name)
+            if time.monotonic() - self._moved_s < STUCK_S:
+                with suppress(Exception):  # the next meeting says what is wrong
+                    client.heartbeat(self._name)
 
     def _leave(self) -> None:
         """Be heard no more."""
         self._left.set()
-        if self._beats.is_alive():  # Python must not end while a thread is in torchft's code
+        if self._beats.is_alive():
             self._beats.join()
 
     def _meet(self, step: int | None = None, steps: tuple[int, int] = (0, 0), over: bool = False) -> Sequence[Presence]:
@@ -298,20 +299,13 @@ class Site:
 
     def _quorum(self, words: Presence) -> Any:  # noqa: ANN401 - torchft has no types
         """Everybody who lives, once all have asked. Raises Interrupted, _AwayError."""
-        answer = Future[Any]()
-
-        def ask() -> None:
-            try:
-                answer.set_result(self._client.quorum(self._name, timedelta(days=1), data=asdict(words)).participants)
-            except Exception as error:
-                answer.set_exception(error)
-
-        # On a thread, for nothing ends the call, and one that is made again may miss its answer.
-        threading.Thread(target=ask, name="quorum", daemon=True).start()
-        while not wait([answer], LOOK_S).done:
+        while True:
             self._stop_if_asked()
-        with self._reaching():
-            return answer.result()
+            self._moved_s = time.monotonic()
+            # Nothing ends a call, and Python must not end while a thread is in one: so it is repeated. Where
+            # an answer comes in between, nobody can connect to this machine, and all meet once more.
+            with self._reaching(), suppress(TimeoutError):
+                return self._client.quorum(self._name, LISTEN, data=asdict(words)).participants
 
     def _connected(self, meeting: int, machines: list[int]) -> bool:
         """True with connections among exactly these machines."""
@@ -344,7 +338,7 @@ class Site:
 
     def share(self, step: int, module: nn.Module) -> None:
         """Put the mean of `size` machines in place of this one's gradient. Raises Interrupted, and as `_meet` does."""
-        own = gradients_of(module)
+        own, self._moved_s = gradients_of(module), time.monotonic()
         while self.size > 1:
             with self._exchange():
                 total = own.clone()
