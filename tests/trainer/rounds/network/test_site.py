@@ -209,3 +209,11 @@ def test_gradients_are_means_over_machines_and_none_where_no_machine_has_one() -
     other[2].grad = torch.tensor([2.0, 4.0, 6.0])
     take_mean(one, gradients_of(one) + gradients_of(other), 2)
     assert [None if p.grad is None else p.grad.tolist() for p in one] == [[2.0, 0.0], None, [1.0, 2.0, 3.0]]
+
+
+def test_a_site_trains_a_block_by_copies_of_earlier_ones(network: Start, machine: Machine) -> None:
+    net = network(replace(config, architecture=replace(config.architecture, context="chained")), replicas=1)
+    jobs = [machine(number, net, part=1) for number in range(3)]
+    assert net.work("plain", part=0) == 3
+    assert [job.result(WITHIN_S) for job in jobs] == [3, 6, 6]
+    assert audit(net.out / "rounds").problems == []
