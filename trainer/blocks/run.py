@@ -204,17 +204,23 @@ class Run:
 
 
 def train_step(
-    task: Task, optimizers: OptimizerSet, config: RunConfig, step: int, done: float | None = None
+    task: Task,
+    optimizers: OptimizerSet,
+    config: RunConfig,
+    step: int,
+    done: float | None = None,
+    exchange: Callable[[nn.Module], None] = lambda module: None,
 ) -> dict[str, Any]:
     """One local step; returns what is logged. Raises ConfigError for a gradient that is not finite.
 
-    done: share of the run that is over, for a run that has a time budget.
+    done: share of the run that is over, for a run that has a time budget; exchange: may change the module's gradients.
     """
     task.module.train()
     device = next(task.module.parameters()).device.type
     with precision(config.bfloat16, device):
         loss = task.loss(step)
     loss.total.backward()
+    exchange(task.module)
     # Parts that are trained apart are clipped apart: workers with one part each could not know the norm of all.
     norm = max(float(nn.utils.clip_grad_norm_(part.parameters(), MAX_GRADIENT_NORM)) for part in task.trained)
     if not math.isfinite(norm):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import signal
 import socket
 import sys
 import threading
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,10 +92,15 @@ def run_coordinate(options: argparse.Namespace) -> int:
 
 def run_work(options: argparse.Namespace) -> int:
     """Work to the end of a run."""
+    if (
+        options.site is not None
+    ):  # before torch is imported: it would log native stack traces where a sentence is enough
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from onesweep.stages.device import check_device
     from onesweep.stages.errors import InputError
     from onesweep.stages.wire.channel import check_name
     from onesweep.trainer.blocks.config import load_config
+    from onesweep.trainer.rounds.site import Site
     from onesweep.trainer.rounds.spec import architecture_digest
     from onesweep.trainer.rounds.worker import work
 
@@ -110,12 +117,18 @@ def run_work(options: argparse.Namespace) -> int:
         architecture=architecture_digest(load_config(options.config).architecture) if options.config else "",
         throttle=Throttle(SimulatedWorkers(**given({"pace_s": options.pace_s}))),
     )
-    corpus, stop = corpus_of(options), _stop_on_signals()
-    link = _link(options, from_flags(WatchSettings, options), stop)
-    try:
-        trained = work(link, corpus, settings)
-    finally:
-        link.close()
+    corpus, stop, watch = corpus_of(options), _stop_on_signals(), from_flags(WatchSettings, options)
+    if settings.site is None and settings.machines > 1:
+        raise InputError("--machines is of a site: give --site HOST:PORT, where its first machine listens")
+    whole = Site(settings, options.insecure, watch.patience_s, stop.is_set) if settings.site is not None else None
+    with closing(whole) if whole is not None else nullcontext() as site:
+        if site is not None and settings.machine:
+            print(f"{name}: the run is over; {site.follow(corpus)} steps made with the site")
+            return 0
+        with closing(_link(options, watch, stop)) as link:
+            trained = work(link, corpus, settings, site)
+        if site is not None:
+            site.end()
     print(f"{name}: the run is over; {trained} rounds trained here")
     return 0
 
@@ -203,7 +216,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         metavar="'NAME=VALUE ...'",
         help="what differs in a way of its own; --vary varies each",
     )
-    parser.add_argument("--engine", type=words, metavar="NAME[,NAME]", help="inprocess (default), grpc, torchft")
+    parser.add_argument("--engine", type=words, metavar="NAME[,NAME]", help="inprocess (default), grpc")
     parser.add_argument(
         "--one-place",
         nargs="?",

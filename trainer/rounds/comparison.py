@@ -21,10 +21,9 @@ from onesweep.trainer.rounds.processes import GrpcEngine
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import InProcessEngine, RoundsEngine, WorkerTally
 from onesweep.trainer.rounds.spec import RunSpec, replica_seed
-from onesweep.trainer.rounds.torchft import TorchftEngine
 
 INPROCESS = "inprocess"
-ENGINES: dict[str, type[RoundsEngine]] = {INPROCESS: InProcessEngine, "grpc": GrpcEngine, "torchft": TorchftEngine}
+ENGINES: dict[str, type[RoundsEngine]] = {INPROCESS: InProcessEngine, "grpc": GrpcEngine}
 ONE_PLACE = "one place"
 ENGINE = "engine"
 NEVER = "never"  # A sync interval: one merge, at the end

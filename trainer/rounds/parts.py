@@ -132,14 +132,16 @@ class Learner:
         """Take weights, of the whole part or a fragment."""
         load(self.part.module, weights)
 
-    def train(self, first: int, steps: int) -> dict[str, float]:
+    def train(
+        self, first: int, steps: int, exchange: Callable[[nn.Module], None] = lambda module: None
+    ) -> dict[str, float]:
         """Make `steps` local steps, the first of which is number `first` of the run; the last one's losses.
 
-        Raises ConfigError for a gradient that is not finite.
+        :param exchange: may change the gradients. Raises ConfigError for one that is not finite.
         """
         record = dict[str, float]()
         for step in range(first, first + steps):
-            record = train_step(self.part, self.optimizers, self.config, step)
+            record = train_step(self.part, self.optimizers, self.config, step, exchange=exchange)
         return record
 
     def weights(self) -> Tensors:

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -33,7 +33,7 @@ from onesweep.trainer.rounds.worker import work
 
 # Imported once, by the server that processes are forked from: torch takes seconds, and so does the last, which every
 # process would import with its first optimizer.
-PRELOADED = ["onesweep.trainer.rounds.processes", "onesweep.trainer.rounds.torchft", "torch._dynamo"]
+PRELOADED = ["onesweep.trainer.rounds.processes", "torch._dynamo"]
 END_S = 30.0  # time that a process has to end after its last message
 
 Tell = Callable[[Any], None]
@@ -52,7 +52,6 @@ class SubprocessPool:
         self.threads = max(torch.get_num_threads() // size, 1)
         self._processes: dict[str, BaseProcess] = {}
         self._pipes: dict[Connection, str] = {}
-        self._ends_by: dict[str, float] = {}
 
     def __enter__(self) -> SubprocessPool:
         return self
@@ -76,16 +75,10 @@ class SubprocessPool:
         theirs.close()
         self._processes[name], self._pipes[ours] = process, name
 
-    def dismiss(self, names: Collection[str], within_s: float) -> None:
-        """These may end now, and are ended after so many seconds: what they do is not needed any more."""
-        for name in names:
-            self._ends_by[name] = time.monotonic() + within_s
-
     def told(self) -> Iterator[tuple[str, Any]]:
-        """Names and messages, until all have ended. Raises ServiceError when one fails that was not dismissed."""
+        """Names and messages, until all have ended. Raises ServiceError when one fails."""
         while self._pipes:
-            left = [end - time.monotonic() for name, end in self._ends_by.items() if name in self._pipes.values()]
-            for pipe in wait(list(self._pipes), max(min(left), 0.0) if left else None):
+            for pipe in wait(list(self._pipes)):
                 assert isinstance(pipe, Connection)
                 name = self._pipes[pipe]
                 try:
@@ -94,20 +87,15 @@ class SubprocessPool:
                     self._ended(pipe, name)
                     continue
                 if isinstance(word, _Failure):
-                    if name not in self._ends_by:
-                        raise ServiceError(f"{name}: {word.sentence}")
-                    continue
+                    raise ServiceError(f"{name}: {word.sentence}")
                 yield name, word
-            for name, end in self._ends_by.items():
-                if end <= time.monotonic():
-                    self._processes[name].terminate()
 
     def _ended(self, pipe: Connection, name: str) -> None:
         del self._pipes[pipe]
         pipe.close()
         process = self._processes[name]
         process.join(END_S)
-        if process.exitcode != 0 and name not in self._ends_by:
+        if process.exitcode != 0:
             raise ServiceError(f"the process of {name} ended with code {process.exitcode}; what it wrote is above")
 
 

@@ -22,6 +22,7 @@ Fate = Literal["in time", "late", "lost"]
 MAX_PACE_S = 3600.0
 MAX_PATIENCE_S = 1e7
 PATIENCE_S = 600.0
+MOST_MACHINES = 64  # of a site
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class WorkerSettings:
     )
     device: str = "cpu"
     architecture: str = ""  # digest of the one that the run must have; empty = any
+    site: str | None = setting(
+        None, "work with other machines as one worker: where the first of them listens", metavar="HOST:PORT"
+    )
+    machine: int = setting(0, "number of this one at its site; 0 is the first, which dials the coordinator", least=0)
+    machines: int = setting(1, "how many the site has", least=1, most=MOST_MACHINES)
     throttle: Throttle = field(default_factory=lambda: Throttle())
 
 

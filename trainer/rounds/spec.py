@@ -112,12 +112,15 @@ def fragment_name(part: str, index: int, count: int) -> str:
     return part if count == 1 else f"{part}.f{index}"
 
 
-def replica_seed(seed: int, replica: int) -> int:
-    """Seed of a replica's batches and noise: a pure function, so that any machine can take its place."""
+def replica_seed(seed: int, replica: int, machine: int = 0) -> int:
+    """Seed of a replica's batches and noise: a pure function, so that any machine can take its place.
+
+    :param machine: of a site that works as this replica.
+    """
     # Replica 0 has the run's own seed, so that a run of one replica is the training in one place.
-    if replica == 0:
+    if replica == machine == 0:
         return seed
-    word = hashlib.sha256(f"{seed} {replica}".encode()).digest()
+    word = hashlib.sha256(f"{seed} {replica}{f' {machine}' if machine else ''}".encode()).digest()
     return int.from_bytes(word[:8], "little") % MAX_WHOLE
 
 

@@ -11,6 +11,7 @@ from onesweep.stages.wire.status import invalid
 from onesweep.trainer.rounds.codecs import codec_named
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.members import Member
+from onesweep.trainer.rounds.settings import MOST_MACHINES
 from onesweep.trainer.rounds.spec import RunSpec
 from onesweep.trainer.rounds.store import Update
 from onesweep.trainer.rounds.transfer import IncomingFile, Parcel
@@ -53,7 +54,8 @@ class UpdateIntake:
                 raise RequestError(f"an update of {fragment} has {due} bytes as {codec.name}, not {submission.size}")
             if not 1 <= submission.steps <= rounds.steps_per_round:
                 raise RequestError(f"a round has 1 to {rounds.steps_per_round} steps, not {submission.steps}")
-            if submission.sequences > submission.steps * self.spec.config.sequences:
+            # of a site, each machine reads as many as a worker does
+            if submission.sequences > submission.steps * self.spec.config.sequences * MOST_MACHINES:
                 raise RequestError(f"{submission.steps} steps do not see {submission.sequences} sequences")
             if submission.round >= self.spec.rounds or submission.base_version > submission.round:
                 raise RequestError(

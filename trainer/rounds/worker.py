@@ -3,6 +3,8 @@
 # Its main thread trains, one sends heartbeats, and where the settings let it train while its update travels, one sends.
 # All that it needs to resume after a kill is in one file; see trainer/rounds/worker_state.py.
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import time
@@ -11,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from onesweep.stages.checkpoint.checkpoint import replace_file
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
@@ -35,6 +38,9 @@ from onesweep.trainer.rounds.worker_state import (
 )
 from onesweep.trainer.v1 import rounds_pb2
 
+if TYPE_CHECKING:
+    from onesweep.trainer.rounds.site import Site
+
 log = logging.getLogger(__name__)
 
 # Groups of a worker's state, beside those of its fragments: weights and inner optimizer.
@@ -43,8 +49,11 @@ AGAIN_S = 0.2
 LOCK_NAME = "worker.lock"
 
 
-def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings) -> int:
-    """Work until the run is over; returns how many rounds were trained. Raises OnesweepError."""
+def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: Site | None = None) -> int:
+    """Work until the run is over; returns how many rounds were trained. Raises OnesweepError.
+
+    :param site: whose first machine this is.
+    """
     try:
         settings.state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,11 +66,11 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings) -> int:
             run, progress, groups = load_worker(path)
         trained = 0
         while True:
-            place = client.join(_join_request(corpus, settings, run, progress.incarnation), settings.wait)
+            place = client.join(join_request(corpus, settings, run, progress.incarnation), settings.wait)
             if place.protocol != PROTOCOL:
                 said = protocol_refusal(place.protocol, client.address, "this worker", PROTOCOL, "rounds")
                 raise ServiceError(said.message)
-            worker = Worker(client, corpus, settings, place)
+            worker = Worker(client, corpus, settings, place, site)
             worker.restore(run, progress, groups)
             groups = {}  # the worker has them now, and there is no room for both
             try:
@@ -82,10 +91,15 @@ class Worker:
     """One place of a run, for as long as this process has it."""
 
     def __init__(
-        self, client: RoundsClient, corpus: Corpus, settings: WorkerSettings, place: rounds_pb2.JoinResponse
+        self,
+        client: RoundsClient,
+        corpus: Corpus,
+        settings: WorkerSettings,
+        place: rounds_pb2.JoinResponse,
+        site: Site | None = None,
     ) -> None:
         """Raises OnesweepError where the coordinator's settings make no sense here."""
-        self.client, self.settings, self.place, self.run = client, settings, place, place.run
+        self.client, self.settings, self.place, self.run, self.site = client, settings, place, place.run, site
         self.progress, self.doing = WorkerProgress(""), rounds_pb2.DOING_WAITING
         self.losses: dict[str, float] = {}
         self.joined_s, self.busy_s = time.monotonic(), 0.0
@@ -103,22 +117,21 @@ class Worker:
 
     def _build(self, corpus: Corpus) -> None:
         place, client, settings = self.place, self.client, self.settings
-        self.spec = _spec_of(place, settings.state, corpus)
+        self.spec = spec_of(place, settings.state, corpus)
         self.rounds = self.spec.config.rounds
         if place.part >= len(self.spec.parts):
             raise ServiceError(f"{client.address} gives part {place.part} of {len(self.spec.parts)}: it is damaged")
         self.part = self.spec.parts[place.part]
-        seed = replica_seed(self.spec.config.seed, place.replica)
-        placed = PlacedCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, settings.device)
-        task = place_on(self.spec.task(place.part, placed, seed), settings.device)
-        self.learner = Learner(task, self.spec.config)
+        self.learner = learner_of(self.spec, place, corpus, settings)
+        if self.site is not None:
+            self.site.announce(place, self.learner, corpus.digest())
         names, like = self.spec.fragments.parts[self.part], self.spec.fragments.like
         self.fragments = [Fragment(i, name, like[name], self.rounds) for i, name in enumerate(names)]
         self.after = [0, *boundaries(self.rounds.steps_per_round, self.rounds.fragments)]
         pieces = [fragment.progress for fragment in self.fragments]
         self.progress = WorkerProgress(self.part, fragments=pieces, incarnation=place.incarnation)
         self.cache = WeightCache(client, settings.name, place.lease, settings.state, like)
-        self.features = FeatureClient(client, settings.name, place, settings.state, task, self.spec.config)
+        self.features = FeatureClient(client, settings.name, place, settings.state, self.learner.part, self.spec.config)
 
     # State
 
@@ -246,11 +259,14 @@ class Worker:
     def _train(self, fragment: Fragment) -> bool:
         """The steps up to a fragment's exchange; False where its round is given up."""
         begin, end = self.after[fragment.index : fragment.index + 2]
+        assert fragment.progress.round is not None
+        first = fragment.progress.round * self.rounds.steps_per_round
+        if self.site is not None:
+            self.site.begin(self.learner, range(first + begin + self.progress.steps, first + end))
         while self.progress.steps < end - begin:
             if not self._may_continue(fragment):
                 return False
-            assert fragment.progress.round is not None
-            self._step(fragment.progress.round * self.rounds.steps_per_round + begin + self.progress.steps)
+            self._step(first + begin + self.progress.steps)
         return True
 
     def _may_continue(self, fragment: Fragment) -> bool:
@@ -269,13 +285,18 @@ class Worker:
         return True
 
     def _step(self, number: int) -> None:
-        self.doing, begin = rounds_pb2.DOING_TRAINING, time.monotonic()
+        self.doing, begin, machines = rounds_pb2.DOING_TRAINING, time.monotonic(), 1
         with self.settings.throttle.step(self.place.replica):
-            record = self.learner.train(number, 1)
+            if self.site is None:
+                record = self.learner.train(number, 1)
+            else:
+                record = self.learner.train(number, 1, partial(self.site.share, number))
+                machines = self.site.size
         self.losses = {name: nats for name, nats in record.items() if name.endswith("nats")}
         self.progress.steps += 1
         for fragment in self.fragments:
             fragment.progress.steps += 1
+            fragment.progress.sequences += machines * self.spec.config.sequences
         self.busy_s += time.monotonic() - begin
         if time.monotonic() - self._saved_at > self.settings.save_every_s:
             self.save()
@@ -284,7 +305,7 @@ class Worker:
         """Save a round's update before it is sent; then it is the next fragment's turn."""
         self._settle(fragment)
         author = f"{self.run} {self.settings.name}"
-        fragment.finish(self.learner.weights(), self.spec.config.sequences, self.losses, author)
+        fragment.finish(self.learner.weights(), self.losses, author)
         self.trained += fragment is self.fragments[-1]
         self._next_turn()
         self.save()
@@ -348,7 +369,9 @@ class Worker:
         )
 
 
-def _join_request(corpus: Corpus, settings: WorkerSettings, run: str, incarnation: str) -> rounds_pb2.JoinRequest:
+def join_request(
+    corpus: Corpus, settings: WorkerSettings, run: str = "", incarnation: str = ""
+) -> rounds_pb2.JoinRequest:
     return rounds_pb2.JoinRequest(
         worker=settings.name,
         version=version("onesweep"),
@@ -363,7 +386,14 @@ def _join_request(corpus: Corpus, settings: WorkerSettings, run: str, incarnatio
     )
 
 
-def _spec_of(place: rounds_pb2.JoinResponse, directory: Path, corpus: Corpus) -> RunSpec:
+def learner_of(spec: RunSpec, place: rounds_pb2.JoinResponse, corpus: Corpus, settings: WorkerSettings) -> Learner:
+    """The part of a place, to be trained here."""
+    seed = replica_seed(spec.config.seed, place.replica, settings.machine)
+    placed = PlacedCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, settings.device)
+    return Learner(place_on(spec.task(place.part, placed, seed), settings.device), spec.config)
+
+
+def spec_of(place: rounds_pb2.JoinResponse, directory: Path, corpus: Corpus) -> RunSpec:
     """The run that the coordinator describes. Raises OnesweepError."""
     replace_file(directory / MANIFEST_NAME, lambda path: path.write_text(place.manifest, encoding="utf-8"))
     config, manifest = parse_config(place.config, "the coordinator's settings"), read_manifest(directory)

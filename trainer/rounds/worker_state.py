@@ -46,6 +46,7 @@ class FragmentProgress:
     round: int | None = None  # the round that it is in; None between two
     base_version: int = 0
     steps: int = 0  # done in this round
+    sequences: int = 0  # that these steps have read
     held_version: int = 0  # of the fragment, among the tensors
     own_in: int | None = None  # the version that has our last update in it; None while that is not known
     over: bool = False  # whether its last round is made
@@ -89,7 +90,7 @@ class Fragment:
         merged = progress.own_in is not None and version >= progress.own_in
         # the overlap counts each of our rounds once, whether or not this one is finished
         self.base, self.own = self.overlap.start(weights, self.own or None, merged), {}
-        progress.round, progress.base_version, progress.steps = round_, version, 0
+        progress.round, progress.base_version, progress.steps, progress.sequences = round_, version, 0, 0
         return self.feedback.begin(self.base)
 
     def give_up(self) -> None:
@@ -97,11 +98,10 @@ class Fragment:
         assert self.progress.round is not None
         self.progress.finished, self.progress.round = self.progress.round, None
 
-    def finish(self, weights: Tensors, sequences: int, losses: dict[str, float], author: str) -> None:
+    def finish(self, weights: Tensors, losses: dict[str, float], author: str) -> None:
         """Make the round's update, to be handed in. Raises ConfigError for weights that are not finite.
 
-        :param weights: of the whole part; :param sequences: in a batch; :param losses: of the last step; :param author:
-        run and worker.
+        :param weights: of the whole part; :param losses: of the last step; :param author: run and worker.
         """
         progress = self.progress
         assert progress.round is not None
@@ -115,7 +115,7 @@ class Fragment:
             round=progress.round,
             base_version=progress.base_version,
             steps=steps,
-            sequences=steps * sequences,
+            sequences=progress.sequences * steps // max(progress.steps, 1),
             losses=losses,
             payload=payload,
         )

@@ -2,29 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import onesweep.trainer.rounds.torchft
-from onesweep.stages.errors import ConfigError, InputError, ServiceError
+from onesweep.stages.errors import ConfigError, ServiceError
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.rounds.codecs import norm, subtract
 from onesweep.trainer.rounds.comparison import ArmResult, engine_named, tally_table
-from onesweep.trainer.rounds.merging import new_outer as ours
 from onesweep.trainer.rounds.processes import SubprocessPool, count_merges
 from onesweep.trainer.rounds.settings import SimulatedWorkers, Throttle
 from onesweep.trainer.rounds.simulation import WorkerTally
 from onesweep.trainer.rounds.spec import RunSpec
-from onesweep.trainer.rounds.store import Share
-from onesweep.trainer.rounds.torchft import torch_outer
-from tests.trainer.small import corpus, tensors, tiny
-
-with_torchft = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
-
+from tests.trainer.small import corpus, tiny
 
 # Plain DiLoCo of a small AR model: two workers that are always there, fp32, Nesterov.
 plain = replace(
@@ -39,11 +30,10 @@ plain = replace(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["grpc", pytest.param("torchft", marks=with_torchft)])
-def test_real_processes_make_the_weights_of_one_process(name: str) -> None:
+def test_real_processes_make_the_weights_of_one_process() -> None:
     spec = RunSpec.of(plain, corpus)
     expected = engine_named("inprocess").train(spec, corpus, SimulatedWorkers())
-    engine = engine_named(name)
+    engine = engine_named("grpc")
     engine.check(spec.config, SimulatedWorkers())
     trained = engine.train(spec, corpus, SimulatedWorkers())
     begin = spec.initial()["ar"]
@@ -57,66 +47,7 @@ def test_real_processes_make_the_weights_of_one_process(name: str) -> None:
     assert [(tally.made, tally.merged) for tally in trained.tallies] == [(6, 6), (6, 6)]
 
 
-@with_torchft
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_with_a_deadline_torchft_goes_on_without_who_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onesweep.trainer.rounds.torchft, "FAREWELL_S", 0.2)
-    monkeypatch.setattr(onesweep.trainer.rounds.torchft, "DISMISSED_S", 0.5)
-    rounds = replace(plain.rounds, replicas=3, rounds=2, deadline="fixed", deadline_s=0.5, late="drop")
-    fleet = SimulatedWorkers(slowness=(1.0, 1.0, 10_000.0), pace_s=0.05)
-    trained = engine_named("torchft").train(RunSpec.of(replace(plain, rounds=rounds), corpus), corpus, fleet)
-    assert sum(tally.merged for tally in trained.tallies[:2]) >= 2
-    assert trained.tallies[2].merged == 0
-    assert norm(trained.weights["ar"]) > 0
-
-
-@pytest.mark.parametrize("changes", [{"outer": "mean"}, {}, {"outer_rate": 0.3, "outer_momentum": 0.0}])
-def test_the_outer_optimizer_of_torch_is_that_of_the_ledger(changes: dict[str, Any]) -> None:
-    settings = RoundSettings(**changes)
-    expected, outer = tensors(0), ours(settings)
-    parameters = {name: nn.Parameter(each) for name, each in tensors(0).items()}
-    theirs = torch_outer(settings, nn.ParameterList(parameters.values()))
-    for number in range(3):
-        gradient = tensors(number + 1)
-        expected = outer.step(expected, [Share(4.0, gradient)])
-        for name, parameter in parameters.items():
-            parameter.grad = gradient[name]
-        theirs.step()
-    for name, parameter in parameters.items():
-        torch.testing.assert_close(parameter.data, expected[name], rtol=1e-5, atol=1e-6)
-
-
 # What they cannot do
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"overlap": "eager"}, "overlap must be none"),
-        ({"deadline": "adaptive"}, "there is no adaptive deadline: give deadline = lockstep"),
-        ({"deadline": "fixed"}, "late work of any worker is lost"),
-        ({"codec": "e3m0"}, "codec and down_codec must be fp32"),
-        ({"down_codec": "int8"}, "codec and down_codec must be fp32"),
-        ({"robust": "clip", "replicas": 3}, "whatever comes is averaged"),
-        ({"fragments": 2}, "fragments must be 1"),
-        ({"model": "scorer"}, "torchft knows nothing of other parts"),
-    ],
-)
-def test_what_torchft_cannot_do_is_said(
-    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], sentence: str
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    engine = engine_named("torchft")
-    engine.check(plain, SimulatedWorkers())
-    with pytest.raises(ConfigError, match=sentence):
-        engine.check(replace(plain, rounds=replace(plain.rounds, **changes)), SimulatedWorkers())
-
-
-def test_without_the_extra_it_is_said_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'onesweep\[torchft\]'"):
-        engine_named("torchft").check(plain, SimulatedWorkers())
 
 
 def test_virtual_and_real_workers_are_told_apart() -> None:
@@ -124,7 +55,7 @@ def test_virtual_and_real_workers_are_told_apart() -> None:
         engine_named("grpc").check(plain, SimulatedWorkers(up_mbps=5.0))
     with pytest.raises(ConfigError, match="pace_s is of real workers"):
         engine_named("inprocess").check(plain, SimulatedWorkers(pace_s=0.1))
-    with pytest.raises(ConfigError, match="engine must be one of inprocess, grpc, torchft, not 'ray'"):
+    with pytest.raises(ConfigError, match="engine must be one of inprocess, grpc, not 'ray'"):
         engine_named("ray")
 
 
@@ -172,8 +103,8 @@ def test_the_table_says_who_worked_and_who_waited() -> None:
             copies_bytes=0, updates={"in time": 2}, busy=1.0, seconds=10.0, tallies=tallies,
         )  # fmt: skip
 
-    rows = tally_table([result("torchft", [WorkerTally(20, 20, 1.0), WorkerTally(2, 0, 12.0)])])
-    assert rows[-1] == "| engine=torchft | 2.000 | 10.0 | 20 / 2 | 20 / 0 | 10% / 100% |"
+    rows = tally_table([result("grpc", [WorkerTally(20, 20, 1.0), WorkerTally(2, 0, 12.0)])])
+    assert rows[-1] == "| engine=grpc | 2.000 | 10.0 | 20 / 2 | 20 / 0 | 10% / 100% |"
     assert tally_table([result("inprocess", [])]) == []
 
 

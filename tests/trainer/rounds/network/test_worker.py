@@ -134,7 +134,7 @@ def test_a_round_that_is_given_up_does_not_count_the_one_before_twice() -> None:
     base, learned = tensors(0), scale(tensors(1), 0.1)
     piece = Fragment(0, "p", shapes(base), RoundSettings(overlap="eager", outer_momentum=0.5, codec="fp32"))
     piece.begin(0, 0, base)
-    piece.finish(subtract(base, learned), 2, {}, "run w")
+    piece.finish(subtract(base, learned), {}, "run w")
     piece.begin(1, 0, base)
     momentum = piece.overlap.momentum_of_own
     assert all(torch.allclose(momentum[name], tensor, atol=1e-6) for name, tensor in learned.items())
