@@ -247,7 +247,7 @@ def _beyond(settings: RoundSettings) -> list[str]:
         wrong.append("late work of any worker is lost: with deadline = fixed give late = drop")
     if (settings.codec, settings.down_codec) != ("fp32", "fp32"):
         wrong.append("pseudo-gradients are summed as they are: codec and down_codec must be fp32")
-    if settings.merge != "none":
+    if settings.robust != "none":
         wrong.append("whatever comes is averaged: robust must be none")
     if settings.fragments != 1:
         wrong.append("a part is exchanged whole: fragments must be 1")

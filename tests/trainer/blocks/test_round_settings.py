@@ -31,8 +31,7 @@ def test_a_file_sets_them(tmp_path: Path) -> None:
         ({"deadline_s": float("nan")}, "deadline_s must be a number"),
         ({"deadline_s": "10"}, "deadline_s must be a number"),
         ({"outer_momentum": 1.0}, "outer_momentum must be below 1, not 1.0"),
-        ({"trim_share": 0.5}, "trim_share must be a number from 0 to 0.49, not 0.5"),
-        ({"robust": "clip"}, "robust clip cannot tell which of 2 workers is wrong: give replicas of at least 3"),
+        ({"robust": "clip"}, "robust must be one of none, scored, not 'clip'"),
         ({"fragments": 31}, "31 fragments do not find room in a round of 30 steps"),
     ],
 )

@@ -98,7 +98,7 @@ def test_the_outer_optimizer_of_torch_is_that_of_the_ledger(changes: dict[str, A
         ({"deadline": "fixed"}, "late work of any worker is lost"),
         ({"codec": "e3m0"}, "codec and down_codec must be fp32"),
         ({"down_codec": "int8"}, "codec and down_codec must be fp32"),
-        ({"robust": "clip", "replicas": 3}, "whatever comes is averaged"),
+        ({"robust": "scored"}, "whatever comes is averaged"),
         ({"fragments": 2}, "fragments must be 1"),
         ({"model": "scorer"}, "torchft knows nothing of other parts"),
     ],

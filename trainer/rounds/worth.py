@@ -1,0 +1,181 @@
+"""Worth: updates measured on held-out text before they are merged, and the record that each voter earns by it."""
+
+# Gauntlet (arXiv 2508.15706; Covenant-72B, arXiv 2603.08163, trained so among strangers) scores an update by the loss
+# that it takes off. No rule that compares updates with each other can defend one of two workers, nor one of three
+# against two: only text tells which of them is wrong.
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onesweep.stages.errors import DataError
+from onesweep.trainer.rounds.codecs import Tensors, add, load
+from onesweep.trainer.rounds.parts import PartTask, see
+from onesweep.trainer.rounds.store import Share
+
+if TYPE_CHECKING:
+    from onesweep.trainer.blocks.data import Corpus
+    from onesweep.trainer.rounds.spec import RunSpec
+
+# Losses in nats of the same batches, whatever the weights: (fragment, round, weights of the fragment).
+Loss = Callable[[str, int, Tensors], Sequence[float]]
+
+BATCHES = 8  # of the size of a worker's; a merge of M voters takes (M + 2) times so many forward passes
+WINDOWS = 16  # of held-out text at least: a worker that knows the few there are could learn them by heart
+DOUBT = 2.0  # standard errors within which a difference proves nothing
+# Share of the best voter's gain below which an update only makes the step of the others shorter.
+LEAST_SHARE = 0.5
+# Merges after which a voter has its full weight: until then so many newcomers together weigh what one worker does.
+FULL_RECORD = 10
+MOST_STRIKES = 3  # rounds one after the other in which a voter's work was harmful beyond doubt, and another's was not
+
+
+@dataclass(frozen=True)
+class Worth:
+    """Measured worth of one voter's work in one merge."""
+
+    nats: float | None  # held-out loss that its share takes off; None where that is no finite number
+    error: float  # standard error of that, in nats
+    kept: bool
+    harmful: bool
+
+    def __str__(self) -> str:
+        if self.nats is None:
+            return "with it the loss on held-out text is not finite"
+        return f"it takes {self.nats:.4f} ± {self.error:.4f} nats off the loss on held-out text"
+
+
+class HeldOut:
+    """Held-out loss of a part: the loss that its workers train with, on validation text. For one thread."""
+
+    def __init__(self, spec: RunSpec, corpus: Corpus, newest: Callable[[str], Tensors], seed: int) -> None:
+        """:param newest: weights of any fragment, for what the part reads or is a piece of.
+
+        :param seed: chooses the batches; workers must not know it. Raises DataError for too little text.
+        """
+        length = spec.config.architecture.context_length + 1
+        if len(corpus.valid) < WINDOWS * length:
+            raise DataError(
+                f"{corpus.name}: robust = scored measures updates on validation text, and {len(corpus.valid)} "
+                f"{corpus.noun} are not the {WINDOWS} windows of {length} that it needs: give the coordinator more "
+                "--data, or robust = none"
+            )
+        # the coordinator has all parts, so it needs no features
+        rounds = replace(spec.config.rounds, context_by="copies")
+        self.spec, self.newest, self.seed = replace(spec, config=replace(spec.config, rounds=rounds)), newest, seed
+        self.text = replace(corpus, train=corpus.valid)
+        self.tasks: dict[str, PartTask] = {}
+
+    def __call__(self, fragment: str, round_: int, weights: Tensors) -> list[float]:
+        """The loss of each batch, in nats."""
+        fragments = self.spec.fragments
+        part = fragments.part_of[fragment]
+        if (task := self.tasks.get(part)) is None:
+            task = self.tasks[part] = self.spec.task(self.spec.parts.index(part), self.text, self.seed)
+        load(task.module, fragments.whole(part, self.newest) | weights)
+        see(task, {name: fragments.whole(name, self.newest) for name in task.copies})
+        with torch.no_grad():
+            return [float(task.loss(round_ * BATCHES + i).total) for i in range(BATCHES)]
+
+
+class Reputation:
+    """Records of the voters of one fragment, made from the lines of the log alone, so that a restart has the same."""
+
+    def __init__(self) -> None:
+        self.merged: Counter[str] = Counter()
+        self.strikes: Counter[str] = Counter()
+        self.expelled = set[str]()
+
+    def weight(self, voter: str) -> float:
+        """Factor of the weight of its updates."""
+        return min(self.merged[voter] + 1, FULL_RECORD) / FULL_RECORD
+
+    def take(self, worths: Mapping[str, Mapping[str, Any]]) -> None:
+        """:param worths: of one closed round, as the log has them."""
+        for voter, worth in worths.items():
+            # lost at once and earned slowly: who harms now and then has little weight where the text is in doubt
+            self.merged[voter] = 0 if worth["harmful"] else self.merged[voter] + worth["kept"]
+            self.strikes[voter] = self.strikes[voter] + 1 if worth["harmful"] else 0
+            if self.strikes[voter] >= MOST_STRIKES:
+                self.expelled.add(voter)
+
+
+def admit(
+    theta: Tensors,
+    shares: Mapping[str, Share],
+    step: Callable[[Sequence[Share]], Tensors],
+    loss: Callable[[Tensors], Sequence[float]],
+) -> dict[str, Worth]:
+    """The worth of each voter's share of a merge, and whether it is kept.
+
+    :param step: the next version from some of the shares; loss: of given weights, of the same batches each time.
+    """
+    # A share is tried at the weight that it has in the merge. At full length an honest one often raises the loss late
+    # in a run, when only the mean of several goes down.
+    before, total = loss(theta), sum(share.weight for share in shares.values())
+    gains = {
+        voter: _less(before, loss(add(theta, share.delta, -share.weight / total))) for voter, share in shares.items()
+    }
+    finite = {voter: gain for voter, gain in gains.items() if all(map(math.isfinite, gain))}
+    best = max(finite, key=lambda voter: fmean(finite[voter]) / shares[voter].weight, default="")
+    bar = [0.0] * len(before)
+    if best and fmean(finite[best]) > 0:
+        bar = [gain * LEAST_SHARE / shares[best].weight for gain in finite[best]]
+    kept = [
+        voter
+        for voter, gain in finite.items()
+        if _most([g - shares[voter].weight * b for g, b in zip(gain, bar, strict=True)]) > 0
+    ]
+    if kept and not _most(_less(before, loss(step([shares[voter] for voter in kept])))) > 0:
+        kept = _greedy(before, finite, kept, lambda voters: loss(step([shares[voter] for voter in voters])))
+    taught = any(-_most([-g for g in gain]) > 0 for gain in finite.values())
+    return {
+        voter: Worth(
+            fmean(gain) if voter in finite else None,
+            _error(gain) if voter in finite else 0.0,
+            voter in kept,
+            taught and not _most(gain) > 0,
+        )
+        for voter, gain in gains.items()
+    }
+
+
+def _greedy(
+    before: Sequence[float],
+    gains: Mapping[str, Sequence[float]],
+    voters: Sequence[str],
+    loss: Callable[[Sequence[str]], Sequence[float]],
+) -> list[str]:
+    """Of a merge that makes it worse, a part that does not: the best alone, then each that lowers the loss."""
+    # the greedy soup of arXiv 2203.05482, section 2
+    kept, least = list[str](), fmean(before)
+    for voter in sorted(voters, key=lambda voter: -fmean(gains[voter])):
+        found = fmean(loss([*kept, voter]))
+        if found < least:
+            kept, least = [*kept, voter], found
+    return kept
+
+
+def _less(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(before, after, strict=True)]
+
+
+def _error(values: Sequence[float]) -> float:
+    return stdev(values) / math.sqrt(len(values))
+
+
+def _most(gains: Sequence[float]) -> float:
+    """Mean gain that paired batches do not rule out; NaN where one is not finite."""
+    return fmean(gains) + DOUBT * _error(gains) if all(map(math.isfinite, gains)) else math.nan
+
+
+def record_of(worths: Mapping[str, Worth]) -> dict[str, Any]:
+    """As a line of the log has them."""
+    return {voter: asdict(worth) for voter, worth in worths.items()}
