@@ -23,10 +23,10 @@ from onesweep.trainer.rounds.file_server import FeatureServer, WeightServer
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.members import Member, Members
 from onesweep.trainer.rounds.publishing import Publisher
+from onesweep.trainer.rounds.scoring import MOST_STRIKES, HeldOut
 from onesweep.trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from onesweep.trainer.rounds.spec import RunSpec
 from onesweep.trainer.rounds.update_intake import UpdateIntake, check_beat
-from onesweep.trainer.rounds.worth import MOST_STRIKES, HeldOut
 from onesweep.trainer.v1 import rounds_pb2
 from onesweep.trainer.v1.rounds_pb2 import Order
 
@@ -288,8 +288,8 @@ class Coordinator:
         self.problem = ""
         log.info("%s: version %d from %d updates", fragment, merged.version, len(merged.updates))
         for member in self._trainers(fragment):
-            if (worth := merged.worths.get(member.voter)) is not None and not worth.kept:
-                member.problem = f"left out of version {merged.version} of {fragment}: {worth}"
+            if (score := merged.scores.get(member.voter)) is not None and not score.kept:
+                member.problem = f"left out of version {merged.version} of {fragment}: {score}"
                 log.warning("%s: %s", member.worker, member.problem)
             if member.lease and self._is_expelled(member):
                 log.warning("%s", _expelled(member.worker))

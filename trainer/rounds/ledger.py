@@ -16,8 +16,8 @@ from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import Tensors, norm, publish, shapes
 from onesweep.trainer.rounds.merging import new_outer, screen, votes
+from onesweep.trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit, record_of
 from onesweep.trainer.rounds.store import Record, Share, Store, Update, Version
-from onesweep.trainer.rounds.worth import Loss, Reputation, Worth, admit, record_of
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
 
@@ -137,9 +137,9 @@ class Merged:
     weights: Tensors = field(repr=False)  # weights of this version as every worker has them
     # From the version before to this one, in the `down_codec`; empty for `fp32`, where the weights travel whole.
     difference: bytes = field(repr=False)
-    # Of a merge that is `scored`: ids of the updates that it left out, and the worth of each voter's.
+    # Of a merge that is `scored`: ids of the updates that it left out, and the score of each voter.
     left_out: tuple[str, ...] = ()
-    worths: Mapping[str, Worth] = field(default_factory=dict)
+    scores: Mapping[str, UpdateScore] = field(default_factory=dict)
 
 
 class Ledger:
@@ -286,7 +286,7 @@ class Ledger:
         assert ready, f"nothing came for round {p.round} of {fragment}"
         sent = [(_voter(record), self._share(record)) for record in ready]
         shares = votes(sent, self.settings.steps_per_round)
-        outer, worths = new_outer(self.settings), dict[str, Worth]()
+        outer, scores = new_outer(self.settings), dict[str, UpdateScore]()
 
         def step(found: Sequence[Share]) -> Tensors:
             outer.restore(p.version.outer)
@@ -296,8 +296,8 @@ class Ledger:
             assert loss is not None, "a merge that is scored needs held-out text"
             measure = partial(loss, fragment, p.round)
             shares = {v: replace(s, weight=s.weight * p.reputation.weight(v)) for v, s in shares.items()}
-            worths = admit(p.version.weights, shares, step, measure)
-            shares = {voter: share for voter, share in shares.items() if worths[voter].kept}
+            scores = admit(p.version.weights, shares, step, measure)
+            shares = {voter: share for voter, share in shares.items() if scores[voter].kept}
         outer.restore(p.version.outer)
         weights = step(list(shares.values())) if shares else p.version.weights
         public, difference = publish(weights, p.version.public, self.settings.down_codec)
@@ -309,7 +309,7 @@ class Ledger:
             "part": fragment,
             "round": p.round,
             "updates": list(ids),
-            **({"left_out": list(left_out), "worth": record_of(worths)} if worths else {}),
+            **({"left_out": list(left_out), "scores": record_of(scores)} if scores else {}),
             "after_s": round(now_s - p.begun_s, 3),
             "sha256": self.store.put_version(fragment, number, version),
             "weights": digest(public),
@@ -318,7 +318,7 @@ class Ledger:
         p.follow(record)
         p.version, p.begun_s = version, now_s
         self.store.forget(fragment, (*ids, *left_out), number + 1 - KEPT_VERSIONS)
-        return Merged(fragment, number - 1, number, ids, public, difference, left_out, worths)
+        return Merged(fragment, number - 1, number, ids, public, difference, left_out, scores)
 
     def _commit(self, record: Record) -> None:
         self.store.commit(record)
@@ -403,7 +403,7 @@ class _Fragment:
         """Go on to the round after the one that was closed."""
         for name in (*record["updates"], *record.get("left_out", ())):
             del self.pending[name]
-        self.reputation.take(record.get("worth", {}))
+        self.reputation.take(record.get("scores", {}))
         self.round = record["round"] + 1
         self.past.extend(self.arrivals)
         # what came ahead of its round was there when it began

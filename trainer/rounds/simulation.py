@@ -19,10 +19,10 @@ from onesweep.trainer.rounds.file_server import CopyLine
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.merging import Overlap
 from onesweep.trainer.rounds.parts import FedPart, Learner, see
+from onesweep.trainer.rounds.scoring import HeldOut
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.spec import RunSpec, boundaries, replica_seed
 from onesweep.trainer.rounds.store import Store, Update
-from onesweep.trainer.rounds.worth import HeldOut
 
 
 @dataclass

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.scoring import MOST_STRIKES
 from onesweep.trainer.rounds.transfer import PIECE_BYTES
-from onesweep.trainer.rounds.worth import MOST_STRIKES
 from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, refused, submit

@@ -1,4 +1,4 @@
-"""Worth: updates measured on held-out text before they are merged, and the record that each voter earns by it."""
+"""Scoring: updates measured on held-out text before they are merged, and the record that each voter earns by it."""
 
 # Gauntlet (arXiv 2508.15706; Covenant-72B, arXiv 2603.08163, trained so among strangers) scores an update by the loss
 # that it takes off. No rule that compares updates with each other can defend one of two workers, nor one of three
@@ -38,8 +38,8 @@ MOST_STRIKES = 3  # rounds one after the other in which a voter's work was harmf
 
 
 @dataclass(frozen=True)
-class Worth:
-    """Measured worth of one voter's work in one merge."""
+class UpdateScore:
+    """Score of one voter's work in one merge."""
 
     nats: float | None  # held-out loss that its share takes off; None where that is no finite number
     error: float  # standard error of that, in nats
@@ -97,12 +97,12 @@ class Reputation:
         """Factor of the weight of its updates."""
         return min(self.merged[voter] + 1, FULL_RECORD) / FULL_RECORD
 
-    def take(self, worths: Mapping[str, Mapping[str, Any]]) -> None:
-        """:param worths: of one closed round, as the log has them."""
-        for voter, worth in worths.items():
+    def take(self, scores: Mapping[str, Mapping[str, Any]]) -> None:
+        """:param scores: of one closed round, as the log has them."""
+        for voter, score in scores.items():
             # lost at once and earned slowly: who harms now and then has little weight where the text is in doubt
-            self.merged[voter] = 0 if worth["harmful"] else self.merged[voter] + worth["kept"]
-            self.strikes[voter] = self.strikes[voter] + 1 if worth["harmful"] else 0
+            self.merged[voter] = 0 if score["harmful"] else self.merged[voter] + score["kept"]
+            self.strikes[voter] = self.strikes[voter] + 1 if score["harmful"] else 0
             if self.strikes[voter] >= MOST_STRIKES:
                 self.expelled.add(voter)
 
@@ -112,8 +112,8 @@ def admit(
     shares: Mapping[str, Share],
     step: Callable[[Sequence[Share]], Tensors],
     loss: Callable[[Tensors], Sequence[float]],
-) -> dict[str, Worth]:
-    """The worth of each voter's share of a merge, and whether it is kept.
+) -> dict[str, UpdateScore]:
+    """The score of each voter's share of a merge, and whether it is kept.
 
     :param step: the next version from some of the shares; loss: of given weights, of the same batches each time.
     """
@@ -137,7 +137,7 @@ def admit(
         kept = _greedy(before, finite, kept, lambda voters: loss(step([shares[voter] for voter in voters])))
     taught = any(-_most([-g for g in gain]) > 0 for gain in finite.values())
     return {
-        voter: Worth(
+        voter: UpdateScore(
             fmean(gain) if voter in finite else None,
             _error(gain) if voter in finite else 0.0,
             voter in kept,
@@ -153,7 +153,7 @@ def _greedy(
     voters: Sequence[str],
     loss: Callable[[Sequence[str]], Sequence[float]],
 ) -> list[str]:
-    """Of a merge that makes it worse, a part that does not: the best alone, then each that lowers the loss."""
+    """The voters of a merge that lowers the loss: the best alone, then each with whom it is lower still."""
     # the greedy soup of arXiv 2203.05482, section 2
     kept, least = list[str](), fmean(before)
     for voter in sorted(voters, key=lambda voter: -fmean(gains[voter])):
@@ -176,6 +176,6 @@ def _most(gains: Sequence[float]) -> float:
     return fmean(gains) + DOUBT * _error(gains) if all(map(math.isfinite, gains)) else math.nan
 
 
-def record_of(worths: Mapping[str, Worth]) -> dict[str, Any]:
+def record_of(scores: Mapping[str, UpdateScore]) -> dict[str, Any]:
     """As a line of the log has them."""
-    return {voter: asdict(worth) for voter, worth in worths.items()}
+    return {voter: asdict(score) for voter, score in scores.items()}

@@ -1,4 +1,4 @@
-"""Admission by worth: who is left out of a merge, who is kept, and what a voter's record does."""
+"""Scores: who is left out of a merge, who is kept, and what a voter's record does."""
 
 import json
 import math
@@ -15,11 +15,11 @@ from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.codecs import Tensors, add, norm, scale, subtract
 from onesweep.trainer.rounds.ledger import Ledger, Merged
+from onesweep.trainer.rounds.scoring import BATCHES, FULL_RECORD, MOST_STRIKES, HeldOut, Reputation, admit
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec
 from onesweep.trainer.rounds.store import LOG, Share, Store, open_store
-from onesweep.trainer.rounds.worth import BATCHES, FULL_RECORD, MOST_STRIKES, HeldOut, Reputation, admit
 from tests.trainer.small import corpus, tensors, tiny, update
 
 WAY = tensors(1, 0.1)
@@ -53,9 +53,9 @@ def test_a_liar_is_left_out_and_named(lie: float, honest: Sequence[float]) -> No
     merged = play(ours, *honest, lie)
     liar = f"w{len(honest)}"
     assert merged.left_out == (f"{liar}-0",)
-    assert {voter for voter, worth in merged.worths.items() if not worth.kept} == {liar}
+    assert {voter for voter, score in merged.scores.items() if not score.kept} == {liar}
     assert digest(merged.weights) == digest(play(ledger(replicas=len(honest)), *honest).weights)
-    assert ours.store.records()[-1]["worth"][liar]["harmful"] is (lie <= 0)
+    assert ours.store.records()[-1]["scores"][liar]["harmful"] is (lie <= 0)
 
 
 def test_the_honest_are_kept_and_two_that_lie_alike_are_not() -> None:
@@ -84,24 +84,24 @@ def test_a_merge_that_is_worse_than_its_shares_is_taken_apart() -> None:
         return add(tensors(0), WAY, -30.0 * len(some) ** 2)
 
     found = admit(tensors(0), shares, step, lambda weights: distance("p", 0, weights))
-    assert {voter: worth.kept for voter, worth in found.items()} == {"a": False, "b": True, "c": False}
-    assert not any(worth.harmful for worth in found.values())
+    assert {voter: score.kept for voter, score in found.items()} == {"a": False, "b": True, "c": False}
+    assert not any(score.harmful for score in found.values())
 
 
 def test_a_record_is_earned_slowly_lost_at_once_and_ends_in_expulsion() -> None:
-    def worth(kept: bool = True, harmful: bool = False) -> dict[str, Any]:
+    def score(kept: bool = True, harmful: bool = False) -> dict[str, Any]:
         return {"kept": kept, "harmful": harmful}
 
     ours = Reputation()
     for _ in range(2 * FULL_RECORD):
-        ours.take({"old": worth()})
+        ours.take({"old": score()})
     assert ours.weight("old") == 1.0
     assert sum(ours.weight(f"new-{i}") for i in range(10)) <= ours.weight("old")
-    ours.take({"old": worth(kept=False, harmful=True)})
+    ours.take({"old": score(kept=False, harmful=True)})
     assert ours.weight("old") == 1 / FULL_RECORD
     for _ in range(MOST_STRIKES - 1):
         assert not ours.expelled
-        ours.take({"old": worth(kept=False, harmful=True), "idle": worth(kept=False)})
+        ours.take({"old": score(kept=False, harmful=True), "idle": score(kept=False)})
     assert ours.expelled == {"old"}
 
 
