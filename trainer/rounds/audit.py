@@ -99,7 +99,7 @@ class _Reader:
                 if (update := self.pending.pop((part, name), None)) is None:
                     self._wrong(f"round {number} of {part} merged {name}, which was not there to be merged")
                     continue
-                if "scores" in record and record["scores"][update["voter"]]["kept"] is not merged:
+                if ("scores" not in record or record["scores"][update["voter"]]["kept"]) is not merged:
                     self._wrong(
                         f"round {number} of {part} {'merged' if merged else 'left out'} {name} against its score"
                     )

@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 # Losses in nats of the same batches, whatever the weights: (fragment, round, weights of the fragment).
 Loss = Callable[[str, int, Tensors], Sequence[float]]
 
-BATCHES = 8  # of the size of a worker's; a merge of M voters takes (M + 2) times so many forward passes
+BATCHES = 8  # of the size of a worker's; a merge of M voters takes at most (2 M + 1) times so many forward passes
 WINDOWS = 16  # of held-out text at least: a worker that knows the few there are could learn them by heart
-DOUBT = 2.0  # standard errors within which a difference proves nothing
-# Share of the best voter's gain below which an update only makes the step of the others shorter.
-LEAST_SHARE = 0.5
+DOUBT = 3.0  # standard errors within which a difference proves nothing
 # Merges after which a voter has its full weight: until then so many newcomers together weigh what one worker does.
 FULL_RECORD = 10
 MOST_STRIKES = 3  # rounds one after the other in which a voter's work was harmful beyond doubt, and another's was not
@@ -118,62 +116,34 @@ def admit(
     :param step: the next version from some of the shares; loss: of given weights, of the same batches each time.
     """
     # A share is tried at the weight that it has in the merge. At full length an honest one often raises the loss late
-    # in a run, when only the mean of several goes down.
+    # in a run, when only the mean of several goes down. What helps by itself can still make the others' step shorter or
+    # turn it, so the merge is put together one by one, best first: the greedy soup of arXiv 2203.05482, section 2.
     before, total = loss(theta), sum(share.weight for share in shares.values())
-    gains = {
-        voter: _less(before, loss(add(theta, share.delta, -share.weight / total))) for voter, share in shares.items()
-    }
-    finite = {voter: gain for voter, gain in gains.items() if all(map(math.isfinite, gain))}
-    best = max(finite, key=lambda voter: fmean(finite[voter]) / shares[voter].weight, default="")
-    bar = [0.0] * len(before)
-    if best and fmean(finite[best]) > 0:
-        bar = [gain * LEAST_SHARE / shares[best].weight for gain in finite[best]]
-    kept = [
-        voter
-        for voter, gain in finite.items()
-        if _most([g - shares[voter].weight * b for g, b in zip(gain, bar, strict=True)]) > 0
-    ]
-    if kept and not _most(_less(before, loss(step([shares[voter] for voter in kept])))) > 0:
-        kept = _greedy(before, finite, kept, lambda voters: loss(step([shares[voter] for voter in voters])))
-    taught = any(-_most([-g for g in gain]) > 0 for gain in finite.values())
-    return {
-        voter: UpdateScore(
-            fmean(gain) if voter in finite else None,
-            _error(gain) if voter in finite else 0.0,
-            voter in kept,
-            taught and not _most(gain) > 0,
-        )
-        for voter, gain in gains.items()
-    }
-
-
-def _greedy(
-    before: Sequence[float],
-    gains: Mapping[str, Sequence[float]],
-    voters: Sequence[str],
-    loss: Callable[[Sequence[str]], Sequence[float]],
-) -> list[str]:
-    """The voters of a merge that lowers the loss: the best alone, then each with whom it is lower still."""
-    # the greedy soup of arXiv 2203.05482, section 2
-    kept, least = list[str](), fmean(before)
-    for voter in sorted(voters, key=lambda voter: -fmean(gains[voter])):
-        found = fmean(loss([*kept, voter]))
-        if found < least:
+    gains = {v: _less(before, loss(add(theta, s.delta, -s.weight / total))) for v, s in shares.items()}
+    kept, least = list[str](), before
+    for voter in sorted((v for v, gain in gains.items() if _most(gain) > 0), key=lambda v: -fmean(gains[v])):
+        found = loss(step([shares[v] for v in (*kept, voter)]))
+        if _most(_less(least, found)) > 0:
             kept, least = [*kept, voter], found
-    return kept
+    taught = any(-_most([-nats for nats in gain]) > 0 for gain in gains.values())
+    return {v: UpdateScore(*_mean(gain), v in kept, taught and not _most(gain) > 0) for v, gain in gains.items()}
 
 
 def _less(before: Sequence[float], after: Sequence[float]) -> list[float]:
     return [a - b for a, b in zip(before, after, strict=True)]
 
 
-def _error(values: Sequence[float]) -> float:
-    return stdev(values) / math.sqrt(len(values))
+def _mean(gains: Sequence[float]) -> tuple[float | None, float]:
+    """Mean and its standard error; None where one is not finite."""
+    if not all(map(math.isfinite, gains)):
+        return None, 0.0
+    return fmean(gains), stdev(gains) / math.sqrt(len(gains))
 
 
 def _most(gains: Sequence[float]) -> float:
     """Mean gain that paired batches do not rule out; NaN where one is not finite."""
-    return fmean(gains) + DOUBT * _error(gains) if all(map(math.isfinite, gains)) else math.nan
+    mean, error = _mean(gains)
+    return math.nan if mean is None else mean + DOUBT * error
 
 
 def record_of(scores: Mapping[str, UpdateScore]) -> dict[str, Any]:
