@@ -93,19 +93,17 @@ def test_a_merge_that_is_worse_than_its_shares_is_taken_apart() -> None:
 
 
 def test_a_record_is_earned_slowly_lost_at_once_and_ends_in_expulsion() -> None:
-    def score(kept: bool = True, harmful: bool = False) -> dict[str, Any]:
-        return {"kept": kept, "harmful": harmful}
-
+    good, harmful, idle = ({"kept": i == 0, "harmful": i == 1} for i in range(3))
     ours = Reputation()
     for _ in range(2 * FULL_RECORD):
-        ours.take({"old": score()})
+        ours.take({"old": good})
     assert ours.weight("old") == 1.0
     assert sum(ours.weight(f"new-{i}") for i in range(10)) <= ours.weight("old")
-    ours.take({"old": score(kept=False, harmful=True)})
+    ours.take({"old": harmful})
     assert ours.weight("old") == 1 / FULL_RECORD
     for _ in range(MOST_STRIKES - 1):
         assert not ours.expelled
-        ours.take({"old": score(kept=False, harmful=True), "idle": score(kept=False)})
+        ours.take({"old": harmful, "idle": idle})
     assert ours.expelled == {"old"}
 
 
