@@ -1,8 +1,7 @@
 """Scoring: updates measured on held-out text before they are merged, and the record that each voter earns by it."""
 
-# Gauntlet (arXiv 2508.15706; Covenant-72B, arXiv 2603.08163, trained so among strangers) scores an update by the loss
-# that it takes off. No rule that compares updates with each other can defend one of two workers, nor one of three
-# against two: only text tells which of them is wrong.
+# As Gauntlet (arXiv 2505.21684) scores an update, by the held-out loss that it takes off. No rule that compares updates
+# with each other can defend one of two workers, nor one of three against two: only text tells which of them is wrong.
 
 from __future__ import annotations
 

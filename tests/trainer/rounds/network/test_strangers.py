@@ -64,6 +64,7 @@ def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
             lie = net.submission(place, payload, "eve", id=f"lie-{number}", round=number, base_version=number)
             assert submit(net, lie, payload).outcome == ACCEPTED
         assert honest.result(100) == MOST_STRIKES + 2, "nobody waits for who is expelled"
+    until(lambda: net.ledger.round("block-0") == MOST_STRIKES + 2, 60)
     liar = next(member for member in net.coordinator.members if member.worker == "eve")
     assert liar.problem.startswith(f"left out of version {MOST_STRIKES} of block-0: it takes -")
     net.end()
