@@ -131,6 +131,7 @@ class Proof:
 
     accepted: int = 0
     merged: int = 0
+    left_out: int = 0  # of a merge, by their score on held-out text
     heard: int = 0  # times that a worker's own log has an update as taken
     compared: int = 0  # updates whose tensors were hashed where they were made, and again by the coordinator
     problems: list[str] = field(default_factory=list)
@@ -164,7 +165,7 @@ def prove(
             if (part, record["id"]) in accepted:
                 proof.problems.append(f"{record['id']} of {part} was accepted twice")
             accepted[part, record["id"]] = record
-    proof.accepted, proof.merged = len(accepted), sum(merged.values())
+    proof.accepted, proof.merged = len(accepted), sum(merged.values()) - proof.left_out
     proof.problems += [f"{name} of {part} was merged {n} times" for (part, name), n in merged.items() if n > 1]
     proof.problems += [f"{name} of {part} was accepted and never merged" for part, name in accepted.keys() - merged]
     proof.problems += [
@@ -199,7 +200,8 @@ def _follow(
     if record["round"] != closed[part]:
         proof.problems.append(f"round {record['round']} of {part} was closed after {closed[part]} rounds")
     closed[part] += 1
-    for name in record["updates"]:
+    proof.left_out += len(record.get("left_out", ()))
+    for name in (*record["updates"], *record.get("left_out", ())):
         if (part, name) not in accepted:
             proof.problems.append(f"round {record['round']} of {part} merged {name}, which was not accepted before")
         merged[part, name] += 1

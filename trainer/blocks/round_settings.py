@@ -6,7 +6,6 @@ from typing import Literal
 from onesweep.stages.errors import ConfigError
 from onesweep.stages.settings import check, limits
 
-MIN_ROBUST = 3
 MAX_COUNT = 2**31
 MAX_SECONDS = 1e7
 
@@ -18,7 +17,7 @@ LateName = Literal["drop", "stale", "keep"]
 CodecName = Literal["fp32", "int8", "e3m0", "ternary", "top16", "top32"]
 SPARSE: tuple[CodecName, ...] = ("top16", "top32")  # codecs that leave most numbers out
 ContextBy = Literal["copies", "features"]
-RobustName = Literal["auto", "none", "clip", "trimmed"]
+RobustName = Literal["none", "scored"]
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,9 @@ class RoundSettings:
     copies_every: int = field(default=1, metadata=limits(least=1, most=MAX_COUNT))
     # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
     fragments: int = field(default=1, metadata=limits(least=1, most=256))
-    robust: RobustName = "auto"  # `clip` where three workers or more train a part: of two nobody knows which is wrong
-    # `clip`, `trimmed`: times the median norm of the others that an update may have.
-    clip_factor: float = field(default=1.5, metadata=limits(least=0.1, most=1000))
-    # `trimmed`: share of the values that is left out at either end, coordinate by coordinate.
-    trim_share: float = field(default=0.25, metadata=limits(least=0, most=0.49))
+    # `scored`: an update must lower the loss on held-out text; `none` merges all that is not absurd. Rules that compare
+    # updates with each other were worse on liars of any kind: docs/research/rounds.md#liars.
+    robust: RobustName = "none"
     # Times the median norm of what was accepted before at which an update is refused as absurd.
     norm_limit: float = field(default=10.0, metadata=limits(least=1, most=1e6))
 
@@ -92,18 +89,6 @@ class RoundSettings:
             )
         if self.fragments > 1 and {self.codec, self.down_codec} & set(SPARSE):
             raise ConfigError(f"codecs {' and '.join(SPARSE)} are for whole parts: give fragments = 1")
-        if self.merge != "none" and self.replicas < MIN_ROBUST:
-            raise ConfigError(
-                f"robust {self.robust} cannot tell which of {self.replicas} workers is wrong: "
-                f"give replicas of at least {MIN_ROBUST}, or robust = none"
-            )
-
-    @property
-    def merge(self) -> RobustName:
-        """The robust merge that `auto` stands for."""
-        if self.robust != "auto":
-            return self.robust
-        return "clip" if self.replicas >= MIN_ROBUST else "none"
 
     def up_codec(self, round_: int) -> CodecName:
         """The codec of a round's updates: the last ones send all that a sparse codec had left out."""

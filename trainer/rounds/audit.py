@@ -17,6 +17,7 @@ class Audit:
     merged: int = 0
     pending: int = 0
     dropped: int = 0  # late, and worth nothing by rule
+    left_out: int = 0  # of a merge, by their score on held-out text
     versions: dict[str, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
@@ -93,11 +94,17 @@ class _Reader:
         part, number = record["part"], record["round"]
         if number != self.newest[part][0]:
             self._wrong(f"round {number} of {part} was closed when {self.newest[part][0]} was open")
-        for name in record["updates"]:
-            if self.pending.pop((part, name), None) is None:
-                self._wrong(f"round {number} of {part} merged {name}, which was not there to be merged")
-            else:
-                self.found.merged += 1
+        for merged, names in ((True, record["updates"]), (False, record.get("left_out", ()))):
+            for name in names:
+                if (update := self.pending.pop((part, name), None)) is None:
+                    self._wrong(f"round {number} of {part} merged {name}, which was not there to be merged")
+                    continue
+                if ("scores" not in record or record["scores"][update["voter"]]["kept"]) is not merged:
+                    self._wrong(
+                        f"round {number} of {part} {'merged' if merged else 'left out'} {name} against its score"
+                    )
+                self.found.merged += merged
+                self.found.left_out += not merged
         for (other, name), left in self.pending.items():
             if other == part and left["round"] <= number:
                 self._wrong(f"round {number} of {part} was closed without {name}, which was there to be merged")

@@ -79,13 +79,19 @@ def add_status(rounds: argparse.ArgumentParser) -> None:
 
 def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
+    from onesweep.stages.errors import ConfigError
     from onesweep.trainer.blocks.config import load_config
     from onesweep.trainer.rounds.server import coordinate
 
     start_log(check_log_format(options.log_format), "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
-    corpus = corpus_of(options)
-    spec = coordinate(load_config(options.config, options.profile), corpus, settings)
+    config = load_config(options.config, options.profile)
+    if config.rounds.robust == "scored" and settings.own_data and options.data is None:
+        raise ConfigError(
+            "robust = scored measures updates on this machine's text, and workers bring other text with --own-data: "
+            "give --data with text like theirs"
+        )
+    spec = coordinate(config, corpus_of(options), settings)
     print(f"{settings.out}: {len(spec.parts)} parts after {spec.rounds} rounds")
     return 0
 
@@ -271,7 +277,8 @@ def run_audit(options: argparse.Namespace) -> int:
     versions = ", ".join(f"{part} at version {number}" for part, number in found.versions.items())
     print(
         f"{found.accepted} updates accepted: {found.merged} merged, {found.pending} pending; {found.dropped} late ones "
-        f"dropped by rule{'; ' if versions else ''}{versions}"
+        f"dropped by rule{f'; {found.left_out} left out by their score' if found.left_out else ''}"
+        f"{'; ' if versions else ''}{versions}"
     )
     return 1 if found.problems else 0
 

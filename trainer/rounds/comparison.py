@@ -89,7 +89,8 @@ class ArmResult:
     @property
     def work(self) -> float:
         """Updates that were merged, as a share of one of each worker in each round."""
-        return (self.updates.get("in time", 0) + self.updates.get("late", 0)) / (self.workers * self.rounds)
+        merged = self.updates.get("in time", 0) + self.updates.get("late", 0) - self.updates.get("left out", 0)
+        return merged / (self.workers * self.rounds)
 
 
 def arms(
@@ -237,7 +238,7 @@ def _mean(value: Callable[[ArmResult], float], form: str) -> Callable[[Rows], st
 
 
 def _share(kind: str) -> Callable[[ArmResult], float]:
-    return lambda row: row.updates.get(kind, 0) / max(sum(row.updates.values()), 1)
+    return lambda row: row.updates.get(kind, 0) / max(sum(row.updates.values()) - row.updates.get("left out", 0), 1)
 
 
 COLUMNS: Mapping[str, Callable[[Rows], str]] = {
@@ -248,7 +249,9 @@ COLUMNS: Mapping[str, Callable[[Rows], str]] = {
     "features MB": _mean(lambda row: row.features_bytes / row.workers / 1e6, ".2f"),
     "in time": _mean(_share("in time"), ".0%"),
     "late": _mean(_share("late"), ".0%"),
-    "not merged": _mean(lambda row: max(1 - _share("in time")(row) - _share("late")(row), 0.0), ".0%"),
+    "not merged": _mean(
+        lambda row: max(1 - _share("in time")(row) - _share("late")(row) + _share("left out")(row), 0.0), ".0%"
+    ),
     "work": _mean(lambda row: row.work, ".0%"),
     "busy": _mean(lambda row: row.busy, ".0%"),
     "hours": _mean(lambda row: row.seconds / 3600, ".2f"),

@@ -23,6 +23,7 @@ from onesweep.trainer.rounds.file_server import FeatureServer, WeightServer
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.members import Member, Members
 from onesweep.trainer.rounds.publishing import Publisher
+from onesweep.trainer.rounds.scoring import MOST_STRIKES, HeldOut
 from onesweep.trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from onesweep.trainer.rounds.spec import RunSpec
 from onesweep.trainer.rounds.update_intake import UpdateIntake, check_beat
@@ -55,7 +56,8 @@ class Coordinator:
     ) -> None:
         """:param directory: for places and incoming updates.
 
-        Raises ConfigError where workers may bring text that the coordinator does not have, and is to read for them.
+        Raises ConfigError where workers may bring text that the coordinator does not have, and is to read for them;
+        DataError where it has too little to score updates.
         """
         if settings.own_data and spec.config.rounds.context_by == "features":
             raise ConfigError("the features that workers get are of the coordinator's text: leave --own-data out")
@@ -71,7 +73,13 @@ class Coordinator:
             if "worker" in record:
                 part = spec.parts.index(spec.fragments.part_of[record["part"]])
                 self.members.remember(record["worker"], part, record["part"], record["round"])
+        # without keys a place has the record, and nobody else can take one that was expelled
+        self.members.is_closed = lambda place: (
+            f"place-{place.replica}" in ledger.expelled(spec.fragments_of(place.part))
+        )
         self.intake = UpdateIntake(spec, ledger, directory)
+        scored = spec.config.rounds.robust == "scored"
+        self.loss = HeldOut(spec, corpus, ledger.weights, int(ledger.secret, 16)) if scored else None
         self.problem = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
@@ -109,6 +117,10 @@ class Coordinator:
         wanted = request.part if request.HasField("part") else None
         async with self._members_kept():
             member = self.members.join(request.worker, wanted, self.clock(), request.device[:64], key)
+            # a key takes its record along to any part, a place has only its own
+            if member.voter in self.ledger.expelled(self.ledger.fragments() if key else self.fragments(member)):
+                self.members.leave(member)
+                raise _expelled(key or request.worker)
         place, part = member.place, self.spec.parts[member.place.part]
         log.info("%s joins: %s, replica %d", member.worker, part, place.replica)
         self._notify()
@@ -170,7 +182,10 @@ class Coordinator:
 
     def called(self, worker: str, lease: str) -> Member:
         """The member that calls; its lease begins anew. Raises Refusal."""
-        return self.members.called(worker, lease, self.clock())
+        member = self.members.called(worker, lease, self.clock())
+        if self._is_expelled(member):
+            raise _expelled(worker)
+        return member
 
     async def read(self, request: rounds_pb2.FetchRequest) -> bytes | mmap:
         """A file that an order named. Raises Refusal."""
@@ -263,7 +278,7 @@ class Coordinator:
         if not due:
             return
         try:
-            merged = await self._alone(self.ledger.close, fragment, self.clock())
+            merged = await self._alone(self.ledger.close, fragment, self.clock(), self.loss)
         except CheckpointError as error:
             if self.problem != str(error):
                 log.error("%s: the round cannot be closed: %s", fragment, error)
@@ -272,6 +287,13 @@ class Coordinator:
             return
         self.problem = ""
         log.info("%s: version %d from %d updates", fragment, merged.version, len(merged.updates))
+        for member in self._trainers(fragment):
+            if (score := merged.scores.get(member.voter)) is not None and not score.kept:
+                member.problem = f"left out of version {merged.version} of {fragment}: {score}"
+                log.warning("%s: %s", member.worker, member.problem)
+            if member.lease and self._is_expelled(member):
+                log.warning("%s", _expelled(member.worker))
+                self.members.leave(member)  # nobody waits for it; after a restart `called` keeps it away
         self._notify()
 
     async def _publish(self, last: bool = False) -> None:
@@ -305,6 +327,9 @@ class Coordinator:
     def _trainers(self, fragment: str) -> list[Member]:
         part = self.spec.fragments.part_of[fragment]
         return [m for m in self.members if self.spec.parts[m.place.part] == part]
+
+    def _is_expelled(self, member: Member) -> bool:
+        return member.voter in self.ledger.expelled(self.fragments(member))
 
     def _is_at_rest(self, member: Member) -> bool:
         """True if a worker that asks for a round has nothing on its way, and trains nothing meanwhile."""
@@ -388,6 +413,13 @@ class Coordinator:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _expelled(name: str) -> StatusError:
+    return failed_precondition(
+        f"{name} is expelled from this run: {MOST_STRIKES} times, one after the other, its update raised the loss on "
+        "held-out text"
+    )
 
 
 def _put_back(said: str) -> StatusError:

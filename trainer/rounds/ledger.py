@@ -6,7 +6,8 @@ import math
 import secrets
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Literal
 
@@ -14,7 +15,8 @@ from onesweep.stages.errors import ResumeError
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import Tensors, norm, publish, shapes
-from onesweep.trainer.rounds.merging import new_outer, screen, temper, votes
+from onesweep.trainer.rounds.merging import new_outer, screen, votes
+from onesweep.trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit, record_of
 from onesweep.trainer.rounds.store import Record, Share, Store, Update, Version
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
@@ -65,6 +67,8 @@ class LossCurves:
             self._pending[record["part"], record["id"]] = record
         elif record["kind"] == "closed":
             fragment, round_ = record["part"], record["round"]
+            for name in record.get("left_out", ()):
+                del self._pending[fragment, name]
             merged = [self._pending.pop((fragment, name)) for name in record["updates"]]
             point = CurvePoint(round_, round_, len(merged), sum(update["round"] < round_ for update in merged))
             for update in merged:
@@ -133,6 +137,9 @@ class Merged:
     weights: Tensors = field(repr=False)  # weights of this version as every worker has them
     # From the version before to this one, in the `down_codec`; empty for `fp32`, where the weights travel whole.
     difference: bytes = field(repr=False)
+    # Of a merge that is `scored`: ids of the updates that it left out, and the score of each voter.
+    left_out: tuple[str, ...] = ()
+    scores: Mapping[str, UpdateScore] = field(default_factory=dict)
 
 
 class Ledger:
@@ -151,6 +158,8 @@ class Ledger:
         self.settings, self.store, self.curves = settings, store, LossCurves()
         # Names this run, not another of the same settings; it lasts as long as the directory. Empty in older logs.
         self.incarnation = secrets.token_hex(8)
+        # Chooses the held-out text of each merge; never leaves this directory.
+        self.secret = secrets.token_hex(6)
         self._fragments = {name: _Fragment(name, weights, settings, now_s) for name, weights in fragments.items()}
         records = store.records()
         if not records:
@@ -263,17 +272,36 @@ class Ledger:
         at = self.due_at(fragment)
         return at is not None and now_s >= at
 
-    def close(self, fragment: str, now_s: float) -> Merged:
-        """Merge what has come and open the next round. Raises CheckpointError when it cannot be stored."""
+    def expelled(self, fragments: Sequence[str]) -> set[str]:
+        """Voters whose work for one of these was harmful time after time. Whom to keep away is for others to do."""
+        return set[str]().union(*(self._fragments[name].reputation.expelled for name in fragments))
+
+    def close(self, fragment: str, now_s: float, loss: Loss | None = None) -> Merged:
+        """Merge what has come and open the next round. Raises CheckpointError when it cannot be stored.
+
+        :param loss: on held-out text; needed where merges are `scored`.
+        """
         p = self._fragments[fragment]
         ready = p.ready()
         assert ready, f"nothing came for round {p.round} of {fragment}"
-        sent = [(str(record.get("voter") or record["worker"]), self._share(record)) for record in ready]
-        shares = temper(votes(sent, self.settings.steps_per_round), self.settings)
-        outer = new_outer(self.settings)
+        sent = [(_voter(record), self._share(record)) for record in ready]
+        shares = votes(sent, self.settings.steps_per_round)
+        outer, scores = new_outer(self.settings), dict[str, UpdateScore]()
+
+        def step(found: Sequence[Share]) -> Tensors:
+            outer.restore(p.version.outer)
+            return outer.step(p.version.weights, found)
+
+        if self.settings.robust == "scored":
+            assert loss is not None, "a merge that is scored needs held-out text"
+            measure = partial(loss, fragment, p.round)
+            shares = {v: replace(s, weight=s.weight * p.reputation.weight(v)) for v, s in shares.items()}
+            scores = admit(p.version.weights, shares, step, measure)
+            shares = {voter: share for voter, share in shares.items() if scores[voter].kept}
         outer.restore(p.version.outer)
-        weights = outer.step(p.version.weights, shares)
-        number, ids = p.round + 1, tuple(record["id"] for record in ready)
+        weights = step(list(shares.values())) if shares else p.version.weights
+        number, ids = p.round + 1, tuple(record["id"] for record in ready if _voter(record) in shares)
+        left_out = tuple(record["id"] for record in ready if _voter(record) not in shares)
         public, difference = publish(weights, p.version.public, self.settings.version_codec(number))
         version = Version(weights, public, outer.state(), difference)
         record = {
@@ -281,6 +309,7 @@ class Ledger:
             "part": fragment,
             "round": p.round,
             "updates": list(ids),
+            **({"left_out": list(left_out), "scores": record_of(scores)} if scores else {}),
             "after_s": round(now_s - p.begun_s, 3),
             "sha256": self.store.put_version(fragment, number, version),
             "weights": digest(public),
@@ -288,8 +317,8 @@ class Ledger:
         self._commit(record)
         p.follow(record)
         p.version, p.begun_s = version, now_s
-        self.store.forget(fragment, ids, number + 1 - KEPT_VERSIONS)
-        return Merged(fragment, number - 1, number, ids, public, difference)
+        self.store.forget(fragment, (*ids, *left_out), number + 1 - KEPT_VERSIONS)
+        return Merged(fragment, number - 1, number, ids, public, difference, left_out, scores)
 
     def _commit(self, record: Record) -> None:
         self.store.commit(record)
@@ -304,12 +333,12 @@ class Ledger:
         for name, fragment in self._fragments.items():
             fragment.digests[0] = self.store.put_version(name, 0, fragment.version)
         stored = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
-        run = {"kind": "run", "identity": identity, "incarnation": self.incarnation}
+        run = {"kind": "run", "identity": identity, "incarnation": self.incarnation, "secret": self.secret}
         self.store.commit({**run, "parts": begun, "stored": stored})
 
     def _resume(self, identity: str, records: Sequence[Record]) -> None:
         first, *others = records
-        self.incarnation = first.get("incarnation", "")
+        self.incarnation, self.secret = first.get("incarnation", ""), first.get("secret", "0")
         if first.get("kind") != "run" or first["identity"] != identity:
             raise ResumeError(
                 "these rounds belong to a run with other settings or data; give the same to go on, or another --out"
@@ -334,6 +363,10 @@ class Ledger:
         )
 
 
+def _voter(record: Record) -> str:
+    return str(record.get("voter") or record["worker"])
+
+
 class _Fragment:
     """The ledger's state of one fragment. Only `take` and `follow` change what records decide."""
 
@@ -350,6 +383,7 @@ class _Fragment:
         self.arrivals: list[float] = []
         self.past: deque[float] = deque(maxlen=REMEMBERED)
         self.norms: deque[float] = deque(maxlen=REMEMBERED)
+        self.reputation = Reputation()
 
     def ready(self) -> list[Record]:
         """Updates that the open round merges, in an order that does not depend on arrival."""
@@ -367,8 +401,9 @@ class _Fragment:
 
     def follow(self, record: Record) -> None:
         """Go on to the round after the one that was closed."""
-        for name in record["updates"]:
+        for name in (*record["updates"], *record.get("left_out", ())):
             del self.pending[name]
+        self.reputation.take(record.get("scores", {}))
         self.round = record["round"] + 1
         self.past.extend(self.arrivals)
         # what came ahead of its round was there when it began

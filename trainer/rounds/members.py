@@ -2,7 +2,7 @@
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,7 @@ class Members:
     def __init__(self, path: Path, parts: int, replicas: int, lease_s: float, now_s: float) -> None:
         """Raises ResumeError when `path` is there and is not what was written."""
         self.path, self.parts, self.replicas, self.lease_s = path, parts, replicas, lease_s
+        self.is_closed: Callable[[Place], bool] = lambda place: False  # nobody may take it
         self._members: dict[Place, Member] = {}
         for member in _read(path, now_s):
             if member.place.part < parts and member.place.replica < replicas:
@@ -194,7 +195,7 @@ class Members:
 
     def _is_taken(self, place: Place, now_s: float) -> bool:
         member = self._members.get(place)
-        return member is not None and self.is_here(member, now_s)
+        return self.is_closed(place) or (member is not None and self.is_here(member, now_s))
 
 
 def _read(path: Path, now_s: float) -> list[Member]:

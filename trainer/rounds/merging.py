@@ -1,15 +1,14 @@
-"""Merging: which updates count, how far one may move a merge, outer optimizers, and overlaps that repeat their step."""
+"""Merging: which updates count, votes, outer optimizers, and overlaps that repeat their step."""
 
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from statistics import median, median_high
+from statistics import median
 
 import torch
 
 from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.codecs import Shapes, Tensors, add, norm, scale, shapes, subtract, zeros_like
+from onesweep.trainer.rounds.codecs import Shapes, Tensors, add, shapes, subtract, zeros_like
 from onesweep.trainer.rounds.store import Share, Update
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # ids and workers become file names and log lines
@@ -102,43 +101,17 @@ def _wrong_norm(length: float, begun: float, known: Sequence[float], settings: R
     return None
 
 
-def votes(shares: Sequence[tuple[str, Share]], most: float) -> list[Share]:
+def votes(shares: Sequence[tuple[str, Share]], most: float) -> dict[str, Share]:
     """One share for each voter: several are their weighted mean, with the weight of one round's work at most."""
     # Late work counts, so a voter may have the updates of several rounds in one merge. Kept as they are, who keeps two
-    # rounds back has three of five values. Late work is not left out: without it two votes may be left, and of two no
-    # merge can say which is wrong.
+    # rounds back has three of five values.
     found = dict[str, list[Share]]()
     for voter, share in shares:
         found.setdefault(voter, []).append(share)
-    return [
-        own[0] if len(own) == 1 else Share(min(sum(share.weight for share in own), most), weighted_mean(own))
-        for own in found.values()
-    ]
-
-
-def temper(shares: Sequence[Share], settings: RoundSettings) -> list[Share]:
-    """The shares that the outer optimizer gets instead; at least one for at least one."""
-    # `clip`: no update is longer than so many times the median of the others; a longer one keeps its direction only. Of
-    # an even number the upper median: else one that hands in zeros would halve the limit of two. `trimmed`: also the
-    # mean of each coordinate without its extremes (Yin et al., arXiv 1803.01498, definition 2), as one share.
-    if settings.merge == "none" or len(shares) < 2:
-        return list(shares)
-    norms, clipped = [norm(share.delta) for share in shares], list(shares)
-    for i, share in enumerate(shares):
-        limit = settings.clip_factor * median_high(norms[:i] + norms[i + 1 :])
-        if norms[i] > limit:
-            clipped[i] = replace(share, delta=scale(share.delta, limit / norms[i]))
-    shares = clipped
-    # Of the updates so many are left out at either end, rounded up while one or two stay.
-    cut = min(math.ceil(settings.trim_share * len(shares)), (len(shares) - 1) // 2)
-    if settings.merge == "clip" or not cut:
-        return shares
-    delta = {}
-    for name in shares[0].delta:
-        ordered = torch.stack([share.delta[name] for share in shares]).sort(dim=0).values
-        # Weights do not count: a worker that gives a wrong number of steps would gain by it.
-        delta[name] = ordered[cut : len(shares) - cut].mean(dim=0)
-    return [Share(sum(share.weight for share in shares), delta)]
+    return {
+        voter: own[0] if len(own) == 1 else Share(min(sum(share.weight for share in own), most), weighted_mean(own))
+        for voter, own in found.items()
+    }
 
 
 def relative_weights(shares: Sequence[Share]) -> list[float]:

@@ -178,6 +178,7 @@ def count_merges(records: Sequence[Record]) -> tuple[Counter[str], Counter[str]]
         elif record["kind"] == "dropped":
             updates["dropped"] += 1
         elif record["kind"] == "closed":
+            updates.update(["left out"] * len(record.get("left_out", ())))
             for name in record["updates"]:
                 update = accepted[record["part"], name]
                 steps[update["worker"]] += update["weight"]

@@ -92,6 +92,8 @@ class SimulatedWorkers:
     lie: float = setting(
         1.0, "times that the last replica's updates are too long; below 0 they point back", metavar="N"
     )
+    liars: int = setting(1, "of the last replicas that --lie and --scramble are of", least=1)
+    scramble: bool = setting(False, "a liar's text is its bytes in random order")
     seed: int = 0
 
     def __post_init__(self) -> None:

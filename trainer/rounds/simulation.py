@@ -3,9 +3,11 @@
 import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
+
+import torch
 
 from onesweep.stages.errors import ConfigError
 from onesweep.trainer.blocks.config import TrainingConfig
@@ -17,6 +19,7 @@ from onesweep.trainer.rounds.file_server import CopyLine
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.merging import Overlap
 from onesweep.trainer.rounds.parts import FedPart, Learner, see
+from onesweep.trainer.rounds.scoring import HeldOut
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.spec import RunSpec, boundaries, replica_seed
 from onesweep.trainer.rounds.store import Store, Update
@@ -43,6 +46,8 @@ class Simulation:
         self.fragments = spec.fragments
         parts = self.fragments.split(spec.initial())
         self.ledger = Ledger(self.settings, parts, Store(), spec.identity(corpus))
+        scored = self.settings.robust == "scored"
+        self.loss = HeldOut(spec, corpus, self.ledger.weights, spec.config.seed) if scored else None
         self.copies = {name: CopyLine(self.settings, 0, weights) for name, weights in parts.items()}
         self.reader = FeatureReader(spec.config, spec.codes, corpus) if self.settings.context_by == "features" else None
         self.traffic = RoundsTraffic()
@@ -78,6 +83,10 @@ class Simulation:
         """The newest weights of every part, whole."""
         return {part: self.fragments.whole(part, self.ledger.weights) for part in self.fragments.parts}
 
+    def expelled(self, fragment: str) -> set[str]:
+        """Workers of its part that may not go on."""
+        return self.ledger.expelled(self.fragments.parts[self.fragments.part_of[fragment]])
+
     def arrive(self, update: Update, now: float) -> None:
         staleness = self.ledger.round(update.fragment) - update.round
         verdict = self.ledger.accept(update, now)
@@ -90,8 +99,10 @@ class Simulation:
     def check(self, part: str, now: float) -> None:
         """Close the open round if it is due, else come again when it will be."""
         while self.ledger.round(part) < self.settings.rounds and self.ledger.due(part, now):
-            merged = self.ledger.close(part, now)
+            merged = self.ledger.close(part, now, self.loss)
             self.traffic.seconds = max(self.traffic.seconds, now)
+            self.traffic.updates.update(["left out"] * len(merged.left_out))
+            self.ledger.expect(part, self.settings.replicas - len(self.expelled(part)))
             for worker in self.workers:
                 worker.hear(merged.updates)
             waiting, self.waiting = self.waiting, []
@@ -123,6 +134,10 @@ class VirtualWorker:
     def __init__(self, spec: RunSpec, index: int, replica: int, corpus: Corpus, engine: Simulation) -> None:
         self.engine, self.settings, self.index, self.replica = engine, spec.config.rounds, index, replica
         self.seed = replica_seed(spec.config.seed, replica)
+        self.lies = replica >= self.settings.replicas - engine.fleet.liars
+        if self.lies and engine.fleet.scramble:
+            order = torch.randperm(len(corpus.train), generator=torch.Generator().manual_seed(self.seed))
+            corpus = replace(corpus, train=corpus.train[order])
         task = spec.task(index, corpus, self.seed)
         self.learner = Learner(task, spec.config)
         self.part = spec.parts[index]
@@ -146,6 +161,8 @@ class VirtualWorker:
             if any(other.round < self.settings.rounds for other in self.fragments):
                 self.turn = (self.turn + 1) % len(self.fragments)
                 self.train(now)
+            return
+        if self.name in self.engine.expelled(fragment.name):
             return
         if self.turn == 0:
             self.see_copies()
@@ -186,7 +203,6 @@ class VirtualWorker:
         payload = fragment.feedback.encode(delta, fragment.round)
         engine.traffic.up_bytes += len(payload)
         fragment.own = codec_named(self.settings.up_codec(fragment.round)).decode(payload, shapes(delta))
-        honest = engine.fleet.lie == 1 or self.replica < self.settings.replicas - 1
         update = Update(
             id=f"{self.name}-{fragment.round}-{fragment.count}",
             worker=self.name,
@@ -195,7 +211,7 @@ class VirtualWorker:
             round=fragment.round,
             steps=min(fragment.steps, self.settings.steps_per_round),
             sequences=fragment.steps * self.learner.config.sequences,
-            delta=fragment.own if honest else scale(fragment.own, engine.fleet.lie),
+            delta=scale(fragment.own, engine.fleet.lie) if self.lies and engine.fleet.lie != 1 else fragment.own,
         )
         fragment.sent, fragment.merged, fragment.steps = update.id, False, 0
         fragment.count += 1
@@ -250,7 +266,7 @@ class VirtualWorker:
 
 
 # Settings of a fleet that only virtual workers have.
-VIRTUAL = ("step_s", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost", "lie")
+VIRTUAL = ("step_s", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost", "lie", "liars", "scramble")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ steps_per_round = 2
 rounds = 24
 deadline = "lockstep"
 codec = "fp32"
+robust = "scored"
 """
 DEMO = """
 steps = 4
@@ -55,8 +56,8 @@ def settings(tmp_path: Path, text: Path) -> TrainingChaosSettings:
         seed=SEED,
         seeds=(0,),
         profile="loopback",
-        faults=("kill", "nan"),
-        count=2,
+        faults=("kill", "nan", "kept-back"),
+        count=3,
         config=config,
         data=text,
         lease_s=LEASE_S,
@@ -68,11 +69,15 @@ def settings(tmp_path: Path, text: Path) -> TrainingChaosSettings:
 def test_faults_lose_no_update(settings: TrainingChaosSettings) -> None:
     result = run_training_chaos(settings, lambda words: None)
     assert result.losses == 0, verdict(result)
-    assert (sorted(fault.kind for fault in result.faults), result.left_out) == (["kill", "nan"], ())
-    assert {v["outcome"] for v in result.verdicts} == {"refused"}
-    assert all("not finite" in v["reason"] for v in result.verdicts)
-    assert result.verdicts
-    assert result.proof.merged == result.proof.accepted >= 24
+    assert (sorted(fault.kind for fault in result.faults), result.left_out) == (["kept-back", "kill", "nan"], ())
+    refused = [v["reason"] for v in result.verdicts if v["outcome"] == "refused"]
+    assert refused
+    assert all("not finite" in reason for reason in refused)
+    lies = {v["id"] for v in result.verdicts if v["outcome"] == "accepted"}
+    left_out = {name for entry in result.entries if entry.kind == "closed" for name in entry.record["left_out"]}
+    assert lies
+    assert lies <= left_out, "whose updates pass every check"
+    assert result.proof.merged + len(left_out) == result.proof.accepted >= 24
     assert result.proof.heard > 12
     assert result.proof.compared > 0
     worse = replace(result.reference, scores={"next byte, block 0": final_nats(result.scores) - 0.05})

@@ -1,13 +1,18 @@
 """Workers that nobody knows: what one of them can take from the others, or from the coordinator."""
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+import torch
 
 from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.scoring import MOST_STRIKES
 from onesweep.trainer.rounds.transfer import PIECE_BYTES
 from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
@@ -42,6 +47,41 @@ def test_a_place_counts_once_whatever_names_its_worker_takes(network: Start) -> 
     assert (third.outcome, third.reason) == (REFUSED, said)
     assert hand_in(net, "honest", 0.015).outcome == ACCEPTED
     assert audit(net.out / "rounds").accepted == 2
+
+
+def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
+    config = replace(rounds_config, architecture=replace(rounds_config.architecture, parts=1))
+    changes: dict[str, Any] = {"robust": "scored", "rounds": MOST_STRIKES + 2, "steps_per_round": 4}
+    net = network(config, **changes)
+    place = net.join("eve")
+    with ThreadPoolExecutor(1) as pool:
+        honest = pool.submit(net.work, "honest")
+        for number in range(MOST_STRIKES):
+            until(lambda number=number: net.ledger.round("block-0") == number, 60)
+            drawn = torch.Generator().manual_seed(number)
+            noise = {k: 0.1 * torch.randn(shape, generator=drawn) for k, shape in net.shapes("block-0").items()}
+            payload = net.payload("block-0", noise)
+            lie = net.submission(place, payload, "eve", id=f"lie-{number}", round=number, base_version=number)
+            assert submit(net, lie, payload).outcome == ACCEPTED
+        assert honest.result(100) == MOST_STRIKES + 2, "nobody waits for who is expelled"
+    until(lambda: net.ledger.round("block-0") == MOST_STRIKES + 2, 60)
+    liar = next(member for member in net.coordinator.members if member.worker == "eve")
+    assert liar.problem.startswith(f"left out of version {MOST_STRIKES} of block-0: it takes -")
+    net.end()
+    net = network(config, **changes)  # begun anew, it knows
+    code, said = refused(lambda: net.join("eve"))
+    assert (code, said.split(":")[0]) == (grpc.StatusCode.FAILED_PRECONDITION, "eve is expelled from this run")
+    net.join("honest")
+    assert refused(lambda: net.join("eve-2"))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED, "its place has its record"
+    found = audit(net.out / "rounds")
+    assert (found.problems, found.left_out, found.merged) == ([], MOST_STRIKES, MOST_STRIKES + 2)
+
+
+def test_without_text_like_the_workers_nothing_is_scored(tmp_path: Path, onesweep: Callable[..., Any]) -> None:
+    (tmp_path / "run.toml").write_text('[rounds]\nrobust = "scored"\n')
+    found = onesweep("train", "coordinate", "--config", tmp_path / "run.toml", "--listen", "127.0.0.1:0", "--own-data")
+    assert found.code == 2
+    assert "give --data with text like theirs" in found.message
 
 
 def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Start) -> None:

@@ -1,0 +1,146 @@
+"""Scores: who is left out of a merge, who is kept, and what a voter's record does."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onesweep.stages.errors import DataError
+from onesweep.trainer.blocks.round_settings import RoundSettings
+from onesweep.trainer.blocks.state import digest
+from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.codecs import Tensors, add, norm, scale, subtract
+from onesweep.trainer.rounds.ledger import Ledger, Merged
+from onesweep.trainer.rounds.scoring import BATCHES, FULL_RECORD, MOST_STRIKES, HeldOut, Reputation, admit
+from onesweep.trainer.rounds.settings import SimulatedWorkers
+from onesweep.trainer.rounds.simulation import Simulation
+from onesweep.trainer.rounds.spec import RunSpec
+from onesweep.trainer.rounds.store import LOG, Share, Store, open_store
+from tests.trainer.small import corpus, tensors, tiny, update
+
+WAY = tensors(1, 0.1)
+# Batches want different things, and the way is what they have in common.
+OWN = [tensors(100 + i, 0.1) for i in range(BATCHES)]
+GOALS = [add(tensors(0), add(WAY, own), -40.0) for own in OWN]
+
+
+def distance(fragment: str, round_: int, weights: Tensors) -> list[float]:
+    return [norm(subtract(weights, goal)) for goal in GOALS]
+
+
+def ledger(store: Store | None = None, **settings: Any) -> Ledger:
+    told = {"replicas": 3, "deadline": "lockstep", "down_codec": "fp32", "robust": "scored", **settings}
+    return Ledger(RoundSettings(**told), {"p": tensors(0)}, store or Store(), "run")
+
+
+def play(ours: Ledger, *lengths: float, rounds: int = 1) -> Merged:
+    """Rounds whose workers go so many times the honest way; the last one."""
+    for _ in range(rounds):
+        for worker, length in enumerate(lengths):
+            way = add(
+                add(WAY, OWN[2 * worker], 0.2), OWN[2 * worker + 1], -0.2
+            )  # better for one batch than for another
+            said = ours.accept(update(ours.round("p"), worker, delta=scale(way, length)), 1.0)
+            assert said.kind == "accepted", said.reason
+        merged = ours.close("p", 1.0, distance)
+    return merged
+
+
+@pytest.mark.parametrize("lie", [0.0, 0.01, -1.0, -3.0, -9.0])
+@pytest.mark.parametrize("honest", [(1.0, 1.0), (1.0,)])
+def test_a_liar_is_left_out_and_named(lie: float, honest: Sequence[float]) -> None:
+    ours = ledger(replicas=len(honest) + 1)
+    merged = play(ours, *honest, lie)
+    liar = f"w{len(honest)}"
+    assert merged.left_out == (f"{liar}-0",)
+    assert {voter for voter, score in merged.scores.items() if not score.kept} == {liar}
+    assert digest(merged.weights) == digest(play(ledger(replicas=len(honest)), *honest).weights)
+    assert ours.store.records()[-1]["scores"][liar]["harmful"] is (lie <= 0)
+
+
+def test_the_honest_are_kept_and_two_that_lie_alike_are_not() -> None:
+    assert play(ledger(), 1.0, 1.0, 1.0).left_out == ()
+    assert play(ledger(), 1.0, -2.0, -2.0).updates == ("w0-0",)
+    nobody = play(ledger(), -1.0, -2.0, -3.0)
+    assert (nobody.updates, nobody.version) == ((), 1)
+    assert digest(nobody.weights) == digest(tensors(0)), "the round is closed, and nothing moves"
+
+
+def test_scores_that_are_not_finite_count_as_harm() -> None:
+    def broken(weights: Tensors) -> list[float]:
+        far = norm(subtract(weights, tensors(0))) > 5 * norm(WAY)
+        return [math.nan if far and i == 3 else loss for i, loss in enumerate(distance("p", 0, weights))]
+
+    shares = {"a": Share(1.0, WAY), "b": Share(1.0, scale(WAY, 30.0))}
+    found = admit(tensors(0), shares, lambda some: tensors(0), broken)
+    assert (found["b"].nats, found["b"].kept, found["b"].harmful) == (None, False, True)
+
+
+def test_a_merge_that_is_worse_than_its_shares_is_taken_apart() -> None:
+    """Each share helps by itself, and two of them go too far."""
+    shares = {name: Share(1.0, scale(WAY, length)) for name, length in (("a", 30.0), ("b", 36.0), ("c", 33.0))}
+
+    def step(some: Sequence[Share]) -> Tensors:
+        return add(tensors(0), WAY, -30.0 * len(some) ** 2)
+
+    found = admit(tensors(0), shares, step, lambda weights: distance("p", 0, weights))
+    assert {voter: score.kept for voter, score in found.items()} == {"a": False, "b": True, "c": False}
+    assert not any(score.harmful for score in found.values())
+
+
+def test_a_record_is_earned_slowly_lost_at_once_and_ends_in_expulsion() -> None:
+    good, harmful, idle = ({"kept": i == 0, "harmful": i == 1} for i in range(3))
+    ours = Reputation()
+    for _ in range(2 * FULL_RECORD):
+        ours.take({"old": good})
+    assert ours.weight("old") == 1.0
+    assert sum(ours.weight(f"new-{i}") for i in range(10)) <= ours.weight("old")
+    ours.take({"old": harmful})
+    assert ours.weight("old") == 1 / FULL_RECORD
+    for _ in range(MOST_STRIKES - 1):
+        assert not ours.expelled
+        ours.take({"old": harmful, "idle": idle})
+    assert ours.expelled == {"old"}
+
+
+def test_a_restart_knows_every_record_and_makes_the_same_weights(tmp_path: Path) -> None:
+    whole, rounds = ledger(), MOST_STRIKES + 2
+    expected = play(whole, 1.0, 1.0, -3.0, rounds=rounds)
+    for _ in range(rounds):
+        with open_store(tmp_path) as store:
+            ours = ledger(store)
+            merged = play(ours, 1.0, 1.0, -3.0)
+    assert digest(merged.weights) == digest(expected.weights)
+    with open_store(tmp_path) as store:
+        again = ledger(store)
+        assert again.expelled(["p"]) == whole.expelled(["p"]) == {"w2"}
+        assert again.secret == ours.secret
+    found = audit(tmp_path)
+    assert (found.problems, found.accepted, found.merged, found.left_out) == ([], 3 * rounds, 2 * rounds, rounds)
+    log = (tmp_path / LOG).read_text().splitlines()
+    last = json.loads(log[-1])
+    last["updates"], last["left_out"] = [*last["updates"], *last["left_out"]], []
+    (tmp_path / LOG).write_text("\n".join([*log[:-1], json.dumps(last)]) + "\n")
+    assert any("merged w2-4 against its score" in problem for problem in audit(tmp_path).problems)
+
+
+def test_one_process_leaves_a_liar_out_and_goes_on_without_it() -> None:
+    config = replace(tiny, rounds=RoundSettings(rounds=6, steps_per_round=4, replicas=2, robust="scored"))
+    config = replace(config, architecture=replace(tiny.architecture, parts=1, layers=1))
+    engine = Simulation(RunSpec.of(config, corpus), corpus, SimulatedWorkers(lie=-3.0))
+    traffic = engine.run()
+    assert engine.ledger.expelled(["block-0"]) == {"block-0-1"}
+    assert traffic.updates["left out"] >= MOST_STRIKES
+    records = [record for record in engine.ledger.store.records() if record["kind"] == "closed"]
+    assert [record["round"] for record in records] == list(range(6))
+    assert not any(name.startswith("block-0-1") for record in records for name in record["updates"])
+
+
+def test_too_little_held_out_text_is_said() -> None:
+    spec = RunSpec.of(tiny, corpus)
+    with pytest.raises(DataError, match="give the coordinator more --data, or robust = none"):
+        HeldOut(spec, replace(corpus, valid=corpus.valid[:500]), lambda name: {}, 0)

@@ -1,0 +1,153 @@
+"""Scoring: updates measured on held-out text before they are merged, and the record that each voter earns by it."""
+
+# As Gauntlet (arXiv 2505.21684) scores an update, by the held-out loss that it takes off. No rule that compares updates
+# with each other can defend one of two workers, nor one of three against two: only text tells which of them is wrong.
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onesweep.stages.errors import DataError
+from onesweep.trainer.rounds.codecs import Tensors, add, load
+from onesweep.trainer.rounds.parts import PartTask, see
+from onesweep.trainer.rounds.store import Share
+
+if TYPE_CHECKING:
+    from onesweep.trainer.blocks.data import Corpus
+    from onesweep.trainer.rounds.spec import RunSpec
+
+# Losses in nats of the same batches, whatever the weights: (fragment, round, weights of the fragment).
+Loss = Callable[[str, int, Tensors], Sequence[float]]
+
+BATCHES = 8  # of the size of a worker's; a merge of M voters takes at most (2 M + 1) times so many forward passes
+WINDOWS = 16  # of held-out text at least: a worker that knows the few there are could learn them by heart
+DOUBT = 3.0  # standard errors within which a difference proves nothing
+# Share of a merge's gain that one more voter may cost. With none, honest runs of three workers left out so many updates
+# that they ended 0.015 nats higher: in a round the longest step is often best, in a run the mean is.
+SLACK = 0.1
+# Merges after which a voter has its full weight: until then so many newcomers together weigh what one worker does.
+FULL_RECORD = 10
+MOST_STRIKES = 3  # rounds one after the other in which a voter's work was harmful beyond doubt, and another's was not
+
+
+@dataclass(frozen=True)
+class UpdateScore:
+    """Score of one voter's work in one merge."""
+
+    nats: float | None  # held-out loss that its share takes off; None where that is no finite number
+    error: float  # standard error of that, in nats
+    kept: bool
+    harmful: bool
+
+    def __str__(self) -> str:
+        if self.nats is None:
+            return "with it the loss on held-out text is not finite"
+        return f"it takes {self.nats:.4f} ± {self.error:.4f} nats off the loss on held-out text"
+
+
+class HeldOut:
+    """Held-out loss of a part: the loss that its workers train with, on validation text. For one thread."""
+
+    def __init__(self, spec: RunSpec, corpus: Corpus, newest: Callable[[str], Tensors], seed: int) -> None:
+        """:param newest: weights of any fragment, for what the part reads or is a piece of.
+
+        :param seed: chooses the batches; workers must not know it. Raises DataError for too little text.
+        """
+        length = spec.config.architecture.context_length + 1
+        if len(corpus.valid) < WINDOWS * length:
+            raise DataError(
+                f"{corpus.name}: robust = scored measures updates on validation text, and {len(corpus.valid)} "
+                f"{corpus.noun} are not the {WINDOWS} windows of {length} that it needs: give the coordinator more "
+                "--data, or robust = none"
+            )
+        # the coordinator has all parts, so it needs no features
+        rounds = replace(spec.config.rounds, context_by="copies")
+        self.spec, self.newest, self.seed = replace(spec, config=replace(spec.config, rounds=rounds)), newest, seed
+        self.text = replace(corpus, train=corpus.valid)
+        self.tasks: dict[str, PartTask] = {}
+
+    def __call__(self, fragment: str, round_: int, weights: Tensors) -> list[float]:
+        """The loss of each batch, in nats."""
+        fragments = self.spec.fragments
+        part = fragments.part_of[fragment]
+        if (task := self.tasks.get(part)) is None:
+            task = self.tasks[part] = self.spec.task(self.spec.parts.index(part), self.text, self.seed)
+        load(task.module, fragments.whole(part, self.newest) | weights)
+        see(task, {name: fragments.whole(name, self.newest) for name in task.copies})
+        with torch.no_grad():
+            return [float(task.loss(round_ * BATCHES + i).total) for i in range(BATCHES)]
+
+
+class Reputation:
+    """Records of the voters of one fragment, made from the lines of the log alone, so that a restart has the same."""
+
+    def __init__(self) -> None:
+        self.merged: Counter[str] = Counter()
+        self.strikes: Counter[str] = Counter()
+        self.expelled = set[str]()
+
+    def weight(self, voter: str) -> float:
+        """Factor of the weight of its updates."""
+        return min(self.merged[voter] + 1, FULL_RECORD) / FULL_RECORD
+
+    def take(self, scores: Mapping[str, Mapping[str, Any]]) -> None:
+        """:param scores: of one closed round, as the log has them."""
+        for voter, score in scores.items():
+            # lost at once and earned slowly: who harms now and then has little weight where the text is in doubt
+            self.merged[voter] = 0 if score["harmful"] else self.merged[voter] + score["kept"]
+            self.strikes[voter] = self.strikes[voter] + 1 if score["harmful"] else 0
+            if self.strikes[voter] >= MOST_STRIKES:
+                self.expelled.add(voter)
+
+
+def admit(
+    theta: Tensors,
+    shares: Mapping[str, Share],
+    step: Callable[[Sequence[Share]], Tensors],
+    loss: Callable[[Tensors], Sequence[float]],
+) -> dict[str, UpdateScore]:
+    """The score of each voter's share of a merge, and whether it is kept.
+
+    :param step: the next version from some of the shares; loss: of given weights, of the same batches each time.
+    """
+    # A share is tried at the weight that it has in the merge. At full length an honest one often raises the loss late
+    # in a run, when only the mean of several goes down. What helps by itself can still make the others' step shorter or
+    # turn it, so the merge is put together one by one, best first: the greedy soup of arXiv 2203.05482, section 2.
+    before, total = loss(theta), sum(share.weight for share in shares.values())
+    gains = {v: _less(before, loss(add(theta, s.delta, -s.weight / total))) for v, s in shares.items()}
+    kept, least = list[str](), before
+    for voter in sorted((v for v, gain in gains.items() if _most(gain) > 0), key=lambda v: -fmean(gains[v])):
+        found = loss(step([shares[v] for v in (*kept, voter)]))
+        if _most([a - b + SLACK * (c - a) for a, b, c in zip(least, found, before, strict=True)]) > 0:
+            kept, least = [*kept, voter], found
+    taught = any(-_most([-nats for nats in gain]) > 0 for gain in gains.values())
+    return {v: UpdateScore(*_mean(gain), v in kept, taught and not _most(gain) > 0) for v, gain in gains.items()}
+
+
+def _less(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(before, after, strict=True)]
+
+
+def _mean(gains: Sequence[float]) -> tuple[float | None, float]:
+    """Mean and its standard error; None where one is not finite."""
+    if not all(map(math.isfinite, gains)):
+        return None, 0.0
+    return fmean(gains), stdev(gains) / math.sqrt(len(gains))
+
+
+def _most(gains: Sequence[float]) -> float:
+    """Mean gain that paired batches do not rule out; NaN where one is not finite."""
+    mean, error = _mean(gains)
+    return math.nan if mean is None else mean + DOUBT * error
+
+
+def record_of(scores: Mapping[str, UpdateScore]) -> dict[str, Any]:
+    """As a line of the log has them."""
+    return {voter: asdict(score) for voter, score in scores.items()}
