@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,10 @@ def run_coordinate(options: argparse.Namespace) -> int:
     start_log(check_log_format(options.log_format), "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
     config = load_config(options.config, options.profile)
+    if config.rounds.robust == "auto":  # who shows a token or a certificate may be a stranger
+        apart = settings.tokens is not None or settings.security.tls is not None
+        scored = apart and (options.data is not None or not settings.own_data)
+        config = replace(config, rounds=replace(config.rounds, robust="scored" if scored else "none"))
     if config.rounds.robust == "scored" and settings.own_data and options.data is None:
         raise ConfigError(
             "robust = scored measures updates on this machine's text, and workers bring other text with --own-data: "

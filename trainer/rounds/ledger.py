@@ -15,7 +15,7 @@ from onesweep.stages.errors import ResumeError
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import Tensors, norm, publish, shapes
-from onesweep.trainer.rounds.merging import new_outer, screen, votes
+from onesweep.trainer.rounds.merging import Outer, new_outer, screen, votes
 from onesweep.trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit, record_of
 from onesweep.trainer.rounds.store import Record, Share, Store, Update, Version
 
@@ -286,7 +286,10 @@ class Ledger:
         assert ready, f"nothing came for round {p.round} of {fragment}"
         sent = [(_voter(record), self._share(record)) for record in ready]
         shares = votes(sent, self.settings.steps_per_round)
-        outer, scores = new_outer(self.settings), dict[str, UpdateScore]()
+        # the last updates of a sparse codec bring the rest of many rounds: with momentum they would go too far
+        is_rest = self.settings.up_codec(p.round) != self.settings.codec
+        outer = Outer() if is_rest else new_outer(self.settings)
+        scores = dict[str, UpdateScore]()
 
         def step(found: Sequence[Share]) -> Tensors:
             outer.restore(p.version.outer)

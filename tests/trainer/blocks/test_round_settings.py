@@ -31,7 +31,7 @@ def test_a_file_sets_them(tmp_path: Path) -> None:
         ({"deadline_s": float("nan")}, "deadline_s must be a number"),
         ({"deadline_s": "10"}, "deadline_s must be a number"),
         ({"outer_momentum": 1.0}, "outer_momentum must be below 1, not 1.0"),
-        ({"robust": "clip"}, "robust must be one of none, scored, not 'clip'"),
+        ({"robust": "clip"}, "robust must be one of auto, none, scored, not 'clip'"),
         ({"codec": "top32", "fragments": 2}, "codecs top16 and top32 are for whole parts: give fragments = 1"),
         ({"fragments": 31}, "31 fragments do not find room in a round of 30 steps"),
     ],
