@@ -103,9 +103,8 @@ def run_coordinate(options: argparse.Namespace) -> int:
 
 def run_work(options: argparse.Namespace) -> int:
     """Work to the end of a run."""
-    if (
-        options.site is not None
-    ):  # before torch is imported: it would log native stack traces where a sentence is enough
+    if options.site is not None:
+        # before torch is imported: it would log native stack traces where a sentence is enough
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from onesweep.stages.device import check_device
     from onesweep.stages.errors import InputError

@@ -45,10 +45,8 @@ log = logging.getLogger(__name__)
 BEAT_S, SILENT_S = 1.0, 10.0  # after such a silence a machine is gone: so long the others wait for one that was killed
 STUCK_S = 300.0  # one that lives and makes no step for so long falls silent
 LISTEN = timedelta(seconds=5)  # so long a machine that waits takes to stop
-CONNECT, EXCHANGE = (
-    timedelta(seconds=15),
-    timedelta(seconds=60),
-)  # the second is how long a step waits for a slow machine
+CONNECT = timedelta(seconds=15)
+EXCHANGE = timedelta(seconds=60)  # how long a step waits for a slow machine
 GATHER_S = 120.0  # how long a first machine waits for the others before its first round
 FAREWELL_S = 10.0  # time in which the others learn that the run is over
 AGAIN_S, LOOK_S = 0.2, 0.05
