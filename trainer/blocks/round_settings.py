@@ -68,8 +68,8 @@ class RoundSettings:
     # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
     fragments: int = field(default=1, metadata=limits(least=1, most=256))
     # `scored`: an update must lower the loss on held-out text; `none` merges all that is not absurd; `auto` scores
-    # where workers show a token or a certificate. Rules that compare updates with each other were worse on liars of
-    # any kind: docs/research/rounds.md#liars.
+    # where workers of other owners may come. Rules that compare updates with each other were worse on liars of any
+    # kind: docs/research/rounds.md#liars.
     robust: RobustName = "auto"
     # Times the median norm of what was accepted before at which an update is refused as absurd.
     norm_limit: float = field(default=10.0, metadata=limits(least=1, most=1e6))

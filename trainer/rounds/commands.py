@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from onesweep.stages.settings import add_flags, from_flags
 from onesweep.stages.telemetry.observability import LOG_FORMATS, check_log_format, start_log
 from onesweep.stages.wire.flags import add_server_options, add_token_options
-from onesweep.stages.wire.tls import security_of
+from onesweep.stages.wire.tls import LOOPBACK_ONLY, security_of
 from onesweep.stages.wire.tokens import token_of
 from onesweep.trainer.options import (
     add_config_options,
@@ -78,6 +78,11 @@ def add_status(rounds: argparse.ArgumentParser) -> None:
     _add_access_options(rounds)
 
 
+def has_strangers(settings: CoordinatorSettings) -> bool:
+    """True where workers of other owners may come: with tokens, certificates, or plain text beyond this machine."""
+    return settings.tokens is not None or settings.security != LOOPBACK_ONLY
+
+
 def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
     from onesweep.stages.errors import ConfigError
@@ -87,9 +92,8 @@ def run_coordinate(options: argparse.Namespace) -> int:
     start_log(check_log_format(options.log_format), "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
     config = load_config(options.config, options.profile)
-    if config.rounds.robust == "auto":  # who shows a token or a certificate may be a stranger
-        apart = settings.tokens is not None or settings.security.tls is not None
-        scored = apart and (options.data is not None or not settings.own_data)
+    if config.rounds.robust == "auto":
+        scored = has_strangers(settings) and (options.data is not None or not settings.own_data)
         config = replace(config, rounds=replace(config.rounds, robust="scored" if scored else "none"))
     if config.rounds.robust == "scored" and settings.own_data and options.data is None:
         raise ConfigError(

@@ -417,8 +417,8 @@ class Coordinator:
 
 def _expelled(name: str) -> StatusError:
     return failed_precondition(
-        f"{name} is expelled from this run: {MOST_STRIKES} times, one after the other, its update raised the loss on "
-        "held-out text"
+        f"{name} is expelled from this run: {MOST_STRIKES} times, one after the other, its update took nothing off the "
+        "loss on held-out text, and others' did"
     )
 
 

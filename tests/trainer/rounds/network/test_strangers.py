@@ -11,8 +11,11 @@ import grpc
 import pytest
 import torch
 
+from onesweep.stages.wire.tls import Security, Tls
 from onesweep.trainer.rounds.audit import audit
+from onesweep.trainer.rounds.commands import has_strangers
 from onesweep.trainer.rounds.scoring import MOST_STRIKES
+from onesweep.trainer.rounds.settings import CoordinatorSettings
 from onesweep.trainer.rounds.transfer import PIECE_BYTES
 from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
@@ -82,6 +85,19 @@ def test_without_text_like_the_workers_nothing_is_scored(tmp_path: Path, oneswee
     found = onesweep("train", "coordinate", "--config", tmp_path / "run.toml", "--listen", "127.0.0.1:0", "--own-data")
     assert found.code == 2
     assert "give --data with text like theirs" in found.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "scored"),
+    [
+        (CoordinatorSettings("127.0.0.1:0"), False),
+        (CoordinatorSettings("127.0.0.1:0", tokens=Path("tokens.toml")), True),
+        (CoordinatorSettings("0.0.0.0:0", security=Security(Tls(Path("ca.pem")))), True),
+        (CoordinatorSettings("0.0.0.0:0", security=Security(insecure=True)), True),
+    ],
+)
+def test_strangers_are_who_may_come_from_elsewhere(settings: CoordinatorSettings, scored: bool) -> None:
+    assert has_strangers(settings) is scored
 
 
 def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Start) -> None:
