@@ -215,9 +215,8 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         if len(request.sessions) > MAX_RELEASED:
             await invalid(f"at most {MAX_RELEASED} sessions can be released at once").abort(context)
         own = self._own(request.sessions, context)
-        if (
-            request.claim
-        ):  # nothing is freed: a hop that finds no session ends it on the host before, which may not have signed
+        if request.claim:
+            # nothing is freed: a hop that finds no session ends it on the host before, which may not have signed
             try:
                 return stage_pb2.ReleaseResponse(statements=self._statements(request, own))
             except StatusError as refusal:
