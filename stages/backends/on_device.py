@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from onesweep.stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
+
+P = TypeVar("P", CleanPiece, BranchPiece)
 
 
 class DeviceRunner(BlockRunner, StageRunner):
@@ -22,15 +24,11 @@ class DeviceRunner(BlockRunner, StageRunner):
 
     @torch.inference_mode()
     def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
-        sources = self._sent([piece.source for piece in pieces])
-        there = [replace(piece, source=source) for piece, source in zip(pieces, sources, strict=True)]
-        return _fetched(self.runner.read(there))
+        return _fetched(self.runner.read(self._there(pieces)))
 
     @torch.inference_mode()
     def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
-        sources = self._sent([piece.source for piece in pieces])
-        there = [replace(piece, source=source) for piece, source in zip(pieces, sources, strict=True)]
-        return _fetched(self.runner.branch(there))
+        return _fetched(self.runner.branch(self._there(pieces)))
 
     @torch.inference_mode()
     def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
@@ -42,6 +40,10 @@ class DeviceRunner(BlockRunner, StageRunner):
     @torch.inference_mode()
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
         return _fetched(self.runner.next_byte(self._sent(hidden)))
+
+    def _there(self, pieces: Sequence[P]) -> list[P]:
+        sources = self._sent([piece.source for piece in pieces])
+        return [replace(piece, source=source) for piece, source in zip(pieces, sources, strict=True)]
 
     def _sent(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors of one type from the processor's memory, on the device."""

@@ -7,14 +7,7 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.backends.attention import (
-    GrowingCache,
-    Sight,
-    attend_branches,
-    attend_clean,
-    attend_growing,
-    attention_shape,
-)
+from onesweep.stages.backends.attention import attention_shape
 from onesweep.stages.backends.base import (
     Backend,
     BlockRunner,
@@ -33,7 +26,7 @@ from onesweep.stages.backends.onnx_graphs import (
     head_graph,
     product_graph,
 )
-from onesweep.stages.backends.packed import NOISE_LEVELS, Angles, PackedReader, PipelineRunner
+from onesweep.stages.backends.packed import NOISE_LEVELS, Angles, PackedReader, PipelineLayer, PipelineRunner
 from onesweep.stages.backends.pictures import PackedPictures, Product
 from onesweep.stages.backends.rows import Rows
 from onesweep.stages.backends.runner_checks import PictureProbe, StageProbe, check_block, checked, checked_pictures
@@ -41,7 +34,7 @@ from onesweep.stages.errors import InputError
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.decoder_options import WEIGHT_WORDS
 from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.layers import LayerCache, soft_capped
+from onesweep.stages.model.layers import soft_capped
 from onesweep.stages.model.llama import LlamaStage
 from onesweep.stages.pictures.part import PicturePart
 
@@ -81,7 +74,7 @@ class Session:
 # Attention is torch's for every backend, and onnxruntime computes what lies between: rows of several requests then
 # share every product, and a stage of any family is the same few nodes. A whole graph takes one request at a time,
 # because each has read another length.
-class OnnxLayer:
+class OnnxLayer(PipelineLayer):
     """Rows of several pieces through one layer of any family."""
 
     def __init__(self, part: Block | PipelineStage, layer: AnyLayer, int8: bool) -> None:
@@ -89,27 +82,11 @@ class OnnxLayer:
         self.before = Session(before_graph(part, layer, int8))
         self.after = Session(after_graph(part, layer, int8))
 
-    def clean(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> None:
-        """The causal stream, in place. x: (rows, width); caches, seen: of each piece."""
-        self._finish(x, attend_clean(self._project(x, angles), rows, self.shape, caches, seen))
-
-    def branch(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
-    ) -> None:
-        """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
-        self._finish(x, attend_branches(self._project(x, angles), rows, self.shape, caches, branches))
-
-    def grow(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
-    ) -> None:
-        """One more position of each continuation, in place. caches, lengths: of `attend_growing`."""
-        self._finish(x, attend_growing(self._project(x, angles), rows, self.shape, caches, lengths))
-
-    def _project(self, x: Tensor, angles: Angles) -> Tensor:
+    def project(self, x: Tensor, angles: Angles) -> Tensor:
         # a copy, so that it lies where torch's tensors do: the order of additions depends on addresses
         return self.before(x[None], *angles)[0].clone()
 
-    def _finish(self, x: Tensor, mixed: Tensor) -> None:
+    def finish(self, x: Tensor, mixed: Tensor) -> None:
         x.copy_(self.after(x[None], mixed[None])[0])
 
 

@@ -1,17 +1,18 @@
 """The torch backend: pieces of several requests share every operation that works on rows."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onesweep.stages.backends.attention import (
+    AttentionShape,
     GrowingCache,
-    Sight,
     attend_branches,
     attend_clean,
     attend_growing,
@@ -62,20 +63,25 @@ class Growing(Continuations):
 Angles = tuple[Tensor, Tensor]
 
 
-class PipelineLayer(Protocol):
-    """A layer of any family."""
+class PipelineLayer(ABC):
+    """A layer of any family: what it does before attention, and after it. x: (rows, width)."""
 
-    def clean(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]
-    ) -> None: ...
+    shape: AttentionShape
 
-    def branch(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
-    ) -> None: ...
+    @abstractmethod
+    def project(self, x: Tensor, angles: Angles) -> Tensor:
+        """Queries, keys and values, queries and keys rotated: (rows, all heads' numbers).
 
-    def grow(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
-    ) -> None: ...
+        angles: cos and sin of `LayerKind.factors`, as `PackedReader.spread` gives them.
+        """
+
+    @abstractmethod
+    def finish(self, x: Tensor, mixed: Tensor) -> None:
+        """Add what attention made of the rows, and what follows it, in place."""
+
+    def finish_branches(self, x: Tensor, mixed: Tensor) -> None:
+        """The same for continuations that are not kept."""
+        self.finish(x, mixed)
 
 
 class PackedNorm:
@@ -99,7 +105,7 @@ class PackedNorm:
         return x.mul(torch.addcmul(self.least, length, length).rsqrt_())
 
 
-class PackedLayer:
+class PackedLayer(PipelineLayer):
     """Rows of several pieces through one layer. What it takes of the layer's matrices are views, not copies."""
 
     def __init__(self, layer: Layer) -> None:
@@ -109,36 +115,22 @@ class PackedLayer:
         linears = (layer.qkv, layer.attention_out, layer.mlp_in, layer.mlp_out)
         self.qkv, self.attention_out, self.mlp_in, self.mlp_out = (linear.weight.detach().t() for linear in linears)
 
-    def clean(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> None:
-        """The causal stream, in place. x: (rows, width); angles: cos and sin of `LayerKind.factors`.
+    def project(self, x: Tensor, angles: Angles) -> Tensor:
+        return self._rotated(self.attention_norm(x), angles)
 
-        caches, seen: of each piece.
-        """
-        qkv = self._project(self.attention_norm(x), angles)
-        add_product(x, attend_clean(qkv, rows, self.shape, caches, seen), self.attention_out)
-        hidden = multiplied(self.mlp_norm(x), self.mlp_in)
-        add_product(x, _gelu(hidden), self.mlp_out)
-
-    def branch(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
-    ) -> None:
-        """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
-        qkv = self._project(self.attention_norm(x), angles)
-        add_product(x, attend_branches(qkv, rows, self.shape, caches, branches), self.attention_out)
-        add_product(x, F.gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
-
-    def grow(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
-    ) -> None:
-        """One more position of each continuation, in place. caches, lengths: of `attend_growing`."""
-        qkv = self._project(self.attention_norm(x), angles)
-        add_product(x, attend_growing(qkv, rows, self.shape, caches, lengths), self.attention_out)
+    def finish(self, x: Tensor, mixed: Tensor) -> None:
+        add_product(x, mixed, self.attention_out)
         add_product(x, _gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
+
+    def finish_branches(self, x: Tensor, mixed: Tensor) -> None:
+        add_product(x, mixed, self.attention_out)
+        # not `_gelu`, whose last bits are others: candidates of many rows keep the scores that they always had
+        add_product(x, F.gelu(multiplied(self.mlp_norm(x), self.mlp_in)), self.mlp_out)
 
     def noisy(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], modulation: Tensor) -> None:
         """Noisy slots, in place. modulation: (6, rows or 1, width) of `modulate`."""
         weight_a, shift_a, gate_a, weight_m, shift_m, gate_m = modulation
-        qkv = self._project(torch.addcmul(shift_a, self.attention_norm.directions(x), weight_a), angles)
+        qkv = self._rotated(torch.addcmul(shift_a, self.attention_norm.directions(x), weight_a), angles)
         x.addcmul_(multiplied(attend_noisy(qkv, rows, self.heads, caches), self.attention_out), gate_a)
         hidden = multiplied(torch.addcmul(shift_m, self.mlp_norm.directions(x), weight_m), self.mlp_in)
         x.addcmul_(multiplied(F.gelu(hidden), self.mlp_out), gate_m)
@@ -150,8 +142,8 @@ class PackedLayer:
         weight_a, weight_m = self.attention_norm.weight * (1 + scale_a), self.mlp_norm.weight * (1 + scale_m)
         return torch.stack([weight_a, shift_a, 1 + gate_a, weight_m, shift_m, 1 + gate_m])
 
-    def _project(self, x: Tensor, angles: Angles) -> Tensor:
-        """Queries, keys and values, queries and keys rotated: (rows, 3 width)."""
+    def _rotated(self, x: Tensor, angles: Angles) -> Tensor:
+        """Queries, keys and values of normed rows, queries and keys rotated: (rows, 3 width)."""
         qkv = multiplied(x, self.qkv)
         rotate_rows(qkv, self.heads, *angles)
         return qkv
@@ -216,7 +208,7 @@ class PackedReader:
         seen = [sights(pieces, kind.window) for kind in self.kinds]
         held = zip(*(piece.caches for piece in pieces), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
-            layer.clean(x, rows, angles[kind], caches, seen[kind])
+            layer.finish(x, attend_clean(layer.project(x, angles[kind]), rows, layer.shape, caches, seen[kind]))
         return rows.unpack(x)
 
     def rows_of(self, counts: Sequence[int]) -> Rows:
@@ -239,7 +231,8 @@ class PackedReader:
         angles, branches = [self._branch_angles(rows, pieces, kind) for kind in self.kinds], [n for n, _ in shapes]
         held = zip(*(piece.caches for piece in pieces), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
-            layer.branch(x, rows, angles[kind], caches, branches)
+            qkv = layer.project(x, angles[kind])
+            layer.finish_branches(x, attend_branches(qkv, rows, layer.shape, caches, branches))
         return [each.unflatten(0, shape) for each, shape in zip(rows.unpack(x), shapes, strict=True)]
 
     def _branch_angles(self, rows: Rows, pieces: Sequence[BranchPiece], kind: LayerKind) -> Angles:
@@ -263,7 +256,7 @@ class PackedReader:
         angles = [self.spread(kind.factors(kind.rotary.index_select(0, positions))) for kind in self.kinds]
         held = zip(*(text.caches for text in texts), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
-            layer.grow(x, rows, angles[kind], caches, lengths)
+            layer.finish(x, attend_growing(layer.project(x, angles[kind]), rows, layer.shape, caches, lengths))
         for text in texts:
             text.grown()
         return rows.unpack(x)

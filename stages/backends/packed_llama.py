@@ -8,20 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.stages.backends.attention import (
-    GrowingCache,
-    Sight,
-    attend_branches,
-    attend_clean,
-    attend_growing,
-    attention_shape,
+from onesweep.stages.backends.attention import attention_shape
+from onesweep.stages.backends.packed import (
+    Angles,
+    PackedNorm,
+    PackedReader,
+    PackedStage,
+    PipelineLayer,
+    PipelineRunner,
+    normed_head,
 )
-from onesweep.stages.backends.packed import Angles, PackedNorm, PackedReader, PackedStage, PipelineRunner, normed_head
 from onesweep.stages.backends.rows import Rows, in_slabs
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.memory import give_back, is_owned
 from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.layers import LayerCache, TiedHead
+from onesweep.stages.model.layers import TiedHead
 from onesweep.stages.model.llama import ACTIVATIONS, Expert, LlamaArchitecture, LlamaLayer, LlamaStage, Mixture
 from onesweep.stages.model.quantised import GROUP, QuantLinear
 
@@ -221,7 +222,7 @@ def rounded_product(linear: nn.Linear | TiedHead) -> Product | QuantProduct | In
     return Int8Product(linear, levels) if (levels := Int8Product.levels()) else product(linear)
 
 
-class PackedLlamaLayer:
+class PackedLlamaLayer(PipelineLayer):
     """Rows of several pieces through one layer."""
 
     def __init__(self, layer: LlamaLayer, make: Make) -> None:
@@ -233,27 +234,7 @@ class PackedLlamaLayer:
         self.qk_norm = None if layer.q_norm is None else QueryKeyNorm(layer)
         self.mlp = PackedMlp(layer, a, make) if layer.mixture is None else PackedMixture(layer.mixture, a, make)
 
-    def clean(self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], seen: Sequence[Sight]) -> None:
-        """The causal stream, in place. x: (rows, width); caches, seen: of each piece."""
-        qkv = self._project(x, angles)
-        self._finish(x, attend_clean(qkv, rows, self.shape, caches, seen))
-
-    def branch(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[LayerCache], branches: Sequence[int]
-    ) -> None:
-        """Continuations that see what is in their piece's cache, in place. branches: of each piece."""
-        qkv = self._project(x, angles)
-        self._finish(x, attend_branches(qkv, rows, self.shape, caches, branches))
-
-    def grow(
-        self, x: Tensor, rows: Rows, angles: Angles, caches: Sequence[GrowingCache], lengths: Sequence[int]
-    ) -> None:
-        """One more position of each continuation, in place. caches, lengths: of `attend_growing`."""
-        qkv = self._project(x, angles)
-        self._finish(x, attend_growing(qkv, rows, self.shape, caches, lengths))
-
-    def _project(self, x: Tensor, angles: Angles) -> Tensor:
-        """Queries, keys and values, queries and keys rotated: (rows, qkv_width)."""
+    def project(self, x: Tensor, angles: Angles) -> Tensor:
         qkv = self.qkv(self.attention_norm(x))
         if self.qk_norm is not None:
             self.qk_norm(qkv)
@@ -263,7 +244,7 @@ class PackedLlamaLayer:
         both.mul_(cos).addcmul_(swapped, sin)
         return qkv
 
-    def _finish(self, x: Tensor, mixed: Tensor) -> None:
+    def finish(self, x: Tensor, mixed: Tensor) -> None:
         x.add_(self.attention_after(self.attention_out(mixed)))
         x.add_(self.mlp_after(self.mlp(self.mlp_norm(x))))
 
