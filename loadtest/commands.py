@@ -1,7 +1,7 @@
 """Shared parts of the commands that measure: their options, and how they read and print."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,19 +15,21 @@ def add_measurement(
     command: argparse.ArgumentParser,
     settings: type[Any],
     *,
+    only: Collection[str] | None = None,
     access: bool = False,
     html: bool = False,
     svg: bool = False,
 ) -> None:
     """Options of a command whose flags come from its settings, and which writes a record with `--json`.
 
+    :param only: fields whose flags are added; None for all.
     :param access: with `--router` and the options of a connection to a deployment that is there.
     """
     # here and not above: settings import this module for their flags
     from onesweep.loadtest.report.record import add_report_options
     from onesweep.loadtest.workload.caller import add_access_options
 
-    add_flags(command, settings)
+    add_flags(command, settings, only)
     if access:
         add_access_options(command)
     add_report_options(command, html=html, svg=svg)

@@ -6,18 +6,19 @@ import argparse
 import contextlib
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from onesweep.loadtest.commands import add_measurement, say
 from onesweep.loadtest.faults.settings import (
     ChaosSettings,
     FloodFlags,
-    ReportFiles,
     RoundsBenchSettings,
     TrainingChaosSettings,
 )
-from onesweep.loadtest.report.record import origin, this_command, write_json
+from onesweep.loadtest.report.record import check_report_options, origin, this_command, write_report
 from onesweep.stages.errors import InputError, Interrupted, OnesweepError, one_of
-from onesweep.stages.settings import add_flags, from_flags
+from onesweep.stages.settings import from_flags
 from onesweep.stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
@@ -28,32 +29,11 @@ SOAK = ("minutes", "profile", "profiles", "seed", "checkpoint", "requests_at_onc
 SOAK_MINUTES = 30.0
 
 
-def add_chaos(chaos: argparse.ArgumentParser) -> None:
-    add_flags(chaos, ChaosSettings)
-    add_flags(chaos, ReportFiles)
-
-
-def add_chaos_training(training: argparse.ArgumentParser) -> None:
-    add_flags(training, TrainingChaosSettings)
-    add_flags(training, ReportFiles)
-
-
-def add_soak(soak: argparse.ArgumentParser) -> None:
-    add_flags(soak, ChaosSettings, SOAK)
-    add_flags(soak, ReportFiles)
-
-
-def add_flood(flood: argparse.ArgumentParser) -> None:
-    from onesweep.loadtest.workload.caller import add_access_options  # imports grpc
-
-    add_flags(flood, FloodFlags)
-    add_access_options(flood)
-    add_flags(flood, ReportFiles, ("json",))
-
-
-def add_rounds(rounds: argparse.ArgumentParser) -> None:
-    add_flags(rounds, RoundsBenchSettings)
-    add_flags(rounds, ReportFiles, ("json",))
+add_chaos = partial(add_measurement, settings=ChaosSettings, html=True, svg=True)
+add_soak = partial(add_chaos, only=SOAK)
+add_chaos_training = partial(add_measurement, settings=TrainingChaosSettings, html=True, svg=True)
+add_flood = partial(add_measurement, settings=FloodFlags, access=True)
+add_rounds = partial(add_measurement, settings=RoundsBenchSettings)
 
 
 def run_chaos(options: argparse.Namespace) -> int:
@@ -71,11 +51,10 @@ def _run_chaos(options: argparse.Namespace, settings: ChaosSettings) -> int:
     from onesweep.loadtest.faults.serving_run import run_chaos as chaos
 
     check_chaos(settings)
-    files = from_flags(ReportFiles, options)
-    files.check()
+    check_report_options(options)
     with ends_cleanly():
-        result = chaos(settings, _say)
-    return _finish(serving_report(result), files, "something was lost, wrong, left behind or growing: see above")
+        result = chaos(settings, say)
+    return _finish(serving_report(result), options, "something was lost, wrong, left behind or growing: see above")
 
 
 def run_chaos_training(options: argparse.Namespace) -> int:
@@ -84,17 +63,16 @@ def run_chaos_training(options: argparse.Namespace) -> int:
 
     settings = from_flags(TrainingChaosSettings, options)
     check_training_chaos(settings)
-    files = from_flags(ReportFiles, options)
-    files.check()
+    check_report_options(options)
     with ends_cleanly():
-        result = run_training_chaos(settings, _say)
+        result = run_training_chaos(settings, say)
     words = "something was lost or counted twice, had no end, or is worse than it may be: see above"
-    return _finish(training_report(result), files, words)
+    return _finish(training_report(result), options, words)
 
 
-def _finish(report: FaultReport, files: ReportFiles, trouble: str) -> int:
-    _say(report.terminal())
-    report.write(files)
+def _finish(report: FaultReport, options: argparse.Namespace, trouble: str) -> int:
+    say(report.terminal())
+    report.write(options)
     if report.trouble:
         raise OnesweepError(trouble)
     return 0
@@ -111,7 +89,7 @@ def run_flood(options: argparse.Namespace) -> int:
     from onesweep.loadtest.workload.texts import Texts
     from onesweep.serving.modes import MODES
 
-    flags, files = from_flags(FloodFlags, options), from_flags(ReportFiles, options)
+    flags = from_flags(FloodFlags, options)
     settings = _flood_settings(flags, options)
     load = settings.load
     check_settings(load)
@@ -119,7 +97,7 @@ def run_flood(options: argparse.Namespace) -> int:
         raise InputError(f"unknown mode {load.mode!r}{one_of(load.mode, MODES)}")
     check_testbed(load.target)
     check_locust()
-    files.check()
+    check_report_options(options)
     head = origin()  # the machine as it is before
     with ends_cleanly(), contextlib.ExitStack() as stack:
         if flags.keys:
@@ -127,10 +105,9 @@ def run_flood(options: argparse.Namespace) -> int:
         target = stack.enter_context(open_testbed(settings.load.target))
         cases = seeded_prompts(load.cases, load.first_seed, load.max_bytes, target.facts().context_length)
         texts = Texts(target, cases, load.max_bytes)
-        result = flood(settings, target, texts, lambda done: _say(run_line(done)))
-    _say("\n" + RUNS.aligned(result.results) + "\n\n" + "\n".join(flood_notes(result)))
-    if files.json:
-        write_json(files.json, head | flood_record(result))
+        result = flood(settings, target, texts, lambda done: say(run_line(done)))
+    say("\n" + RUNS.aligned(result.results) + "\n\n" + "\n".join(flood_notes(result)))
+    write_report(options, head | flood_record(result))
     if result.trouble:
         raise OnesweepError(f"{result.trouble} requests failed, were lost or wrong")
     if any(each.interrupted for each in result.results):
@@ -161,17 +138,12 @@ def _flood_settings(flags: FloodFlags, options: argparse.Namespace) -> FloodSett
 def run_rounds(options: argparse.Namespace) -> int:
     from onesweep.loadtest.faults.rounds_bench import check_bench, measure_rounds, rounds_record, rounds_table
 
-    settings, files = from_flags(RoundsBenchSettings, options), from_flags(ReportFiles, options)
+    settings = from_flags(RoundsBenchSettings, options)
     settings = replace(settings, config=settings.config.resolve())
     check_bench(settings)
-    files.check()
+    check_report_options(options)
     with ends_cleanly():
         figures = measure_rounds(settings, lambda words: print(words, file=sys.stderr, flush=True))
     print(rounds_table(figures))
-    if files.json:
-        write_json(files.json, rounds_record(settings, figures, this_command()))
+    write_report(options, rounds_record(settings, figures, this_command()))
     return 0
-
-
-def _say(words: str) -> None:
-    print(words, flush=True)

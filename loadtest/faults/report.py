@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onesweep.loadtest.faults.base import Fault, FaultRecord, FaultRun
-from onesweep.loadtest.faults.settings import ReportFiles
 from onesweep.loadtest.report.chart import Panel, draw_timeline
 from onesweep.loadtest.report.page import bullets, figure, html_page, html_pairs, shown, text_table
-from onesweep.loadtest.report.record import MachineFacts, commit, origin, this_command, this_machine, write_json
+from onesweep.loadtest.report.record import MachineFacts, commit, origin, this_command, this_machine, write_report
 from onesweep.loadtest.report.table import markdown, number
-from onesweep.stages.settings import write_destination
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,14 +74,13 @@ class FaultReport:
         parts += ["<h2>Settings</h2>", html_pairs(about)]
         return html_page(self.title, [*parts, f"<pre>{shown(self.text)}</pre>"] if self.text else parts)
 
-    def write(self, files: ReportFiles) -> None:
-        """Raises OnesweepError when a file cannot be written after all."""
-        if files.json:
-            write_json(files.json, {**origin(), **self.record})
-        if files.html:
-            write_destination(files.html, self.page(this_command(), commit(), this_machine()))
-        if files.svg:
-            write_destination(files.svg, self.time_line() + "\n")
+    def write(self, options: argparse.Namespace) -> None:
+        """Write the files of `write_report`. Raises OnesweepError when a file cannot be written after all."""
+
+        def page() -> str:
+            return self.page(this_command(), commit(), this_machine())
+
+        write_report(options, {**origin(), **self.record}, page, lambda: self.time_line() + "\n")
 
 
 seconds = partial(number, digits=2)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onesweep.loadtest.report.chart import check_plotting
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import check_destination, setting
+from onesweep.stages.settings import setting
 
 ROUNDS_A_MINUTE = 10  # of the run that ships: about what two cores make, faults included
 SHIPPED_RUN = Path(__file__).with_name("run.toml")
@@ -179,20 +178,3 @@ class FloodFlags:
     )
     checkpoint: Path | None = setting(None, **BUNDLE)
     max_requests: int | None = setting(None, "Requests that the router takes at once", shown="the router's default")
-
-
-@dataclass(frozen=True)
-class ReportFiles:
-    """Files that a run is written to."""
-
-    json: Path | None = setting(None, "write the figures there, too")
-    html: Path | None = setting(None, "Write a report with a time line")
-    svg: Path | None = setting(None, "Write the time line alone")
-
-    def check(self) -> None:
-        """Raise InputError, before anything is started, for a file that cannot be written."""
-        for name, path in vars(self).items():
-            if path is not None:
-                check_destination(path, f"--{name}")
-                if name != "json":
-                    check_plotting(f"--{name}")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from onesweep.loadtest.frontier.commands import FrontierSettings
 from onesweep.loadtest.frontier.points import (
     AutoPoint,
     Point,
@@ -18,15 +19,14 @@ from onesweep.loadtest.frontier.points import (
     with_pareto,
     write_frontier,
 )
-from onesweep.loadtest.frontier.settings import FrontierSettings
 from onesweep.loadtest.frontier.worth import AUTO, Ranking, Worth, exact_bits, model_of, ranking_of, read_ranking
 from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.loadtest.lab.profile import Profile, profile_named
 from onesweep.loadtest.latency.interleave import Sample, Seat, collect
+from onesweep.loadtest.quality.commands import QualitySettings
 from onesweep.loadtest.quality.generation import parse_arms
 from onesweep.loadtest.quality.prompts import Passage, cut_prompts, held_out_documents
 from onesweep.loadtest.quality.run import run_quality
-from onesweep.loadtest.quality.settings import QualitySettings
 from onesweep.loadtest.report.record import origin, settings_record
 from onesweep.loadtest.report.table import open_meter
 from onesweep.loadtest.workload.prompts import SENTENCES

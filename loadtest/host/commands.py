@@ -3,38 +3,30 @@
 import argparse
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from onesweep.loadtest.commands import add_measurement
 from onesweep.loadtest.host import settings
-from onesweep.stages.settings import add_flags, from_flags
+from onesweep.stages.settings import from_flags
 
 if TYPE_CHECKING:
     from onesweep.loadtest.host.benchmark import Benchmark
 
 
-def _add_options(kind: type[Any], parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, kind)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-
-
 def _run(kind: type[Any], implementation: str, options: argparse.Namespace) -> int:
     """Announce it, measure, print the table, and write the record where `--json` says."""
-    from onesweep.loadtest.report.record import write_json
-    from onesweep.stages.settings import check_destination
+    from onesweep.loadtest.report.record import check_report_options, write_report
     from onesweep.stages.signals import ends_cleanly
 
     benchmark: Benchmark[Any, Any] = resolve_name(f"{__package__}.{implementation}")(from_flags(kind, options))
     benchmark.check()
-    if options.json:
-        check_destination(options.json)
+    check_report_options(options)
     print(benchmark.announcement, flush=True)
     with ends_cleanly():
         result = benchmark.measure()
     print(benchmark.table(result))
-    if options.json:
-        write_json(options.json, benchmark.record(result))
+    write_report(options, benchmark.record(result))
     return 0 if benchmark.holds(result) else 1
 
 
@@ -42,7 +34,7 @@ def _functions(
     kind: type[Any], implementation: str
 ) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
     """A benchmark's functions. Its implementation imports torch: only when it runs."""
-    return partial(_add_options, kind), partial(_run, kind, implementation)
+    return partial(add_measurement, settings=kind), partial(_run, kind, implementation)
 
 
 add_overhead, run_overhead = _functions(settings.OverheadSettings, "overhead:OverheadBench")

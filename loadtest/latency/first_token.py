@@ -20,10 +20,10 @@ from typing import Any
 
 from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.loadtest.lab.profile import ROUTER, Link, Profile
+from onesweep.loadtest.latency.commands import FirstTokenSettings, WarmSettings
 from onesweep.loadtest.latency.floor import course_of, least_delay_ms, wire_ms
 from onesweep.loadtest.latency.interleave import Sample, Seat, ask_once, collect, ended_well
 from onesweep.loadtest.latency.rows import row_of
-from onesweep.loadtest.latency.settings import FirstTokenSettings, WarmSettings
 from onesweep.loadtest.report.record import this_machine
 from onesweep.loadtest.report.table import Table, number_column, text_column
 from onesweep.loadtest.workload.arms import Arm, Length

@@ -10,11 +10,11 @@ from typing import Any
 
 from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.loadtest.lab.profile import Link, Profile, node_names, profile_named
+from onesweep.loadtest.latency.commands import TEXT_CHOICES, TEXT_LENGTHS, WanSettings, WarmSettings
 from onesweep.loadtest.latency.floor import Course, course_of
 from onesweep.loadtest.latency.interleave import Sample, Seat, collect, take_turns
 from onesweep.loadtest.latency.links import measure_links
 from onesweep.loadtest.latency.rows import row_of, same_as_ar, single_sweep
-from onesweep.loadtest.latency.settings import TEXT_CHOICES, TEXT_LENGTHS, WanSettings, WarmSettings
 from onesweep.loadtest.report.record import origin, settings_record
 from onesweep.loadtest.report.table import open_meter
 from onesweep.loadtest.workload.arms import (

@@ -5,8 +5,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from onesweep.loadtest.quality.commands import QualitySettings, finite
 from onesweep.loadtest.quality.prompts import Passage
-from onesweep.loadtest.quality.settings import QualitySettings, finite
 from onesweep.loadtest.workload.caller import Access, RouterState
 from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError
 from onesweep.serving.modes import SCORERS

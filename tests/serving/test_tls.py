@@ -140,26 +140,22 @@ def test_tokens_over_the_wire(served: Served) -> None:
         write_tokens(served.file, served.keys)
 
 
-def test_requests_that_are_not_whole_yet_are_few_where_no_token_comes_with_them(served: Served) -> None:
+async def test_requests_that_are_not_whole_yet_are_few_where_no_token_comes_with_them(served: Served) -> None:
     path = "/serving.v1.RouterService/"
-
-    async def main() -> None:
-        security = Security(served.ca)
-        async with open_channel(served.address, security=security) as stranger:
-            silent = [stranger.stream_unary(path + "Generate")() for _ in range(MOST_ARRIVING + 3)]
-            codes = asyncio.as_completed([asyncio.ensure_future(call.code()) for call in silent])
-            for _ in range(3):
-                assert await next(codes) is grpc.StatusCode.RESOURCE_EXHAUSTED
-            async with AsyncClient(served.address, tls=served.ca, token=served.tokens["alice"]) as alice:
-                assert (await alice.generate("x", mode="local", max_bytes=4)).output_bytes == 4
-            known = (("authorization", f"Bearer {served.tokens['alice']}"),)
-            large = stranger.unary_unary(path + "Status")(b"\xfa\x7f\xff\xff\x07" + bytes(131071), metadata=known)
-            assert await large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "takes 65536 at most" in await large.details()
-            for call in silent:
-                call.cancel()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    security = Security(served.ca)
+    async with open_channel(served.address, security=security) as stranger:
+        silent = [stranger.stream_unary(path + "Generate")() for _ in range(MOST_ARRIVING + 3)]
+        codes = asyncio.as_completed([asyncio.ensure_future(call.code()) for call in silent])
+        for _ in range(3):
+            assert await next(codes) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        async with AsyncClient(served.address, tls=served.ca, token=served.tokens["alice"]) as alice:
+            assert (await alice.generate("x", mode="local", max_bytes=4)).output_bytes == 4
+        known = (("authorization", f"Bearer {served.tokens['alice']}"),)
+        large = stranger.unary_unary(path + "Status")(b"\xfa\x7f\xff\xff\x07" + bytes(131071), metadata=known)
+        assert await large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "takes 65536 at most" in await large.details()
+        for call in silent:
+            call.cancel()
 
 
 def test_quotas_over_the_wire(served: Served) -> None:
@@ -176,7 +172,7 @@ def test_quotas_over_the_wire(served: Served) -> None:
         assert ask(client, 2) == 2
 
 
-def test_what_was_written_for_a_whole_answer_counts_where_nobody_waits(
+async def test_what_was_written_for_a_whole_answer_counts_where_nobody_waits(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = threading.Event()
@@ -186,20 +182,17 @@ def test_what_was_written_for_a_whole_answer_counts_where_nobody_waits(
         written.set()
         await asyncio.Event().wait()
 
-    async def main() -> None:
-        async with AsyncClient(served.address, tls=served.ca, token=served.tokens["hasty"]) as client:
-            with monkeypatch.context() as patched:
-                patched.setattr("onesweep.serving.router.service.retry_after_audit", stuck)
-                asked = asyncio.create_task(client.generate("x", mode="local", max_bytes=10))
-                assert await asyncio.to_thread(written.wait, 30)
-            asked.cancel()
-            said = ""
-            while "6 are left" not in said:
-                with pytest.raises(RouterError) as caught:
-                    await client.generate("x", mode="local", max_bytes=8)
-                said = str(caught.value)
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    async with AsyncClient(served.address, tls=served.ca, token=served.tokens["hasty"]) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr("onesweep.serving.router.service.retry_after_audit", stuck)
+            asked = asyncio.create_task(client.generate("x", mode="local", max_bytes=10))
+            assert await asyncio.to_thread(written.wait, 30)
+        asked.cancel()
+        said = ""
+        while "6 are left" not in said:
+            with pytest.raises(RouterError) as caught:
+                await client.generate("x", mode="local", max_bytes=8)
+            said = str(caught.value)
 
 
 def test_clients_check_the_router(served: Served, new_pki: NewPki) -> None:
@@ -240,28 +233,24 @@ def test_clients_see_a_new_authority(served: Served, new_pki: NewPki, tmp_path: 
         assert until(lambda: answered(client)) == 4
 
 
-def test_a_renewal_breaks_nothing_off_and_opens_one_connection(served: Served, tmp_path: Path) -> None:
+async def test_a_renewal_breaks_nothing_off_and_opens_one_connection(served: Served, tmp_path: Path) -> None:
     mine, whole, nothing = tmp_path / "mine.pem", served.ca.authority.read_bytes(), grpc.aio.Metadata()
     mine.write_bytes(whole)
     lost = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "lost")
-
-    async def main() -> None:
-        async with AsyncClient(served.address, tls=Tls(mine), token=served.tokens["alice"]) as client:
-            pieces = client.stream("x", mode="local", max_bytes=400)
-            await anext(pieces)
-            mine.write_bytes(whole[:50])
+    async with AsyncClient(served.address, tls=Tls(mine), token=served.tokens["alice"]) as client:
+        pieces = client.stream("x", mode="local", max_bytes=400)
+        await anext(pieces)
+        mine.write_bytes(whole[:50])
+        client.failed(lost, 0, 1.0)
+        assert len(client._channels) == 1, "half an authority is not taken"
+        mine.write_bytes(whole + b"\n")
+        for _ in range(3):
             client.failed(lost, 0, 1.0)
-            assert len(client._channels) == 1, "half an authority is not taken"
-            mine.write_bytes(whole + b"\n")
-            for _ in range(3):
-                client.failed(lost, 0, 1.0)
-            assert len(client._channels) == 2
-            *_, last = [piece async for piece in pieces]
-            assert isinstance(last, Result)
-            assert last.output_bytes == 400
-            assert (await client.generate("x", mode="local", max_bytes=4)).output_bytes == 4
-
-    asyncio.run(main())
+        assert len(client._channels) == 2
+        *_, last = [piece async for piece in pieces]
+        assert isinstance(last, Result)
+        assert last.output_bytes == 400
+        assert (await client.generate("x", mode="local", max_bytes=4)).output_bytes == 4
 
 
 def test_a_token_from_a_file_or_the_environment(

@@ -8,6 +8,7 @@ import pytest
 
 from onesweep.loadtest.lab.profile import Link, profile_named
 from onesweep.loadtest.latency import first_token as bench
+from onesweep.loadtest.latency.commands import FirstTokenSettings
 from onesweep.loadtest.latency.first_token import (
     Booked,
     PieceArm,
@@ -18,7 +19,6 @@ from onesweep.loadtest.latency.first_token import (
     shared_floor_ms,
 )
 from onesweep.loadtest.latency.interleave import Sample
-from onesweep.loadtest.latency.settings import FirstTokenSettings
 from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.cli.__main__ import main
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER

@@ -2,8 +2,8 @@
 
 import pytest
 
+from onesweep.loadtest.quality.commands import parse_temperatures
 from onesweep.loadtest.quality.generation import QualityArm, at_temperatures, parse_arm, parse_arms
-from onesweep.loadtest.quality.settings import parse_temperatures
 from onesweep.stages.errors import InputError
 
 MODES = ("sweep", "chunked", "ar", "resample")

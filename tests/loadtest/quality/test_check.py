@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.quality.check import CHEATS, cheat_texts
 from onesweep.loadtest.quality.prompts import Passage
+from onesweep.loadtest.quality.run import CHEATS, cheat_texts
 from onesweep.serving.cli.__main__ import main
 
 PASSAGE = Passage(b"It was late when ", "she opened the door and said that she – well".encode())

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onesweep.loadtest.quality.check import CHEATS
 from onesweep.loadtest.quality.judge import Judge
+from onesweep.loadtest.quality.run import CHEATS
 from tests.loadtest.quality.test_check import checked
 from tests.loadtest.quality.test_judges import silent
 

@@ -81,19 +81,15 @@ def test_the_async_client_does_what_the_plain_one_does(deployment: Deployment) -
     assert (len(pieces), hosts) == (4, 3)
 
 
-def test_calls_of_a_client_that_is_closed_fail(deployment: Deployment) -> None:
+async def test_calls_of_a_client_that_is_closed_fail(deployment: Deployment) -> None:
     """And their tasks, which nobody cancelled, are told: `merged` would wait for ever otherwise."""
-
-    async def main() -> None:
-        client = AsyncClient(deployment.topology.router)
-        async with aclosing(merged([client.events("x", mode="ar", max_bytes=400)])) as pieces:
-            await anext(pieces)
-            await client.close()
-            async with asyncio.timeout(20):
-                with pytest.raises(RouterError, match="was closed"):
-                    _ = [piece async for piece in pieces]
-
-    asyncio.run(main())
+    client = AsyncClient(deployment.topology.router)
+    async with aclosing(merged([client.events("x", mode="ar", max_bytes=400)])) as pieces:
+        await anext(pieces)
+        await client.close()
+        async with asyncio.timeout(20):
+            with pytest.raises(RouterError, match="was closed"):
+                _ = [piece async for piece in pieces]
 
 
 def test_a_client_needs_no_torch() -> None:

@@ -1,12 +1,9 @@
 """Quotas and places: who continues, who waits, and who is sent away."""
 
 import asyncio
-import functools
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
-from typing import Any
 
 import grpc
 import pytest
@@ -22,16 +19,6 @@ ALICE, BOB, CAROL = Key("alice"), Key("bob"), Key("carol")
 
 def admission(limit: int, queue: int = 0, wait_s: float = PATIENT_S, reserves: bool = False) -> Admission:
     return Admission(AdmissionSettings(limit, 1000, queue, wait_s), reserves)
-
-
-def story(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A coroutine as a test."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), PATIENT_S))
-
-    return run
 
 
 async def refused(gate: Admission, key: Key, max_bytes: int = 1) -> StatusError:
@@ -74,7 +61,6 @@ async def settle() -> None:
 # Places
 
 
-@story
 async def test_over_the_limit_is_refused() -> None:
     gate = admission(2)
     async with gate.enter(ANYBODY, 1), gate.enter(ANYBODY, 1):
@@ -84,7 +70,6 @@ async def test_over_the_limit_is_refused() -> None:
     assert gate.requests == 0
 
 
-@story
 async def test_a_request_that_fails_gives_its_place_back() -> None:
     gate = admission(1)
     for _ in range(3):
@@ -94,7 +79,6 @@ async def test_a_request_that_fails_gives_its_place_back() -> None:
     await enters(gate, ANYBODY)
 
 
-@story
 async def test_requests_start_at_the_routers_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fourth of three a second starts when a second is over, and waits in its place until then."""
     clock = SimpleNamespace(now=100.0)
@@ -111,7 +95,6 @@ async def test_requests_start_at_the_routers_rate(monkeypatch: pytest.MonkeyPatc
     assert gate.requests == 0
 
 
-@story
 async def test_some_wait_for_a_place() -> None:
     gate = admission(1, queue=2)
     first, second, third = (Held(gate, ANYBODY) for _ in range(3))
@@ -125,7 +108,6 @@ async def test_some_wait_for_a_place() -> None:
     assert (gate.requests, gate.waiting) == (0, 0)
 
 
-@story
 async def test_nobody_waits_longer_than_the_limit() -> None:
     gate = admission(1, queue=2, wait_s=0.02)
     first = Held(gate, ANYBODY)
@@ -136,7 +118,6 @@ async def test_nobody_waits_longer_than_the_limit() -> None:
     await enters(gate, ANYBODY)
 
 
-@story
 async def test_who_would_wait_too_long_is_refused_at_once() -> None:
     gate = admission(1, queue=8, wait_s=0.02)
     async with gate.enter(ANYBODY, 1):
@@ -148,7 +129,6 @@ async def test_who_would_wait_too_long_is_refused_at_once() -> None:
     await first.finish()
 
 
-@story
 async def test_who_would_wait_beyond_its_deadline_is_refused_at_once() -> None:
     gate = admission(1, queue=8)
     async with gate.enter(ANYBODY, 1):
@@ -166,7 +146,6 @@ async def test_who_would_wait_beyond_its_deadline_is_refused_at_once() -> None:
     await patient.finish()
 
 
-@story
 async def test_nobody_enters_what_is_stopping() -> None:
     gate = admission(2)
     first = Held(gate, ANYBODY)
@@ -179,7 +158,6 @@ async def test_nobody_enters_what_is_stopping() -> None:
     assert gate.requests == 0
 
 
-@story
 async def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
     gate = admission(1, queue=2)
     first, second, third = (Held(gate, ANYBODY) for _ in range(3))
@@ -198,7 +176,6 @@ async def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
 # Shares
 
 
-@story
 async def test_who_goes_in_the_moment_of_its_turn_harms_nobody() -> None:
     gate = admission(1, queue=2)
     first, gone, next_one = (Held(gate, ALICE) for _ in range(3))
@@ -210,7 +187,6 @@ async def test_who_goes_in_the_moment_of_its_turn_harms_nobody() -> None:
     assert (gate.requests, gate.waiting) == (0, 0)
 
 
-@story
 async def test_who_goes_in_the_moment_of_its_refusal_harms_nobody() -> None:
     gate = admission(1, queue=2)
     first, kept, gone = (Held(gate, ALICE) for _ in range(3))
@@ -225,7 +201,6 @@ async def test_who_goes_in_the_moment_of_its_refusal_harms_nobody() -> None:
     assert (gate.requests, gate.waiting) == (0, 0)
 
 
-@story
 async def test_a_flood_does_not_starve_others() -> None:
     """One key asks without end: places that come free go to those who hold the fewest."""
     gate, served = admission(4, queue=8, reserves=True), Counter[str]()
@@ -245,7 +220,6 @@ async def test_a_flood_does_not_starve_others() -> None:
     assert 0 < served["alice"] < 400
 
 
-@story
 async def test_a_place_is_kept_for_who_holds_none() -> None:
     gate = admission(4, reserves=True)  # half of them, without a limit of its own
     async with AsyncExitStack() as places:
@@ -260,7 +234,6 @@ async def test_a_place_is_kept_for_who_holds_none() -> None:
         assert "key greedy has 7 requests under way" in str(await refused(gate, greedy))
 
 
-@story
 async def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
     gate = admission(1, queue=2, reserves=True)
     first = Held(gate, ALICE)
@@ -282,38 +255,29 @@ async def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
 # Quotas
 
 
-def test_a_rate_refuses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rate_refuses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onesweep.serving.router.admission.time.monotonic", lambda: 1000.0)
-
-    async def story() -> None:
-        gate, key = admission(8), Key("alice", rate=3)
-        for _ in range(3):
-            await enters(gate, key)
-        refusal = await refused(gate, key)
-        assert "key alice may start 3 requests a second" in str(refusal)
-        assert 333 <= (refusal.retry_after_ms or 0) <= 334
-        await enters(gate, BOB)
-
-    asyncio.run(story())  # asyncio's timeouts would look at the same clock
+    gate, key = admission(8), Key("alice", rate=3)
+    for _ in range(3):
+        await enters(gate, key)
+    refusal = await refused(gate, key)
+    assert "key alice may start 3 requests a second" in str(refusal)
+    assert 333 <= (refusal.retry_after_ms or 0) <= 334
+    await enters(gate, BOB)
 
 
-def test_a_slow_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr("onesweep.serving.router.admission.time.monotonic", lambda: clock[0])
-
-    async def story() -> None:
-        gate, key = admission(8), Key("alice", rate=0.5)
-        await enters(gate, key)
-        assert (await refused(gate, key)).retry_after_ms == 2000
-        clock[0] += 1.0
-        assert (await refused(gate, key)).retry_after_ms == 1000
-        clock[0] += 1.0
-        await enters(gate, key)
-
-    asyncio.run(story())  # asyncio's timeouts would look at the same clock
+    gate, key = admission(8), Key("alice", rate=0.5)
+    await enters(gate, key)
+    assert (await refused(gate, key)).retry_after_ms == 2000
+    clock[0] += 1.0
+    assert (await refused(gate, key)).retry_after_ms == 1000
+    clock[0] += 1.0
+    await enters(gate, key)
 
 
-@story
 async def test_requests_at_once() -> None:
     gate, key = admission(8, queue=4), Key("alice", concurrent=2)
     async with gate.enter(key, 1), gate.enter(key, 1):
@@ -322,7 +286,6 @@ async def test_requests_at_once() -> None:
     await enters(gate, key)
 
 
-@story
 async def test_bytes_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [DAY_S * 20_000 + 10.0]
     monkeypatch.setattr("onesweep.serving.router.admission.time.time", lambda: now[0])
@@ -345,7 +308,6 @@ async def test_bytes_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
 # Priorities
 
 
-@story
 async def test_batch_requests_leave_places_and_the_queue_to_interactive_ones() -> None:
     gate = admission(8, queue=2)
     batch = [Held(gate, ANYBODY, batch=True) for _ in range(8)]
@@ -367,7 +329,6 @@ async def test_batch_requests_leave_places_and_the_queue_to_interactive_ones() -
     assert (gate.requests, gate.batches, gate.waiting) == (0, 0, 0)
 
 
-@story
 async def test_interactive_requests_leave_an_eighth_to_batch_ones() -> None:
     gate = admission(8, queue=16)
     usual = [Held(gate, ANYBODY) for _ in range(12)]

@@ -72,20 +72,17 @@ def test_where_a_block_is_missing_its_sentence_is_heard() -> None:
     assert fitting(RING[:1], RING, 3, LOOPBACK_ONLY) == RING[:1]
 
 
-def test_a_ring_is_told_of_changes(registry_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_ring_is_told_of_changes(registry_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """And keeps its hosts where the new ones make no ring."""
     registry, told = open_registry(settings_of(registry_url)), []
 
     def set_hosts(entries: Sequence[HostEntry]) -> None:
         told.append([entry.name for entry in entries])
 
-    async def scene() -> None:
-        async with jobs(follow_hosts(registry, 2, LOOPBACK_ONLY, set_hosts), registry.register(TOKYO)):
-            await eventually(lambda: [each for each in caplog.messages if "block 0 is missing" in each])
-            async with jobs(registry.register(PARIS)):
-                await eventually(lambda: told == [["paris", "tokyo"]])
-
-    asyncio.run(scene())
+    async with jobs(follow_hosts(registry, 2, LOOPBACK_ONLY, set_hosts), registry.register(TOKYO)):
+        await eventually(lambda: [each for each in caplog.messages if "block 0 is missing" in each])
+        async with jobs(registry.register(PARIS)):
+            await eventually(lambda: told == [["paris", "tokyo"]])
 
 
 def test_a_router_waits_for_a_whole_ring(registry_url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -52,36 +52,30 @@ async def linked() -> AsyncIterator[tuple[HostLink, Silent]]:
 
 
 @pytest.mark.parametrize("what", ["load", "store", "drop"])
-def test_a_host_that_is_taken_out_is_named(what: str, bundles: Path) -> None:
+async def test_a_host_that_is_taken_out_is_named(what: str, bundles: Path) -> None:
     contents = read_release_manifest(bundles / "own")
 
     def call(link: HostLink) -> Any:
         return store(link, contents) if what == "store" else {"load": load, "drop": drop}[what](link, contents.name)
 
-    async def scene() -> None:
-        async with linked() as (link, service):
-            under_way = asyncio.create_task(call(link))
-            await service.called.wait()
-            await link.relay.close()
-            for refused in (under_way, call(link)):
-                with pytest.raises(StatusError, match=TAKEN_OUT) as caught:
-                    await refused
-                assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-
-    asyncio.run(asyncio.wait_for(scene(), 30))
+    async with linked() as (link, service):
+        under_way = asyncio.create_task(call(link))
+        await service.called.wait()
+        await link.relay.close()
+        for refused in (under_way, call(link)):
+            with pytest.raises(StatusError, match=TAKEN_OUT) as caught:
+                await refused
+            assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_deployment_that_is_given_up_is_cancelled() -> None:
-    async def scene() -> None:
-        async with linked() as (link, service):
-            under_way = asyncio.create_task(load(link, "name"))
-            await service.called.wait()
-            under_way.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await under_way
-            await link.relay.close()
-
-    asyncio.run(asyncio.wait_for(scene(), 30))
+async def test_a_deployment_that_is_given_up_is_cancelled() -> None:
+    async with linked() as (link, service):
+        under_way = asyncio.create_task(load(link, "name"))
+        await service.called.wait()
+        under_way.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await under_way
+        await link.relay.close()
 
 
 @pytest.fixture

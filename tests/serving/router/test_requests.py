@@ -101,16 +101,12 @@ def test_sessions_that_end_together_are_freed_in_one_call(monkeypatch: pytest.Mo
     assert stub.calls == [["a", "b", "c"], ["d"]]
 
 
-def test_a_host_that_cannot_be_told_harms_nobody_and_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_cannot_be_told_harms_nobody_and_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = Releases()
-
-    async def story() -> None:
-        link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), 1.0)
-        await asyncio.gather(link.release("a"), link.release("b"))
-        await link.release("c")
-        monkeypatch.setattr(link.relay, "stub", stub)
-        await link.release()
-        await link.relay.close()
-        assert stub.calls == [["a", "b", "c"]]
-
-    asyncio.run(story())
+    link = HostLink(HostEntry("h", "127.0.0.1:1", (0,), "127.0.0.1:1"), 1.0)
+    await asyncio.gather(link.release("a"), link.release("b"))
+    await link.release("c")
+    monkeypatch.setattr(link.relay, "stub", stub)
+    await link.release()
+    await link.relay.close()
+    assert stub.calls == [["a", "b", "c"]]

@@ -4,7 +4,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,17 +39,15 @@ def topology(bundles: Path, module_servers: Any) -> Topology:
     return planned
 
 
-def tell(topology: Topology, story: Callable[[Ring], Awaitable[Any]]) -> Any:
-    async def main() -> Any:
-        ring = Ring(topology.hosts)
-        await ring.open()
-        try:
-            await RingView(ring).usable(READY_S)
-            return await asyncio.wait_for(story(ring), 60)
-        finally:
-            await ring.close()
-
-    return asyncio.run(main())
+@asynccontextmanager
+async def opened(topology: Topology) -> AsyncIterator[Ring]:
+    ring = Ring(topology.hosts)
+    await ring.open()
+    try:
+        await RingView(ring).usable(READY_S)
+        yield ring
+    finally:
+        await ring.close()
 
 
 async def write(ring: Ring) -> bytes:
@@ -61,39 +60,32 @@ async def write(ring: Ring) -> bytes:
         return (await session.event()).text
 
 
-def test_a_clock_that_is_ahead_is_named_and_harms_no_request(
+async def test_a_clock_that_is_ahead_is_named_and_harms_no_request(
     topology: Topology, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now() + 70 * 10**9)  # of the hosts: the router asks for time.time
 
-    async def story(ring: Ring) -> tuple[bytes, list[str]]:
-        return await write(ring), [link.warning for link in ring.links]
-
-    text, warnings = tell(topology, story)
-    assert len(text) == 1
-    assert all("its clock is +70.0 s from here" in warning for warning in warnings)
+    async with opened(topology) as ring:
+        assert len(await write(ring)) == 1
+        assert all("its clock is +70.0 s from here" in link.warning for link in ring.links)
 
 
-def test_hosts_hold_a_session_while_others_work(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hosts_hold_a_session_while_others_work(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lease begins again without a hop."""
     renewed = list[str]()
     monkeypatch.setattr(SessionStore, "renew", lambda store, session: renewed.append(session.router))
-
-    async def story(ring: Ring) -> None:
+    async with opened(topology) as ring:
         with Session(RingView(ring), "ar", 8, 2**42, Account()) as session:
             await session.push(stage_pb2.Decode(clean=b"The sea", remaining=1, codec="fp32"))
             await session.event()
             renewed.clear()
             await eventually(lambda: len(renewed) >= 2)
 
-    tell(topology, story)
 
-
-def test_a_host_comes_back_under_another_name(topology: Topology) -> None:
+async def test_a_host_comes_back_under_another_name(topology: Topology) -> None:
     """At the same address: the link to it is a new one, and is kept."""
-
-    async def story(ring: Ring) -> None:
+    async with opened(topology) as ring:
         before = await write(ring)
         for round_ in range(2):
             ring.set_hosts([replace(host, name=f"{host.name}-{round_}") for host in topology.hosts])
@@ -101,11 +93,9 @@ def test_a_host_comes_back_under_another_name(topology: Topology) -> None:
             assert await write(ring) == before
         assert [link.entry.name for link in ring.links] == ["host-1-1", "host-2-1"]
 
-    tell(topology, story)
 
-
-def test_one_that_may_not_be_dialled_changes_nothing(topology: Topology) -> None:
-    async def story(ring: Ring) -> None:
+async def test_one_that_may_not_be_dialled_changes_nothing(topology: Topology) -> None:
+    async with opened(topology) as ring:
         links, keepers = list(ring.links), dict(ring._keepers)
         fresh = replace(topology.hosts[0], name="fresh")
         with pytest.raises(InputError, match="is on another machine and traffic would not be encrypted"):
@@ -114,13 +104,10 @@ def test_one_that_may_not_be_dialled_changes_nothing(topology: Topology) -> None
         assert ring._keepers == keepers
         assert len(await write(ring)) == 1
 
-    tell(topology, story)
 
-
-def test_who_asks_a_host_that_is_taken_out_hears_its_answer(topology: Topology) -> None:
+async def test_who_asks_a_host_that_is_taken_out_hears_its_answer(topology: Topology) -> None:
     """And a later question is refused with a sentence."""
-
-    async def story(ring: Ring) -> None:
+    async with opened(topology) as ring:
         link = ring.links[0]
         asked = asyncio.create_task(link.relay.describe(READY_S))
         await asyncio.sleep(0)  # it is on its way
@@ -130,19 +117,15 @@ def test_who_asks_a_host_that_is_taken_out_hears_its_answer(topology: Topology) 
             await push(link.relay, stage_pb2.Hop(left_s=30))
         await link.release("some session")
 
-    tell(topology, story)
 
-
-def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> None:
-    async def story(ring: Ring) -> None:
+async def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> None:
+    async with opened(topology) as ring:
         ring.quarantine(ring.links[1], "it computed something else than two others")
         ring.set_hosts(topology.hosts[:1])
         ring.set_hosts(topology.hosts)
         while "is quarantined: an audit found that it computed" not in ring.links[1].problem:
             await asyncio.sleep(0.01)
         assert ring.choose(next(iter(ring.links[0].held))) is None
-
-    tell(topology, story)
 
 
 @pytest.mark.parametrize("count", [MOST_TOGETHER + 1, MOST_PARTS], ids=["more than travel together", "no end of them"])
@@ -171,8 +154,8 @@ async def test_a_host_that_sends_events_without_end_gets_no_work(count: int) -> 
         await server.stop(0)
 
 
-def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) -> None:
-    async def story(ring: Ring) -> None:
+async def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) -> None:
+    async with opened(topology) as ring:
         link = ring.links[1]
         for hours in (1, 2, 4):
             ring.quarantine(link, "it computed something else")
@@ -183,23 +166,19 @@ def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) -> Non
             await link.describe()
             assert link.problem == ""
 
-    tell(topology, story)
 
-
-def test_a_message_without_an_answer_is_silence_and_a_pause_is_none(topology: Topology) -> None:
-    async def story(ring: Ring) -> None:
+async def test_a_message_without_an_answer_is_silence_and_a_pause_is_none(topology: Topology) -> None:
+    async with opened(topology) as ring:
         link = ring.links[0]
         link.relay.asked_at = None
         assert link.silent_s() is None
         link.relay.asked_at = time.monotonic() - 30.0
         assert (link.silent_s() or 0.0) >= 30.0
 
-    tell(topology, story)
-
 
 @pytest.mark.parametrize("who", ["its answers", "the host"])
-def test_a_host_that_was_late_of_late_is_waited_for_longer(topology: Topology, who: str) -> None:
-    async def story(ring: Ring) -> None:
+async def test_a_host_that_was_late_of_late_is_waited_for_longer(topology: Topology, who: str) -> None:
+    async with opened(topology) as ring:
         link = ring.links[0]
         assert link.info is not None
         for late_ms, silent in ((0, True), (1500, False), (10**9, True)):  # at most as long as for a description
@@ -207,14 +186,12 @@ def test_a_host_that_was_late_of_late_is_waited_for_longer(topology: Topology, w
             link.relay.asked_at = time.monotonic() - (3.0 if late_ms < 10**9 else 6.0)
             assert (link.silent_s() is not None) == silent
 
-    tell(topology, story)
-
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_silent_host_keeps_its_requests_unless_others_can_do_them(
+async def test_a_silent_host_keeps_its_requests_unless_others_can_do_them(
     topology: Topology, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
-    async def story(ring: Ring) -> None:
+    async with opened(topology) as ring:
         link, told = ring.links[0], list[str]()
         ring.begin(tuple(ring.links), lambda attempt, event: told.append(event.fault.message))
         monkeypatch.setattr(ring, "choose", lambda weights: tuple(ring.links) if elsewhere else None)
@@ -224,23 +201,21 @@ def test_a_silent_host_keeps_its_requests_unless_others_can_do_them(
         ring._lose(link, "it closed the connection")
         assert len(told) == elsewhere + 1
 
-    tell(topology, story)
 
-
-def test_a_job_that_fails_is_told(topology: Topology, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_job_that_fails_is_told(topology: Topology, caplog: pytest.LogCaptureFixture) -> None:
     async def fail() -> None:
         raise ZeroDivisionError
 
-    async def story(ring: Ring) -> None:
+    async with opened(topology) as ring:
         ring.spawn(fail())
         await asyncio.sleep(0.01)
-
-    tell(topology, story)
     critical = [record for record in caplog.records if record.levelno == logging.CRITICAL]
     assert [record.exc_info[0] for record in critical if record.exc_info] == [ZeroDivisionError]
 
 
-def test_a_host_that_ends_its_events_in_good_order_is_lost(topology: Topology, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_ends_its_events_in_good_order_is_lost(
+    topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended = threading.Event()
 
     async def listen(subscribers: Subscribers, router: str) -> AsyncIterator[stage_pb2.Events]:
@@ -248,9 +223,7 @@ def test_a_host_that_ends_its_events_in_good_order_is_lost(topology: Topology, m
         while not ended.is_set():
             await asyncio.sleep(0.01)
 
-    async def story(ring: Ring) -> None:
+    monkeypatch.setattr(Subscribers, "listen", listen)
+    async with opened(topology) as ring:
         ended.set()
         await eventually(lambda: "is lost (it closed the connection)" in ring.links[0].problem)
-
-    monkeypatch.setattr(Subscribers, "listen", listen)
-    tell(topology, story)

@@ -76,59 +76,49 @@ class RecordingRing(Ring):
         (CODE.ABORTED, "b-1", "", {"a-1", "b-1"}),
     ],
 )
-def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
+async def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
     code: grpc.StatusCode, host: str, lost: str, avoided: set[str]
 ) -> None:
-    async def fail_once() -> RecordingRing:
-        ring = RecordingRing()
-        session = opened(ring)
-        await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
-        address = next((link.entry.address for link in ring.path if link.entry.name == lost), "")
-        session.attempts[0].fail(stage_pb2.Fault(code=code.value[0], message="no", host=host, lost=address))
-        waiting = asyncio.create_task(session.event())
-        while len(ring.avoided) < 2:
-            await asyncio.sleep(0)
-        waiting.cancel()
-        return ring
-
-    ring = asyncio.run(asyncio.wait_for(fail_once(), 10))
+    ring = RecordingRing()
+    session = opened(ring)
+    await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+    address = next((link.entry.address for link in ring.path if link.entry.name == lost), "")
+    session.attempts[0].fail(stage_pb2.Fault(code=code.value[0], message="no", host=host, lost=address))
+    waiting = asyncio.create_task(session.event())
+    while len(ring.avoided) < 2:
+        await asyncio.sleep(0)
+    waiting.cancel()
     assert ring.avoided == [set(), avoided]
 
 
-def test_a_text_that_no_symbol_can_continue_fails_at_once_and_no_host_is_blamed() -> None:
-    async def story() -> None:
-        ring = RecordingRing()
-        session = opened(ring)
-        held = stage_pb2.Sampling(grammar=stage_pb2.Grammar(json_schema="{}"))
-        await session.push(stage_pb2.Decode(clean=b"a", remaining=1, sampling=held))
-        fault = stage_pb2.Fault(code=CODE.INVALID_ARGUMENT.value[0], message=f"{NOT_FOLLOWED}: x", host="a-1")
-        session.attempts[0].fail(fault)
-        with pytest.raises(StatusError, match=f"^{NOT_FOLLOWED}: x$") as caught:
-            await session.event()
-        assert (caught.value.code, ring.avoided, session.account.replays) == (CODE.INVALID_ARGUMENT, [set()], 0)
-
-    asyncio.run(asyncio.wait_for(story(), 10))
+async def test_a_text_that_no_symbol_can_continue_fails_at_once_and_no_host_is_blamed() -> None:
+    ring = RecordingRing()
+    session = opened(ring)
+    held = stage_pb2.Sampling(grammar=stage_pb2.Grammar(json_schema="{}"))
+    await session.push(stage_pb2.Decode(clean=b"a", remaining=1, sampling=held))
+    fault = stage_pb2.Fault(code=CODE.INVALID_ARGUMENT.value[0], message=f"{NOT_FOLLOWED}: x", host="a-1")
+    session.attempts[0].fail(fault)
+    with pytest.raises(StatusError, match=f"^{NOT_FOLLOWED}: x$") as caught:
+        await session.event()
+    assert (caught.value.code, ring.avoided, session.account.replays) == (CODE.INVALID_ARGUMENT, [set()], 0)
 
 
-def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> None:
-    async def story() -> None:
-        ring = RecordingRing()
-        sessions = [opened(ring) for _ in range(MOST_REPLAYS + 3)]
-        for session in sessions:
-            await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
-            session.attempts[0].fail(stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost"))
-        waiting = [asyncio.create_task(session.event()) for session in sessions]
-        done = 0
-        while done < len(sessions):
-            await asyncio.sleep(0)
-            moved = [session.attempts[0] for session in sessions if session.attempts]
-            assert sum(attempt.replays for attempt in moved) <= MOST_REPLAYS
-            if len(moved) == min(done + MOST_REPLAYS, len(sessions)):
-                deliver(next(attempt for attempt in moved if attempt.replays), stage_pb2.Event(text=b"b"))
-                done += 1
-        assert [event.text for event in await asyncio.gather(*waiting)] == [b"b"] * len(sessions)
-
-    asyncio.run(asyncio.wait_for(story(), 30))
+async def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> None:
+    ring = RecordingRing()
+    sessions = [opened(ring) for _ in range(MOST_REPLAYS + 3)]
+    for session in sessions:
+        await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+        session.attempts[0].fail(stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost"))
+    waiting = [asyncio.create_task(session.event()) for session in sessions]
+    done = 0
+    while done < len(sessions):
+        await asyncio.sleep(0)
+        moved = [session.attempts[0] for session in sessions if session.attempts]
+        assert sum(attempt.replays for attempt in moved) <= MOST_REPLAYS
+        if len(moved) == min(done + MOST_REPLAYS, len(sessions)):
+            deliver(next(attempt for attempt in moved if attempt.replays), stage_pb2.Event(text=b"b"))
+            done += 1
+    assert [event.text for event in await asyncio.gather(*waiting)] == [b"b"] * len(sessions)
 
 
 def deliver(attempt: Attempt, event: stage_pb2.Event) -> None:
@@ -201,22 +191,19 @@ def test_a_deadline_that_has_passed_ends_a_request_at_once() -> None:
     assert (refusal.code, tries) == (CODE.DEADLINE_EXCEEDED, 1)
 
 
-def test_results_without_end_are_nonsense() -> None:
-    async def flood() -> RecordingRing:
-        ring = RecordingRing()
-        session = opened(ring)
-        await session.push(stage_pb2.Decode(number=5, clean=b"a", remaining=1))
-        for _ in range(10_000):  # each looks as if it came late
-            deliver(session.attempts[0], stage_pb2.Event(number=0, text=b"b"))
-        assert session._inbox.qsize() < 30
-        waiting = asyncio.create_task(session.event())
-        while len(ring.avoided) < 2:
-            await asyncio.sleep(0)
-        assert session.attempts[0].unread == 0
-        waiting.cancel()
-        return ring
-
-    assert asyncio.run(asyncio.wait_for(flood(), 10)).avoided == [set(), {"a-1", "b-1"}]
+async def test_results_without_end_are_nonsense() -> None:
+    ring = RecordingRing()
+    session = opened(ring)
+    await session.push(stage_pb2.Decode(number=5, clean=b"a", remaining=1))
+    for _ in range(10_000):  # each looks as if it came late
+        deliver(session.attempts[0], stage_pb2.Event(number=0, text=b"b"))
+    assert session._inbox.qsize() < 30
+    waiting = asyncio.create_task(session.event())
+    while len(ring.avoided) < 2:
+        await asyncio.sleep(0)
+    assert session.attempts[0].unread == 0
+    waiting.cancel()
+    assert ring.avoided == [set(), {"a-1", "b-1"}]
 
 
 class SlowAuditor(Auditor):
@@ -228,53 +215,44 @@ class SlowAuditor(Auditor):
         return True
 
 
-def test_an_audits_time_is_not_the_hosts() -> None:
-    async def ask() -> float:
-        ring, took = RecordingRing(), list[float]()
-        ring.auditor = SlowAuditor(ring, 1.0, None)
-        ring.hedging.learn = lambda kind, took_s: took.append(took_s)  # type: ignore[method-assign]
-        session = opened(ring)
-        await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
-        begin = time.monotonic()
-        deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
-        await session.event()
-        await session.finish()
-        return (time.monotonic() - begin) - took[0]
-
-    assert asyncio.run(asyncio.wait_for(ask(), 10)) >= 0.3
+async def test_an_audits_time_is_not_the_hosts() -> None:
+    ring, took = RecordingRing(), list[float]()
+    ring.auditor = SlowAuditor(ring, 1.0, None)
+    ring.hedging.learn = lambda kind, took_s: took.append(took_s)  # type: ignore[method-assign]
+    session = opened(ring)
+    await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+    begin = time.monotonic()
+    deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
+    await session.event()
+    await session.finish()
+    assert ((time.monotonic() - begin) - took[0]) >= 0.3
 
 
-def test_a_result_of_a_later_step_than_the_one_under_way_is_not_taken() -> None:
-    async def ask() -> bytes:
-        session = opened(RecordingRing())
-        await session.push(stage_pb2.Decode(number=5, clean=b"a", remaining=1))
-        deliver(session.attempts[0], stage_pb2.Event(number=6, text=b"x"))
-        waiting = asyncio.create_task(session.event())
-        first = session.attempts[0]
-        while session.attempts in ([first], []):
-            await asyncio.sleep(0)
-        deliver(session.attempts[0], stage_pb2.Event(number=5, text=b"b"))
-        return (await waiting).text
-
-    assert asyncio.run(asyncio.wait_for(ask(), 10)) == b"b"
+async def test_a_result_of_a_later_step_than_the_one_under_way_is_not_taken() -> None:
+    session = opened(RecordingRing())
+    await session.push(stage_pb2.Decode(number=5, clean=b"a", remaining=1))
+    deliver(session.attempts[0], stage_pb2.Event(number=6, text=b"x"))
+    waiting = asyncio.create_task(session.event())
+    first = session.attempts[0]
+    while session.attempts in ([first], []):
+        await asyncio.sleep(0)
+    deliver(session.attempts[0], stage_pb2.Event(number=5, text=b"b"))
+    assert (await waiting).text == b"b"
 
 
-def test_text_of_a_host_that_was_quarantined_is_written_again() -> None:
-    async def ask() -> None:
-        ring = RecordingRing()
-        session = opened(ring)
-        await session.push(stage_pb2.Decode(clean=b"a", remaining=2))
-        deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
-        await session.event()
-        ring.quarantine(ring.path[1], "it computed something else")
-        waiting, first = asyncio.create_task(session.event()), session.attempts[0]
-        while session.attempts in ([first], []):
-            await asyncio.sleep(0)
-        deliver(session.attempts[0], stage_pb2.Event(number=1, text=b"c"))
-        with pytest.raises(AuditFailed, match="host b-1 is faulty"):
-            await waiting
-
-    asyncio.run(asyncio.wait_for(ask(), 10))
+async def test_text_of_a_host_that_was_quarantined_is_written_again() -> None:
+    ring = RecordingRing()
+    session = opened(ring)
+    await session.push(stage_pb2.Decode(clean=b"a", remaining=2))
+    deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
+    await session.event()
+    ring.quarantine(ring.path[1], "it computed something else")
+    waiting, first = asyncio.create_task(session.event()), session.attempts[0]
+    while session.attempts in ([first], []):
+        await asyncio.sleep(0)
+    deliver(session.attempts[0], stage_pb2.Event(number=1, text=b"c"))
+    with pytest.raises(AuditFailed, match="host b-1 is faulty"):
+        await waiting
 
 
 # How long a result is waited for
@@ -328,20 +306,16 @@ class Impatient(Hedging):
 
 
 @pytest.mark.parametrize(("winner", "learnt"), [(0, ["ar"]), (1, [])])
-def test_a_first_try_that_was_slow_teaches_patience(winner: int, learnt: list[str]) -> None:
+async def test_a_first_try_that_was_slow_teaches_patience(winner: int, learnt: list[str]) -> None:
     """Else what always takes long would always be tried twice. When the second try wins, nothing is known."""
-
-    async def try_twice() -> Impatient:
-        ring = RecordingRing()
-        ring.hedging = patience = Impatient()
-        session = opened(ring)
-        await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
-        ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
-        waiting = asyncio.create_task(session.event())
-        while len(session.attempts) < 2:
-            await asyncio.sleep(0)
-        deliver(session.attempts[winner], stage_pb2.Event(text=b"b"))
-        await waiting
-        return patience
-
-    assert asyncio.run(asyncio.wait_for(try_twice(), 10)).learnt == learnt
+    ring = RecordingRing()
+    ring.hedging = patience = Impatient()
+    session = opened(ring)
+    await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+    ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
+    waiting = asyncio.create_task(session.event())
+    while len(session.attempts) < 2:
+        await asyncio.sleep(0)
+    deliver(session.attempts[winner], stage_pb2.Event(text=b"b"))
+    await waiting
+    assert patience.learnt == learnt

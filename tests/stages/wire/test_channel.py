@@ -124,16 +124,12 @@ def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytes
     assert said == ([] if is_loopback(address) else [due])
 
 
-def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "HANDSHAKE_MS", 200)
-
-    async def main() -> bytes:
-        port = bind(server := new_server(), "127.0.0.1:0")
-        await server.start()
-        reader, _ = await asyncio.open_connection("127.0.0.1", port)
-        return await asyncio.wait_for(reader.read(), 20)
-
-    assert b"handshake timeout" in asyncio.run(main())
+    port = bind(server := new_server(), "127.0.0.1:0")
+    await server.start()
+    reader, _ = await asyncio.open_connection("127.0.0.1", port)
+    assert b"handshake timeout" in await asyncio.wait_for(reader.read(), 20)
 
 
 async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answered(
@@ -181,36 +177,32 @@ async def test_a_server_far_away_is_reached_at_the_first_try() -> None:
     await server.stop(0)
 
 
-def test_a_client_that_does_not_read_ends_what_writes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_ends_what_writes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "UNREAD_S", 0.2)
+    ended = asyncio.Event()
 
-    async def main() -> None:
-        ended = asyncio.Event()
+    class Talker(grpc.GenericRpcHandler):
+        def service(self, _: object) -> Any:
+            return grpc.unary_stream_rpc_method_handler(self.talk, health_pb2.HealthCheckRequest.FromString)
 
-        class Talker(grpc.GenericRpcHandler):
-            def service(self, _: object) -> Any:
-                return grpc.unary_stream_rpc_method_handler(self.talk, health_pb2.HealthCheckRequest.FromString)
+        async def talk(self, *_: object) -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield bytes(20_000)
+            finally:
+                ended.set()
 
-            async def talk(self, *_: object) -> AsyncIterator[bytes]:
-                try:
-                    while True:
-                        yield bytes(20_000)
-                finally:
-                    ended.set()
-
-        server = new_server(interceptors=[CallBounds()])
-        server.add_generic_rpc_handlers((Talker(),))
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{bind(server, '127.0.0.1:0')}") as caller:
-            await server.start()
-            call = caller.unary_stream("/a/b")(b"")
-            await asyncio.wait_for(ended.wait(), 30)
-            call.cancel()
-        await server.stop(grace=0)
-
-    asyncio.run(main())
+    server = new_server(interceptors=[CallBounds()])
+    server.add_generic_rpc_handlers((Talker(),))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{bind(server, '127.0.0.1:0')}") as caller:
+        await server.start()
+        call = caller.unary_stream("/a/b")(b"")
+        await asyncio.wait_for(ended.wait(), 30)
+        call.cancel()
+    await server.stop(grace=0)
 
 
-def test_a_request_comes_in_the_moment_in_which_the_oldest_runs_out_of_time() -> None:
+async def test_a_request_comes_in_the_moment_in_which_the_oldest_runs_out_of_time() -> None:
     async def slow() -> AsyncIterator[Any]:
         await asyncio.Event().wait()
         yield None
@@ -218,16 +210,13 @@ def test_a_request_comes_in_the_moment_in_which_the_oldest_runs_out_of_time() ->
     async def whole() -> AsyncIterator[Any]:
         yield health_pb2.HealthCheckRequest(service="whole")
 
-    async def main() -> None:
-        bounds = CallBounds()
-        held = [asyncio.create_task(bounds._next(slow(), "", 99)) for _ in range(channel.MOST_ARRIVING)]
-        await asyncio.sleep(0)
-        next(iter(bounds._arriving[""])).reschedule(0)
-        assert (await asyncio.create_task(bounds._next(whole(), "", 99))).service == "whole"
-        for each in held:
-            each.cancel()
-
-    asyncio.run(main())
+    bounds = CallBounds()
+    held = [asyncio.create_task(bounds._next(slow(), "", 99)) for _ in range(channel.MOST_ARRIVING)]
+    await asyncio.sleep(0)
+    next(iter(bounds._arriving[""])).reschedule(0)
+    assert (await asyncio.create_task(bounds._next(whole(), "", 99))).service == "whole"
+    for each in held:
+        each.cancel()
 
 
 # The health port: what a probe may ask, and nothing else. With a real server.

@@ -225,7 +225,7 @@ def test_a_running_server_takes_a_new_certificate(new_pki: NewPki, caplog: pytes
     with_relay(paris, tokyo, story)
 
 
-def test_a_certificate_that_is_not_valid_yet_is_looked_at_again(new_pki: NewPki, monkeypatch, caplog) -> None:
+async def test_a_certificate_that_is_not_valid_yet_is_looked_at_again(new_pki: NewPki, monkeypatch, caplog) -> None:
     """Its file does not change when its time comes."""
     pki = new_pki("a")
     paris = pki.issue(HOST, "paris")
@@ -249,20 +249,16 @@ def test_a_certificate_that_is_not_valid_yet_is_looked_at_again(new_pki: NewPki,
     assert server.renewed() is not None
     assert server.renewed() is None, "it is taken once"
     assert expiry.unix_s() is not None
-
-    async def renewed_relay() -> None:
-        relay = Relay("127.0.0.1:9", 4 << 20, PATIENT_S, "paris", Security(relay_like))
-        first = relay.channel
-        pki.authority.renew("tokyo", 9)
-        with monkeypatch.context() as patch:
-            patch.setattr("onesweep.stages.wire.tls.examine", refuse)
-            relay._renew()
-            assert relay.channel is first
+    relay = Relay("127.0.0.1:9", 4 << 20, PATIENT_S, "paris", Security(relay_like))
+    first = relay.channel
+    pki.authority.renew("tokyo", 9)
+    with monkeypatch.context() as patch:
+        patch.setattr("onesweep.stages.wire.tls.examine", refuse)
         relay._renew()
-        assert relay.channel is not first
-        await relay.close()
-
-    asyncio.run(renewed_relay())
+        assert relay.channel is first
+    relay._renew()
+    assert relay.channel is not first
+    await relay.close()
 
 
 def test_an_expired_one_is_replaced_under_a_running_server(new_pki: NewPki, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Drafting while a sweep is under way: what is used, what is thrown away, and when nothing is begun."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -33,47 +32,34 @@ class Slow(Drafter):
         return NEXT
 
 
-def ahead_of(drafter: Drafter, account: Account) -> AsyncDrafting:
-    return AsyncDrafting(drafter, DraftLength(SweepTime()), BYTES, account)
+def begun(sent: Draft = SENT, most: int = 20, guesses: int | None = None) -> tuple[Slow, AsyncDrafting, Account]:
+    drafter, account = Slow(), Account()
+    ahead = AsyncDrafting(drafter, DraftLength(SweepTime()), BYTES, account)
+    ahead.begin(b"known ", sent, DraftPlan(most, guesses))
+    return drafter, ahead, account
 
 
-def run(scene: Callable[[Slow, AsyncDrafting, Account], Awaitable[None]]) -> None:
-    async def play() -> None:
-        drafter, account = Slow(), Account()
-        await scene(drafter, ahead_of(drafter, account), account)
-
-    asyncio.run(play())
-
-
-def test_it_is_drafted_before_the_sweep_is_back() -> None:
-    async def scene(drafter: Slow, ahead: AsyncDrafting, account: Account) -> None:
-        ahead.begin(b"known ", SENT, DraftPlan(20, 3))
-        await drafter.asked.wait()  # nothing came back yet
-        assert drafter.texts == [b"known abc"]
-        assert (drafter.plans[0].most, drafter.plans[0].guesses) == (17, 4), "the symbol after them is guessed, too"
-        drafter.may.set()
-        assert await ahead.take(list(b"abcd")) == Draft(tuple(b"ef"), (0, 1), (0.9, 0.9), 3, 7.0)
-        assert (account.ahead_ms, account.ahead_used, account.local_compute_ms) == (7.0, 1, 0.0), (
-            "a draft is booked later"
-        )
-        assert await ahead.take(list(b"abcd")) is None, "it is used once"
-
-    run(scene)
+async def test_it_is_drafted_before_the_sweep_is_back() -> None:
+    drafter, ahead, account = begun(SENT, 20, 3)
+    await drafter.asked.wait()  # nothing came back yet
+    assert drafter.texts == [b"known abc"]
+    assert (drafter.plans[0].most, drafter.plans[0].guesses) == (17, 4), "the symbol after them is guessed, too"
+    drafter.may.set()
+    assert await ahead.take(list(b"abcd")) == Draft(tuple(b"ef"), (0, 1), (0.9, 0.9), 3, 7.0)
+    assert (account.ahead_ms, account.ahead_used, account.local_compute_ms) == (7.0, 1, 0.0), "a draft is booked later"
+    assert await ahead.take(list(b"abcd")) is None, "it is used once"
 
 
 @pytest.mark.parametrize("written", [b"abx", b"x", b"abcq", b"abcx"])
-def test_it_is_thrown_away_where_something_else_was_written(written: bytes) -> None:
-    async def scene(drafter: Slow, ahead: AsyncDrafting, account: Account) -> None:
-        ahead.begin(b"known ", SENT, DraftPlan(20))
-        await drafter.asked.wait()
-        taking = asyncio.create_task(ahead.take(list(written)))
-        await asyncio.sleep(0)
-        assert drafter.plans[0].given_up.is_set() is (written[:3] != b"abc"), "nobody waits for all of it"
-        drafter.may.set()
-        assert await taking is None
-        assert (account.ahead_ms, account.ahead_used, account.local_compute_ms) == (7.0, 0, 7.0)
-
-    run(scene)
+async def test_it_is_thrown_away_where_something_else_was_written(written: bytes) -> None:
+    drafter, ahead, account = begun()
+    await drafter.asked.wait()
+    taking = asyncio.create_task(ahead.take(list(written)))
+    await asyncio.sleep(0)
+    assert drafter.plans[0].given_up.is_set() is (written[:3] != b"abc"), "nobody waits for all of it"
+    drafter.may.set()
+    assert await taking is None
+    assert (account.ahead_ms, account.ahead_used, account.local_compute_ms) == (7.0, 0, 7.0)
 
 
 @pytest.mark.parametrize(
@@ -85,23 +71,17 @@ def test_it_is_thrown_away_where_something_else_was_written(written: bytes) -> N
         (SENT, 4),  # the text is over then
     ],
 )
-def test_nothing_is_drafted_where_it_does_not_pay(draft: Draft, most: int) -> None:
-    async def scene(drafter: Slow, ahead: AsyncDrafting, account: Account) -> None:
-        ahead.begin(b"known ", draft, DraftPlan(most))
-        await asyncio.sleep(0)
-        assert await ahead.take(list(b"abcd")) is None
-        assert not drafter.texts
-
-    run(scene)
+async def test_nothing_is_drafted_where_it_does_not_pay(draft: Draft, most: int) -> None:
+    drafter, ahead, _ = begun(draft, most)
+    await asyncio.sleep(0)
+    assert await ahead.take(list(b"abcd")) is None
+    assert not drafter.texts
 
 
-def test_a_request_that_ends_leaves_nothing_running() -> None:
-    async def scene(drafter: Slow, ahead: AsyncDrafting, account: Account) -> None:
-        ahead.begin(b"known ", SENT, DraftPlan(20))
-        await drafter.asked.wait()
-        ahead.close()
-        await asyncio.sleep(0)
-        assert drafter.plans[0].given_up.is_set()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run(scene)
+async def test_a_request_that_ends_leaves_nothing_running() -> None:
+    drafter, ahead, _ = begun()
+    await drafter.asked.wait()
+    ahead.close()
+    await asyncio.sleep(0)
+    assert drafter.plans[0].given_up.is_set()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
