@@ -90,15 +90,12 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         with ignoring_ended_call():
             await context.send_initial_metadata(ticket.metadata)
         context.set_trailing_metadata(ticket.metadata)
-        try:
-            with ticket:
-                check_caller(request.protocol, ROUTER)
-                key = self.keyring.identify(context.invocation_metadata(), GENERATE)
-                async with aclosing(serve(request, ticket, key)) as responses:
-                    async for response in responses:
-                        yield response
-        except StatusError as refusal:
-            await refusal.abort(context)
+        with ticket:
+            check_caller(request.protocol, ROUTER)
+            key = self.keyring.identify(context.invocation_metadata(), GENERATE)
+            async with aclosing(serve(request, ticket, key)) as responses:
+                async for response in responses:
+                    yield response
 
     def Deploy(
         self, requests: AsyncIterator[router_pb2.DeployRequest], context: Context
@@ -111,11 +108,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         return self._told(self.rollout.rollback, context)
 
     async def Status(self, request: router_pb2.StatusRequest, context: Context) -> router_pb2.StatusResponse:
-        try:
-            check_caller(request.protocol, ROUTER)
-            self.keyring.identify(context.invocation_metadata(), STATUS)
-        except StatusError as refusal:
-            await refusal.abort(context)
+        check_caller(request.protocol, ROUTER)
+        self.keyring.identify(context.invocation_metadata(), STATUS)
         return self.status()
 
     def status(self) -> router_pb2.StatusResponse:
@@ -191,11 +185,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             while (progress := await told.get()) is not None:
                 yield progress
             yield router_pb2.DeployProgress(switch=task.result())
-        except StatusError as refusal:
+        except StatusError:
             if requests is not None:
                 yield router_pb2.DeployProgress(store=stage_pb2.StoreResponse(refused=True))
                 await drain_requests(requests)
-            await refusal.abort(context)
+            raise
         finally:
             if task is not None:
                 task.cancel()

@@ -109,7 +109,6 @@ async def _stored(
     storing: asyncio.Lock,
     requests: AsyncIterator[stage_pb2.StoreRequest],
     wants: Callable[[stage_pb2.Offer], Wants],
-    context: Context,
 ) -> AsyncIterator[stage_pb2.StoreResponse]:
     try:
         there = shelf()
@@ -118,10 +117,10 @@ async def _stored(
         async with storing:
             async for response in receive_release(there, requests, wants):
                 yield response
-    except StatusError as refusal:
+    except StatusError:
         yield stage_pb2.StoreResponse(refused=True)
         await drain_requests(requests)
-        await refusal.abort(context)
+        raise
 
 
 class WaitingService(stage_pb2_grpc.StageServiceServicer):
@@ -144,19 +143,16 @@ class WaitingService(stage_pb2_grpc.StageServiceServicer):
     async def Store(
         self, requests: AsyncIterator[stage_pb2.StoreRequest], context: Context
     ) -> AsyncIterator[stage_pb2.StoreResponse]:
-        async for response in _stored(lambda: self.seat.shelf, self._storing, requests, self.seat.wants, context):
+        async for response in _stored(lambda: self.seat.shelf, self._storing, requests, self.seat.wants):
             yield response
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
-        try:
-            await self.seat.take(request, context)
-        except StatusError as refusal:
-            await refusal.abort(context)
+        await self.seat.take(request, context)
         return stage_pb2.LoadResponse()
 
 
 class StageService(stage_pb2_grpc.StageServiceServicer):
-    """Turns messages into calls of a Host, and Refusals into statuses."""
+    """Turns messages into calls of a Host; a StatusError ends a call (stages/wire/status.py)."""
 
     def __init__(self, host: Host, loader: Loader, seat: StageSeat | None = None, tls: Tls | None = None) -> None:
         self.host, self.loader, self.seat, self.tls = host, loader, seat, tls
@@ -195,14 +191,11 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Context) -> AsyncIterator[stage_pb2.Ack]:
         async for batch in batches:
             if len(batch.hops) > MOST_HOPS:
-                await invalid(f"a batch of {len(batch.hops)} hops; at most {MOST_HOPS} travel together").abort(context)
+                raise invalid(f"a batch of {len(batch.hops)} hops; at most {MOST_HOPS} travel together")
             yield self.host.take(batch, lambda hop: check_sender(context, hop))
 
     async def Subscribe(self, request: stage_pb2.SubscribeRequest, context: Context) -> AsyncIterator[stage_pb2.Events]:
-        try:
-            check_label(request.router, "router")
-        except StatusError as refusal:
-            await refusal.abort(context)
+        check_label(request.router, "router")
         try:
             async with aclosing(self.host.subscribers.listen(request.router)) as events:
                 async for event in events:
@@ -213,14 +206,11 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Release(self, request: stage_pb2.ReleaseRequest, context: Context) -> stage_pb2.ReleaseResponse:
         if len(request.sessions) > MAX_RELEASED:
-            await invalid(f"at most {MAX_RELEASED} sessions can be released at once").abort(context)
+            raise invalid(f"at most {MAX_RELEASED} sessions can be released at once")
         own = self._own(request.sessions, context)
         if request.claim:
             # nothing is freed: a hop that finds no session ends it on the host before, which may not have signed
-            try:
-                return stage_pb2.ReleaseResponse(statements=self._statements(request, own))
-            except StatusError as refusal:
-                await refusal.abort(context)
+            return stage_pb2.ReleaseResponse(statements=self._statements(request, own))
         response = stage_pb2.ReleaseResponse(released=await self.host.end(own))
         if request.HasField("prefixes"):
             response.prefixes.CopyFrom(self.host.prefixes.listing(request.prefixes))
@@ -248,7 +238,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Warm(self, request: stage_pb2.WarmRequest, context: Context) -> stage_pb2.WarmResponse:
         if request.reply_bytes > MAX_PROBE_BYTES:
-            await invalid(f"an answer has at most {MAX_PROBE_BYTES} bytes").abort(context)
+            raise invalid(f"an answer has at most {MAX_PROBE_BYTES} bytes")
         if request.padding:  # a request comes this way: its state shall find every window open
             self.host.next_hosts.wake()
         return stage_pb2.WarmResponse(padding=bytes(request.reply_bytes))
@@ -256,9 +246,9 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     async def Probe(self, request: stage_pb2.ProbeRequest, context: Context) -> stage_pb2.ProbeResponse:
         response = stage_pb2.ProbeResponse(kernel=kernel_now(), unix_us=time.time_ns() // 1000)
         if not 1 <= request.bytes <= MAX_PROBE_BYTES:
-            await invalid(f"a probe sends 1 to {MAX_PROBE_BYTES} bytes").abort(context)
+            raise invalid(f"a probe sends 1 to {MAX_PROBE_BYTES} bytes")
         if self._probing.locked():
-            await exhausted("another probe is running", retry_after_ms=2000).abort(context)
+            raise exhausted("another probe is running", retry_after_ms=2000)
         async with self._probing:
             for relay in self.host.next_hosts.relays:
                 try:
@@ -275,7 +265,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         def wants(offer: stage_pb2.Offer) -> Wants:
             return _seat_of(self.seat).wants(offer) if offer.HasField("assignment") else self._needs
 
-        async for response in _stored(self.loader.require_shelf, self._storing, requests, wants, context):
+        async for response in _stored(self.loader.require_shelf, self._storing, requests, wants):
             yield response
 
     def _needs(self, folder: str, part: int) -> bool:
@@ -288,22 +278,16 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         return part in self.host.blocks or beside
 
     async def Load(self, request: stage_pb2.LoadRequest, context: Context) -> stage_pb2.LoadResponse:
-        try:
-            if request.HasField("assignment"):
-                await _seat_of(self.seat).take(request, context)
-            else:
-                await self.loader.load(request.release, set(request.keep))
-        except StatusError as refusal:
-            await refusal.abort(context)
+        if request.HasField("assignment"):
+            await _seat_of(self.seat).take(request, context)
+        else:
+            await self.loader.load(request.release, set(request.keep))
         return stage_pb2.LoadResponse()
 
     async def Drop(self, request: stage_pb2.DropRequest, context: Context) -> stage_pb2.DropResponse:
-        try:
-            # a transfer that was cancelled may be about to put the release in its place
-            async with self._storing:
-                await self.loader.drop(request.release)
-        except StatusError as refusal:
-            await refusal.abort(context)
+        # a transfer that was cancelled may be about to put the release in its place
+        async with self._storing:
+            await self.loader.drop(request.release)
         return stage_pb2.DropResponse()
 
 

@@ -130,7 +130,7 @@ class CertificateGuard(grpc.aio.ServerInterceptor):
             if refusal.message != self._logged:  # a rejected peer often retries at once: one line is enough
                 log.warning("%s refused to %s: %s", method, context.peer(), refusal.message)
             self._logged = refusal.message
-            await refusal.abort(context)
+            raise
 
 
 def _denied(message: str) -> StatusError:

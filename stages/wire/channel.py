@@ -158,21 +158,18 @@ class CallBounds(grpc.aio.ServerInterceptor):
         most_bytes = DEFAULT_MESSAGE_BYTES if handler.request_streaming or path in self._large else SMALL_BYTES
 
         async def answer(requests: AsyncIterator[Any], context: Context) -> None:
-            try:
-                if handler.request_streaming:  # a known caller's may pause
-                    given: Any = requests if who else self._each(requests, most_bytes)
-                elif (given := await self._next(requests, who, most_bytes)) is None:
-                    raise invalid("the call ended without a request")
-                responses = inner(given, context)
-                if not hasattr(responses, "__aiter__"):
-                    if (response := await responses) is not None:
-                        await _write(context, response)
-                    return
-                async with aclosing(responses):
-                    async for response in responses:
-                        await _write(context, response)
-            except StatusError as refusal:
-                await refusal.abort(context)
+            if handler.request_streaming:  # a known caller's may pause
+                given: Any = requests if who else self._each(requests, most_bytes)
+            elif (given := await self._next(requests, who, most_bytes)) is None:
+                raise invalid("the call ended without a request")
+            responses = inner(given, context)
+            if not hasattr(responses, "__aiter__"):
+                if (response := await responses) is not None:
+                    await _write(context, response)
+                return
+            async with aclosing(responses):
+                async for response in responses:
+                    await _write(context, response)
 
         # as a stream, a request is not read before we ask for it
         return grpc.stream_stream_rpc_method_handler(answer, handler.request_deserializer, handler.response_serializer)

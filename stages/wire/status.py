@@ -173,31 +173,37 @@ class DecodeErrors(grpc.aio.ServerInterceptor):
             return handler
 
         async def begin(request: Any, context: Context) -> Any:  # noqa: ANN401 - a message, or an iterator of them
-            if handler.request_streaming:
-                return _each_decoded(request, context)
-            await _check_decoded(request, context)
-            return request
+            return _each_decoded(request) if handler.request_streaming else _checked_decoded(request)
 
         guarded = guarded_handler(handler, begin)
         return guarded._replace(request_deserializer=_tolerant(handler.request_deserializer))
 
 
 def guarded_handler(handler: Any, begin: Callable[[Any, Context], Awaitable[Any]]) -> Any:  # noqa: ANN401
-    """The same handler, which gets what `begin` makes of a call's request, a message or an iterator of them."""
+    """The same handler, which gets what `begin` makes of a call's request, a message or an iterator of them.
+
+    A StatusError that either raises ends the call: handlers need not catch their own.
+    """
     kind = next(kind for kind in CALL_KINDS if getattr(handler, kind) is not None)
     inner = getattr(handler, kind)
 
     async def answer(request: object, context: Context) -> object:
-        return await inner(await begin(request, context), context)
+        try:
+            return await inner(await begin(request, context), context)
+        except StatusError as refusal:
+            await refusal.abort(context)
 
     async def stream(request: object, context: Context) -> AsyncIterator[object]:
-        responses = inner(await begin(request, context), context)
-        if not hasattr(responses, "__aiter__"):  # a handler that writes its answers itself
-            await responses
-            return
-        async with aclosing(responses):
-            async for response in responses:
-                yield response
+        try:
+            responses = inner(await begin(request, context), context)
+            if not hasattr(responses, "__aiter__"):  # a handler that writes its answers itself
+                await responses
+                return
+            async with aclosing(responses):
+                async for response in responses:
+                    yield response
+        except StatusError as refusal:
+            await refusal.abort(context)
 
     return handler._replace(**{kind: stream if handler.response_streaming else answer})
 
@@ -296,13 +302,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value | data[at] << shift, at + 1
 
 
-async def _check_decoded(request: object, context: Context) -> None:
+def _checked_decoded(request: object) -> object:
     if request is UNDECODABLE:
-        words = "the request is no message of this call's type: it was damaged, is of another program, or has no end"
-        await invalid(words).abort(context)
+        raise invalid(
+            "the request is no message of this call's type: it was damaged, is of another program, or has no end"
+        )
+    return request
 
 
-async def _each_decoded(requests: AsyncIterator[object], context: Context) -> AsyncIterator[object]:
+async def _each_decoded(requests: AsyncIterator[object]) -> AsyncIterator[object]:
     async for request in requests:
-        await _check_decoded(request, context)
-        yield request
+        yield _checked_decoded(request)
