@@ -5,15 +5,14 @@ from pathlib import Path
 
 from onesweep.serving.router.topology import Topology
 from onesweep.stages.errors import InputError
-from onesweep.stages.host.commands import keep_warm_s
+from onesweep.stages.host.settings import pause
 from onesweep.stages.settings import setting
 from onesweep.stages.telemetry.observability import ObservabilitySettings
-from onesweep.stages.wire.channel import DRAIN_S
+from onesweep.stages.wire.channel import DRAIN_S, KEEP_WARM_S
 from onesweep.stages.wire.registry import RegistrySettings
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
-# As hop_stream.KEEP_WARM_S, which this module must not import; likewise prefill.MAX_PREFILL_CHUNKS.
-KEEP_WARM_S, MAX_PIECES = 0.15, 16
+MAX_PIECES = 16  # as prefill.MAX_PREFILL_CHUNKS, which this module must not import
 
 
 def _waiting(text: str) -> int:
@@ -28,12 +27,8 @@ def _share(text: str) -> float:
     return share
 
 
-def _pause(text: str) -> float:
-    return keep_warm_s(int(text))
-
-
 # argparse says "invalid int value: 'x'" by these names.
-_waiting.__name__ = _pause.__name__ = "int"
+_waiting.__name__ = "int"
 _share.__name__ = "float"
 
 
@@ -58,7 +53,7 @@ class RingSettings:
     hop_timeout_s: float = setting(5.0, "wait for a host", above=0)
     # Pause between messages that keep an idle link's congestion window open.
     keep_warm_s: float = setting(
-        KEEP_WARM_S, "pace on idle links, 0 = off", name="--keep-warm-ms", shown="150", metavar="MS", type=_pause
+        KEEP_WARM_S, "pace on idle links, 0 = off", name="--keep-warm-ms", shown="150", metavar="MS", type=pause
     )
     audit_share: float = setting(0.0, "answers to audit, 0 to 1", name="--audit", type=_share, metavar="SHARE")
     # Hops that a long step is sent in at most; 1 only shows what pieces are worth.

@@ -8,20 +8,16 @@ import math
 import sys
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
 
-from onesweep.stages.device import AUTO
 from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.host.settings import HostSettings
 from onesweep.stages.progress import ProgressLine
+from onesweep.stages.settings import add_flags, from_flags
 from onesweep.stages.telemetry.observability import add_observability, observability_of, start_log
 from onesweep.stages.wire.channel import DRAIN_S
 from onesweep.stages.wire.flags import add_registry_flags, add_server_options
 from onesweep.stages.wire.registry import open_registry, registry_settings
 from onesweep.stages.wire.tls import security_of
-
-if TYPE_CHECKING:
-    from onesweep.stages.host.host import HostSettings
-
 
 MAX_THREADS = 1024
 
@@ -159,18 +155,7 @@ def run_inspect(options: argparse.Namespace) -> int:
 def add_host_options(parser: argparse.ArgumentParser) -> None:
     """The options of every block host, wherever its place in the ring is written."""
     parser.add_argument("--threads", type=int, metavar="N", help="processor threads (all cores)")
-    parser.add_argument("--session-mb", type=int, default=256, metavar="MB", help="memory for KV caches (256)")
-    parser.add_argument(
-        "--prefix-mb", type=int, default=256, metavar="MB", help="memory for earlier prompts, 0 = off (256)"
-    )
-    parser.add_argument("--lease-s", type=float, default=60.0, metavar="S", help="free an unused session after (60)")
-    parser.add_argument("--queue", type=int, default=64, metavar="N", help="hops under way (64)")
-    parser.add_argument("--queue-mb", type=int, default=256, metavar="MB", help="memory for their messages (256)")
-    parser.add_argument("--batch", type=int, default=64, metavar="N", help="hops that share a pass; 1 = none (64)")
-    parser.add_argument("--backend", metavar="B", help="what computes: torch, onnxruntime (torch)")
-    add_device(parser)
-    parser.add_argument("--keep-warm-ms", type=int, default=150, metavar="MS", help="pace on idle links, 0 = off (150)")
-    parser.add_argument("--hop-timeout-s", type=float, default=5.0, metavar="S", help="wait for the next host (5)")
+    add_flags(parser, HostSettings)
     parser.add_argument("--shelf", type=Path, metavar="DIR", help="keep what is deployed there (none: takes nothing)")
     parser.add_argument("--signers", type=Path, metavar="FILE", help="take only what a public key in it signed (any)")
     add_server_options(parser)
@@ -181,37 +166,16 @@ def add_host_options(parser: argparse.ArgumentParser) -> None:
 
 def host_settings(options: argparse.Namespace, name: str) -> HostSettings:
     """Settings that these options give. Raises InputError."""
-    from onesweep.stages.backends import DEFAULT_BACKEND
-    from onesweep.stages.host.host import HostSettings
-
-    check_positive(
-        options, "threads", "session_mb", "lease_s", "queue", "queue_mb", "batch", "hop_timeout_s", "drain_s"
-    )
-    if options.prefix_mb < 0:
-        raise InputError(f"--prefix-mb must be 0 (off) or more, not {options.prefix_mb}")
-    return HostSettings(
-        name,
-        options.backend or DEFAULT_BACKEND,
-        options.device or AUTO,
-        queue_limit=options.queue,
-        queue_mb=options.queue_mb,
-        batch=options.batch,
-        session_mb=options.session_mb,
-        prefix_mb=options.prefix_mb,
-        lease_s=options.lease_s,
-        hop_timeout_s=options.hop_timeout_s,
-        keep_warm_s=keep_warm_s(options.keep_warm_ms),
-    )
+    check_positive(options, "threads", "drain_s")
+    # empty where a script has none to name
+    given = {"backend": options.backend or None, "device": options.device or None}
+    return from_flags(HostSettings, argparse.Namespace(**vars(options) | given), name=name)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     """The option of every command that starts hosts."""
     # None where it is not given: a topology may say where its hosts compute
-    parser.add_argument(
-        "--device",
-        metavar="cpu|cuda[:N]",
-        help="where hosts compute, caches included (auto: a GPU that computes the model, else the CPU)",
-    )
+    add_flags(parser, HostSettings, only=("device",))
 
 
 def add_drain_flag(parser: argparse.ArgumentParser) -> None:
@@ -233,13 +197,6 @@ def check_positive(options: argparse.Namespace, *names: str) -> None:
             raise InputError(f"{flag} must be above 0, not {value}")
         if name == "threads" and value is not None and value > MAX_THREADS:
             raise InputError(f"{flag} must be at most {MAX_THREADS}, not {value}")
-
-
-def keep_warm_s(milliseconds: int) -> float:
-    """Seconds of `--keep-warm-ms`. Raises InputError."""
-    if milliseconds != 0 and not 10 <= milliseconds <= 60_000:
-        raise InputError(f"--keep-warm-ms must be 0 (off) or 10 to 60000, not {milliseconds}")
-    return milliseconds / 1000
 
 
 def parse_addresses(text: str | None) -> tuple[str, ...]:

@@ -6,13 +6,10 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import grpc
 
-from onesweep.stages.backends import DEFAULT_BACKEND
-from onesweep.stages.device import AUTO
 from onesweep.stages.host.metrics import record_hop
 from onesweep.stages.host.next_hosts import NextHosts, Subscribers
 from onesweep.stages.host.parts import Parts, Release, Releases
@@ -27,12 +24,12 @@ from onesweep.stages.host.requests import (
 )
 from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
 from onesweep.stages.host.sessions import Session, SessionHashes, SessionStore
+from onesweep.stages.host.settings import HostSettings
 from onesweep.stages.host.validation import check_link_delay, parse_hop
 from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from onesweep.stages.telemetry.traces import Tracer
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.channel import check_name
-from onesweep.stages.wire.hop_stream import KEEP_WARM_S, LinkDelay, Relay
+from onesweep.stages.wire.hop_stream import LinkDelay, Relay
 from onesweep.stages.wire.messages import (
     PROTOCOL,
     Outcome,
@@ -46,30 +43,9 @@ from onesweep.stages.wire.messages import (
 )
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
+__all__ = ["Host", "HostSettings"]
+
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class HostSettings:
-    """Limits of one stage server."""
-
-    name: str
-    backend: str = DEFAULT_BACKEND  # what computes this host's parts
-    device: str = AUTO  # where, of `device_for`; caches are there, too
-    queue_limit: int = 64  # hops under way; one more is refused
-    # Messages of hops under way, until the next host has them; one more is refused. Decoded, what they carry takes up
-    # to four times as much beside.
-    queue_mb: int = 256
-    batch: int = 64  # most hops that share a forward pass; 1 = one after the other
-    session_mb: int = 256  # memory for KV caches, and for pictures under way
-    prefix_mb: int = 256  # memory for the beginnings of texts that ended, beside that of sessions; 0 = none are kept
-    lease_s: float = 60.0  # A session unused for this long is freed
-    hop_timeout_s: float = 5.0  # how long to wait for the next host to take a hop
-    keep_warm_s: float = KEEP_WARM_S  # pause between messages that keep an idle link's congestion window open; 0 = none
-    is_local: bool = False  # listens on a loopback address: requests may add delay to the links
-
-    def __post_init__(self) -> None:
-        check_name(self.name, "host name")
 
 
 class Host:

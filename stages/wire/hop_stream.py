@@ -17,12 +17,11 @@ import grpc.aio
 
 from onesweep.stages.errors import InputError, printable
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import open_channel
+from onesweep.stages.wire.channel import KEEP_WARM_S, open_channel
 from onesweep.stages.wire.messages import PROTOCOL, hops_refusal, seconds_until
 from onesweep.stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 
-KEEP_WARM_S = 0.15
 WARM_TIMEOUT_S = 2.0
 # A link without hops for so long is idle, and gets a message in a pause of this length: twenty small messages a second
 # to each neighbour cost a host two hundredths of a core for nothing.
