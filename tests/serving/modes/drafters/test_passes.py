@@ -61,18 +61,15 @@ async def written(model: LocalModel, seed: int) -> Candidates:
     return await branches(model, seed, temperature).write(encoded(model, text), length, count, seed)
 
 
-def test_a_candidate_is_what_it_would_be_alone(model: LocalModel) -> None:
-    alone = [asyncio.run(written(model, seed)) for seed in range(len(REQUESTS))]
+async def test_a_candidate_is_what_it_would_be_alone(model: LocalModel) -> None:
+    alone = [await written(model, seed) for seed in range(len(REQUESTS))]
 
-    async def together() -> list[Candidates]:
-        # they begin at different passes: the compute thread is already at work for those before
-        async def late(seed: int) -> Candidates:
-            await asyncio.sleep(seed * 0.002)
-            return await written(model, seed)
+    # they begin at different passes: the compute thread is already at work for those before
+    async def late(seed: int) -> Candidates:
+        await asyncio.sleep(seed * 0.002)
+        return await written(model, seed)
 
-        return await asyncio.gather(*map(late, range(len(REQUESTS))))
-
-    for one, other in zip(alone, asyncio.run(together()), strict=True):
+    for one, other in zip(alone, await asyncio.gather(*map(late, range(len(REQUESTS)))), strict=True):
         assert other.texts == one.texts
         assert np.array_equal(other.nats, one.nats), "to the last bit"
 
@@ -92,20 +89,15 @@ def test_candidates_are_those_of_the_plainest_way_to_write_them(model: LocalMode
             assert drafted.texts[i] == alphabet.cut(whole, alphabet.count(text))
 
 
-def test_who_goes_leaves_the_pass_and_changes_no_other_text(model: LocalModel) -> None:
-    expected = asyncio.run(written(model, 0))
-
-    async def run() -> Candidates:
-        neighbour = asyncio.create_task(branches(model, 9).write(encoded(model, b"It was "), 150, 8, 0))
-        mine = asyncio.create_task(written(model, 0))
-        await asyncio.sleep(0)  # both have begun
-        neighbour.cancel()
-        drafted = await mine
-        with pytest.raises(asyncio.CancelledError):
-            await neighbour
-        return drafted
-
-    drafted = asyncio.run(run())
+async def test_who_goes_leaves_the_pass_and_changes_no_other_text(model: LocalModel) -> None:
+    expected = await written(model, 0)
+    neighbour = asyncio.create_task(branches(model, 9).write(encoded(model, b"It was "), 150, 8, 0))
+    mine = asyncio.create_task(written(model, 0))
+    await asyncio.sleep(0)  # both have begun
+    neighbour.cancel()
+    drafted = await mine
+    with pytest.raises(asyncio.CancelledError):
+        await neighbour
     assert drafted.texts == expected.texts
     assert np.array_equal(drafted.nats, expected.nats)
     end = time.monotonic() + PATIENCE_S
@@ -114,15 +106,13 @@ def test_who_goes_leaves_the_pass_and_changes_no_other_text(model: LocalModel) -
     assert not model.passes.busy, "a request that has gone is not written to its end"
 
 
-def test_a_deadline_ends_the_writing(model: LocalModel) -> None:
-    async def run() -> Candidates:
-        late = branches(model, 1, due_at=time.monotonic() - 1)
-        with pytest.raises(StatusError, match="the deadline of this request has passed") as error:
-            await late.write(encoded(model, b"It"), 100, 2, 0)
-        assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        return await written(model, 0)
-
-    assert asyncio.run(run()).texts == asyncio.run(written(model, 0)).texts
+async def test_a_deadline_ends_the_writing(model: LocalModel) -> None:
+    expected = await written(model, 0)
+    late = branches(model, 1, due_at=time.monotonic() - 1)
+    with pytest.raises(StatusError, match="the deadline of this request has passed") as error:
+        await late.write(encoded(model, b"It"), 100, 2, 0)
+    assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert (await written(model, 0)).texts == expected.texts
 
 
 def test_a_fault_ends_those_of_its_pass_and_no_later_ones(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
