@@ -266,16 +266,6 @@ class Clients:
                 self.health.append(message)
 
 
-@contextlib.contextmanager
-def open_clients(order: Order, beside: Beside) -> Iterator[Clients]:
-    """Clients for the length of a `with` block."""
-    clients = Clients(order, beside)
-    try:
-        yield clients
-    finally:
-        clients.close()
-
-
 # The process
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from onesweep.loadtest.faults.base import (
@@ -27,7 +28,6 @@ from onesweep.loadtest.faults.clients import (
     Order,
     RouterHealth,
     SeededRequest,
-    open_clients,
     seeded_drawings,
     seeded_requests,
 )
@@ -137,7 +137,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         pids = {CLIENTS: 0}
         with (
             sampling(lambda: {**testbed.deployment.processes, **pids}) as lives,
-            open_clients(replace(order, health=True), testbed.beside) as clients,
+            closing(Clients(replace(order, health=True), testbed.beside)) as clients,
         ):
             pids[CLIENTS] = clients.pid
             begin_s = time.monotonic()
@@ -169,7 +169,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
 
 def _router_health(testbed: ServingTestbed) -> RouterHealth:
     """The hosts before anything happens. Raises ServiceError unless all of them can be used."""
-    with open_clients(Order(testbed.router, (), 1, patience_s=1.0, health=True), testbed.beside) as clients:
+    with closing(Clients(Order(testbed.router, (), 1, patience_s=1.0, health=True), testbed.beside)) as clients:
         clients.wait()
     if not clients.health or clients.health[-1].problems:
         problems = "; ".join(clients.health[-1].problems.values()) if clients.health else "the router said nothing"
@@ -182,7 +182,7 @@ def _texts(testbed: ServingTestbed, order: Order) -> list[bytes]:
     # the deployment itself is the reference: a second implementation could round differently, or be wrong in the same
     # way, and the promise to users is that a seed has one answer
     count = len(order.cases)
-    with open_clients(replace(order, cases=order.cases * 2, once=True), testbed.beside) as clients:
+    with closing(Clients(replace(order, cases=order.cases * 2, once=True), testbed.beside)) as clients:
         clients.wait()
     answers = {answer.case: answer for answer in clients.answers}
     for number, case in enumerate(order.cases * 2):
