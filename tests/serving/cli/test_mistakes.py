@@ -158,6 +158,7 @@ SERVERS = [
     ("generate x --router {ring} --mode ar --suffix y", 2, "does not look at a suffix"),
     ("http --router {ring} --listen {taken}", 1, "in use"),
     ("http --router {ring} --listen 0.0.0.0:0", 2, "--insecure"),
+    ("draw sneaker --compare --out x.png --router {ring}", 2, "the router at {ring} serves no model that draws"),
     ("train watch {nobody}", 1, "{nobody}"),
     ("train status {nobody} --once --patience 0", 1, "no coordinator answers at {nobody}"),
 ]
@@ -171,11 +172,6 @@ def test_a_mistake_ends_in_a_sentence(words: dict[str, Any], line: str, code: in
     assert sentence.startswith("onesweep")
     assert says.format(**words) in sentence
     assert "Traceback" not in ended.stderr
-
-
-def test_an_empty_prompt(words: dict[str, Any]) -> None:
-    ended = run("generate", "", "--router", words["ring"])
-    assert (ended.returncode, ended.stderr) == (2, "onesweep: the prompt is empty: give at least one byte of text\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["bench"], ["certs"]])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -145,20 +146,20 @@ def test_a_number_that_is_none_is_named(imported: Any, folder: Path, number: flo
         imported(folder, is_untrained=untrained)
 
 
-def test_random_weights_that_compute_nothing(imported: Any, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t["lm_head.weight"].fill_(3e38), "no finite loss on the probe text"),
+        (lambda t: t.pop("lm_head.weight"), "head.weight is missing.* tied to the embedding, it seems"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(32).int()}), "norm.weight is torch.int32, not a floating"),
+    ],
+)
+def test_weights_that_cannot_be(imported: Any, folder: Path, change: Any, sentence: str) -> None:
     tensors = load_file(folder / "model.safetensors")
-    tensors["lm_head.weight"].fill_(3e38)
+    change(tensors)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match="no finite loss on the probe text"):
+    with pytest.raises(CheckpointError, match=sentence):
         imported(folder, is_untrained=True)
-
-
-def test_an_untied_head_that_is_not_there(imported: Any, folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["lm_head.weight"]
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"head.weight is missing.* tied to the embedding, it seems"):
-        imported(folder)
 
 
 def test_what_is_refused_before_a_tensor_is_read(imported: Any, folder: Path, tmp_path, monkeypatch) -> None:
