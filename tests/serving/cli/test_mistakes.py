@@ -77,7 +77,6 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 TYPING = [
     ("generat x", 2, "there is no command 'generat'; did you mean `onesweep generate`?"),
     ("soak --minutes 1", 2, "did you mean `onesweep bench soak`?"),
-    ("chaos training", 2, "did you mean `onesweep bench chaos`?"),
     ("coordinate", 2, "did you mean `onesweep train coordinate`?"),
     ("rounds 127.0.0.1:1", 2, "`onesweep train status`"),
     ("train rounds", 2, "`onesweep train simulate`"),
@@ -86,7 +85,6 @@ TYPING = [
     ("help", 2, "`onesweep --help` lists them"),
     ("--verison", 2, "no option --verison (did you mean --version?)"),
     ("generate x --max-byte 5", 2, "no option --max-byte (did you mean --max-bytes?)"),
-    ("generate x --temp 1", 2, "no option --temp (did you mean --temperature?)"),
     ("generate The sea", 2, "unexpected 'sea': put quotes around a text with spaces"),
     ("generate", 2, "PROMPT is missing"),
     ("generate -hello", 2, "write -- before a text that begins with a dash"),

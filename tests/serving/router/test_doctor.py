@@ -119,11 +119,6 @@ GOOD = {"rtt_ms": 60.0, "rtt_min_ms": 60.0, "state_ms": 62.0, "rate_mbps": 100.0
         (
             {},
             {"backend": "torch on cuda (NVIDIA H100)"},
-            "the hosts compute differently (host-1 torch, host-2 torch on cuda (NVIDIA H100))",
-        ),
-        (
-            {},
-            {"backend": "torch on cuda (NVIDIA H100)"},
             "they hold the same blocks (0,1) and compute differently: a text that one continues for another may change",
         ),
         ({}, {"chain_digest": "d"}, "different chain checkpoints (host-1 c, host-2 d)"),
