@@ -63,7 +63,7 @@ COSMETIC_CALLS = (
 COSMETIC_NAMES = ("_s", "_ms", "timeout", "width", "digits", "metavar", "help", "size_in", "fontsize", "name", "thread")
 COSMETIC_FUNCTIONS = ("__repr__", "__str__", "describe", "lines_of", "_draw", "_panel", "_legend", "help_of", "page")
 LARGE = 64  # one more or less of a larger number is a limit a little elsewhere
-FAILED, INTERRUPTED = 1, 2
+FAILED, INTERRUPTED, UNUSABLE = 1, 2, 4  # the last where a conftest.py cannot be imported
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def run_tests(tree: Path, tests: list[str], limit_s: float) -> tuple[str, str]:
         except subprocess.TimeoutExpired:
             run.kill()
             return "timed out", ""
-    if run.returncode not in (FAILED, INTERRUPTED):
+    if run.returncode not in (FAILED, INTERRUPTED, UNUSABLE):
         return "passed", ""
     failed = [line.split()[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return "failed", failed[0] if failed else said[-300:]

@@ -125,7 +125,7 @@ def test_a_file_with_a_mistake(path: Path, text: str, says: str) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="files are given away by root only")
-@pytest.mark.parametrize(("before", "after"), [(0o640, 0o640), (0o600, 0o600), (0o664, 0o640)])
+@pytest.mark.parametrize(("before", "after"), [(0o640, 0o640), (0o600, 0o600), (0o777, 0o640)])
 def test_who_could_read_the_file_still_can(path: Path, before: int, after: int) -> None:
     write_tokens(path, [ALICE])
     os.chown(path, 1, 2)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from onesweep.stages.errors import ConfigError
+from onesweep.stages.settings import Bounds
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.memory import saved_for_backward
@@ -24,7 +25,6 @@ from onesweep.trainer.planning.inventory import fit_width, numbers_of, take_inve
 from onesweep.trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
 from onesweep.trainer.rounds.features import check_features
 from onesweep.trainer.rounds.parts import Learner
-from onesweep.trainer.rounds.settings import is_above_zero
 from onesweep.trainer.rounds.spec import RunSpec, feed_nothing, settled
 from onesweep.trainer.rounds.view import size
 
@@ -137,7 +137,7 @@ def shape_model(config: TrainingConfig, params: float | None, blocks: int | None
     config = replace(config, architecture=replace(architecture, parts=blocks, layers=layers // blocks))
     if params is None:
         return config
-    if not is_above_zero(params):
+    if not Bounds(above=0).hold(params):
         raise ConfigError(f"--params must be a finite number above 0, not {params!r}")
     return fit_width(config, params)
 
@@ -172,7 +172,7 @@ def make_plan(
     takes longer, in proportion to its passes. as_set: add a row for the settings themselves. activations: bytes of one
     step, measured.
     """
-    if not is_above_zero(step_s):
+    if not Bounds(above=0).hold(step_s):
         raise ConfigError(
             f"a step takes a finite number of seconds above 0, not {step_s!r}; give --step-s, or --measure"
         )

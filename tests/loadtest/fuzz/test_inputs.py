@@ -1,10 +1,12 @@
 """What inputs are made of: always the same for a seed, well-formed where they claim to be, and far from the middle."""
 
+import asyncio
 import math
 import random
 
 import pytest
 
+from onesweep.loadtest.fuzz.files import FilesTarget, Reader
 from onesweep.loadtest.fuzz.inputs import Inputs, changed, damaged, drawn
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.v1 import stage_pb2
@@ -33,6 +35,11 @@ def test_damage_leaves_other_bytes_and_never_fails() -> None:
     found = {damaged(rng, data, [b"", b"x", data]) for _ in range(500)} | {damaged(rng, b"")}
     assert len(found) > 400
     assert {len(each) > len(data) for each in found} == {True, False}
+    target, read = FilesTarget(rng), list[bytes]()
+    target.readers = [Reader("any", b"", read.append)]
+    asyncio.run(target.send(20))
+    assert any(read), "an empty file grows"
+    asyncio.run(target.close())
 
 
 def test_changes_reach_every_field_and_its_extremes() -> None:

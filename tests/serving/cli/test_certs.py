@@ -153,20 +153,19 @@ def test_a_directory_that_cannot_be_made(onesweep: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "change", "says"),
     [
-        ("ca.pem", b"x", "ca.pem is no certificate (PEM)"),
-        ("ca.key", b"x", "ca.key is no private key without a password (PEM)"),
-        ("ca.key", None, "others can read or change it: chmod 600"),
+        ("ca.pem", lambda path: path.write_bytes(b"x"), "ca.pem is no certificate (PEM)"),
+        ("ca.key", lambda path: path.write_bytes(b"x"), "ca.key is no private key without a password (PEM)"),
+        ("ca.key", lambda path: path.chmod(0o644), "others can read or change it: chmod 600"),
+        ("ca.key", Path.unlink, "ca.key: make an authority with"),
     ],
 )
-def test_an_authority_that_was_damaged(certs: Run, tmp_path: Path, name: str, content: bytes | None, says: str) -> None:
+def test_an_authority_that_was_damaged(
+    certs: Run, tmp_path: Path, name: str, change: Callable[[Path], object], says: str
+) -> None:
     certs("init")
-    path = tmp_path / "certs" / name
-    if content is None:
-        path.chmod(0o644)
-    else:
-        path.write_bytes(content)
+    change(tmp_path / "certs" / name)
     code, _, err = certs("host", "paris", "--address", "10.8.0.1")
     assert code == 2
     assert says in err

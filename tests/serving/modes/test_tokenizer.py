@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.normalizers import NFKC
+from tokenizers.normalizers import NFKC, Normalizer, Prepend
 
 from onesweep.serving.modes.chat_template import ChatTemplate
 from onesweep.serving.modes.pretrained_tokenizer import UNKNOWN, PretrainedTokenizer, read_pretrained_tokenizer
@@ -172,13 +172,20 @@ def test_control_tokens_in_messages_are_text(tmp_path: Path) -> None:
     assert size == len(text) + 2 * len("<|begin|>")
 
 
-def test_forms_of_control_tokens_that_a_tokenizer_takes_for_them_are_text() -> None:
+@pytest.mark.parametrize(
+    ("normalizer", "normalized", "said"),
+    [(NFKC(), True, "hello \uff1c|stop|\uff1e"), (Prepend("a"), False, "hello<|stop|>")],
+)
+def test_control_tokens_are_text_however_a_tokenizer_looks_for_them(
+    normalizer: Normalizer, normalized: bool, said: str
+) -> None:
     encoding = Tokenizer.from_str(LEVEL.to_str())
-    encoding.normalizer = NFKC()
-    encoding.add_special_tokens([AddedToken("<|stop|>", special=True, normalized=True)])
+    encoding.normalizer = normalizer
+    encoding.add_special_tokens([AddedToken("<|stop|>", special=True, normalized=normalized)])
     template = ChatTemplate("{{ messages[0].content }}", "", "")
     spelling = PretrainedTokenizer(encoding, Alphabet(encoding.get_vocab_size()), template=template)
-    symbols, _, _ = asyncio.run(spelling.encode_chat([Message("user", "hello \uff1c|stop|\uff1e")]))
+    assert encoding.token_to_id("<|stop|>") in encoding.encode(said).ids
+    symbols, _, _ = asyncio.run(spelling.encode_chat([Message("user", said)]))
     assert encoding.token_to_id("<|stop|>") not in spelling.alphabet.symbols(symbols)
 
 

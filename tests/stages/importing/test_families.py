@@ -210,7 +210,7 @@ MIXTURE |= {"moe_intermediate_size": 8}
     ("changes", "sentence"),
     [
         ({"architectures": ["FalconForCausalLM"]}, ", ".join(family.name for family in FAMILIES)),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn' is not supported; there are none, 'linear' and 'llama3'"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "'yarn' is not supported; there are none, 'l"),
         (
             {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
             "rotary scaling 'longrope' is not supported; there are none, 'linear' and 'llama3'",
