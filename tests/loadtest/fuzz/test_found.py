@@ -22,7 +22,7 @@ from onesweep.serving.router.topology import HostEntry, local_topology, read_top
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError
 from onesweep.stages.host.parts import HostPlan, plan_host
-from onesweep.stages.host.validation import MAX_NUMBER, check_timings, parse_hop
+from onesweep.stages.host.validation import MAX_NUMBER, parse_hop
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import new_server, open_channel
 from onesweep.stages.wire.hop_stream import Relay
@@ -159,16 +159,6 @@ def test_the_number_of_a_step_leaves_room_for_those_that_follow(plan: HostPlan) 
     work_of(hop).number = (1 << 64) - 1
     with pytest.raises(StatusError, match="the largest number is"):
         parse_hop(hop, plan)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"received_bytes": (1 << 64) - 1}, {"queue_ms": float("nan")}, {"compute_ms": 1e300}, {"queue_ms": -1.0}]
-)
-def test_what_a_host_says_that_it_did_can_be_added_up(wrong: dict[str, Any]) -> None:
-    """Two of the largest numbers did not fit the account's field; NaN stayed in a mean for ever."""
-    with pytest.raises(StatusError, match="the timing of h has"):
-        check_timings([stage_pb2.HopTiming(host="h", **wrong)])
-    check_timings([stage_pb2.HopTiming(host="h", queue_ms=1.0, compute_ms=2.0, received_bytes=1 << 30)])
 
 
 @pytest.mark.parametrize(("said", "due"), [("250", 250), ("", None), ("soon", None), ("-1", None), ("9" * 5000, None)])

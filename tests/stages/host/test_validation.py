@@ -161,6 +161,8 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: p.timings.add(), "a timing's host must be"),
     (lambda p: p.timings.add(host="h", compute_ms=NAN), "negative, not finite"),
     (lambda p: p.timings.add(host="h", queue_ms=-1), "negative, not finite"),
+    (lambda p: p.timings.add(host="h", compute_ms=1e300), "or of years"),
+    (lambda p: p.timings.add(host="h", received_bytes=(1 << 64) - 1), "a message of 18446744073709551615 bytes"),
     (lambda p: p.path.extend(["h:1"] * (MAX_TIMINGS + 1)), "a path of 65 hosts"),
     (lambda p: p.path.append(""), "an address on the path must be 1 to 256 printable"),
     (lambda p: p.path.append("h:1\n"), "an address on the path must be"),
