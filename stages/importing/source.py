@@ -117,6 +117,8 @@ def places_of(
     """
     found: dict[str, TensorPlace] = {}
     for name, shape in stored.items():
+        if not shape:
+            raise CheckpointError(f"tensor {name} is a single number: the weights are damaged, fetch them again")
         names = our_names(name).split(" ")
         rows = [expected.get(each, (0,))[0] for each in names]
         if len(names) > 1 and sum(rows) != shape[0]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -158,6 +159,14 @@ def test_an_untied_head_that_is_not_there(imported: Any, folder: Path) -> None:
     del tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"head.weight is missing.* tied to the embedding, it seems"):
+        imported(folder)
+
+
+def test_a_matrix_that_is_a_single_number(imported: Any, folder: Path) -> None:
+    edit(folder / "config.json", architectures=["Phi3ForCausalLM"])
+    path, name = folder / "model.safetensors", "model.layers.0.self_attn.qkv_proj.weight"
+    save_file(load_file(path) | {name: torch.tensor(1.0)}, path)
+    with pytest.raises(CheckpointError, match=f"tensor {name} is a single number"):
         imported(folder)
 
 
