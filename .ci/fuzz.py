@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -23,7 +24,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,6 +223,64 @@ def gguf() -> Target:
     return Target(parse, seeds(), changed_metadata)
 
 
+def folder() -> Target:
+    """A Hugging Face folder, as JSON: its files of settings, and the shapes of its tensors."""
+    import torch
+    from safetensors.torch import save_file
+
+    from onesweep.stages.errors import OnesweepError
+    from onesweep.stages.importing import huggingface
+    from onesweep.stages.importing.families import FAMILIES
+    from onesweep.stages.importing.source import expected_shapes, is_matrix
+    from onesweep.stages.model.llama import LlamaArchitecture
+    from tests.stages.importing.published import config_of, their_name
+    from tests.stages.model.tiny_llama import tiny_tokenizer
+
+    shape = LlamaArchitecture((1,), 32, 4, 2, 8, 32, 64, 300)
+    base = Path(tempfile.mkdtemp())
+    (base / "tokenizer.json").write_text(tiny_tokenizer(300))
+    settings = {name: f"{name}.json" for name in ("config", "tokenizer_config", "generation_config")}
+    settings["index"] = huggingface.INDEX
+
+    def parse(data: bytes) -> None:
+        try:
+            told = json.loads(data)
+            sizes = dict(told["tensors"])
+            stored = {name: torch.zeros(size) for name, size in sizes.items() if math.prod(size) <= MAX_BYTES}
+        except (ValueError, TypeError, LookupError, RuntimeError, RecursionError, OverflowError):
+            return
+        for name, file in settings.items():
+            (base / file).unlink(missing_ok=True)
+            if told.get(name) is not None:
+                (base / file).write_text(json.dumps(told[name]))
+        save_file(stored, base / huggingface.SINGLE)
+        with contextlib.suppress(OnesweepError):
+            source = huggingface.HuggingFaceSource(base)
+            source.check()
+            for name, size in itertools.islice(source.shapes().items(), 100):
+                source.tensor(name)
+                if is_matrix(name, size) and size[1] % 32 == 0:
+                    source.four_bits(name)
+
+    def seeds() -> Iterator[bytes]:
+        for family in FAMILIES:
+            config: dict[str, Any] = {**config_of(shape), "architectures": [family.name], "head_dim": 8}
+            config |= {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+            config |= {"hidden_activation": "gelu_pytorch_tanh"}
+            expected = expected_shapes(family.architecture(config))
+            sizes = {their_name(name): size for name, size in expected.items() if not name.startswith("layers.")}
+            for theirs, ours in family.tensors.items():
+                parts = [expected.get(f"layers.0.{each.replace('*', '0')}.weight") for each in ours.split(" ")]
+                if None not in parts:
+                    sizes[f"model.layers.0.{theirs.replace('*', '0')}.weight"] = (
+                        sum(each[0] for each in parts),
+                        *parts[0][1:],
+                    )
+            yield json.dumps({"config": config, "tensors": sizes, "tokenizer_config": {"eos_token": "x"}}).encode()
+
+    return Target(parse, seeds(), changed_json)
+
+
 def tokenizer() -> Target:
     """A tokenizer.json, and texts through what it describes."""
     from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
@@ -378,15 +437,42 @@ def update() -> Target:
     return Target(parse, seeds())
 
 
+def config() -> Target:
+    """Settings of a training: as JSON, which a coordinator sends, or as a TOML file; the first byte chooses."""
+    from onesweep.stages.errors import InputError
+    from onesweep.stages.settings import from_toml, read_toml
+    from onesweep.trainer.blocks.config import PROFILES, TrainingConfig, parse_config
+
+    path = Path(tempfile.mkdtemp()) / "config.toml"
+
+    def parse(data: bytes) -> None:
+        with contextlib.suppress(InputError):
+            if data[:1] < b"\x80":
+                made = parse_config(data[1:].decode(errors="replace"), "settings")
+                parse_config(json.dumps(asdict(made)), "settings")
+            else:
+                path.write_bytes(data[1:])
+                from_toml(TrainingConfig, read_toml(path), "file", TrainingConfig())
+
+    toml = (
+        b'steps = 5\nchunks = [1, 8]\n[architecture]\nwidth = 64\n[noise]\npartition = "equal_probability"\n[rounds]\n'
+    )
+    seeds = [b"\0" + json.dumps(asdict(profile)).encode() for profile in PROFILES.values()]
+    return Target(parse, [*seeds, b"\xff" + toml], after(1, changed_json))
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "hop": hop,
     "manifest": lambda: of_files("manifest"),
     "weights": lambda: of_files("weights"),
     "topology": lambda: of_files("topology"),
+    "files": lambda: of_files(""),
     "gguf": gguf,
+    "folder": folder,
     "tokenizer": tokenizer,
     "http": http,
     "update": update,
+    "config": config,
     "request": request,
 }
 
