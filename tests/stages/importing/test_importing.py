@@ -162,12 +162,16 @@ def test_an_untied_head_that_is_not_there(imported: Any, folder: Path) -> None:
         imported(folder)
 
 
-def test_a_matrix_that_is_a_single_number(imported: Any, folder: Path) -> None:
-    edit(folder / "config.json", architectures=["Phi3ForCausalLM"])
-    path, name = folder / "model.safetensors", "model.layers.0.self_attn.qkv_proj.weight"
-    save_file(load_file(path) | {name: torch.tensor(1.0)}, path)
-    with pytest.raises(CheckpointError, match=f"tensor {name} is a single number"):
-        imported(folder)
+def test_a_tensor_of_another_shape(imported: Any, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    for config, name, tensor, sentence in (
+        ({"tie_word_embeddings": True}, "lm_head.weight", torch.zeros(0, 32), r"head.weight has shape \(0, 32\)"),
+        ({"architectures": ["Phi3ForCausalLM"]}, "model.layers.0.mlp.gate_up_proj.weight", torch.tensor(1.0), "single"),
+    ):
+        edit(folder / "config.json", **config)
+        save_file(load_file(path) | {name: tensor}, path)
+        with pytest.raises(CheckpointError, match=sentence):
+            imported(folder)
 
 
 def test_what_is_refused_before_a_tensor_is_read(imported: Any, folder: Path, tmp_path, monkeypatch) -> None:
