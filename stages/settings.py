@@ -29,7 +29,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-import math
 import sys
 import tempfile
 import tomllib
@@ -67,9 +66,14 @@ class Bounds:
     above: float | None = None
 
     def hold(self, value: float) -> bool:
-        """False for NaN and infinity, too."""
+        """False for NaN, infinity and whole numbers larger than any float, too."""
         low = self.least is None or value >= self.least
-        return math.isfinite(value) and low and (self.above is None or value > self.above) and not self._over(value)
+        return (
+            abs(value) <= sys.float_info.max
+            and low
+            and (self.above is None or value > self.above)
+            and not self._over(value)
+        )
 
     def words(self, value: float) -> str:
         """The bounds that `value` breaks, for an error: "above 0", "at least 1", "at most 9", "from 1 to 9"."""
@@ -146,7 +150,9 @@ def from_flags(cls: type[S], options: argparse.Namespace, base: S | None = None,
 def read_toml(path: Path, what: str = "", error: type[InputError] = ConfigError) -> dict[str, Any]:
     """The tables of a file. Raises `error`; `what` names the file in it, such as "the topology"."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        repr(table)  # fails for a hexadecimal number of over 4,300 digits, which no error about it could show
+        return table
     except OSError as trouble:
         raise error(f"cannot read {what} {path}: {trouble.strerror}".replace("  ", " ")) from None
     except (ValueError, RecursionError) as trouble:  # some are no TOMLDecodeError: a number of 5,000 digits

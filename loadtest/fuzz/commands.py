@@ -15,7 +15,7 @@ from onesweep.stages.signals import ends_cleanly, run_interruptible
 
 NEEDED = ("fastapi", "uvicorn")
 WIRE = ("stage", "router", "answers", "answered", "http", "training")  # targets that are reached over sockets
-INSIDE = ("admission", "host", "files")  # targets in this process
+INSIDE = ("host", "files")  # targets in this process
 TARGETS = (*WIRE, *INSIDE)
 
 

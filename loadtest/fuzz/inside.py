@@ -1,9 +1,8 @@
-"""Targets `admission` and `host`: a stage server's way with a message, in this process and without sockets."""
+"""Target `host`: a stage server's way with a message, in this process and without sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import secrets
 import time
@@ -19,12 +18,9 @@ from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import HostPlan, Release, load_parts, plan_host
 from onesweep.stages.host.scheduler import HostObserver
-from onesweep.stages.host.validation import parse_hop
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import PROTOCOL
-from onesweep.stages.wire.status import StatusError
 
-SLOW_S = 1.0  # of processor time, for a message that is refused within a millisecond
 SETTLE_S = 30.0
 ALONE = "127.0.0.1:1"
 AHEAD_S = 15.0
@@ -54,41 +50,6 @@ class Refresh:
         if hop.path:
             hop.path[:] = self.path
             hop.place = min(hop.place, len(self.path) - 1)
-
-
-class AdmissionTarget(FuzzTarget):
-    """The checks of a hop, for hosts of several deployments."""
-
-    name = "admission"
-    batch_inputs = 2000
-
-    def __init__(self, checkpoint: Path, hops: list[bytes], rng: random.Random) -> None:
-        super().__init__()
-        parts = range(block_count(checkpoint))
-        # hosts of other deployments, which see the same hops
-        spans = [*zip(parts), *itertools.pairwise(parts)]
-        self.plans = [plan_host(checkpoint, span) for span in spans]
-        self.rng = rng
-        self.hops = Inputs(stage_pb2.Hop, hops, rng, Refresh(rng, "fuzz", [ALONE]))
-
-    async def send(self, count: int) -> None:
-        for data in self.hops.take(count):
-            self._check(data)
-        self.tally.inputs += count
-
-    def _check(self, data: bytes) -> None:
-        begin = time.thread_time()
-        try:
-            parse_hop(stage_pb2.Hop.FromString(data), self.rng.choice(self.plans))
-            self.tally.answer("OK")
-        except DecodeError:
-            self.tally.answer("no message")
-        except StatusError as refusal:
-            self.tally.answer(refusal.code.name)
-        except Exception as error:
-            self.tally.finding(f"parse_hop raises {type(error).__name__}: {error}"[:200], data)
-        if time.thread_time() - begin > SLOW_S:
-            self.tally.finding(f"parse_hop takes over {SLOW_S:g} s", data)
 
 
 class HostTarget(FuzzTarget):

@@ -168,7 +168,7 @@ def read_topology(path: Path) -> Topology:
     table = read_toml(path, "the topology", TopologyError)
     try:
         return _parse(table, path.parent.absolute())
-    except (InputError, ValueError) as error:  # such a number cannot even be shown
+    except InputError as error:
         raise TopologyError(f"{path}: {error}") from None
 
 

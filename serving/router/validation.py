@@ -28,6 +28,7 @@ from onesweep.serving.router.request import (
     given_in,
 )
 from onesweep.serving.v1 import router_pb2
+from onesweep.stages.checkpoint.manifest import MAX_NESTING, nesting
 from onesweep.stages.errors import close_to, one_of
 from onesweep.stages.host.sampling_validation import MAX_TEMPERATURE
 from onesweep.stages.host.schema_check import schema_problem
@@ -166,9 +167,12 @@ def parsed_chat(request: router_pb2.GenerateRequest) -> tuple[list[Message], lis
         raise invalid("tools are for messages: send messages in place of the prompt")
     try:
         messages = [Message(each.role, each.content, dict(json.loads(each.more or "{}"))) for each in request.messages]
-        return messages, list(json.loads(request.tools or "[]"))
+        tools = list(json.loads(request.tools or "[]"))
     except (ValueError, TypeError, RecursionError):
         raise invalid("tools must be a list in JSON, and `more` of a message an object") from None
+    if nesting([tools, *(dict(each.more) for each in messages)]) > MAX_NESTING:
+        raise invalid(f"tools and messages have at most {MAX_NESTING} objects and lists in one another: flatten them")
+    return messages, tools
 
 
 async def tokenized(

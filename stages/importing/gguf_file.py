@@ -223,7 +223,7 @@ class GgufSource(Source):
         config |= {theirs: value for theirs, value in optional.items() if value is not None}
         embedding = self._tensors.get("token_embd.weight")
         tokens = self._says("vocab_size", None) or len(self._fields["tokenizer.ggml.tokens"])
-        config["vocab_size"] = tokens if embedding is None else _shape(embedding)[0]
+        config["vocab_size"] = tokens if embedding is None else next(iter(_shape(embedding)), 0)
         epsilon = float(f"{self._says('attention.layer_norm_rms_epsilon'):.6g}")  # stored in float32
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // heads

@@ -82,8 +82,8 @@ class Source(ABC):
     def check(self) -> None:
         """Raises CheckpointError where the tensors are not those that the configuration promises."""
         found, expected = self.shapes(), expected_shapes(self.architecture)
-        if self.architecture.tied_head:
-            found.pop(HEAD, None)  # a copy of the embedding, which some files have all the same
+        if self.architecture.tied_head and HEAD in found:
+            expected[HEAD] = expected[EMBEDDING]  # a copy of it, which some files have all the same
         for name, shape in expected.items():
             if name not in found:
                 raise CheckpointError(f"tensor {name} is missing, which the configuration asks for{_hint(name)}")
@@ -117,6 +117,8 @@ def places_of(
     """
     found: dict[str, TensorPlace] = {}
     for name, shape in stored.items():
+        if not shape:
+            raise CheckpointError(f"tensor {name} is a single number: the weights are damaged, fetch them again")
         names = our_names(name).split(" ")
         rows = [expected.get(each, (0,))[0] for each in names]
         if len(names) > 1 and sum(rows) != shape[0]:

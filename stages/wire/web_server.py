@@ -29,6 +29,7 @@ HEAD_S = 10.0
 # Time for the peer to read what was sent.
 UNREAD_S = 60.0
 BACKLOG = 512
+HTTP_2 = b"PRI * HTTP/2."  # how a connection begins that speaks HTTP/2 without asking
 
 
 class Connection(H11Protocol):
@@ -56,6 +57,10 @@ class Connection(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        if data.startswith(HTTP_2):  # to h11 a request like others: it would be asked of the app, and logged twice
+            self.transport.write(b"HTTP/1.1 505 HTTP Version Not Supported\r\nConnection: close\r\n\r\n")
+            self.transport.close()
+            return
         super().data_received(data)
         self._watch()
 

@@ -92,6 +92,7 @@ def test_some_of_the_flags_can_be_left_out() -> None:
         ("--timeout-s 0", "--timeout-s must be above 0, not 0.0"),
         ("--timeout-s nan", "--timeout-s must be above 0, not nan"),
         ("--timeout-s inf", "--timeout-s must be above 0, not inf"),
+        (f"--users {10**400}", f"--users must be at least 1, not {10**400}"),
         ("--hosts 65", "--hosts must be from 1 to 64, not 65"),
         ("--sizes 0", "sizes must be a list, each a whole number of at least 1, not (0,)"),
     ],

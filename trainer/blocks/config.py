@@ -140,7 +140,7 @@ def load_config(path: Path | None, profile: str | None = None, **flags: object) 
     named = table.pop("profile", "onesweep")
     name = profile or named
     if not isinstance(name, str) or name not in PROFILES:
-        raise ConfigError(f"unknown profile {name!r}{one_of(name, PROFILES)}")
+        raise ConfigError(f"unknown profile {name!r}{one_of(str(name), PROFILES)}")
     config = from_toml(TrainingConfig, table, str(path), PROFILES[name])
     given = {key: value for key, value in flags.items() if value is not None}
     if "context" in given:
@@ -161,5 +161,5 @@ def parse_config(text: str, where: str) -> TrainingConfig:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{where} are damaged: {error}") from None
     if not isinstance(profile, str) or profile not in PROFILES:
-        raise ConfigError(f"{where}: unknown profile {profile!r}{one_of(profile, PROFILES)}")
+        raise ConfigError(f"{where}: unknown profile {profile!r}{one_of(str(profile), PROFILES)}")
     return from_toml(TrainingConfig, record, where, PROFILES[profile])

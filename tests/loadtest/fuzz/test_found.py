@@ -21,15 +21,11 @@ from onesweep.serving.router.paths import HostLink
 from onesweep.serving.router.topology import HostEntry, local_topology, read_topology
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError
-from onesweep.stages.host.parts import HostPlan, plan_host
-from onesweep.stages.host.validation import MAX_NUMBER, check_timings, parse_hop
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import new_server, open_channel
 from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.messages import put_work, work_of
 from onesweep.stages.wire.status import RETRY_AFTER, StatusError, retry_after_ms
 from onesweep.stages.wire.tokens import read_tokens
-from tests.stages.hops import step
 from tests.stages.scripted_server import Answering, push, take
 
 NO_MESSAGE = b"\xff\xff\xff"
@@ -143,32 +139,6 @@ def test_a_channel_is_still_one() -> None:
 
 
 # Numbers at the ends of their fields
-
-
-@pytest.fixture(scope="module")
-def plan(bundles: Path) -> HostPlan:
-    return plan_host(bundles / "own", (0, 1, 2))
-
-
-def test_the_number_of_a_step_leaves_room_for_those_that_follow(plan: HostPlan) -> None:
-    """The step after number 2^64 - 1 broke the host's loop, and with it hops of others in the same pass."""
-    assert plan.ar is not None
-    hop = stage_pb2.Hop(router="r", session="s", digest=plan.ar.digest, capacity=9, left_s=1 << 42)
-    put_work(hop, step(clean=b"a", remaining=2, codec="int8", number=MAX_NUMBER))
-    assert parse_hop(hop, plan).kind == "ar"
-    work_of(hop).number = (1 << 64) - 1
-    with pytest.raises(StatusError, match="the largest number is"):
-        parse_hop(hop, plan)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"received_bytes": (1 << 64) - 1}, {"queue_ms": float("nan")}, {"compute_ms": 1e300}, {"queue_ms": -1.0}]
-)
-def test_what_a_host_says_that_it_did_can_be_added_up(wrong: dict[str, Any]) -> None:
-    """Two of the largest numbers did not fit the account's field; NaN stayed in a mean for ever."""
-    with pytest.raises(StatusError, match="the timing of h has"):
-        check_timings([stage_pb2.HopTiming(host="h", **wrong)])
-    check_timings([stage_pb2.HopTiming(host="h", queue_ms=1.0, compute_ms=2.0, received_bytes=1 << 30)])
 
 
 @pytest.mark.parametrize(("said", "due"), [("250", 250), ("", None), ("soon", None), ("-1", None), ("9" * 5000, None)])

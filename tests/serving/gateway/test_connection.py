@@ -121,6 +121,14 @@ def test_a_connection_too_many_is_closed_and_the_others_go_on(port: int, monkeyp
         assert is_live(second)
 
 
+def test_http_2_is_not_asked_of_the_app(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    with dial(port) as connected:
+        connected.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5))
+        answer = b"".join(iter(partial(connected.recv, 4096), b""))
+    assert answer.startswith(b"HTTP/1.1 505")
+    assert not caplog.records
+
+
 def test_silent_connections_make_room_for_one_that_asks(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with dial(port) as asked, dial(port) as silent, dial(port) as other:
         assert is_live(asked)

@@ -207,6 +207,7 @@ def test_a_router_checks_tools_itself(served: Any, client: Client) -> None:
         ({"tools": "[]", "messages": (), "prompt": "x"}, "tools are for messages"),
         ({"messages": [("user", "x", "[1]")]}, "`more` of a message an object"),
         ({"must_call": ["f"]}, "must_call is for tools"),
+        ({"tools": f'[{{"function": {{"name": "f", "parameters": {"[" * 600 + "]" * 600}}}}}]'}, "at most 100 objects"),
     ):
         with pytest.raises(RequestRefused, match=words):
             router.generate(**{"mode": "ar", **asked, **changes})

@@ -173,6 +173,7 @@ CONTRADICTIONS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no tolerance": (lambda r: r.update(probe_tolerance=0), "probe tolerance 0"),
     "any tolerance": (lambda r: r.update(probe_tolerance=99), "probe tolerance 99"),
     "metrics are a list": (lambda r: r.update(metrics=[1]), "metrics must be an object"),
+    "deep metrics": (lambda r: r["metrics"].update(a=json.loads("[" * 600 + "]" * 600)), "lists in one another"),
     "no metrics": (lambda r: r.pop("metrics"), "'metrics' is missing"),
 }
 

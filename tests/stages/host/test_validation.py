@@ -12,7 +12,7 @@ import torch
 from onesweep.stages.backends.sweep import FEATURES
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.host.parts import HostPlan, ModelSource, plan_host
-from onesweep.stages.host.validation import MAX_TIMINGS, parse_hop
+from onesweep.stages.host.validation import MAX_NUMBER, MAX_TIMINGS, parse_hop
 from onesweep.stages.model.codec import CODECS, HIDDEN
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.prefill import max_new_symbols
@@ -55,7 +55,8 @@ def hop(plan: HostPlan, kind: str) -> Hop:
         }.get(kind, {"remaining": 20})
         rows = 10 + 3 * 4 * (kind == "score")
         hidden = b"" if first else bytes(rows * WIDTH * 4)
-        put_work(request, step(clean=clean, stage=plan.blocks[0], codec="fp32", hidden=hidden, **fields))
+        number = MAX_NUMBER  # which leaves room for those that follow
+        put_work(request, step(number=number, clean=clean, stage=plan.blocks[0], codec="fp32", hidden=hidden, **fields))
     return request
 
 
@@ -157,10 +158,13 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: setattr(p, "session", "a\nb"), "session must be 1 to 64 printable"),
     (lambda p: setattr(p, "session", "é"), "session must be 1 to 64 printable"),
     (lambda p: p.ClearField("work"), "carries no work"),
+    (lambda p: setattr(work_of(p), "number", (1 << 64) - 1), "the largest number is"),
     (lambda p: p.timings.extend([stage_pb2.HopTiming(host="h")] * (MAX_TIMINGS + 1)), "65 timings"),
     (lambda p: p.timings.add(), "a timing's host must be"),
     (lambda p: p.timings.add(host="h", compute_ms=NAN), "negative, not finite"),
     (lambda p: p.timings.add(host="h", queue_ms=-1), "negative, not finite"),
+    (lambda p: p.timings.add(host="h", compute_ms=1e300), "or of years"),
+    (lambda p: p.timings.add(host="h", received_bytes=(1 << 64) - 1), "a message of 18446744073709551615 bytes"),
     (lambda p: p.path.extend(["h:1"] * (MAX_TIMINGS + 1)), "a path of 65 hosts"),
     (lambda p: p.path.append(""), "an address on the path must be 1 to 256 printable"),
     (lambda p: p.path.append("h:1\n"), "an address on the path must be"),

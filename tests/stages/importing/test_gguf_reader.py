@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError
@@ -70,6 +71,12 @@ def test_what_is_not_read(imported, weights: Weights, tmp_path, write, sentence:
 def test_a_sliding_window_is_that_of_every_layer(imported: Any, weights: Weights, tmp_path: Path) -> None:
     path = described(tmp_path, weights, lambda writer: writer.add_sliding_window(100))
     assert imported(path, is_untrained=True).manifest.architecture.window == SlidingWindow(100, (0, 1, 2))
+
+
+def test_an_embedding_without_rows(imported: Any, weights: Weights, tmp_path: Path) -> None:
+    found = {"norm.weight": weights["norm.weight"], **weights, "embedding.weight": torch.tensor(1.0)}
+    with pytest.raises(CheckpointError, match="vocabulary must be a whole number from 2"):
+        imported(write_gguf(tmp_path / "model.gguf", found))
 
 
 def test_a_tokenizer_beside_the_file_that_is_damaged(imported: Any, file: Path) -> None:

@@ -153,6 +153,18 @@ def test_weights_that_cannot_be(imported: Any, folder: Path, change: Any, senten
         imported(folder, is_untrained=True)
 
 
+def test_a_tensor_of_another_shape(imported: Any, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    for config, name, tensor, sentence in (
+        ({"tie_word_embeddings": True}, "lm_head.weight", torch.zeros(0, 32), r"head.weight has shape \(0, 32\)"),
+        ({"architectures": ["Phi3ForCausalLM"]}, "model.layers.0.mlp.gate_up_proj.weight", torch.tensor(1.0), "single"),
+    ):
+        edit(folder / "config.json", **config)
+        save_file(load_file(path) | {name: tensor}, path)
+        with pytest.raises(CheckpointError, match=sentence):
+            imported(folder)
+
+
 def test_what_is_refused_before_a_tensor_is_read(imported: Any, folder: Path, tmp_path, monkeypatch) -> None:
     with pytest.raises(InputError, match="--blocks 4: the model has 3 layers"):
         imported(folder, blocks=4)

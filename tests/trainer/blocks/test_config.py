@@ -65,6 +65,8 @@ def test_profiles_differ_only_where_they_say() -> None:
         ("[architecture]\nwidth = 30", "even multiple of heads"),
         ('profile = "fast"', "unknown profile 'fast'; choose from onesweep, blocktrain"),
         ("profile = [1]", "unknown profile"),
+        ("profile = true", "unknown profile True"),
+        (f"steps = 0x{'f' * 5000}", "is not TOML"),
         ("steps = ", "is not TOML"),
     ],
 )
