@@ -81,29 +81,25 @@ class SimulatedWorkers:
     step_s: float = setting(1.0, "seconds of a local step", above=0)
     # From the front again when there are more replicas.
     slowness: tuple[float, ...] = setting((1.0,), "times a replica takes longer, one by one", metavar="N[,N]")
-    pace_s: float = setting(0.0, "real workers: what a local step takes at least")
+    pace_s: float = setting(0.0, "real workers: what a local step takes at least", least=0, most=MAX_PACE_S)
     latency_s: float = setting(0.1, "of a message", above=0)
     up_mbps: float = setting(20.0, "of a worker's link", above=0)
     down_mbps: float = setting(100.0, "likewise", above=0)
-    in_time: float = setting(1.0, "of the updates; others are late", metavar="SHARE")
+    in_time: float = setting(1.0, "of the updates; others are late", metavar="SHARE", least=0, most=1)
     # In lengths of a round.
     late_rounds: float = setting(1.5, "by how many rounds", metavar="N", above=0)
-    lost: float = setting(0.0, "of the updates that never come", metavar="SHARE")
+    lost: float = setting(0.0, "of the updates that never come", metavar="SHARE", least=0, most=1)
     lie: float = setting(
         1.0, "times that the last replica's updates are too long; below 0 they point back", metavar="N"
     )
-    liars: int = setting(1, "of the last replicas that --lie and --scramble are of", least=1)
+    liars: int = setting(1, "of the last replicas that --lie, --against and --scramble are of", least=1)
+    against: float = setting(0.0, "a liar's numbers: the honest mean, less so many deviations", metavar="N", least=0)
     scramble: bool = setting(False, "a liar's text is its bytes in random order")
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.slowness or not all(map(is_above_zero, self.slowness)):
             raise ConfigError(f"slowness must be numbers above 0, not {self.slowness!r}")
-        if not is_number(self.pace_s) or not 0 <= self.pace_s <= MAX_PACE_S:
-            raise ConfigError(f"pace_s must be a number from 0 to {MAX_PACE_S:g}, not {self.pace_s!r}")
-        for name in ("in_time", "lost"):
-            if not is_number(value := getattr(self, name)) or not 0 <= value <= 1:
-                raise ConfigError(f"{name} must be a share from 0 to 1, not {value!r}")
         check(self)
         if self.lost == 1:
             raise ConfigError("with lost = 1 no update ever comes")
@@ -133,12 +129,8 @@ class SimulatedWorkers:
         return self.slowness[replica % len(self.slowness)]
 
 
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def is_above_zero(value: object) -> bool:
-    return isinstance(value, int | float) and is_number(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 class Throttle:

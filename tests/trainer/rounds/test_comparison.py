@@ -79,7 +79,7 @@ def test_a_way_of_its_own_differs_in_more_than_one_thing(onesweep: Command, flag
         ({"codecs": ["fp32"]}, "nothing is called 'codecs'; vary one of engine, model,"),
         ({"codec": ["zip"]}, "codec must be one of fp32, int8, e3m0, ternary, top16, top32, not 'zip'"),
         ({"replicas": ["two"]}, "replicas does not take 'two'"),
-        ({"in_time": ["2"]}, "in_time must be a share from 0 to 1, not 2.0"),
+        ({"in_time": ["2"]}, "in_time must be a number from 0 to 1, not 2.0"),
         ({"slowness": ["1:0"]}, "slowness must be numbers above 0"),
         ({"seed": ["1"]}, "nothing is called 'seed'"),
         ({"replicas": [str(n % 9 + 1) for n in range(1001)]}, "more than 1000 ways"),
