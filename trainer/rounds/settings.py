@@ -88,10 +88,9 @@ class SimulatedWorkers:
     # In lengths of a round.
     late_rounds: float = setting(1.5, "by how many rounds", metavar="N", above=0)
     lost: float = setting(0.0, "of the updates that never come", metavar="SHARE", least=0, most=1)
-    lie: float = setting(
-        1.0, "times that the last replica's updates are too long; below 0 they point back", metavar="N"
-    )
-    liars: int = setting(1, "of the last replicas that --lie and --scramble are of", least=1)
+    lie: float = setting(1.0, "times a liar's updates are too long; below 0 they point back", metavar="N")
+    liars: int = setting(1, "of the last replicas", least=1)
+    against: float = setting(0.0, "deviations from the honest mean, against it", metavar="N", least=0)
     scramble: bool = setting(False, "a liar's text is its bytes in random order")
     seed: int = 0
 

@@ -3,7 +3,7 @@
 import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -211,7 +211,7 @@ class VirtualWorker:
             round=fragment.round,
             steps=min(fragment.steps, self.settings.steps_per_round),
             sequences=fragment.steps * self.learner.config.sequences,
-            delta=scale(fragment.own, engine.fleet.lie) if self.lies and engine.fleet.lie != 1 else fragment.own,
+            delta=self._lie(fragment.own) if self.lies else fragment.own,
         )
         fragment.sent, fragment.merged, fragment.steps = update.id, False, 0
         fragment.count += 1
@@ -227,6 +227,17 @@ class VirtualWorker:
             engine.at(there, self.go_on)
         else:
             self.go_on(now)
+
+    def _lie(self, own: Tensors) -> Tensors:
+        """The update of a liar, which may know those of the honest that are there."""
+        engine, against = self.engine, self.engine.fleet.against
+        others = [worker for worker in engine.workers if worker.index == self.index and not worker.lies]
+        honest = [other for worker in others if (other := worker.fragments[self.turn].own) is not None]
+        if against and honest:
+            # number by number against the sign of their mean (arXiv 1911.11815), by their spread (1902.06156)
+            each = {name: torch.stack([delta[name] for delta in honest]) for name in own}
+            own = {n: (mean := e.mean(0)) - against * e.std(0, correction=0) * mean.sign() for n, e in each.items()}
+        return scale(own, engine.fleet.lie)
 
     def hear(self, merged: tuple[str, ...]) -> None:
         for fragment in self.fragments:
@@ -265,10 +276,6 @@ class VirtualWorker:
         return size
 
 
-# Settings of a fleet that only virtual workers have.
-VIRTUAL = ("step_s", "latency_s", "up_mbps", "down_mbps", "in_time", "late_rounds", "lost", "lie", "liars", "scramble")
-
-
 @dataclass(frozen=True)
 class WorkerTally:
     """One real worker."""
@@ -300,8 +307,8 @@ class RoundsEngine(Protocol):
 
 def check_real(fleet: SimulatedWorkers) -> None:
     """Raise ConfigError where a fleet asks of real workers what only virtual ones have."""
-    for name in VIRTUAL:
-        if getattr(fleet, name) != getattr(SimulatedWorkers(), name):
+    for name, usual in asdict(SimulatedWorkers()).items():
+        if name not in ("slowness", "pace_s", "seed") and getattr(fleet, name) != usual:
             raise ConfigError(f"{name} is of virtual workers, real ones have slowness and pace_s: leave it out")
 
 

@@ -141,18 +141,9 @@ def test_fragments_go_in_turn_and_are_the_whole() -> None:
 
 
 def test_late_work_is_merged_or_dropped_and_the_run_ends() -> None:
-    seen = {}
+    seen, fleet = {}, SimulatedWorkers(in_time=0.5)
     for late in ("drop", "stale", "keep"):
-        engine = make(
-            small,
-            corpus,
-            SimulatedWorkers(in_time=0.5),
-            model="ar",
-            late=late,
-            deadline="adaptive",
-            rounds=6,
-            replicas=3,
-        )
+        engine = make(small, corpus, fleet, model="ar", late=late, deadline="adaptive", rounds=6, replicas=3)
         seen[late] = engine.run().updates
         assert all(engine.ledger.round(name) == 6 for name in engine.spec.parts)
     assert seen["drop"]["dropped"] > 0
@@ -185,16 +176,8 @@ def test_who_is_patient_waits_for_a_merge_but_not_for_a_late_update() -> None:
 
 
 def test_a_slow_worker_holds_nobody_up_and_its_work_counts() -> None:
-    engine = make(
-        small,
-        corpus,
-        SimulatedWorkers(slowness=(1.0, 1.0, 10.0)),
-        model="ar",
-        deadline="adaptive",
-        rounds=12,
-        replicas=3,
-    )
-    traffic = engine.run()
+    fleet = SimulatedWorkers(slowness=(1.0, 1.0, 10.0))
+    traffic = make(small, corpus, fleet, model="ar", deadline="adaptive", rounds=12, replicas=3).run()
     alone = make(small, corpus, SimulatedWorkers(), model="ar", rounds=12, replicas=3).run()
     assert traffic.seconds < 2 * alone.seconds
     assert traffic.updates["late"] > 0
@@ -205,6 +188,18 @@ def test_when_all_updates_of_a_round_are_lost_it_is_trained_again() -> None:
         engine = make(small, corpus, SimulatedWorkers(lost=0.7), model="ar", rounds=3, replicas=1, overlap=overlap)
         assert engine.run().updates["lost"] > 0
         assert engine.ledger.round("ar") == 3
+
+
+def test_a_liar_that_knows_the_others_goes_against_them_number_by_number() -> None:
+    engine = make(small, corpus, SimulatedWorkers(against=1.0), model="ar", outer="mean", rounds=1, replicas=3)
+    begin = engine.published()["ar"]
+    engine.run()
+    merged = subtract(begin, engine.published()["ar"])
+    for name, mean in merged.items():
+        first, second = (own[name] for worker in engine.workers[:2] if (own := worker.fragments[0].own))
+        # what one of two honest workers has, a deviation from their mean
+        least = torch.where(first + second > 0, torch.minimum(first, second), torch.maximum(first, second))
+        torch.testing.assert_close(3 * mean - first - second, least, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
