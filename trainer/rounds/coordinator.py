@@ -177,7 +177,7 @@ class Coordinator:
                     member.begins(wanted)
                     return rounds_pb2.NextResponse(order=order)
                 left = deadline - self.clock()
-                if left <= 0 or self.stopping:
+                if left <= 0 or self.stopping or self.features.is_missed(member.place, wanted):
                     return rounds_pb2.NextResponse(pause=rounds_pb2.Pause(open_round=self.ledger.round(fragment)))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), left)

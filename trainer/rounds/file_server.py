@@ -229,8 +229,11 @@ class FeatureRelay:
                 raise _gone(name)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(grew.wait(), LOOK_S)
-        with self._path(place, round_).open("rb") as opened:
-            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with self._path(place, round_).open("rb") as opened:
+                return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError:
+            raise _gone(name) from None
 
     def _oldest(self, reader: Place) -> int:
         """The first round whose features may be of use: one that is late may still be trained."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from onesweep.stages.checkpoint.checkpoint import replace_file
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from onesweep.stages.errors import ConfigError, Interrupted, ResumeError, ServiceError
+from onesweep.stages.errors import CodecError, ConfigError, Interrupted, ResumeError, ServiceError
 from onesweep.stages.wire.status import protocol_refusal
 from onesweep.trainer.blocks.config import parse_config
 from onesweep.trainer.blocks.data import Corpus, PlacedCorpus
@@ -277,8 +277,8 @@ class Worker:
                     self._step(step)
                 else:
                     self.doing = rounds_pb2.DOING_FETCHING
-            except FileGoneError:
-                log.warning("round %d of %s is given up: nobody makes its features", fragment.progress.round, self.part)
+            except (FileGoneError, CodecError) as error:
+                log.warning("round %d of %s is given up: its features: %s", fragment.progress.round, self.part, error)
                 self._give_up(fragment)
                 return False
         self.features.settle()
