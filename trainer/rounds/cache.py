@@ -114,7 +114,7 @@ class FeatureClient:
             part.neighbours.pass_on = self._write
 
     def resumes(self, round_: int | None, steps: int) -> bool:
-        """True if a round of which so many steps are made can be trained to its end; then it goes on."""
+        """True if a round of which so many steps are made can be trained to its end; then it is resumed."""
         if round_ is None or not (self._reads or self._makes):
             return True
         made = steps * self._format.step_bytes
@@ -203,7 +203,7 @@ class FeatureClient:
             return b""
 
     def _end(self, step: int) -> int:
-        """Where a step's features end in the file of its round."""
+        """End of a step's features in the file of its round."""
         return (step - self._round * self._format.steps + 1) * self._format.step_bytes
 
     def _path(self, round_: int, what: str) -> Path:

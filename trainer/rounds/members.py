@@ -171,7 +171,7 @@ class Members:
         replace_file(self.path, lambda path: path.write_text(json.dumps(records, indent=1), encoding="utf-8"))
 
     def at(self, place: Place) -> Member | None:
-        """Who has a place, or had it last."""
+        """The member that has a place, or had it last."""
         return self._members.get(place)
 
     def is_here(self, member: Member, now_s: float) -> bool:

@@ -118,7 +118,7 @@ class IncomingFile:
             raise DamagedError("what has come does not have the announced SHA-256: send it anew")
 
     def sync(self) -> None:
-        """What has come survives a power cut. Raises CheckpointError."""
+        """Force what has come to the disk. Raises CheckpointError."""
         try:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
