@@ -16,7 +16,7 @@ DeadlineName = Literal["lockstep", "fixed", "adaptive"]
 LateName = Literal["drop", "stale", "keep"]
 CodecName = Literal["fp32", "int8", "e3m0", "ternary", "top16", "top32"]
 SPARSE: tuple[CodecName, ...] = ("top16", "top32")  # codecs that leave most numbers out
-ContextBy = Literal["copies", "features"]
+ContextBy = Literal["auto", "copies", "features"]
 RobustName = Literal["auto", "none", "scored"]
 
 
@@ -58,8 +58,9 @@ class RoundSettings:
     codec: CodecName = "int8"  # how updates travel to the coordinator
     down_codec: CodecName = "int8"  # how new versions travel to the workers: `fp32` whole, the others as differences
     # How blocks of a `chained` chain and stages of a scorer get what they read: from copies of the parts before, which
-    # they run, or as the features that the workers of these parts make, step by step. Copies are older, by a round.
-    context_by: ContextBy = "copies"
+    # they run, or as the features that the workers of these parts make, step by step. Copies are older, by a round: a
+    # scorer learns much less from them, so `auto` has it read features, where its settings allow that.
+    context_by: ContextBy = "auto"
     # How copies travel of the parts that another is trained with: `fp32` whole, the others as differences.
     copies_codec: CodecName = "fp32"
     # Rounds of a part between two refreshes of the copies that others have of it.
@@ -82,13 +83,23 @@ class RoundSettings:
                 f"{self.fragments} fragments do not find room in a round of {self.steps_per_round} steps; "
                 "give fewer fragments, or more steps_per_round"
             )
-        if self.context_by == "features" and (self.model == "ar" or self.fragments > 1 or self.overlap != "none"):
+        if self.context_by == "features" and not self._may_read_features:
             raise ConfigError(
                 "context_by = features is for parts that go through their rounds together and whole: give model = "
                 '"chain" or "scorer", fragments = 1 and overlap = "none"; or context_by = "copies"'
             )
         if self.fragments > 1 and {self.codec, self.down_codec} & set(SPARSE):
             raise ConfigError(f"codecs {' and '.join(SPARSE)} are for whole parts: give fragments = 1")
+
+    @property
+    def by_features(self) -> bool:
+        """True if parts read what the workers of the parts before make while the round lasts."""
+        auto = self.context_by == "auto" and self.model == "scorer" and self._may_read_features
+        return auto or self.context_by == "features"
+
+    @property
+    def _may_read_features(self) -> bool:
+        return self.model != "ar" and self.fragments == 1 and self.overlap == "none"
 
     def up_codec(self, round_: int) -> CodecName:
         """The codec of a round's updates: the last ones send all that a sparse codec had left out."""

@@ -71,7 +71,7 @@ def take_inventory(config: TrainingConfig) -> tuple[PartInventory, ...]:
             trained_bytes=trained_bytes(module, config),
             copied={names[i]: known[names[i]] for i in (*before(config, index), *later(config, index))},
             passes=_passes(config, index),
-            features=FeatureFormat.of(config) if config.rounds.context_by == "features" else None,
+            features=FeatureFormat.of(config) if config.rounds.by_features else None,
             reads=is_fed(config, index),
             makes=passes_on(config, index),
             hops=sum(passes_on(config, i) for i in range(len(names))),

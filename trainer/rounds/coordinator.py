@@ -58,8 +58,10 @@ class Coordinator:
         Raises ConfigError where workers may bring other text than those that they pass features on to; DataError where
         there is too little text to score updates.
         """
-        if settings.own_data and spec.config.rounds.context_by == "features":
-            raise ConfigError("features are of one text for all parts of a replica: leave --own-data out")
+        if settings.own_data and spec.config.rounds.by_features:
+            raise ConfigError(
+                'features are of one text for all parts: leave --own-data out, or give context_by = "copies"'
+            )
         self.needs = {part: spec.task(i, corpus, spec.config.seed).copies.keys() for i, part in enumerate(spec.parts)}
         self.spec, self.settings, self.clock, self.publisher = spec, settings, time.monotonic, publisher
         self.begun_s = self.clock()

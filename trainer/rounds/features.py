@@ -49,17 +49,17 @@ class FeatureFormat:
 
 def is_fed(config: TrainingConfig, index: int) -> bool:
     """True if part `index` reads what the worker of the part before passes on."""
-    return config.rounds.context_by == "features" and index > 0
+    return config.rounds.by_features and index > 0
 
 
 def passes_on(config: TrainingConfig, index: int) -> bool:
     """True if the worker of part `index` passes on what it makes."""
-    return config.rounds.context_by == "features" and index < config.architecture.parts - 1
+    return config.rounds.by_features and index < config.architecture.parts - 1
 
 
 def check_features(config: TrainingConfig) -> None:
     """Raise ConfigError where features are asked for that no part reads, or more of them than a file may hold."""
-    if config.rounds.context_by != "features":
+    if not config.rounds.by_features:
         return
     if config.rounds.model == "chain" and config.architecture.context != "chained":
         raise ConfigError(

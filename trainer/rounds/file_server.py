@@ -181,7 +181,7 @@ class FeatureRelay:
         """True if the worker at a place need not wait for those of other parts."""
         # Every part goes through a round with the others' weights of one version, on machines of any speed; and no more
         # than a round is on its way.
-        if self._config.rounds.context_by != "features":
+        if not self._config.rounds.by_features:
             return True
         later = self._parts[place.part + 1 :]
         return all(self._ledger.round(part) >= round_ for part in later) and not self.is_missed(place, round_)

@@ -82,7 +82,7 @@ def measure(config: TrainingConfig, data: Path | None) -> list[Footprint]:
         try:
             port = _receive(told, "the coordinator")
             last, started = config.architecture.parts - 1, list[tuple[BaseProcess, Connection]]()
-            for part in range(0 if settings.context_by == "features" else last, last + 1):
+            for part in range(0 if settings.by_features else last, last + 1):
                 (heard, says), state = processes.Pipe(duplex=False), Path(directory) / f"state-{part}"
                 worker = processes.Process(target=_work, args=(config, data, f"127.0.0.1:{port}", state, part, says))
                 worker.start()

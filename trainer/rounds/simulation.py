@@ -89,7 +89,7 @@ class Simulation:
 
     def may_begin(self, index: int, round_: int) -> bool:
         """As a coordinator's relay of features says."""
-        later = self.spec.parts[index + 1 :] if self.settings.context_by == "features" else ()
+        later = self.spec.parts[index + 1 :] if self.settings.by_features else ()
         return all(self.ledger.round(part) >= round_ for part in later)
 
     def expelled(self, fragment: str) -> set[str]:
@@ -342,10 +342,10 @@ class InProcessEngine:
             raise ConfigError("pace_s is of real workers, and these are virtual: give step_s instead")
         honest, lockstep = SimulatedWorkers(), config.rounds.deadline == "lockstep"
         absent = any(getattr(fleet, name) != getattr(honest, name) for name in FATES)
-        if config.rounds.context_by == "features" and (absent or (len(set(fleet.slowness)) > 1 and not lockstep)):
+        if config.rounds.by_features and (absent or (len(set(fleet.slowness)) > 1 and not lockstep)):
             raise ConfigError(
                 'virtual workers that read features are in every round: give deadline = "lockstep", '
-                f"and leave out {', '.join(FATES)}"
+                f'and leave out {", ".join(FATES)}; or context_by = "copies"'
             )
 
     def train(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> Trained:

@@ -113,7 +113,7 @@ class Site:
 
     def announce(self, place: rounds_pb2.JoinResponse, learner: Learner, text: str) -> None:
         """Say what is trained here; :param text: digest of the training text. Raises ConfigError."""
-        if learner.config.rounds.context_by == "features":
+        if learner.config.rounds.by_features:
             raise ConfigError('features are of the text of one machine: a site needs context_by = "copies"')
         known = rounds_pb2.JoinResponse.FromString(place.SerializeToString())
         known.lease = ""  # which is this machine's alone

@@ -195,5 +195,5 @@ def test_a_name_of_no_round_is_refused(network: Start) -> None:
 
 
 def test_other_text_has_no_features(network: Start) -> None:
-    with pytest.raises(ConfigError, match="features are of one text for all parts of a replica: leave --own-data out"):
+    with pytest.raises(ConfigError, match="features are of one text for all parts: leave --own-data out"):
         network(chained, coordinator={"own_data": True})
