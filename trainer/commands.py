@@ -107,17 +107,26 @@ def _measure_workers(options: argparse.Namespace, config: TrainingConfig) -> int
 
     found = measure_workers(config, options.data, options.workers)
     if options.json:
-        print_json({"blocks": {count: footprint.to_record() for count, footprint in found.items()}})
+        print_json({"blocks": {count: [each.to_record() for each in parts] for count, parts in found.items()}})
         return 0
     layers = config.architecture.parts * config.architecture.layers
-    head = ("blocks", "layers in each", "process, MiB", "of it the model's", "of end to end", "1/B + 10 %")
+    head = (
+        "blocks",
+        "layers in each",
+        "worker of block",
+        "process, MiB",
+        "of it the model's",
+        "of end to end",
+        "1/B + 10 %",
+    )
     rows = [
         [
-            *map(str, (count, layers // count)),
+            *map(str, (count, layers // count, each.part)),
             *(f"{size / 2**20:.0f}" for size in (each.peak, each.held)),
-            *(f"{share:.3f}" for share in (each.held / found[1].held, 1 / count + 0.1)),
+            *(f"{share:.3f}" for share in (each.held / found[1][0].held, 1 / count + 0.1)),
         ]
-        for count, each in found.items()
+        for count, parts in found.items()
+        for each in parts
     ]
     print("\n".join(markdown(head, rows)))
     return 0

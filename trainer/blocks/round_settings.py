@@ -16,7 +16,7 @@ DeadlineName = Literal["lockstep", "fixed", "adaptive"]
 LateName = Literal["drop", "stale", "keep"]
 CodecName = Literal["fp32", "int8", "e3m0", "ternary", "top16", "top32"]
 SPARSE: tuple[CodecName, ...] = ("top16", "top32")  # codecs that leave most numbers out
-ContextBy = Literal["copies", "features"]
+ContextBy = Literal["auto", "copies", "features"]
 RobustName = Literal["auto", "none", "scored"]
 
 
@@ -57,10 +57,10 @@ class RoundSettings:
     # int8 and 87 % with fp32 (`onesweep train plan --link links-60 --up-mbps 20 --step-s 0.4`).
     codec: CodecName = "int8"  # how updates travel to the coordinator
     down_codec: CodecName = "int8"  # how new versions travel to the workers: `fp32` whole, the others as differences
-    # Features cost the coordinator arithmetic and bandwidth for every worker, so copies are the default.
-    # How a block of a `chained` chain gets what it reads: from copies of the blocks before it, which it runs, or as the
-    # features that the coordinator makes of each round's text.
-    context_by: ContextBy = "copies"
+    # How blocks of a `chained` chain and stages of a scorer get what they read: from copies of the parts before, which
+    # they run, or as the features that the workers of these parts make, step by step. Copies are older, by a round: a
+    # scorer learns much less from them, so `auto` has it read features, where its settings allow that.
+    context_by: ContextBy = "auto"
     # How copies travel of the parts that another is trained with: `fp32` whole, the others as differences.
     copies_codec: CodecName = "fp32"
     # Rounds of a part between two refreshes of the copies that others have of it.
@@ -83,13 +83,23 @@ class RoundSettings:
                 f"{self.fragments} fragments do not find room in a round of {self.steps_per_round} steps; "
                 "give fewer fragments, or more steps_per_round"
             )
-        if self.context_by == "features" and (self.model != "chain" or self.fragments > 1):
+        if self.context_by == "features" and not self._may_read_features:
             raise ConfigError(
-                "context_by = features is for the blocks of a chain, which go through their rounds whole: "
-                'give model = "chain" and fragments = 1, or context_by = "copies"'
+                "context_by = features is for parts that go through their rounds together and whole: give model = "
+                '"chain" or "scorer", fragments = 1 and overlap = "none"; or context_by = "copies"'
             )
         if self.fragments > 1 and {self.codec, self.down_codec} & set(SPARSE):
             raise ConfigError(f"codecs {' and '.join(SPARSE)} are for whole parts: give fragments = 1")
+
+    @property
+    def by_features(self) -> bool:
+        """True if parts read what the workers of the parts before make while the round lasts."""
+        auto = self.context_by == "auto" and self.model == "scorer" and self._may_read_features
+        return auto or self.context_by == "features"
+
+    @property
+    def _may_read_features(self) -> bool:
+        return self.model != "ar" and self.fragments == 1 and self.overlap == "none"
 
     def up_codec(self, round_: int) -> CodecName:
         """The codec of a round's updates: the last ones send all that a sparse codec had left out."""

@@ -65,6 +65,7 @@ class BlockTask:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
         batch = BlockBatch.draw(self.module, self.partition, self.config, step, len(text))
         loss = batch.loss(self.module, text, self._read(step, text[:, :-1]), self.config.anchor)
+        self._made(step, loss.clean)
         return StepLoss(
             loss.total,
             {
@@ -91,6 +92,9 @@ class BlockTask:
     def _read(self, step: int, known: Tensor) -> Tensor | None:
         """Features (sequences, positions, width) that the block reads in place of bytes; None if it reads bytes."""
         return self._features(known)
+
+    def _made(self, step: int, clean: Tensor) -> None:
+        """Take the features (sequences, positions, width) that the next block of a `chained` chain reads."""
 
     def _features(self, known: Tensor) -> Tensor | None:
         if self.module.reads_bytes:

@@ -99,13 +99,15 @@ def timing_of(traffic: WorkerTraffic, settings: RoundSettings, link: WorkerLink,
     # that does not wait sends beside the next steps; only its fetching is not hidden. Computing of encodings and
     # merges, and replicas of unequal speed, are left out.
     trip_s, begin_s = link.round_trip_s, (ORDER_TRIPS + FETCH_TRIPS) * link.round_trip_s
+    # features of a step travel beside the next one; in each round a part begins a step after the one before it
+    travel_s = max(link.down_s(traffic.features), link.up_s(traffic.made)) / settings.steps_per_round
+    step_s = max(step_s, travel_s)
     training_s = settings.steps_per_round * step_s
     sending_s = sum(link.up_s(up) + SUBMIT_TRIPS * trip_s for up in traffic.ups)
     fetching_s = sum(link.down_s(down) + begin_s for down in traffic.downs)
     refresh_s = sum(link.down_s(copy) + FETCH_TRIPS * trip_s for copy in traffic.copies)
     fetching_s += refresh_s / settings.copies_every
-    if traffic.features:
-        fetching_s += link.down_s(traffic.features) + FETCH_TRIPS * trip_s
+    fetching_s += traffic.hops * (step_s + 2 * travel_s + trip_s)
     together_s = training_s + fetching_s
     round_s = max(together_s, sending_s) if settings.ahead else together_s + sending_s
     first_s = link.down_s(traffic.first) + len(traffic.downs) * begin_s + len(traffic.copies) * FETCH_TRIPS * trip_s
@@ -168,12 +170,12 @@ def coordinator_memory(
     merging = max(
         settings.replicas * whole + MERGED * whole + each.up for whole, each in zip(wholes, traffic, strict=True)
     )
-    return versions + files + merging + max(map(feature_bytes, parts))
+    return versions + files + merging
 
 
 def feature_bytes(part: PartInventory) -> int:
     """Features of one step, decoded and encoded; those of the other steps are on the disk."""
-    form = part.features
+    form = part.features if part.reads else None
     return form.step_bytes + form.sequences * form.positions * form.width * FP32_BYTES if form else 0
 
 

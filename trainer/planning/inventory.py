@@ -11,7 +11,7 @@ from onesweep.stages.model.block import Codes
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.memory import FP32_BYTES, trained_bytes
 from onesweep.trainer.rounds.codecs import Shapes, numel, parameter_shapes
-from onesweep.trainer.rounds.features import FeatureFormat, is_fed
+from onesweep.trainer.rounds.features import FeatureFormat, is_fed, passes_on
 from onesweep.trainer.rounds.parts import HEAD
 from onesweep.trainer.rounds.spec import RunSpec
 
@@ -30,7 +30,10 @@ class PartInventory:
     trained_bytes: int  # weights, gradients and optimizer state
     copied: Mapping[str, Shapes]  # published parameters of the parts that it has copies of, by name
     passes: int  # layers times passes of one step, a layer counts FORWARD, THROUGH or TRAINED
-    features: FeatureFormat | None = None  # features that it reads in a round, if not those of its copies
+    features: FeatureFormat | None = None  # features that it reads or makes in a round, if they travel
+    reads: bool = False  # from the worker of the part before
+    makes: bool = False  # for that of the next part
+    hops: int = 0  # that a step's features make from the first part to the last
 
     @property
     def weight_bytes(self) -> int:
@@ -68,7 +71,10 @@ def take_inventory(config: TrainingConfig) -> tuple[PartInventory, ...]:
             trained_bytes=trained_bytes(module, config),
             copied={names[i]: known[names[i]] for i in (*before(config, index), *later(config, index))},
             passes=_passes(config, index),
-            features=FeatureFormat.of(config) if is_fed(config, index) else None,
+            features=FeatureFormat.of(config) if config.rounds.by_features else None,
+            reads=is_fed(config, index),
+            makes=passes_on(config, index),
+            hops=sum(passes_on(config, i) for i in range(len(names))),
         )
         for index, (name, module) in enumerate(zip(names, modules, strict=True))
     )
@@ -76,8 +82,8 @@ def take_inventory(config: TrainingConfig) -> tuple[PartInventory, ...]:
 
 def before(config: TrainingConfig, index: int) -> range:
     """Parts that part `index` runs for their features."""
-    model, chained = config.rounds.model, config.architecture.context == "chained" and not is_fed(config, index)
-    return range(index if model == "scorer" or (model == "chain" and chained) else 0)
+    chained = config.rounds.model == "chain" and config.architecture.context == "chained"
+    return range(index if (chained or config.rounds.model == "scorer") and not is_fed(config, index) else 0)
 
 
 def later(config: TrainingConfig, index: int) -> range:

@@ -54,7 +54,8 @@ def variants(config: TrainingConfig, as_set: bool) -> dict[str, TrainingConfig]:
         "eager e3m0": _travelling(eager, "e3m0"),
         "fragments": replace(_travelling(eager, "e3m0"), fragments=count),
     }
-    if base.model == "chain" and config.architecture.context == "chained" and config.architecture.parts > 1:
+    chained = base.model == "chain" and config.architecture.context == "chained"
+    if config.architecture.parts > 1 and (chained or base.model == "scorer"):
         rounds["features"] = replace(plain, context_by="features")
     found = {"as set": config} if as_set else {}
     found |= {name: replace(config, rounds=changed) for name, changed in rounds.items()}
@@ -223,7 +224,7 @@ def _wire(traffic: WorkerTraffic) -> float:
         traffic.rounds * wire_bytes(up) + count * wire_bytes(down)
         for up, down, count in zip(traffic.ups, traffic.downs, traffic.fetched, strict=True)
     )
-    own += traffic.rounds * wire_bytes(traffic.features)
+    own += traffic.rounds * (wire_bytes(traffic.features) + wire_bytes(traffic.made))
     return wire_bytes(traffic.first) + own + traffic.refreshes * sum(map(wire_bytes, traffic.copies))
 
 

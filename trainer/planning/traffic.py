@@ -26,7 +26,9 @@ class WorkerTraffic:
     rounds: int
     versions: int  # versions that it fetches of its last fragment after the first; of the other fragments one more
     refreshes: int  # refreshes of each copy after the first
-    features: int = 0  # features of one round, if it reads features
+    features: int = 0  # features that it reads in one round
+    made: int = 0  # features that it makes for the next part in one round
+    hops: int = 0  # that a step's features make from the first part to the last
     last: int = 0  # by how much its last update is longer
 
     @property
@@ -41,7 +43,7 @@ class WorkerTraffic:
 
     @property
     def up_in_all(self) -> int:
-        return self.rounds * self.up + self.last
+        return self.rounds * (self.up + self.made) + self.last
 
     @property
     def fetched(self) -> tuple[int, ...]:
@@ -72,7 +74,9 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
         rounds=settings.rounds,
         versions=versions,
         refreshes=versions // settings.copies_every,
-        features=part.features.size if part.features else 0,
+        features=part.features.size if part.features and part.reads else 0,
+        made=part.features.size if part.features and part.makes else 0,
+        hops=part.hops,
         last=sum(last.size(like) - up.size(like) for like in own),
     )
 

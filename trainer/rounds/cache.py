@@ -1,25 +1,31 @@
 """A worker's cache: the newest weights of each fragment that it has fetched, and the features of its round."""
 
+import contextlib
 import hashlib
+import threading
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError, CodecError, InputError, ServiceError
+from onesweep.stages.errors import CheckpointError, CodecError, InputError
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.round_settings import CodecName
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.client import FileGoneError, RoundsClient
 from onesweep.trainer.rounds.codecs import WHOLE, Shapes, Tensors, codec_named, receive
-from onesweep.trainer.rounds.features import FeatureFormat
-from onesweep.trainer.rounds.parts import FedPart, PartTask
-from onesweep.trainer.rounds.transfer import Parcel
+from onesweep.trainer.rounds.features import FeatureFormat, is_fed, passes_on
+from onesweep.trainer.rounds.parts import PartTask
+from onesweep.trainer.rounds.transfer import PIECE_BYTES
 from onesweep.trainer.v1 import rounds_pb2
 
 INCOMING = "incoming"
 FOLDER = "features"
+LOOK_S = 0.01  # between two looks for a step's features
 
 
 @dataclass(frozen=True)
@@ -81,10 +87,9 @@ class WeightCache:
 
 
 class FeatureClient:
-    """Features for a part that reads them: fetched with a round's order, on the disk until the next one."""
+    """Features that a worker reads, and those that it makes, while they travel: of one round, in a file each."""
 
-    # They are as large as the text is long and a step needs a small piece of them; and a worker that is stopped in the
-    # middle of a round must find the features it began with, for newer ones would be of other weights.
+    # On the disk, so that a worker that is killed in the middle of a round finds what it had.
 
     def __init__(
         self,
@@ -95,58 +100,116 @@ class FeatureClient:
         part: PartTask,
         config: TrainingConfig,
     ) -> None:
-        """:param directory: of the worker's state; :param part: needs no features if it has copies or reads bytes."""
-        self._part = part if isinstance(part, FedPart) else None
-        self._client, self._worker, self._place, self._directory = client, worker, place, directory
-        self._format = FeatureFormat.of(config)
+        """:param directory: of the worker's state; :param part: is fed by this, and passes on to it, where it does."""
+        self._client, self._worker, self._place, self._directory = client, worker, place, directory / FOLDER
+        self._reads, self._makes = is_fed(config, place.part), passes_on(config, place.part)
+        self._format, self._threads = FeatureFormat.of(config), ThreadPoolExecutor(4, "features")
+        self._round, self._made = 0, 0  # bytes made of this round
+        self._turn = object()  # another whenever a round is begun or ended
+        self._fetched = self._passed = Future[None]()
+        self._changed = threading.Condition()
+        if self._reads:
+            part.neighbours.feed = self._read
+        if self._makes:
+            part.neighbours.pass_on = self._write
 
-    def resumes(self, round_: int | None) -> bool:
-        """True if the rest of a round can be trained with the features it began with."""
-        if self._part is None or round_ is None:
+    def resumes(self, round_: int | None, steps: int) -> bool:
+        """True if a round of which so many steps are made can be trained to its end; then it is resumed."""
+        if round_ is None or not (self._reads or self._makes):
             return True
-        path = self._path(round_)
-        if not path.exists() or path.stat().st_size != self._format.size:
+        made = steps * self._format.step_bytes
+        if self._makes and _size(self._path(round_, "made")) < made:
             return False
-        self._part.feed = StepFeatures(path, self._format, round_)
+        self.begin(round_, made)
         return True
 
-    def take(self, order: rounds_pb2.Order) -> None:
-        """Fetch the features of a round. Raises ServiceError, FileGoneError, LeaseLostError, Interrupted."""
-        if order.HasField("features") != (self._part is not None):
-            raise ServiceError(f"{self._client.address} does not send what is read in a round: it is damaged")
-        if self._part is None:
+    def begin(self, round_: int, made: int = 0) -> None:
+        """Fetch what is read in a round, and send what is made; :param made: bytes of it. Raises CheckpointError."""
+        if not (self._reads or self._makes):
             return
-        file, path = order.features, self._path(order.round)
-        if file.size != self._format.size:
-            raise ServiceError(
-                f"{self._client.address} has {file.size} bytes of features for a round, not {self._format.size}: "
-                "it is damaged"
-            )
-        path.parent.mkdir(exist_ok=True)
-        if not path.exists() or Parcel.at(path) != Parcel(file.size, file.sha256):
-            for old in path.parent.iterdir():
-                old.unlink()
-            incoming = self._directory / INCOMING / FOLDER
-            self._client.fetch_into(file, self._worker, self._place.lease, incoming, path)
-        self._part.feed = StepFeatures(path, self._format, order.round)
-
-    def _path(self, round_: int) -> Path:
-        # the place is in the name: a worker that gets another one must not train on this one's features
-        return self._directory / FOLDER / f"{self._place.part}-{self._place.replica}-{round_}"
-
-
-class StepFeatures:
-    """Features of a round's steps, read from its file one step at a time."""
-
-    def __init__(self, path: Path, form: FeatureFormat, round_: int) -> None:
-        self._path, self._format, self._first = path, form, round_ * form.steps
-
-    def __call__(self, step: int) -> Tensor:
-        """(sequences, positions, width) float32. Raises CheckpointError, CodecError."""
-        size = self._format.step_bytes
+        self.end()
+        self._round, self._made, turn = round_, made, self._turn
+        wanted, size, mine = (lambda: self._turn is turn), self._format.size, (self._worker, self._place.lease)
         try:
-            with self._path.open("rb") as file:
-                file.seek((step - self._first) * size)
+            self._directory.mkdir(exist_ok=True)
+            for old in self._directory.iterdir():
+                if old not in (self._path(round_, "read"), self._path(round_, "made")):
+                    old.unlink()
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self._directory}: {error.strerror}") from None
+        if self._reads:
+            path, fetch = self._path(round_, "read"), self._client.fetch_features
+            self._fetched = self._threads.submit(fetch, round_, size, *mine, path, wanted)
+        if self._makes:
+            passing = rounds_pb2.Passing(worker=self._worker, lease=self._place.lease, round=round_)
+            read = partial(self._made_from, turn)
+            self._passed = self._threads.submit(self._client.pass_features, passing, size, read, wanted)
+
+    def is_there(self, step: int) -> bool:
+        """True if what a step reads has come; waits for it a moment. Raises what ends the transfer."""
+        if not self._reads or _size(self._path(self._round, "read")) >= self._end(step):
+            return True
+        if self._fetched.done():
+            self._fetched.result()
+        time.sleep(LOOK_S)
+        return False
+
+    def settle(self) -> None:
+        """Wait until the coordinator has all that was made in the round. Raises what ends the transfer."""
+        if self._makes:
+            with contextlib.suppress(FileGoneError):  # the part after does not want it any more
+                self._passed.result()
+
+    def end(self) -> None:
+        """Neither fetch nor send any more."""
+        with self._changed:
+            self._turn = object()
+            self._changed.notify_all()
+
+    def _read(self, step: int) -> Tensor:
+        """(sequences, positions, width) float32. Raises CheckpointError, CodecError."""
+        size, path = self._format.step_bytes, self._path(self._round, "read")
+        try:
+            with path.open("rb") as file:
+                file.seek(self._end(step) - size)
                 return self._format.decode(file.read(size))
         except OSError as error:
-            raise CheckpointError(f"cannot read {self._path}: {error.strerror}") from None
+            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+
+    def _write(self, step: int, made: Tensor) -> None:
+        payload, end, path = self._format.encode(made), self._end(step), self._path(self._round, "made")
+        try:
+            with path.open("r+b" if path.exists() else "wb") as file:
+                file.seek(end - len(payload))
+                file.write(payload)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {path}: {error.strerror}; free some space") from None
+        with self._changed:
+            self._made = end
+            self._changed.notify_all()
+
+    def _made_from(self, turn: object, offset: int) -> bytes:
+        """A piece of what was made; waits for it. Empty where it is not sent any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._made > offset or self._turn is not turn)
+            if self._turn is not turn:
+                return b""
+            ready, path = min(self._made - offset, PIECE_BYTES), self._path(self._round, "made")
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                return file.read(ready)
+        except OSError:  # removed by the next round meanwhile
+            return b""
+
+    def _end(self, step: int) -> int:
+        """End of a step's features in the file of its round."""
+        return (step - self._round * self._format.steps + 1) * self._format.step_bytes
+
+    def _path(self, round_: int, what: str) -> Path:
+        # the place is in the name: a worker that gets another one must not train on this one's features
+        return self._directory / f"{self._place.part}-{self._place.replica}-{round_}-{what}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -16,12 +16,14 @@ from onesweep.stages.wire.channel import open_blocking_channel
 from onesweep.stages.wire.status import retry_after_ms, trailing_metadata
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 from onesweep.stages.wire.tokens import token_metadata
-from onesweep.trainer.rounds.transfer import DamagedError, IncomingFile, Parcel, pieces
+from onesweep.trainer.rounds.features import FEATURES
+from onesweep.trainer.rounds.transfer import DamagedError, IncomingFile, Parcel, piece_of, pieces
 from onesweep.trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Wanted = Callable[[], bool]
 
 NEXT = "/trainer.v1.RoundsService/Next"
 CALL_S = 30.0
@@ -122,29 +124,74 @@ class RoundsClient:
 
         Raises FileGoneError, ServiceError, LeaseLostError, Interrupted, CheckpointError.
         """
-        return self._fetch(file, worker, lease, path, IncomingFile.read)
-
-    def fetch_into(self, file: rounds_pb2.File, worker: str, lease: str, path: Path, into: Path) -> None:
-        """The same for a file that need not be in memory: once it is whole it is put there."""
-        self._fetch(file, worker, lease, path, lambda intake: intake.keep(into))
-
-    def _fetch(
-        self, file: rounds_pb2.File, worker: str, lease: str, path: Path, finish: Callable[[IncomingFile], T]
-    ) -> T:
         intake = IncomingFile(path, Parcel(file.size, file.sha256).check())
+        found = self._fetched(intake, file.name, worker, lease, intake.read)
+        intake.drop()
+        return found
 
+    def fetch_features(self, round_: int, size: int, worker: str, lease: str, path: Path, wanted: Wanted) -> None:
+        """Features of a round as they are made, to `path`, until all are there. Raises as `fetch` does.
+
+        :param wanted: whether they still are; else Interrupted is raised.
+        """
+        intake = IncomingFile(path, Parcel(size, b""))
+        self._fetched(intake, f"{FEATURES}{round_}", worker, lease, lambda: None, wanted)
+
+    def _fetched(
+        self,
+        intake: IncomingFile,
+        name: str,
+        worker: str,
+        lease: str,
+        finish: Callable[[], T],
+        wanted: Wanted = lambda: True,
+    ) -> T:
         def attempt() -> T:
-            request = rounds_pb2.FetchRequest(worker=worker, lease=lease, name=file.name, offset=intake.offset)
+            request = rounds_pb2.FetchRequest(worker=worker, lease=lease, name=name, offset=intake.offset)
             if not intake.whole:
-                with self._stoppable(self._stub.Fetch(request, timeout=TRANSFER_S, metadata=self._metadata)) as call:
+                call = self._stub.Fetch(request, timeout=TRANSFER_S, metadata=self._metadata)
+                with self._stoppable(call, wanted):
                     for piece in call:
                         intake.write(piece)
                         self.received_bytes += len(piece.data)
-            return finish(intake)
+            return finish()
 
-        found = self._patiently(attempt)
-        intake.drop()
-        return found
+        return self._patiently(attempt, wanted=wanted)
+
+    def pass_features(
+        self, passing: rounds_pb2.Passing, size: int, read: Callable[[int], bytes], wanted: Wanted
+    ) -> None:
+        """Send the features of a round while they are made, until the coordinator has stored all `size` bytes.
+
+        :param read: bytes from an offset on, once there are some; none where they are not `wanted` any more, which
+        raises Interrupted. Raises FileGoneError, ServiceError, LeaseLostError, Interrupted.
+        """
+
+        def attempt() -> None:
+            offsets: SimpleQueue[int | None] = SimpleQueue()
+            requests, stored = self._passed(passing, size, read, offsets), -1
+            try:
+                call = self._stub.Pass(requests, timeout=TRANSFER_S, metadata=self._metadata)
+                with self._stoppable(call, wanted):
+                    for response in call:
+                        stored = response.offset
+                        offsets.put(stored)
+            finally:
+                offsets.put(None)
+            if stored != size:
+                raise DamagedError("the coordinator ended before it had all features")
+
+        self._patiently(attempt, wanted=wanted)
+
+    def _passed(
+        self, passing: rounds_pb2.Passing, size: int, read: Callable[[int], bytes], offsets: SimpleQueue[int | None]
+    ) -> Iterator[rounds_pb2.PassRequest]:
+        yield rounds_pb2.PassRequest(passing=passing)
+        offset = offsets.get()
+        while offset is not None and offset < size and (data := read(offset)):
+            self.sent_bytes += len(data)
+            yield rounds_pb2.PassRequest(piece=piece_of(data, offset))
+            offset += len(data)
 
     def submit(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
         """Send an update until it was judged. Raises ServiceError, LeaseLostError, Interrupted."""
@@ -206,13 +253,13 @@ class RoundsClient:
             yield rounds_pb2.SubmitRequest(piece=piece)
 
     @contextmanager
-    def _stoppable(self, call: Any) -> Iterator[Any]:  # noqa: ANN401 - a call of any type
+    def _stoppable(self, call: Any, wanted: Wanted = lambda: True) -> Iterator[Any]:  # noqa: ANN401 - a call of any type
         """A call that is cancelled when we are asked to stop: a frozen coordinator would never answer."""
         ended = threading.Event()
 
         def look() -> None:
             while not ended.wait(LOOK_S):
-                if self.asked_to_stop():
+                if self.asked_to_stop() or not wanted():
                     call.cancel()
                     return
 
@@ -237,15 +284,17 @@ class RoundsClient:
             time.sleep(LOOK_S)
         return future.result()
 
-    def _patiently(self, attempt: Callable[[], T], final: tuple[grpc.StatusCode, ...] = ()) -> T:
+    def _patiently(
+        self, attempt: Callable[[], T], final: tuple[grpc.StatusCode, ...] = (), wanted: Wanted = lambda: True
+    ) -> T:
         """Try until it succeeds. Bytes that moved in between make the patience begin anew."""
         begin, said, delay, moved = time.monotonic(), -SAY_EVERY_S, FIRST_DELAY_S, self._moved()
         while True:
-            self._stop_if_asked()
+            self._stop_if_asked(wanted)
             try:
                 return attempt()
             except (RequestError, grpc.RpcError) as error:
-                self._stop_if_asked()
+                self._stop_if_asked(wanted)
                 problem = self._problem(error, final)
                 wait_s = _retry_s(error) or delay
             now = time.monotonic()
@@ -300,8 +349,8 @@ class RoundsClient:
             self._stop_if_asked()
             time.sleep(min(LOOK_S, seconds))
 
-    def _stop_if_asked(self) -> None:
-        if self.asked_to_stop():
+    def _stop_if_asked(self, wanted: Wanted = lambda: True) -> None:
+        if self.asked_to_stop() or not wanted():
             raise Interrupted("stopped as asked; run again to go on")
 
     def _renew(self) -> None:

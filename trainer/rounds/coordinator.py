@@ -18,8 +18,8 @@ from onesweep.stages.errors import CheckpointError, ConfigError
 from onesweep.stages.threads import in_thread, to_its_end
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.rounds.features import FeatureReader
-from onesweep.trainer.rounds.file_server import FeatureServer, WeightServer
+from onesweep.trainer.rounds.features import FEATURES
+from onesweep.trainer.rounds.file_server import FeatureRelay, WeightServer
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.members import Member, Members
 from onesweep.trainer.rounds.publishing import Publisher
@@ -52,23 +52,24 @@ class Coordinator:
         publisher: Publisher,
         directory: Path,
         settings: CoordinatorSettings,
-        reader: type[FeatureReader] = FeatureReader,
     ) -> None:
         """:param directory: for places and incoming updates.
 
-        Raises ConfigError where workers may bring text that the coordinator does not have, and is to read for them;
-        DataError where it has too little to score updates.
+        Raises ConfigError where workers may bring other text than those that they pass features on to; DataError where
+        there is too little text to score updates.
         """
-        if settings.own_data and spec.config.rounds.context_by == "features":
-            raise ConfigError("the features that workers get are of the coordinator's text: leave --own-data out")
+        if settings.own_data and spec.config.rounds.by_features:
+            raise ConfigError(
+                'features are of one text for all parts: leave --own-data out, or give context_by = "copies"'
+            )
         self.needs = {part: spec.task(i, corpus, spec.config.seed).copies.keys() for i, part in enumerate(spec.parts)}
         self.spec, self.settings, self.clock, self.publisher = spec, settings, time.monotonic, publisher
         self.begun_s = self.clock()
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
         self.weights = WeightServer(ledger, spec.config.rounds)
-        self.features = FeatureServer(spec, corpus, ledger, self.ledger_lock, directory, self._notify, reader)
         replicas = spec.config.rounds.replicas
         self.members = Members(directory / MEMBERS, len(spec.parts), replicas, settings.lease_s, self.clock())
+        self.features = FeatureRelay(spec, ledger, self.members, directory)
         for record in ledger.store.records():
             if "worker" in record:
                 part = spec.parts.index(spec.fragments.part_of[record["part"]])
@@ -151,6 +152,9 @@ class Coordinator:
         done = max(member.done(fragment), request.after if request.HasField("after") else -1)
         held = max((h.version for h in request.held if h.part == fragment), default=0)
         self._check_known(fragment, done, held)
+        if (wanted := self._next_round(fragment, done)) is not None and self.features.is_missed(member.place, wanted):
+            member.problem = f"nobody made the features that it reads in round {wanted}: it waits for the next one"
+            done = wanted
         if self._is_at_rest(member):  # else its update may still be on its way
             member.passed[fragment] = done
             self._notify()
@@ -166,15 +170,16 @@ class Coordinator:
                 if wanted is None:
                     return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.spec.rounds))
                 if wanted > self._furthest(fragment) and self._is_given_up(fragment) and self._is_at_rest(member):
-                    wanted = self.ledger.round(fragment)
-                    member.passed[fragment] = wanted - 1
-                if wanted <= self._furthest(fragment) and self.features.is_ready(member.place, wanted):
+                    again = self.ledger.round(fragment)
+                    if not self.features.is_missed(member.place, again):  # else it could not be made now either
+                        wanted, member.passed[fragment] = again, again - 1
+                if wanted <= self._furthest(fragment) and self.features.may_begin(member.place, wanted):
                     if (order := await self._order(member, fragment, wanted, request)) is None:
                         continue
                     member.begins(wanted)
                     return rounds_pb2.NextResponse(order=order)
                 left = deadline - self.clock()
-                if left <= 0 or self.stopping:
+                if left <= 0 or self.stopping or self.features.is_missed(member.place, wanted):
                     return rounds_pb2.NextResponse(pause=rounds_pb2.Pause(open_round=self.ledger.round(fragment)))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), left)
@@ -187,10 +192,12 @@ class Coordinator:
             raise _expelled(worker)
         return member
 
-    async def read(self, request: rounds_pb2.FetchRequest) -> bytes | mmap:
-        """A file that an order named. Raises Refusal."""
-        self.called(request.worker, request.lease)
-        return self.features.read(request.name) or self.weights.read(request.name)
+    async def read(self, request: rounds_pb2.FetchRequest, offset: int) -> bytes | mmap:
+        """A file that an order named, or features as far as they are made: some beyond `offset`. Raises Refusal."""
+        member = self.called(request.worker, request.lease)
+        if request.name.startswith(FEATURES):
+            return await self.features.read(member, request.name, offset)
+        return self.weights.read(request.name)
 
     async def beat(self, request: rounds_pb2.BeatRequest) -> rounds_pb2.BeatResponse:
         """Raises Refusal."""
@@ -238,7 +245,6 @@ class Coordinator:
                 await self.step()
                 await asyncio.sleep(TICK_S)
         finally:
-            await self.features.close()
             if self._publishing is not None:
                 await to_its_end(self._publishing)
         await self._publish(last=True)
@@ -343,7 +349,7 @@ class Coordinator:
 
     async def _order(self, member: Member, fragment: str, wanted: int, request: rounds_pb2.NextRequest) -> Order | None:
         """None where the round was closed meanwhile: then it is not this one that begins."""
-        order = Order(round=wanted, features=self.features.file(member.place, wanted))
+        order = Order(round=wanted)
         return await self._alone(self._filled, order, fragment, {h.part: h for h in request.held})
 
     def _filled(self, order: Order, fragment: str, held: dict[str, rounds_pb2.Held]) -> Order | None:

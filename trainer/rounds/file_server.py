@@ -1,9 +1,10 @@
-"""Files that workers fetch from a coordinator: weights of fragments, and features of rounds."""
+"""Files that workers fetch from a coordinator: weights of fragments, and features that one worker makes for another."""
 
 import asyncio
-import logging
+import contextlib
 import mmap
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,27 +12,23 @@ from pathlib import Path
 
 import grpc
 
-from onesweep.stages.checkpoint.checkpoint import replace_file
-from onesweep.stages.errors import CheckpointError, Interrupted
-from onesweep.stages.threads import in_low_priority_thread, to_its_end
-from onesweep.stages.wire.status import StatusError
-from onesweep.trainer.blocks.data import Corpus
+from onesweep.stages.errors import CheckpointError
+from onesweep.stages.wire.status import StatusError, invalid
 from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import WHOLE, Tensors, codec_named, publish, route, whole_size
-from onesweep.trainer.rounds.features import FeatureReader, is_fed, names_before
+from onesweep.trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on
 from onesweep.trainer.rounds.ledger import KEPT_VERSIONS, Ledger
-from onesweep.trainer.rounds.members import Place
-from onesweep.trainer.rounds.spec import RunSpec, replica_seed
-from onesweep.trainer.rounds.transfer import Parcel
+from onesweep.trainer.rounds.members import Member, Members, Place
+from onesweep.trainer.rounds.spec import RunSpec
+from onesweep.trainer.rounds.transfer import IncomingFile, Parcel
 from onesweep.trainer.v1 import rounds_pb2
-
-log = logging.getLogger(__name__)
 
 # Files of a line, by kind: a worker that fetches a version while the next one is made can finish.
 KEPT = {"whole": 2, "difference": KEPT_VERSIONS}
 FOLDER = "features"
-RETRY_S = 2.0  # between two tries to write what the disk did not take
+LOOK_S = 1.0  # between two looks at who makes the features that a worker waits for
+MOST_DIGITS = 18  # of a round
 
 
 class CopyLine:
@@ -113,7 +110,7 @@ class WeightServer:
         for key, (data, _) in list(self._files.items()):  # orders are made on another thread
             if name == _name(*key):
                 return data
-        raise StatusError(grpc.StatusCode.NOT_FOUND, f"there is no file {name[:80]!r} any more: ask for the next order")
+        raise _gone(name)
 
     def _offered(self, edition: Edition, held: int | None) -> rounds_pb2.Weights:
         offered = rounds_pb2.Weights(part=edition.fragment, version=edition.number, digest=self._digest(edition))
@@ -165,120 +162,88 @@ def _name(line: str, number: int, kind: str) -> str:
     return f"{line}-{number}-{kind}"
 
 
-class FeatureServer:
-    """Makes the features that later blocks read in a round, place by place, into files.
+def _gone(name: str) -> StatusError:
+    return StatusError(grpc.StatusCode.NOT_FOUND, f"there is no file {name[:80]!r} any more: ask for the next order")
 
-    On a thread that gives way to merges, for one place at a time; in memory are the features of one local step, and on
-    the disk those of one round of each place. Methods without an underscore are for the event loop.
-    """
 
-    # The coordinator makes them, not the workers of the blocks before: those would have to be there, fast and trusted,
-    # and have the text of others. The coordinator has all that is needed, and what it makes is a function of versions,
-    # seed, replica and round. They are made when a round is asked for: made ahead they would be of older versions, and
-    # of rounds that are never trained.
+class FeatureRelay:
+    """Features on their way between the workers of a replica, in one file a round. For the event loop."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        corpus: Corpus,
-        ledger: Ledger,
-        lock: asyncio.Lock,
-        directory: Path,
-        notify: Callable[[], None],
-        reader: type[FeatureReader] = FeatureReader,
-    ) -> None:
-        """:param lock: of the ledger; :param notify: called when something was made."""
-        self.problem = ""
-        self._spec, self._corpus, self._ledger, self._lock, self._notify = spec, corpus, ledger, lock, notify
-        self._directory = directory / FOLDER
-        self._reader_type = reader
-        self._reader: FeatureReader | None = None
-        # The newest of each place, and its round.
-        self._made: dict[Place, tuple[int, rounds_pb2.File]] = {}
-        # Rounds, in the order in which they were asked for.
-        self._wanted: dict[Place, int] = {}
-        self._making: asyncio.Task[None] | None = None
-        self._stopping = False
+    # They pass through the coordinator, because workers only dial, and through its disk, because either end may be
+    # killed in the middle of a round and come again.
 
-    def is_ready(self, place: Place, round_: int) -> bool:
-        """True if the worker at a place can begin the round; missing features are then made."""
-        if not is_fed(self._spec.config, place.part):
+    def __init__(self, spec: RunSpec, ledger: Ledger, members: Members, directory: Path) -> None:
+        self._config, self._parts, self._ledger, self._members = spec.config, spec.parts, ledger, members
+        self._format, self._directory = FeatureFormat.of(spec.config), directory / FOLDER
+        self._grew = asyncio.Event()
+
+    def may_begin(self, place: Place, round_: int) -> bool:
+        """True if the worker at a place need not wait for those of other parts."""
+        # Every part goes through a round with the others' weights of one version, on machines of any speed; and no more
+        # than a round is on its way.
+        if not self._config.rounds.by_features:
             return True
-        if place in self._made and self._made[place][0] == round_:
-            return True
-        self._wanted[place] = round_
-        if self._making is None or self._making.done():
-            self._making = asyncio.create_task(self._make())
-        return False
+        later = self._parts[place.part + 1 :]
+        return all(self._ledger.round(part) >= round_ for part in later) and not self.is_missed(place, round_)
 
-    def file(self, place: Place, round_: int) -> rounds_pb2.File | None:
-        """The file to fetch for a round that is ready; None where it needs none."""
-        made, file = self._made.get(place, (-1, None))
-        return file if made == round_ else None
+    def is_missed(self, place: Place, round_: int) -> bool:
+        """True if nobody will make what a place reads in a round, which is closed for the part before."""
+        if not is_fed(self._config, place.part) or self._ledger.round(self._parts[place.part - 1]) <= round_:
+            return False
+        if self._size(place, round_) == self._format.size:
+            return False
+        maker = self._members.at(Place(place.part - 1, place.replica))
+        return maker is None or maker.beat.round != round_ or not self._members.is_here(maker, time.monotonic())
 
-    def read(self, name: str) -> mmap.mmap | None:
-        """The file of this name, without reading it; None where there is none."""
-        for place, (round_, file) in self._made.items():
-            if file.name == name:
-                try:
-                    with self._path(place, round_).open("rb") as opened:
-                        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-                except OSError as error:
-                    log.error("%s is gone, and is made again: %s", name, error)
-                    del self._made[place]
-                    break
-        return None
+    def begin(self, place: Place, round_: int) -> IncomingFile:
+        """The file for what the worker at a place makes in a round. Raises Refusal, CheckpointError."""
+        if not passes_on(self._config, place.part) or round_ > self._ledger.round(self._parts[place.part]):
+            raise invalid(f"nobody reads what {self._parts[place.part]} makes in round {round_}")
+        reader = Place(place.part + 1, place.replica)
+        if round_ < self._oldest(reader):
+            raise _gone(f"{FEATURES}{round_}")
+        try:
+            self._directory.mkdir(exist_ok=True)
+            for other in self._directory.glob(f"{reader.part}-{reader.replica}-*"):
+                if int(other.name.rpartition("-")[2]) < self._oldest(reader):
+                    other.unlink(missing_ok=True)
+            return IncomingFile(self._path(reader, round_), Parcel(self._format.size, b""))
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self._directory}: {error.strerror}") from None
 
-    async def close(self) -> None:
-        """Stop making features; they are made again when they are asked for."""
-        self._stopping = True
-        if self._making is not None:
-            await to_its_end(self._making)
+    def grew(self) -> None:
+        """Some features came."""
+        self._grew.set()
+        self._grew = asyncio.Event()
 
-    async def _make(self) -> None:
-        while self._wanted and not self._stopping:
-            place, round_ = next(iter(self._wanted.items()))
-            async with self._lock:
-                weights = {part: self._ledger.weights(part) for part in names_before(place.part)}
-            try:
-                parcel = await in_low_priority_thread(lambda: self._write(place, round_, weights))  # noqa: B023 - awaited here
-            except (CheckpointError, OSError) as error:
-                if self.problem != str(error):
-                    log.error("%s", error)
-                self.problem = str(error)
-                await asyncio.sleep(RETRY_S)
-            except Interrupted:
-                return
-            else:
-                self.problem = ""
-                name = f"{FOLDER}-{self._path(place, round_).name}"
-                self._made[place] = round_, rounds_pb2.File(name=name, size=parcel.size, sha256=parcel.sha256)
-            if self._wanted.get(place) == round_:
-                del self._wanted[place]
-            self._notify()
+    async def read(self, member: Member, name: str, offset: int) -> mmap.mmap:
+        """A file that has something at `offset`, or ends there; waits for it. Raises Refusal."""
+        place, number = member.place, name.removeprefix(FEATURES)
+        round_ = int(number) if number.isdecimal() and len(number) <= MOST_DIGITS else -1
+        while True:
+            grew, size = self._grew, self._size(place, round_)
+            if size > offset or size == self._format.size:
+                break
+            lost = self._members.at(place) is not member
+            if lost or round_ < self._oldest(place) or self.is_missed(place, round_):
+                raise _gone(name)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(grew.wait(), LOOK_S)
+        try:
+            with self._path(place, round_).open("rb") as opened:
+                return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError:
+            raise _gone(name) from None
 
-    def _write(self, place: Place, round_: int, weights: dict[str, Tensors]) -> Parcel:
-        """Made once, also where the coordinator before this one made it."""
-        self._directory.mkdir(exist_ok=True)
-        path = self._path(place, round_)
-        if not path.exists():
-            if self._reader is None:
-                self._reader = self._reader_type(self._spec.config, self._spec.codes, self._corpus)
-            self._reader.take(weights)
-            replace_file(path, lambda temporary: self._write_steps(temporary, place, round_))
-        for other in self._directory.glob(f"{place.part}-{place.replica}-*"):
-            if other != path:
-                other.unlink(missing_ok=True)
-        return Parcel.at(path)
+    def _oldest(self, reader: Place) -> int:
+        """The first round whose features may be of use: one that is late may still be trained."""
+        return self._ledger.round(self._parts[reader.part]) - 1
 
-    def _write_steps(self, path: Path, place: Place, round_: int) -> None:
-        assert self._reader is not None
-        seed, steps = replica_seed(self._spec.config.seed, place.replica), self._spec.config.rounds.steps_per_round
-        with path.open("wb") as file:
-            for step in range(round_ * steps, (round_ + 1) * steps):
-                if self._stopping:
-                    raise Interrupted("stopped: the features of this round are made when they are asked for again")
-                file.write(self._reader.payload(place.part, seed, step))
+    def _size(self, place: Place, round_: int) -> int:
+        try:
+            return self._path(place, round_).stat().st_size
+        except OSError:
+            return 0
 
     def _path(self, place: Place, round_: int) -> Path:
         return self._directory / f"{place.part}-{place.replica}-{round_}"

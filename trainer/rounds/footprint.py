@@ -1,4 +1,4 @@
-"""Memory of a real worker process, with a coordinator of its own over loopback."""
+"""Memory of real worker processes, with a coordinator of their own over loopback."""
 
 import multiprocessing
 import tempfile
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ PATIENCE_S = 600.0
 class Footprint:
     """Bytes of a process that are in memory, as the kernel counts them."""
 
+    part: int
     before: int  # with its text and all of the program that training uses, but nothing of the model
     peak: int
 
@@ -43,8 +45,9 @@ class Footprint:
         return {**asdict(self), "held": self.held}
 
 
-def measure_workers(config: TrainingConfig, data: Path | None, blocks: Sequence[int]) -> dict[int, Footprint]:
-    """The worker of the last block, for the same layers in one block (end to end) and in so many.
+def measure_workers(config: TrainingConfig, data: Path | None, blocks: Sequence[int]) -> dict[int, list[Footprint]]:
+    """Workers of the same layers in one block (end to end) and in so many: of the last block, or of all that pass
+    features on.
 
     Raises ConfigError where the layers cannot be cut so, ServiceError where a process does not come to its end.
     """
@@ -57,37 +60,42 @@ def measure_workers(config: TrainingConfig, data: Path | None, blocks: Sequence[
     found = {}
     for count in sorted({1, *blocks}):
         cut = replace(config.architecture, parts=count, layers=layers // count)
-        found[count] = measure_worker(replace(config, architecture=cut), data)
+        found[count] = measure(replace(config, architecture=cut), data)
     return found
 
 
-def measure_worker(config: TrainingConfig, data: Path | None) -> Footprint:
-    """A worker of the last part, for a few rounds. Raises ServiceError."""
+def measure(config: TrainingConfig, data: Path | None) -> list[Footprint]:
+    """A worker of the last part, or one of each part where they pass features on, for a few rounds.
+
+    Raises ServiceError.
+    """
     settings = replace(config.rounds, replicas=1, rounds=ROUNDS, steps_per_round=max(STEPS, config.rounds.fragments))
     config = replace(config, rounds=settings)
     # who is measured has imported everything itself; the coordinator may be forked from who has
     forked, processes = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
     forked.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as directory:
-        (told, tells), (heard, says) = processes.Pipe(duplex=False), processes.Pipe(duplex=False)
+        told, tells = processes.Pipe(duplex=False)
         coordinator = forked.Process(target=_coordinate, args=(config, data, Path(directory), tells))
         coordinator.start()
         tells.close()
         try:
             port = _receive(told, "the coordinator")
-            part = config.architecture.parts - 1
-            worker = processes.Process(
-                target=_work, args=(config, data, f"127.0.0.1:{port}", Path(directory), part, says)
-            )
-            worker.start()
-            says.close()
-            before, peak = _receive(heard, "the worker")
-            worker.join()
+            last, started = config.architecture.parts - 1, list[tuple[BaseProcess, Connection]]()
+            for part in range(0 if settings.by_features else last, last + 1):
+                (heard, says), state = processes.Pipe(duplex=False), Path(directory) / f"state-{part}"
+                worker = processes.Process(target=_work, args=(config, data, f"127.0.0.1:{port}", state, part, says))
+                worker.start()
+                started.append((worker, heard))
+                says.close()
+            found = [_receive(heard, "the worker") for _, heard in started]
+            for process, _ in started:
+                process.join()
         finally:
             coordinator.terminate()
             coordinator.join(END_S)
             coordinator.kill()
-    return Footprint(before, peak)
+    return found
 
 
 def _coordinate(config: TrainingConfig, data: Path | None, directory: Path, port: Connection) -> None:
@@ -95,21 +103,19 @@ def _coordinate(config: TrainingConfig, data: Path | None, directory: Path, port
         coordinate(config, load_corpus(data), CoordinatorSettings("127.0.0.1:0", directory / "out"), port.send)
 
 
-def _work(
-    config: TrainingConfig, data: Path | None, address: str, directory: Path, part: int, answer: Connection
-) -> None:
+def _work(config: TrainingConfig, data: Path | None, address: str, state: Path, part: int, answer: Connection) -> None:
     corpus, link = load_corpus(data), RoundsClient(address, patience_s=PATIENCE_S)
     _train_small(config, corpus)
     before = _resident("VmRSS")
-    work(link, corpus, WorkerSettings("measured", directory / "state", part))
+    work(link, corpus, WorkerSettings(f"measured-{part}", state, part))
     link.close()
-    answer.send((before, _resident("VmHWM")))
+    answer.send(Footprint(part, before, _resident("VmHWM")))
 
 
 def _train_small(config: TrainingConfig, corpus: Corpus) -> None:
     """Have all of the program loaded that training uses, which is the same for every size."""
     small = replace(config.architecture, parts=1, layers=1, width=8, heads=1, context_length=8)
-    config = replace(config, architecture=small)
+    config = replace(config, architecture=small, rounds=replace(config.rounds, context_by="copies"))
     Learner(RunSpec.of(config, corpus).task(0, corpus, config.seed), config).train(0, 1)
 
 

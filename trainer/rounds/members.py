@@ -170,6 +170,10 @@ class Members:
         """Write it to the disk; may run on another thread. Raises CheckpointError."""
         replace_file(self.path, lambda path: path.write_text(json.dumps(records, indent=1), encoding="utf-8"))
 
+    def at(self, place: Place) -> Member | None:
+        """The member that has a place, or had it last."""
+        return self._members.get(place)
+
     def is_here(self, member: Member, now_s: float) -> bool:
         """True if its lease holds."""
         return now_s - member.heard_s < self.lease_s

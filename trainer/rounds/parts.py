@@ -1,6 +1,7 @@
 """Parts: the training task of one worker, with frozen copies of other parts where it reads them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -21,42 +22,50 @@ from onesweep.trainer.rounds.codecs import Tensors, load, share, trainable, unde
 BLOCK, STAGE, HEAD, AR = "block", "stage", "head", "ar"
 
 
+@dataclass
+class Neighbours:
+    """Ways in and out of a part whose worker has no copies of those before it."""
+
+    # Features (sequences, positions, width) that a step reads, by its number; and what takes those that it makes.
+    feed: Callable[[int], Tensor] | None = None
+    pass_on: Callable[[int, Tensor], None] = lambda step, made: None
+
+
 class PartTask(Task, Protocol):
     """A task that is trained with published weights of other parts."""
 
     # Frozen copies of those that it reads or looks ahead through, by name.
     copies: Mapping[str, nn.Module]
+    neighbours: Neighbours
 
 
 class BlockPart(BlockTask):
-    """A block; a `chained` one reads the features of copies of those before it."""
+    """A block; a `chained` one reads the features of copies of those before it, or is fed."""
 
     def __init__(
         self, block: Block, before: list[Block], partition: NoisePartition, corpus: Corpus, config: TrainingConfig
     ) -> None:
         super().__init__(block, before, partition, corpus, config)
         self.copies: Mapping[str, nn.Module] = {block_name(copy.index): copy for copy in before}
+        self.neighbours = Neighbours()
 
+    def _read(self, step: int, known: Tensor) -> Tensor | None:
+        feed = self.neighbours.feed
+        return super()._read(step, known) if feed is None else feed(step).to(known.device)
 
-class FedPart(BlockPart):
-    """A later block of a `chained` chain that has no copies: the features of its text are brought to it."""
-
-    # Features (sequences, positions, width) of a step, by its number.
-    feed: Callable[[int], Tensor]
-
-    def _read(self, step: int, known: Tensor) -> Tensor:
-        return self.feed(step).to(known.device)
+    def _made(self, step: int, clean: Tensor) -> None:
+        self.neighbours.pass_on(step, clean)
 
 
 class StagePart:
     """A stage of a scorer with its own head, which learns from the last head, or alone, as [lookahead] says."""
 
-    # It reads what copies of the stages before it make: nobody sends features while a round lasts.
-
     def __init__(
         self, module: nn.ModuleDict, copies: Sequence[ArStage], corpus: Corpus, config: TrainingConfig
     ) -> None:
-        """:param module: STAGE, and HEAD in all but the last; copies: of all other stages, in order."""
+        """:param module: STAGE, and HEAD in all but the last; copies: of the stages after it, and, unless it is fed, of
+        those before it, in order.
+        """
         stage = module[STAGE]
         head = module[HEAD] if HEAD in module else None  # noqa: SIM401 - a ModuleDict has no get
         assert isinstance(stage, ArStage)
@@ -66,21 +75,27 @@ class StagePart:
         self.before = [copy.requires_grad_(False) for copy in copies if copy.index < stage.index]
         self.later = [copy.requires_grad_(False) for copy in copies if copy.index > stage.index]
         self.copies: Mapping[str, nn.Module] = {stage_name(copy.index): copy for copy in copies}
+        self.neighbours = Neighbours()
         self.corpus, self.config, self.trained = corpus, config, [module]
         self.length = stage.architecture.context_length
 
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
-        x = text[:, :-1]
-        with torch.no_grad():
-            for frozen in self.before:
-                x = frozen.read(x)
-        hidden = self.stage.read(x)
+        hidden = self.stage.read(self._read(step, text[:, :-1]))
+        self.neighbours.pass_on(step, hidden)
         if self.head is None:
             total = own = next_byte_loss(self.stage.next_byte(hidden), text)
         else:
             total, own = stage_losses(self.head, self.later, hidden, text, self.config.lookahead)
         return StepLoss(total, {"next_byte_nats": float(own.detach())})
+
+    def _read(self, step: int, known: Tensor) -> Tensor:
+        if self.neighbours.feed is not None:
+            return self.neighbours.feed(step).to(known.device)
+        with torch.no_grad():
+            for frozen in self.before:
+                known = frozen.read(known)
+        return known
 
     def evaluate(self) -> dict[str, float]:
         """Nothing of its own: a pipeline is measured at its end."""
@@ -91,6 +106,7 @@ class ArPart(ArTask):
     """A whole AR model as one part: plain DiLoCo."""
 
     copies: Mapping[str, nn.Module] = {}
+    neighbours = Neighbours()
 
 
 def see(part: PartTask, published: Mapping[str, Tensors]) -> None:

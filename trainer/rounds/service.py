@@ -15,6 +15,7 @@ from onesweep.stages.wire.auth import CLIENT, identity_of
 from onesweep.stages.wire.status import StatusError, exhausted, invalid
 from onesweep.stages.wire.tokens import STATUS, WORK, Keyring
 from onesweep.trainer.rounds.coordinator import Coordinator
+from onesweep.trainer.rounds.features import FEATURES
 from onesweep.trainer.rounds.ledger import CurvePoint
 from onesweep.trainer.rounds.members import Member, Place
 from onesweep.trainer.rounds.transfer import DamagedError, IncomingFile, piece_at
@@ -129,7 +130,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             member, offset = self.coordinator.called(request.worker, request.lease), request.offset
             with self._fetching.begin((member.place, request.name)) as check:
                 # looked up for each piece, and not kept: a slow reader keeps no file that is not offered any more
-                while (piece := piece_at(await self.coordinator.read(request), offset)) is not None:
+                while (piece := piece_at(await self.coordinator.read(request, offset), offset)) is not None:
                     check()
                     offset += len(piece.data)
                     self.coordinator.sent_bytes += len(piece.data)
@@ -150,6 +151,23 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
                     await self._receive(requests, intake, submission, check)
                     verdict = await self._judge(intake, member.place, submission, check)
             yield rounds_pb2.SubmitResponse(verdict=verdict)
+
+    async def Pass(
+        self, requests: AsyncIterator[rounds_pb2.PassRequest], context: Context
+    ) -> AsyncIterator[rounds_pb2.PassResponse]:
+        async with statuses(context):
+            request = await anext(aiter(requests), rounds_pb2.PassRequest())
+            if request.WhichOneof("step") != "passing":
+                raise invalid("features begin with a header")
+            passing, features = request.passing, self.coordinator.features
+            self.access.check_worker(context, WORK, passing.worker)
+            member = self.coordinator.called(passing.worker, passing.lease)
+            with self._sending.begin((FEATURES, member.place)) as check:
+                intake = await in_thread(features.begin, member.place, passing.round)
+                yield rounds_pb2.PassResponse(offset=intake.offset)
+                await self._receive(requests, intake, passing, check, features.grew)
+                await in_thread(intake.sync)  # once this is known the worker hands in, and makes them no more
+            yield rounds_pb2.PassResponse(offset=intake.offset)
 
     async def Beat(self, request: rounds_pb2.BeatRequest, context: Context) -> rounds_pb2.BeatResponse:
         async with statuses(context):
@@ -190,21 +208,23 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
 
     async def _receive(
         self,
-        requests: AsyncIterator[rounds_pb2.SubmitRequest],
+        requests: AsyncIterator[Any],  # SubmitRequest or PassRequest
         intake: IncomingFile,
-        submission: rounds_pb2.Submission,
+        caller: rounds_pb2.Submission | rounds_pb2.Passing,
         check: Callable[[], None],
+        stored: Callable[[], None] = lambda: None,
     ) -> None:
-        """Store the pieces of the payload until all have come. Raises Refusal, RequestError, CheckpointError."""
+        """Store pieces until all have come. Raises Refusal, RequestError, CheckpointError."""
         while not intake.whole:
             request = await anext(aiter(requests), None)
             if request is None:
                 raise invalid(f"the pieces ended after {intake.offset} of {intake.parcel.size} bytes")
             if request.WhichOneof("step") != "piece":
-                raise invalid("a submission has one header, and then pieces only")
+                raise invalid("one header comes, and then pieces only")
             check()
-            self.coordinator.called(submission.worker, submission.lease)
+            self.coordinator.called(caller.worker, caller.lease)
             await in_thread(intake.write, request.piece)
+            stored()
             self.coordinator.received_bytes += len(request.piece.data)
 
     async def _judge(
@@ -234,7 +254,7 @@ def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
         workers=[_worker(coordinator, member) for member in coordinator.members],
         received_bytes=coordinator.received_bytes,
         sent_bytes=coordinator.sent_bytes,
-        problem=coordinator.problem or coordinator.features.problem,
+        problem=coordinator.problem,
         seconds=coordinator.clock() - coordinator.begun_s,
     )
 

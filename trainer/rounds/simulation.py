@@ -1,6 +1,7 @@
 """Engines of rounds, and the one in this process: real training and ledger, virtual time and links."""
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -8,17 +9,18 @@ from functools import partial
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from onesweep.stages.errors import ConfigError
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.rounds.codecs import ErrorFeedback, Tensors, codec_named, scale, shapes, subtract
-from onesweep.trainer.rounds.features import FeatureReader, names_before
+from onesweep.trainer.rounds.features import FeatureFormat, is_fed, passes_on
 from onesweep.trainer.rounds.file_server import CopyLine
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.merging import Overlap
-from onesweep.trainer.rounds.parts import FedPart, Learner, see
+from onesweep.trainer.rounds.parts import Learner, see
 from onesweep.trainer.rounds.scoring import HeldOut
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.spec import RunSpec, boundaries, replica_seed
@@ -49,7 +51,8 @@ class Simulation:
         scored = self.settings.robust == "scored"
         self.loss = HeldOut(spec, corpus, self.ledger.weights, spec.config.seed) if scored else None
         self.copies = {name: CopyLine(self.settings, 0, weights) for name, weights in parts.items()}
-        self.reader = FeatureReader(spec.config, spec.codes, corpus) if self.settings.context_by == "features" else None
+        # By part and replica that read them: features of a round, and when the first of them are there.
+        self.passed: dict[tuple[int, int], tuple[float, list[Tensor]]] = {}
         self.traffic = RoundsTraffic()
         self.workers = [
             VirtualWorker(spec, index, replica, corpus, self)
@@ -57,6 +60,7 @@ class Simulation:
             for replica in range(self.settings.replicas)
         ]
         self.waiting: list[VirtualWorker] = []
+        self.unfed: dict[tuple[int, int], VirtualWorker] = {}
         self.handed_in: set[tuple[str, str, int]] = set()
         self._queue: list[tuple[float, int, Callable[[float], None]]] = []
         self._events = 0
@@ -82,6 +86,11 @@ class Simulation:
     def published(self) -> dict[str, Tensors]:
         """The newest weights of every part, whole."""
         return {part: self.fragments.whole(part, self.ledger.weights) for part in self.fragments.parts}
+
+    def may_begin(self, index: int, round_: int) -> bool:
+        """As a coordinator's relay of features says."""
+        later = self.spec.parts[index + 1 :] if self.settings.by_features else ()
+        return all(self.ledger.round(part) >= round_ for part in later)
 
     def expelled(self, fragment: str) -> set[str]:
         """Workers of its part that may not go on."""
@@ -143,6 +152,10 @@ class VirtualWorker:
         self.part = spec.parts[index]
         self.name = f"{self.part}-{replica}"
         self.after = boundaries(self.settings.steps_per_round, self.settings.fragments)
+        # Features that this round has made, as they arrive.
+        self.format, self.made = FeatureFormat.of(spec.config), list[Tensor]()
+        if passes_on(spec.config, index):
+            task.neighbours.pass_on = lambda _, made: self.made.append(self.format.decode(self.format.encode(made)))
         self.fragments = [
             SimulatedFragment(name, engine.ledger.weights(name), self.settings)
             for name in engine.fragments.parts[self.part]
@@ -164,10 +177,10 @@ class VirtualWorker:
             return
         if self.name in self.engine.expelled(fragment.name):
             return
+        if (now := self.be_fed(now)) == math.inf:
+            return
         if self.turn == 0:
             self.see_copies()
-        if isinstance(self.learner.part, FedPart):
-            self.be_fed(self.learner.part)
         begin = self.after[self.turn - 1] if self.turn else 0
         steps = self.after[self.turn] - begin
         self.learner.train(fragment.round * self.settings.steps_per_round + begin, steps)
@@ -175,6 +188,7 @@ class VirtualWorker:
             other.steps += steps
         seconds = self.engine.fleet.training_s(self.replica, steps)
         self.engine.traffic.busy_s += seconds
+        self.pass_on(now)
         self.engine.at(now + seconds, self.hand_in)
 
     def see_copies(self) -> None:
@@ -187,13 +201,29 @@ class VirtualWorker:
             self.seen[fragment] = line.number
         see(self.learner.part, {part: fragments.whole(part, lambda name: copies[name].tensors) for part in needs})
 
-    def be_fed(self, part: FedPart) -> None:
-        """Read features of the newest blocks before, made when a step needs them, until the next round."""
-        reader = self.engine.reader
-        assert reader is not None
-        reader.take({name: self.engine.ledger.weights(name) for name in names_before(self.index)})
-        part.feed = lambda step: reader.format.decode(reader.payload(self.index, self.seed, step))
-        self.engine.traffic.features_bytes += reader.format.size
+    def be_fed(self, now: float) -> float:
+        """When a round can begin whose features come while it lasts; infinite where this worker will be called."""
+        if not is_fed(self.learner.config, self.index):
+            return now
+        if (found := self.engine.passed.pop((self.index, self.replica), None)) is None:
+            self.engine.unfed[self.index, self.replica] = self
+            return math.inf
+        there, features = found
+        first = self.fragments[0].round * self.settings.steps_per_round
+        self.learner.part.neighbours.feed = lambda step: features[step - first]
+        self.engine.traffic.features_bytes += self.format.size
+        return max(now, there)
+
+    def pass_on(self, now: float) -> None:
+        """Let the next part read what was made in a round that began now."""
+        if not passes_on(self.learner.config, self.index):
+            return
+        fleet, next_ = self.engine.fleet, (self.index + 1, self.replica)
+        trips_s = fleet.up_s(self.format.step_bytes) + fleet.down_s(self.format.step_bytes)
+        there = now + fleet.training_s(self.replica, 1) + trips_s
+        self.engine.passed[next_], self.made = (there, self.made), []
+        if (waiting := self.engine.unfed.pop(next_, None)) is not None:
+            self.engine.at(there, waiting.train)
 
     def hand_in(self, now: float) -> None:
         """Send the update of the fragment whose turn it is; wait, or do not."""
@@ -247,7 +277,7 @@ class VirtualWorker:
         """Begin the next round of the fragment, or wait until there is one to begin."""
         engine, fragment = self.engine, self.fragments[self.turn]
         newest = engine.ledger.round(fragment.name)
-        if fragment.round + 1 > newest + self.settings.ahead:
+        if fragment.round + 1 > newest + self.settings.ahead or not engine.may_begin(self.index, newest):
             engine.waiting.append(self)
             return
         fragment.base = fragment.overlap.start(engine.ledger.weights(fragment.name), fragment.own, fragment.merged)
@@ -274,6 +304,10 @@ class VirtualWorker:
         size = codec.size(shapes(fragment.base))
         self.engine.traffic.down_bytes += size
         return size
+
+
+# What makes a virtual worker miss a round of those that pass features on to it.
+FATES = ("in_time", "lost", "lie", "scramble", "against")
 
 
 @dataclass(frozen=True)
@@ -316,6 +350,13 @@ class InProcessEngine:
     def check(self, config: TrainingConfig, fleet: SimulatedWorkers) -> None:
         if fleet.pace_s:
             raise ConfigError("pace_s is of real workers, and these are virtual: give step_s instead")
+        honest, lockstep = SimulatedWorkers(), config.rounds.deadline == "lockstep"
+        absent = any(getattr(fleet, name) != getattr(honest, name) for name in FATES)
+        if config.rounds.by_features and (absent or (len(set(fleet.slowness)) > 1 and not lockstep)):
+            raise ConfigError(
+                'virtual workers that read features are in every round: give deadline = "lockstep", '
+                f'and leave out {", ".join(FATES)}; or context_by = "copies"'
+            )
 
     def train(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> Trained:
         engine = Simulation(spec, corpus, fleet)

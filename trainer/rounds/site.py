@@ -35,7 +35,7 @@ from onesweep.stages.wire.channel import parse_address
 from onesweep.stages.wire.status import StatusError
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.rounds.codecs import under
-from onesweep.trainer.rounds.parts import FedPart, Learner
+from onesweep.trainer.rounds.parts import Learner
 from onesweep.trainer.rounds.settings import WorkerSettings
 from onesweep.trainer.rounds.worker import join_request, learner_of, spec_of
 from onesweep.trainer.v1 import rounds_pb2
@@ -113,8 +113,8 @@ class Site:
 
     def announce(self, place: rounds_pb2.JoinResponse, learner: Learner, text: str) -> None:
         """Say what is trained here; :param text: digest of the training text. Raises ConfigError."""
-        if isinstance(learner.part, FedPart):
-            raise ConfigError('features are made for the text of one machine: a site needs context_by = "copies"')
+        if learner.config.rounds.by_features:
+            raise ConfigError('features are of the text of one machine: a site needs context_by = "copies"')
         known = rounds_pb2.JoinResponse.FromString(place.SerializeToString())
         known.lease = ""  # which is this machine's alone
         self._place = f"{place.run} {place.part} {place.replica}"

@@ -36,7 +36,6 @@ from onesweep.trainer.rounds.parts import (
     STAGE,
     ArPart,
     BlockPart,
-    FedPart,
     PartTask,
     StagePart,
     block_name,
@@ -240,13 +239,12 @@ class RunSpec:
         if isinstance(module, ArModel):
             return ArPart(AR, module, corpus, config)
         if isinstance(module, nn.ModuleDict):
-            copies = [ArStage(config.architecture, i) for i in range(parts) if i != index]
+            first = index if is_fed(config, index) else 0
+            copies = [ArStage(config.architecture, i) for i in range(first, parts) if i != index]
             return StagePart(module, copies, corpus, config)
         assert isinstance(module, Block)
         assert self.partition is not None
-        if is_fed(config, index):
-            return FedPart(module, [], self.partition, corpus, config)
-        reads = config.architecture.context == "chained"
+        reads = config.architecture.context == "chained" and not is_fed(config, index)
         before = [Block(config.architecture, i, self.codes) for i in range(index if reads else 0)]
         return BlockPart(module, before, self.partition, corpus, config)
 
@@ -334,8 +332,8 @@ def architecture_digest(architecture: Architecture) -> str:
 
 
 def feed_nothing(part: PartTask, spec: RunSpec) -> PartTask:
-    """The part with features of zeros, to measure what its steps cost."""
-    if isinstance(part, FedPart):
+    """The part with features of zeros where it is fed, to measure what its steps cost."""
+    if is_fed(spec.config, spec.parts.index(part.name)):
         form = FeatureFormat.of(spec.config)
-        part.feed = lambda step: torch.zeros(form.sequences, form.positions, form.width)
+        part.neighbours.feed = lambda step: torch.zeros(form.sequences, form.positions, form.width)
     return part

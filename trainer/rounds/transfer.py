@@ -36,15 +36,6 @@ class Parcel:
     def of(cls, data: bytes) -> Parcel:
         return cls(len(data), hashlib.sha256(data).digest())
 
-    @classmethod
-    def at(cls, path: Path) -> Parcel:
-        """Reader of a file that is never in memory at once. Raises CheckpointError."""
-        try:
-            with path.open("rb") as file:
-                return cls(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").digest())
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-
     def check(self, most: int = MAX_FILE_BYTES) -> Parcel:
         """Itself, if it can be taken in. Raises RequestError."""
         if not 1 <= self.size <= most:
@@ -66,7 +57,12 @@ def piece_at(data: bytes | mmap, offset: int) -> rounds_pb2.Piece | None:
     if offset > len(data):
         raise RequestError(f"offset {offset} lies behind the end of a file of {len(data)} bytes")
     part = data[offset : offset + PIECE_BYTES]
-    return rounds_pb2.Piece(offset=offset, data=part, crc32=zlib.crc32(part)) if part else None
+    return piece_of(part, offset) if part else None
+
+
+def piece_of(data: bytes, offset: int) -> rounds_pb2.Piece:
+    """The piece of a file that begins at `offset`."""
+    return rounds_pb2.Piece(offset=offset, data=data, crc32=zlib.crc32(data))
 
 
 class IncomingFile:
@@ -75,10 +71,11 @@ class IncomingFile:
     def __init__(self, path: Path, parcel: Parcel) -> None:
         """:param path: where it lies, but for a suffix; of files with the same path there is only the last.
 
-        :param parcel: checked already.
+        :param parcel: checked already. A file that is still being made has no digest, and no suffix.
         """
         # the digest is part of the name: the rest of another file is never appended
-        self.path, self.parcel = path.with_name(f"{path.name}.{parcel.sha256.hex()[:32]}"), parcel
+        name = f"{path.name}.{parcel.sha256.hex()[:32]}" if parcel.sha256 else path.name
+        self.path, self.parcel = path.with_name(name), parcel
         for other in path.parent.glob(f"{path.name}.*"):
             if other != self.path:
                 other.unlink(missing_ok=True)
@@ -115,20 +112,18 @@ class IncomingFile:
         self._check(Parcel.of(data))
         return data
 
-    def keep(self, path: Path) -> None:
-        """Put the whole file there, read in pieces. Raises DamagedError as `read` does, CheckpointError."""
-        self._check(Parcel.at(self.path))
-        try:
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
-            self.path.replace(path)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
-
     def _check(self, found: Parcel) -> None:
         if found != self.parcel:
             self.drop()
             raise DamagedError("what has come does not have the announced SHA-256: send it anew")
+
+    def sync(self) -> None:
+        """Force what has come to the disk. Raises CheckpointError."""
+        try:
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self.path}: {error.strerror}") from None
 
     def drop(self) -> None:
         """It is not needed any more."""

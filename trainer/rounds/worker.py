@@ -9,6 +9,7 @@ import hashlib
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from onesweep.stages.checkpoint.checkpoint import replace_file
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from onesweep.stages.errors import ConfigError, Interrupted, ResumeError, ServiceError
+from onesweep.stages.errors import CodecError, ConfigError, Interrupted, ResumeError, ServiceError
 from onesweep.stages.wire.status import protocol_refusal
 from onesweep.trainer.blocks.config import parse_config
 from onesweep.trainer.blocks.data import Corpus, PlacedCorpus
@@ -105,9 +106,11 @@ class Worker:
         self.joined_s, self.busy_s = time.monotonic(), 0.0
         self.trained = 0
         self._saved_at = time.monotonic()
-        self._sender = ThreadPoolExecutor(1, "sender")
+        self._sender, self._closing = ThreadPoolExecutor(1, "sender"), ExitStack()
+        self._closing.callback(self._sender.shutdown, wait=False, cancel_futures=True)
         # before the model is built: on a busy machine that can take longer than a lease
         self.heartbeat = Heartbeat(client, place.lease_seconds, self._report)
+        self._closing.callback(self.heartbeat.stop)
         try:
             self._build(corpus)
         except BaseException:
@@ -132,6 +135,7 @@ class Worker:
         self.progress = WorkerProgress(self.part, fragments=pieces, incarnation=place.incarnation)
         self.cache = WeightCache(client, settings.name, place.lease, settings.state, like)
         self.features = FeatureClient(client, settings.name, place, settings.state, self.learner.part, self.spec.config)
+        self._closing.callback(self.features.end)
 
     # State
 
@@ -170,8 +174,7 @@ class Worker:
         self.client.leave(rounds_pb2.LeaveRequest(worker=self.settings.name, lease=self.place.lease))
 
     def close(self) -> None:
-        self.heartbeat.stop()
-        self._sender.shutdown(wait=False, cancel_futures=True)
+        self._closing.close()
 
     # Rounds
 
@@ -220,7 +223,8 @@ class Worker:
         self.doing, order = rounds_pb2.DOING_FETCHING, answer.order
         try:
             self._take_copies(fragment, order)
-            if not (fragment.is_current(order.round) and self.features.resumes(fragment.progress.round)):
+            progress, steps = fragment.progress, self.progress.steps
+            if not (fragment.is_current(order.round) and self.features.resumes(progress.round, steps)):
                 self._start(fragment, order)
         except FileGoneError as error:  # most likely a newer version is there
             log.info("%s", error)
@@ -235,7 +239,8 @@ class Worker:
             raise ServiceError(
                 f"{self.client.address} orders {order.steps} steps of {order.base.part[:40]!r}: it is damaged"
             )
-        self.features.take(order)
+        if due:
+            self.features.begin(order.round)
         weights = self.cache.fetch(order.base, self.rounds.down_codec)
         if fragment.sending is not None and fragment.sending.done():
             self._settle(fragment)  # sent while the order was awaited, as `patient` does: these weights may have it
@@ -266,7 +271,17 @@ class Worker:
         while self.progress.steps < end - begin:
             if not self._may_continue(fragment):
                 return False
-            self._step(first + begin + self.progress.steps)
+            step = first + begin + self.progress.steps
+            try:
+                if self.features.is_there(step):
+                    self._step(step)
+                else:
+                    self.doing = rounds_pb2.DOING_FETCHING
+            except (FileGoneError, CodecError) as error:
+                log.warning("round %d of %s is given up: its features: %s", fragment.progress.round, self.part, error)
+                self._give_up(fragment)
+                return False
+        self.features.settle()
         return True
 
     def _may_continue(self, fragment: Fragment) -> bool:
@@ -279,10 +294,14 @@ class Worker:
         open_round = heartbeat.open_rounds[fragment.index] if heartbeat.open_rounds else -1
         if heartbeat.ended or not fragment.is_current(open_round):
             log.warning("round %d of %s was closed without us: it is given up", round_, fragment.name)
-            fragment.give_up()
-            self.progress.steps = 0
+            self._give_up(fragment)
             return False
         return True
+
+    def _give_up(self, fragment: Fragment) -> None:
+        fragment.give_up()
+        self.features.end()
+        self.progress.steps = 0
 
     def _step(self, number: int) -> None:
         self.doing, begin, machines = rounds_pb2.DOING_TRAINING, time.monotonic(), 1

@@ -417,7 +417,6 @@ class Order(_message.Message):
     SECONDS_LEFT_FIELD_NUMBER: _builtins.int
     BASE_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
-    FEATURES_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     steps: _builtins.int
     """H; 0 where the fragment has made its last round, and only its weights are still of use"""
@@ -429,12 +428,6 @@ class Order(_message.Message):
     def copies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Weights]:
         """with the last fragment: of the other parts that this one is trained with"""
 
-    @_builtins.property
-    def features(self) -> Global___File:
-        """What the blocks before make of the text of this round: for each step its positions, in int8 with a scale a
-        position. Where blocks read features, in each order of a later block that has steps.
-        """
-
     def __init__(
         self,
         *,
@@ -443,11 +436,10 @@ class Order(_message.Message):
         seconds_left: _builtins.float | None = ...,
         base: Global___Weights | None = ...,
         copies: _abc.Iterable[Global___Weights] | None = ...,
-        features: Global___File | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "features", b"features", "seconds_left", b"seconds_left"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "seconds_left", b"seconds_left"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "copies", b"copies", "features", b"features", "round", b"round", "seconds_left", b"seconds_left", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left", "base", b"base", "copies", b"copies", "round", b"round", "seconds_left", b"seconds_left", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seconds_left: _TypeAlias = _typing.Literal["seconds_left"]  # noqa: Y015
     _WhichOneofArgType__seconds_left: _TypeAlias = _typing.Literal["_seconds_left", b"_seconds_left"]  # noqa: Y015
@@ -509,6 +501,78 @@ class Piece(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Piece: _TypeAlias = Piece  # noqa: Y015
+
+@_typing.final
+class PassRequest(_message.Message):
+    """The file of a round has, for each of its H steps, the features of each position in int8 with a scale a position."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PASSING_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def passing(self) -> Global___Passing: ...
+    @_builtins.property
+    def piece(self) -> Global___Piece: ...
+    def __init__(
+        self,
+        *,
+        passing: Global___Passing | None = ...,
+        piece: Global___Piece | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["passing", b"passing", "piece", b"piece", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["passing", b"passing", "piece", b"piece", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["passing", "piece"]  # noqa: Y015
+    _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
+
+Global___PassRequest: _TypeAlias = PassRequest  # noqa: Y015
+
+@_typing.final
+class Passing(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    lease: _builtins.str
+    round: _builtins.int
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        lease: _builtins.str = ...,
+        round: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "round", b"round", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Passing: _TypeAlias = Passing  # noqa: Y015
+
+@_typing.final
+class PassResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassResponse: _TypeAlias = PassResponse  # noqa: Y015
 
 @_typing.final
 class SubmitRequest(_message.Message):

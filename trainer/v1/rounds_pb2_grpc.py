@@ -49,6 +49,11 @@ class RoundsServiceStub:
                 request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.FetchRequest.SerializeToString,
                 response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.Piece.FromString,
                 _registered_method=True)
+        self.Pass = channel.stream_stream(
+                '/trainer.v1.RoundsService/Pass',
+                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassRequest.SerializeToString,
+                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassResponse.FromString,
+                _registered_method=True)
         self.Submit = channel.stream_stream(
                 '/trainer.v1.RoundsService/Submit',
                 request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitRequest.SerializeToString,
@@ -94,6 +99,17 @@ class RoundsServiceServicer:
 
     def Fetch(self, request, context):
         """A file that an order named, from an offset on. NOT_FOUND: it is no longer kept; ask for the next order.
+        Where parts read features, `features-ROUND` is what the worker of the part before, of the same replica, makes in
+        that round. Its pieces come as the steps are made; NOT_FOUND: nobody will make it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pass(self, request_iterator, context):
+        """The features that a worker makes in a round, for the worker of the next part of its replica: a header; the answer
+        says from which offset the pieces are wanted; then the pieces, step by step; then the size of the whole, once it is
+        stored. An update of the round is handed in after that. NOT_FOUND: they are not wanted any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -147,6 +163,11 @@ def add_RoundsServiceServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.FetchRequest.FromString,
                     response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.Piece.SerializeToString,
+            ),
+            'Pass': grpc.stream_stream_rpc_method_handler(
+                    servicer.Pass,
+                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassRequest.FromString,
+                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassResponse.SerializeToString,
             ),
             'Submit': grpc.stream_stream_rpc_method_handler(
                     servicer.Submit,
@@ -250,6 +271,33 @@ class RoundsService:
             '/trainer.v1.RoundsService/Fetch',
             onesweep_dot_trainer_dot_v1_dot_rounds__pb2.FetchRequest.SerializeToString,
             onesweep_dot_trainer_dot_v1_dot_rounds__pb2.Piece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pass(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/trainer.v1.RoundsService/Pass',
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassRequest.SerializeToString,
+            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,7 +48,15 @@ class RoundsServiceStub:
     worker knows later rounds than the coordinator, whose files were put back to an older state.
     """
     Fetch: _grpc.UnaryStreamMultiCallable[_rounds_pb2.FetchRequest, _rounds_pb2.Piece]
-    """A file that an order named, from an offset on. NOT_FOUND: it is no longer kept; ask for the next order."""
+    """A file that an order named, from an offset on. NOT_FOUND: it is no longer kept; ask for the next order.
+    Where parts read features, `features-ROUND` is what the worker of the part before, of the same replica, makes in
+    that round. Its pieces come as the steps are made; NOT_FOUND: nobody will make it.
+    """
+    Pass: _grpc.StreamStreamMultiCallable[_rounds_pb2.PassRequest, _rounds_pb2.PassResponse]
+    """The features that a worker makes in a round, for the worker of the next part of its replica: a header; the answer
+    says from which offset the pieces are wanted; then the pieces, step by step; then the size of the whole, once it is
+    stored. An update of the round is handed in after that. NOT_FOUND: they are not wanted any more.
+    """
     Submit: _grpc.StreamStreamMultiCallable[_rounds_pb2.SubmitRequest, _rounds_pb2.SubmitResponse]
     """One update: a header; the answer says from which offset the pieces are wanted; then the pieces; then a verdict.
     The same submission may be sent any number of times, and is counted once.
@@ -77,7 +85,15 @@ class RoundsServiceAsyncStub(RoundsServiceStub):
     worker knows later rounds than the coordinator, whose files were put back to an older state.
     """
     Fetch: _aio.UnaryStreamMultiCallable[_rounds_pb2.FetchRequest, _rounds_pb2.Piece]  # type: ignore[assignment]
-    """A file that an order named, from an offset on. NOT_FOUND: it is no longer kept; ask for the next order."""
+    """A file that an order named, from an offset on. NOT_FOUND: it is no longer kept; ask for the next order.
+    Where parts read features, `features-ROUND` is what the worker of the part before, of the same replica, makes in
+    that round. Its pieces come as the steps are made; NOT_FOUND: nobody will make it.
+    """
+    Pass: _aio.StreamStreamMultiCallable[_rounds_pb2.PassRequest, _rounds_pb2.PassResponse]  # type: ignore[assignment]
+    """The features that a worker makes in a round, for the worker of the next part of its replica: a header; the answer
+    says from which offset the pieces are wanted; then the pieces, step by step; then the size of the whole, once it is
+    stored. An update of the round is handed in after that. NOT_FOUND: they are not wanted any more.
+    """
     Submit: _aio.StreamStreamMultiCallable[_rounds_pb2.SubmitRequest, _rounds_pb2.SubmitResponse]  # type: ignore[assignment]
     """One update: a header; the answer says from which offset the pieces are wanted; then the pieces; then a verdict.
     The same submission may be sent any number of times, and is counted once.
@@ -121,7 +137,21 @@ class RoundsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _rounds_pb2.FetchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rounds_pb2.Piece], _abc.AsyncIterator[_rounds_pb2.Piece]]:
-        """A file that an order named, from an offset on. NOT_FOUND: it is no longer kept; ask for the next order."""
+        """A file that an order named, from an offset on. NOT_FOUND: it is no longer kept; ask for the next order.
+        Where parts read features, `features-ROUND` is what the worker of the part before, of the same replica, makes in
+        that round. Its pieces come as the steps are made; NOT_FOUND: nobody will make it.
+        """
+
+    @_abc_1.abstractmethod
+    def Pass(
+        self,
+        request_iterator: _MaybeAsyncIterator[_rounds_pb2.PassRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_rounds_pb2.PassResponse], _abc.AsyncIterator[_rounds_pb2.PassResponse]]:
+        """The features that a worker makes in a round, for the worker of the next part of its replica: a header; the answer
+        says from which offset the pieces are wanted; then the pieces, step by step; then the size of the whole, once it is
+        stored. An update of the round is handed in after that. NOT_FOUND: they are not wanted any more.
+        """
 
     @_abc_1.abstractmethod
     def Submit(

@@ -43,7 +43,7 @@ def test_every_way_is_a_row(plan: Run) -> None:
 def test_a_scorer_may_look_ahead(plan: Run, text_file: Path) -> None:
     alone = '\n[rounds]\nmodel = "scorer"\n[lookahead]\nahead = false\nown_weight = 1.0\n'
     rows = plan(*LINK, "--measure", "--data", str(text_file), "--threads", "1", "--steps", "60", more=alone)
-    assert list(rows) == ["as set", *NAMES, "lookahead fp32", "lookahead int8"]
+    assert list(rows) == ["as set", *NAMES, "features", "lookahead fp32", "lookahead int8"]
     assert rows["lookahead fp32"]["down_bytes"] > rows["lookahead int8"]["down_bytes"]
     assert rows["lookahead fp32"]["seconds"] > rows["diloco"]["seconds"]
     assert rows["lookahead int8"]["worker"]["activations"] is None, "another step than the one that was taken"

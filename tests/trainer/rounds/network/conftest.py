@@ -23,7 +23,6 @@ from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.rounds.client import RoundsClient
 from onesweep.trainer.rounds.codecs import Tensors, codec_named, scale, shapes
 from onesweep.trainer.rounds.coordinator import Coordinator
-from onesweep.trainer.rounds.features import FeatureReader
 from onesweep.trainer.rounds.page import page_served
 from onesweep.trainer.rounds.publishing import Publisher
 from onesweep.trainer.rounds.server import STORE, OpenPort, ledger_of, open_port
@@ -44,7 +43,6 @@ class Network:
         self.config, self.corpus, self.out = config, corpus, out
         self.together: bool = settings.pop("together", False)
         """Whether rounds of all parts are closed together, as they are in one process."""
-        self.reader: type[FeatureReader] = settings.pop("reader", FeatureReader)
         self.settings = CoordinatorSettings("127.0.0.1:0", out, **settings)
         self.stop = threading.Event()
         self._links = list[RoundsClient]()
@@ -87,9 +85,7 @@ class Network:
         self.spec = RunSpec.begin(self.config, self.corpus, self.out)
         self.ledger = ledger_of(self.spec, store)
         publisher = Publisher(self.spec, self.out, self.corpus)
-        self.coordinator = Coordinator(
-            self.spec, self.corpus, self.ledger, publisher, self.out / STORE, self.settings, reader=self.reader
-        )
+        self.coordinator = Coordinator(self.spec, self.corpus, self.ledger, publisher, self.out / STORE, self.settings)
         page, security, keyring = self.settings.page, self.settings.security, Keyring(self.settings.tokens)
         opened = await open_port(self.coordinator, keyring)
         async with contextlib.AsyncExitStack() as stack:
@@ -185,7 +181,7 @@ def network(tmp_path: Path) -> Iterator[Callable[..., Network]]:
         def start(
             config: TrainingConfig | None = None, coordinator: dict[str, Any] | None = None, **changes: Any
         ) -> Network:
-            config, own = config or rounds_config, {k: changes.pop(k) for k in ("together", "reader") if k in changes}
+            config, own = config or rounds_config, {k: changes.pop(k) for k in ("together",) if k in changes}
             config = replace(config, rounds=replace(config.rounds, **changes))
             started = Network(config, corpus, tmp_path / "out", **own, **(coordinator or {}))
             stack.callback(started.end)

@@ -1,39 +1,39 @@
-"""Features over real calls: the weights of one process, a worker that continues, a coordinator that is not held up."""
+"""Features over real calls: the weights of one process, whoever is stopped, lost or away meanwhile."""
 
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
-from onesweep.stages.errors import ConfigError, Interrupted, ServiceError
+from onesweep.stages.errors import ConfigError, Interrupted
+from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.planning.inventory import take_inventory
 from onesweep.trainer.planning.traffic import traffic_of
 from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.cache import FeatureClient
-from onesweep.trainer.rounds.client import RoundsClient
-from onesweep.trainer.rounds.features import FeatureReader
 from onesweep.trainer.rounds.server import STORE
 from onesweep.trainer.rounds.settings import SimulatedWorkers, Throttle
 from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.spec import RunSpec
+from onesweep.trainer.rounds.transfer import piece_of
 from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
 
-# Two blocks with a worker each, three rounds of two steps.
+# Two parts with a worker each, three rounds of two steps.
 chained = replace(
     rounds_config,
     architecture=replace(rounds_config.architecture, context="chained"),
     rounds=replace(rounds_config.rounds, replicas=1, context_by="features"),
 )
+three = replace(chained.architecture, parts=3, layers=1)
+scorer = replace(chained, architecture=three, rounds=replace(chained.rounds, model="scorer", replicas=2))
 
 
 def expect_weights_of_one_process(net: Any, corpus: Corpus) -> None:
@@ -44,13 +44,19 @@ def expect_weights_of_one_process(net: Any, corpus: Corpus) -> None:
     assert audit(net.out / "rounds").problems == []
 
 
-def test_two_blocks_make_the_weights_of_one_process(network: Start) -> None:
-    net = network(chained, together=True)
-    assert net.work_together(0, 1) == [3, 3]
+@pytest.mark.parametrize("config", [chained, scorer])
+def test_they_make_the_weights_of_one_process(network: Start, config: TrainingConfig) -> None:
+    """At any speed, for each round begins when all have made the one before."""
+    net, replicas = network(config), config.rounds.replicas
+    parts = [part for part in range(config.architecture.parts) for _ in range(replicas)]
+    assert net.work_together(*parts) == [3] * len(parts)
     until(lambda: net.over, 60)
     expect_weights_of_one_process(net, corpus)
     planned = [traffic_of(part, net.spec.config.rounds) for part in take_inventory(net.spec.config)]
-    assert net.coordinator.sent_bytes == sum(each.down_in_all for each in planned)
+    assert net.coordinator.sent_bytes == replicas * sum(each.down_in_all for each in planned)
+    assert net.coordinator.received_bytes == replicas * sum(each.up_in_all for each in planned)
+    kept = {path.name for path in (net.out / STORE / "features").iterdir()}
+    assert all(int(name.rpartition("-")[2]) >= 1 for name in kept), "those of rounds long closed are removed"
 
 
 class StopAfter(Throttle):
@@ -68,112 +74,126 @@ class StopAfter(Throttle):
             self.stop.set()
 
 
-def test_who_is_stopped_in_a_round_goes_on_with_the_same_features(network: Start) -> None:
-    net = network(chained, together=True)
-    first, second = StopAfter(net.stop, 3), Throttle()
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [
-            pool.submit(net.work, f"w{part}", part=part, **more) for part, more in ((0, {}), (1, {"throttle": first}))
-        ]
-        for job in jobs:
-            with pytest.raises(Interrupted):
-                job.result(60)
-    net.stop.clear()
-    fetched = net.coordinator.sent_bytes
-    before = sorted(path.name for path in (net.out.parent / "state-w1" / "features").iterdir())
-    assert before == ["1-0-1"]
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [
-            pool.submit(net.work, f"w{part}", part=part, **more) for part, more in ((0, {}), (1, {"throttle": second}))
-        ]
-        for job in jobs:
-            job.result(60)
-    assert (first.steps, second.steps) == (3, 3), "three rounds of two steps, and none twice"
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_who_is_stopped_in_a_round_goes_on_where_it_was(network: Start, stopped: int) -> None:
+    net, throttles = network(chained), [Throttle(), Throttle()]
+    throttles[stopped] = StopAfter(net.stop, 3)
+    steps = []
+    for until_the_end in (False, True):
+        with ThreadPoolExecutor(2) as pool:
+            jobs = [pool.submit(net.work, f"w{i}", part=i, throttle=throttle) for i, throttle in enumerate(throttles)]
+            for job in jobs:
+                if until_the_end:
+                    job.result(60)
+                else:
+                    with pytest.raises(Interrupted):
+                        job.result(60)
+        steps.append([throttle.steps for throttle in throttles])
+        net.stop.clear()
+        throttles = [Throttle(), Throttle()]
+    assert [first + second for first, second in zip(*steps, strict=True)] == [6, 6], "three rounds of two, none twice"
     until(lambda: net.over, 60)
     expect_weights_of_one_process(net, corpus)
-    form = take_inventory(net.spec.config)[1].features
-    assert form is not None
-    weights = sum(part.weight_bytes for part in take_inventory(net.spec.config))
-    assert net.coordinator.sent_bytes - fetched <= form.size + 2 * weights, "those of one round, and no more"
 
 
-class HeldReader(FeatureReader):
-    """Makes features once it is let go."""
-
-    go = threading.Event()
-
-    def payload(self, index: int, seed: int, step: int) -> bytes:
-        assert self.go.wait(60)
-        return super().payload(index, seed, step)
-
-
-@pytest.fixture
-def held() -> Iterator[threading.Event]:
-    HeldReader.go.clear()
-    yield HeldReader.go
-    HeldReader.go.set()
-
-
-def test_nobody_waits_while_features_are_made(network: Start, held: threading.Event) -> None:
-    net = network(chained, reader=HeldReader)
-    place, other = net.join("hand", part=1), net.join("other", part=0)
-    asked = rounds_pb2.NextRequest(worker="hand", lease=place.lease, wait_seconds=0.1)
-    assert net.stub.Next(asked, timeout=30).HasField("pause")
-    first = rounds_pb2.NextRequest(worker="other", lease=other.lease, wait_seconds=0.1)
-    assert net.stub.Next(first, timeout=30).order.steps == 2
-    payload = net.payload("block-0")
-    link = net.link()
-    assert link.submit(net.submission(other, payload, "other"), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
-    asked.wait_seconds = 30
-    held.set()
-    order = net.stub.Next(asked, timeout=60).order
-    assert order.features.name == "features-1-0-0"
-    fetch = rounds_pb2.FetchRequest(worker="hand", lease=place.lease, name=order.features.name, offset=100)
-    (piece,) = net.stub.Fetch(fetch, timeout=30)
-    assert len(piece.data) == order.features.size - 100
-    again = net.stub.Next(asked, timeout=30).order
-    assert again.features == order.features, "a round's are made once"
-
-
-def test_what_a_coordinator_made_is_there_when_it_begins_anew(network: Start, held: threading.Event) -> None:
-    net = network(chained, reader=HeldReader)
-    held.set()
-    asked = rounds_pb2.NextRequest(worker="hand", lease=net.join(part=1).lease, wait_seconds=30)
-    made = net.stub.Next(asked, timeout=60).order.features
-    net.end()
-    held.clear()
-    net = network(chained, reader=HeldReader)
-    asked.lease = net.join(part=1).lease
-    assert net.stub.Next(asked, timeout=60).order.features == made
-
-
-def test_a_disk_that_takes_nothing_is_told_and_tried_again(network: Start) -> None:
+def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:
+    """The state of both is lost in the middle of a round; features that had come are read again."""
     net = network(chained)
-    in_the_way = net.out / STORE / "features"
-    in_the_way.write_text("")
-    asked = rounds_pb2.NextRequest(worker="hand", lease=net.join(part=1).lease, wait_seconds=30)
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(net.stub.Next, asked, timeout=60)
-        until(lambda: net.coordinator.features.problem, 30)
-        link = net.link()
-        assert "File exists" in next(link.watch(1.0)).problem
-        in_the_way.unlink()
-        assert job.result(60).order.features.size > 0
-    assert net.coordinator.features.problem == ""
+    with ThreadPoolExecutor(2) as pool:
+        throttles = Throttle(), StopAfter(net.stop, 3)
+        for job in [pool.submit(net.work, f"w{i}", part=i, throttle=each) for i, each in enumerate(throttles)]:
+            with pytest.raises(Interrupted):
+                job.result(60)
+        net.stop.clear()
+        for job in [pool.submit(net.work, f"new{i}", part=i) for i in range(2)]:
+            job.result(60)
+    until(lambda: net.over, 60)
+    assert audit(net.out / "rounds").problems == []
 
 
-def test_other_text_gets_no_features(network: Start) -> None:
-    with pytest.raises(ConfigError, match="features that workers get are of the coordinator's text: leave --own-data"):
+def test_nobody_waits_for_what_is_not_made(network: Start) -> None:
+    """A replica whose first worker is gone for good: its others are passed over, and the rest of the run goes on."""
+    net = network(chained, replicas=2)
+    lost = net.join("lost", part=0)
+    net.stub.Leave(rounds_pb2.LeaveRequest(worker="lost", lease=lost.lease), timeout=30)
+    idle = net.join("idle", part=1)  # of the same replica
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(net.work, f"w{i}", part=i) for i in range(2)]
+        asked = rounds_pb2.NextRequest(worker="idle", lease=idle.lease, wait_seconds=0.1)
+        while not (answer := net.stub.Next(asked, timeout=30)).HasField("end"):
+            if answer.HasField("order"):  # before it is known that nobody will make them
+                asked.after = answer.order.round
+        for job in jobs:
+            assert job.result(60) == 3
+    until(lambda: net.over, 60)
+    assert audit(net.out / "rounds").problems == []
+
+
+def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
+    net = network(chained)
+    first = net.join("first", part=0)
+
+    def passed(lease: str, pieces: Any) -> Any:
+        passing = rounds_pb2.Passing(worker="first", lease=lease, round=0)
+        yield rounds_pb2.PassRequest(passing=passing)
+        yield from (rounds_pb2.PassRequest(piece=piece) for piece in pieces)
+
+    made = bytes(range(200))
+    answers = net.stub.Pass(passed(first.lease, [piece_of(made, 0)]), timeout=30)
+    assert next(answers).offset == 0
+    with pytest.raises(grpc.RpcError) as cut:
+        next(answers)
+    assert cut.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    net.end()
+    net = network(chained)
+    first, second = net.join("first", part=0), net.join("second", part=1)
+    answer = next(iter(net.stub.Pass(passed(first.lease, []), timeout=30)))
+    assert answer.offset == len(made)
+    fetch = rounds_pb2.FetchRequest(worker="second", lease=second.lease, name="features-0", offset=50)
+    piece = next(iter(net.stub.Fetch(fetch, timeout=30)))
+    assert (piece.offset, piece.data) == (50, made[50:])
+
+
+@pytest.mark.parametrize(
+    ("worker", "requests", "code", "said"),
+    [
+        (0, [rounds_pb2.PassRequest(piece=piece_of(b"x", 0))], "INVALID_ARGUMENT", "features begin with a header"),
+        (0, [rounds_pb2.Passing(round=1)], "INVALID_ARGUMENT", "nobody reads what block-0 makes in round 1"),
+        (1, [rounds_pb2.Passing()], "INVALID_ARGUMENT", "nobody reads what block-1 makes in round 0"),
+        (0, [rounds_pb2.Passing(), piece_of(b"x", 7)], "INVALID_ARGUMENT", "offset 7; 0 comes next"),
+        (0, [rounds_pb2.Passing(lease="other")], "ABORTED", "no such lease"),
+    ],
+)
+def test_what_cannot_be_passed_on_is_refused(
+    network: Start, worker: int, requests: list[Any], code: str, said: str
+) -> None:
+    net = network(chained)
+    leases = [net.join(f"w{i}", part=i).lease for i in range(2)]
+
+    def sent() -> Iterator[rounds_pb2.PassRequest]:
+        for each in requests:
+            if isinstance(each, rounds_pb2.Passing):
+                each = rounds_pb2.Passing(worker=f"w{worker}", lease=each.lease or leases[worker], round=each.round)
+                each = rounds_pb2.PassRequest(passing=each)
+            elif isinstance(each, rounds_pb2.Piece):
+                each = rounds_pb2.PassRequest(piece=each)
+            yield each
+
+    with pytest.raises(grpc.RpcError, match=said) as refused:
+        list(net.stub.Pass(sent(), timeout=30))
+    assert refused.value.code().name == code
+
+
+def test_a_name_of_no_round_is_refused(network: Start) -> None:
+    net = network(chained)
+    lease = net.join("w0", part=1).lease
+    for name in ("features-", "features--3", "features-1e9", "features-" + "9" * 40, "features-../../members.json"):
+        fetch = rounds_pb2.FetchRequest(worker="w0", lease=lease, name=name)
+        with pytest.raises(grpc.RpcError, match="there is no file") as refused:
+            list(net.stub.Fetch(fetch, timeout=30))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_other_text_has_no_features(network: Start) -> None:
+    with pytest.raises(ConfigError, match="features are of one text for all parts: leave --own-data out"):
         network(chained, coordinator={"own_data": True})
-
-
-def test_features_that_are_not_those_of_a_round_are_not_trained_on(tmp_path: Path) -> None:
-    spec = RunSpec.of(chained, corpus)
-    client, place = RoundsClient("127.0.0.1:1"), rounds_pb2.JoinResponse(part=1)
-    features = FeatureClient(client, "w1", place, tmp_path, spec.task(1, corpus, 0), spec.config)
-    with pytest.raises(ServiceError, match="does not send what is read in a round: it is damaged"):
-        features.take(rounds_pb2.Order())
-    damaged = rounds_pb2.File(name="features-1-0-0", size=5, sha256=bytes(32))
-    with pytest.raises(ServiceError, match="has 5 bytes of features for a round, not"):
-        features.take(rounds_pb2.Order(features=damaged))
-    client.close()
