@@ -175,7 +175,7 @@ def coordinator_memory(
 
 def feature_bytes(part: PartInventory) -> int:
     """Features of one step, decoded and encoded; those of the other steps are on the disk."""
-    form = part.features if part.reads else None
+    form = part.reads
     return form.step_bytes + form.sequences * form.positions * form.width * FP32_BYTES if form else 0
 
 

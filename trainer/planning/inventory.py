@@ -30,9 +30,8 @@ class PartInventory:
     trained_bytes: int  # weights, gradients and optimizer state
     copied: Mapping[str, Shapes]  # published parameters of the parts that it has copies of, by name
     passes: int  # layers times passes of one step, a layer counts FORWARD, THROUGH or TRAINED
-    features: FeatureFormat | None = None  # features that it reads or makes in a round, if they travel
-    reads: bool = False  # from the worker of the part before
-    makes: bool = False  # for that of the next part
+    reads: FeatureFormat | None = None  # features that the worker of the part before passes on in a round
+    makes: FeatureFormat | None = None  # features that it passes on to that of the next part
     hops: int = 0  # that a step's features make from the first part to the last
 
     @property
@@ -71,9 +70,8 @@ def take_inventory(config: TrainingConfig) -> tuple[PartInventory, ...]:
             trained_bytes=trained_bytes(module, config),
             copied={names[i]: known[names[i]] for i in (*before(config, index), *later(config, index))},
             passes=_passes(config, index),
-            features=FeatureFormat.of(config) if config.rounds.by_features else None,
-            reads=is_fed(config, index),
-            makes=passes_on(config, index),
+            reads=FeatureFormat.of(config) if is_fed(config, index) else None,
+            makes=FeatureFormat.of(config) if passes_on(config, index) else None,
             hops=sum(passes_on(config, i) for i in range(len(names))),
         )
         for index, (name, module) in enumerate(zip(names, modules, strict=True))

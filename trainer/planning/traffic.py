@@ -74,8 +74,8 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
         rounds=settings.rounds,
         versions=versions,
         refreshes=versions // settings.copies_every,
-        features=part.features.size if part.features and part.reads else 0,
-        made=part.features.size if part.features and part.makes else 0,
+        features=part.reads.size if part.reads else 0,
+        made=part.makes.size if part.makes else 0,
         hops=part.hops,
         last=sum(last.size(like) - up.size(like) for like in own),
     )

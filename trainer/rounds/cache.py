@@ -13,14 +13,14 @@ from pathlib import Path
 from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError, CodecError, InputError
-from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.round_settings import CodecName
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.client import FileGoneError, RoundsClient
 from onesweep.trainer.rounds.codecs import WHOLE, Shapes, Tensors, codec_named, receive
-from onesweep.trainer.rounds.features import FeatureFormat, is_fed, passes_on
-from onesweep.trainer.rounds.parts import PartTask
-from onesweep.trainer.rounds.transfer import PIECE_BYTES
+from onesweep.trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy
+from onesweep.trainer.rounds.parts import Learner
+from onesweep.trainer.rounds.settings import WorkerSettings
+from onesweep.trainer.rounds.transfer import PIECE_BYTES, size_of
 from onesweep.trainer.v1 import rounds_pb2
 
 INCOMING = "incoming"
@@ -92,16 +92,11 @@ class FeatureClient:
     # On the disk, so that a worker that is killed in the middle of a round finds what it had.
 
     def __init__(
-        self,
-        client: RoundsClient,
-        worker: str,
-        place: rounds_pb2.JoinResponse,
-        directory: Path,
-        part: PartTask,
-        config: TrainingConfig,
+        self, client: RoundsClient, settings: WorkerSettings, place: rounds_pb2.JoinResponse, learner: Learner
     ) -> None:
-        """:param directory: of the worker's state; :param part: is fed by this, and passes on to it, where it does."""
-        self._client, self._worker, self._place, self._directory = client, worker, place, directory / FOLDER
+        """:param learner: whose part reads from this, and passes on to it, where parts do."""
+        self._client, self._worker, self._place, self._directory = client, settings.name, place, settings.state / FOLDER
+        config, neighbours = learner.config, learner.part.neighbours
         self._reads, self._makes = is_fed(config, place.part), passes_on(config, place.part)
         self._format, self._threads = FeatureFormat.of(config), ThreadPoolExecutor(4, "features")
         self._round, self._made = 0, 0  # bytes made of this round
@@ -109,17 +104,15 @@ class FeatureClient:
         self._fetched = self._passed = Future[None]()
         self._changed = threading.Condition()
         if self._reads:
-            part.neighbours.feed = self._read
+            neighbours.feed = self._read
         if self._makes:
-            part.neighbours.pass_on = self._write
+            neighbours.pass_on = self._write
 
     def resumes(self, round_: int | None, steps: int) -> bool:
         """True if a round of which so many steps are made can be trained to its end; then it is resumed."""
-        if round_ is None or not (self._reads or self._makes):
-            return True
         made = steps * self._format.step_bytes
-        if self._makes and _size(self._path(round_, "made")) < made:
-            return False
+        if round_ is None or (self._makes and size_of(self._path(round_, "made")) < made):
+            return round_ is None
         self.begin(round_, made)
         return True
 
@@ -129,17 +122,12 @@ class FeatureClient:
             return
         self.end()
         self._round, self._made, turn = round_, made, self._turn
-        wanted, size, mine = (lambda: self._turn is turn), self._format.size, (self._worker, self._place.lease)
-        try:
-            self._directory.mkdir(exist_ok=True)
-            for old in self._directory.iterdir():
-                if old not in (self._path(round_, "read"), self._path(round_, "made")):
-                    old.unlink()
-        except OSError as error:
-            raise CheckpointError(f"cannot write {self._directory}: {error.strerror}") from None
+        wanted, size = (lambda: self._turn is turn), self._format.size
+        tidy(self._directory, "*", round_)
         if self._reads:
-            path, fetch = self._path(round_, "read"), self._client.fetch_features
-            self._fetched = self._threads.submit(fetch, round_, size, *mine, path, wanted)
+            request, path = rounds_pb2.FetchRequest(name=f"{FEATURES}{round_}"), self._path(round_, "read")
+            request.worker, request.lease = self._worker, self._place.lease
+            self._fetched = self._threads.submit(self._client.fetch_features, request, size, path, wanted)
         if self._makes:
             passing = rounds_pb2.Passing(worker=self._worker, lease=self._place.lease, round=round_)
             read = partial(self._made_from, turn)
@@ -147,7 +135,7 @@ class FeatureClient:
 
     def is_there(self, step: int) -> bool:
         """True if what a step reads has come; waits for it a moment. Raises what ends the transfer."""
-        if not self._reads or _size(self._path(self._round, "read")) >= self._end(step):
+        if not self._reads or size_of(self._path(self._round, "read")) >= self._end(step):
             return True
         if self._fetched.done():
             self._fetched.result()
@@ -208,8 +196,4 @@ class FeatureClient:
 
     def _path(self, round_: int, what: str) -> Path:
         # the place is in the name: a worker that gets another one must not train on this one's features
-        return self._directory / f"{self._place.part}-{self._place.replica}-{round_}-{what}"
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+        return self._directory / f"{self._place.part}-{self._place.replica}-{what}-{round_}"

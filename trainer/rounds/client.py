@@ -16,7 +16,6 @@ from onesweep.stages.wire.channel import open_blocking_channel
 from onesweep.stages.wire.status import retry_after_ms, trailing_metadata
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 from onesweep.stages.wire.tokens import token_metadata
-from onesweep.trainer.rounds.features import FEATURES
 from onesweep.trainer.rounds.transfer import DamagedError, IncomingFile, Parcel, piece_of, pieces
 from onesweep.trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
@@ -24,6 +23,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Wanted = Callable[[], bool]
+
 
 NEXT = "/trainer.v1.RoundsService/Next"
 CALL_S = 30.0
@@ -125,29 +125,26 @@ class RoundsClient:
         Raises FileGoneError, ServiceError, LeaseLostError, Interrupted, CheckpointError.
         """
         intake = IncomingFile(path, Parcel(file.size, file.sha256).check())
-        found = self._fetched(intake, file.name, worker, lease, intake.read)
+        found = self._fetched(intake, rounds_pb2.FetchRequest(worker=worker, lease=lease, name=file.name), intake.read)
         intake.drop()
         return found
 
-    def fetch_features(self, round_: int, size: int, worker: str, lease: str, path: Path, wanted: Wanted) -> None:
+    def fetch_features(self, request: rounds_pb2.FetchRequest, size: int, path: Path, wanted: Wanted) -> None:
         """Features of a round as they are made, to `path`, until all are there. Raises as `fetch` does.
 
         :param wanted: whether they still are; else Interrupted is raised.
         """
-        intake = IncomingFile(path, Parcel(size, b""))
-        self._fetched(intake, f"{FEATURES}{round_}", worker, lease, lambda: None, wanted)
+        self._fetched(IncomingFile(path, Parcel(size, b"")), request, lambda: None, wanted)
 
     def _fetched(
         self,
         intake: IncomingFile,
-        name: str,
-        worker: str,
-        lease: str,
+        request: rounds_pb2.FetchRequest,
         finish: Callable[[], T],
         wanted: Wanted = lambda: True,
     ) -> T:
         def attempt() -> T:
-            request = rounds_pb2.FetchRequest(worker=worker, lease=lease, name=name, offset=intake.offset)
+            request.offset = intake.offset
             if not intake.whole:
                 call = self._stub.Fetch(request, timeout=TRANSFER_S, metadata=self._metadata)
                 with self._stoppable(call, wanted):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch import Tensor
 
-from onesweep.stages.errors import ConfigError
+from onesweep.stages.errors import CheckpointError, ConfigError
 from onesweep.stages.model.codec import FEATURE_LIMIT, Int8
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.rounds.transfer import MAX_FILE_BYTES
@@ -71,3 +72,14 @@ def check_features(config: TrainingConfig) -> None:
             f"the features of a round are {size:,} bytes, above {MAX_FILE_BYTES:,}: "
             'give fewer steps_per_round or sequences, or context_by = "copies"'
         )
+
+
+def tidy(directory: Path, names: str, oldest: int) -> None:
+    """Make a directory of such files, and remove those called so of rounds before `oldest`. Raises CheckpointError."""
+    try:
+        directory.mkdir(exist_ok=True)
+        for path in directory.glob(names):
+            if int(path.name.rpartition("-")[2]) < oldest:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {directory}: {error.strerror}") from None

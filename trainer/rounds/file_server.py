@@ -12,16 +12,15 @@ from pathlib import Path
 
 import grpc
 
-from onesweep.stages.errors import CheckpointError
 from onesweep.stages.wire.status import StatusError, invalid
 from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import WHOLE, Tensors, codec_named, publish, route, whole_size
-from onesweep.trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on
+from onesweep.trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy
 from onesweep.trainer.rounds.ledger import KEPT_VERSIONS, Ledger
 from onesweep.trainer.rounds.members import Member, Members, Place
 from onesweep.trainer.rounds.spec import RunSpec
-from onesweep.trainer.rounds.transfer import IncomingFile, Parcel
+from onesweep.trainer.rounds.transfer import IncomingFile, Parcel, size_of
 from onesweep.trainer.v1 import rounds_pb2
 
 # Files of a line, by kind: a worker that fetches a version while the next one is made can finish.
@@ -190,7 +189,7 @@ class FeatureRelay:
         """True if nobody will make what a place reads in a round, which is closed for the part before."""
         if not is_fed(self._config, place.part) or self._ledger.round(self._parts[place.part - 1]) <= round_:
             return False
-        if self._size(place, round_) == self._format.size:
+        if size_of(self._path(place, round_)) == self._format.size:
             return False
         maker = self._members.at(Place(place.part - 1, place.replica))
         return maker is None or maker.beat.round != round_ or not self._members.is_here(maker, time.monotonic())
@@ -202,14 +201,8 @@ class FeatureRelay:
         reader = Place(place.part + 1, place.replica)
         if round_ < self._oldest(reader):
             raise _gone(f"{FEATURES}{round_}")
-        try:
-            self._directory.mkdir(exist_ok=True)
-            for other in self._directory.glob(f"{reader.part}-{reader.replica}-*"):
-                if int(other.name.rpartition("-")[2]) < self._oldest(reader):
-                    other.unlink(missing_ok=True)
-            return IncomingFile(self._path(reader, round_), Parcel(self._format.size, b""))
-        except OSError as error:
-            raise CheckpointError(f"cannot write {self._directory}: {error.strerror}") from None
+        tidy(self._directory, f"{reader.part}-{reader.replica}-*", self._oldest(reader))
+        return IncomingFile(self._path(reader, round_), Parcel(self._format.size, b""))
 
     def grew(self) -> None:
         """Some features came."""
@@ -221,7 +214,7 @@ class FeatureRelay:
         place, number = member.place, name.removeprefix(FEATURES)
         round_ = int(number) if number.isdecimal() and len(number) <= MOST_DIGITS else -1
         while True:
-            grew, size = self._grew, self._size(place, round_)
+            grew, size = self._grew, size_of(self._path(place, round_))
             if size > offset or size == self._format.size:
                 break
             lost = self._members.at(place) is not member
@@ -238,12 +231,6 @@ class FeatureRelay:
     def _oldest(self, reader: Place) -> int:
         """The first round whose features may be of use: one that is late may still be trained."""
         return self._ledger.round(self._parts[reader.part]) - 1
-
-    def _size(self, place: Place, round_: int) -> int:
-        try:
-            return self._path(place, round_).stat().st_size
-        except OSError:
-            return 0
 
     def _path(self, place: Place, round_: int) -> Path:
         return self._directory / f"{place.part}-{place.replica}-{round_}"

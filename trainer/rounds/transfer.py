@@ -65,6 +65,14 @@ def piece_of(data: bytes, offset: int) -> rounds_pb2.Piece:
     return rounds_pb2.Piece(offset=offset, data=data, crc32=zlib.crc32(data))
 
 
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 class IncomingFile:
     """One file that comes in, and stays on the disk until it is dropped, so that it can be gone on with."""
 
@@ -79,7 +87,7 @@ class IncomingFile:
         for other in path.parent.glob(f"{path.name}.*"):
             if other != self.path:
                 other.unlink(missing_ok=True)
-        self.offset = min(self.path.stat().st_size, parcel.size) if self.path.exists() else 0
+        self.offset = min(size_of(self.path), parcel.size)
 
     @property
     def whole(self) -> bool:

@@ -134,7 +134,7 @@ class Worker:
         pieces = [fragment.progress for fragment in self.fragments]
         self.progress = WorkerProgress(self.part, fragments=pieces, incarnation=place.incarnation)
         self.cache = WeightCache(client, settings.name, place.lease, settings.state, like)
-        self.features = FeatureClient(client, settings.name, place, settings.state, self.learner.part, self.spec.config)
+        self.features = FeatureClient(client, settings, place, self.learner)
         self._closing.callback(self.features.end)
 
     # State
