@@ -299,7 +299,7 @@ class Ledger:
             assert loss is not None, "a merge that is scored needs held-out text"
             measure = partial(loss, fragment, p.round)
             shares = {v: replace(s, weight=s.weight * p.reputation.weight(v)) for v, s in shares.items()}
-            scores = admit(p.version.weights, shares, step, measure)
+            scores = admit(p.version.weights, shares, step, measure, p.reputation.weight)
             shares = {voter: share for voter, share in shares.items() if scores[voter].kept}
         outer.restore(p.version.outer)
         weights = step(list(shares.values())) if shares else p.version.weights

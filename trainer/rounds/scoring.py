@@ -112,10 +112,11 @@ def admit(
     shares: Mapping[str, Share],
     step: Callable[[Sequence[Share]], Tensors],
     loss: Callable[[Tensors], Sequence[float]],
+    trust: Callable[[str], float],
 ) -> dict[str, UpdateScore]:
     """The score of each voter's share of a merge, and whether it is kept.
 
-    :param step: the next version from some of the shares; loss: of given weights, of the same batches each time.
+    :param step: the next version from some shares; loss: of weights, of the same batches each time; trust: 0 to 1.
     """
     # A share is tried at the weight that it has in the merge. At full length an honest one often raises the loss late
     # in a run, when only the mean of several goes down. What helps by itself can still make the others' step shorter or
@@ -123,7 +124,8 @@ def admit(
     before, total = loss(theta), sum(share.weight for share in shares.values())
     gains = {v: _less(before, loss(add(theta, s.delta, -s.weight / total))) for v, s in shares.items()}
     kept, least = list[str](), before
-    for voter in sorted((v for v, gain in gains.items() if _most(gain) > 0), key=lambda v: -fmean(gains[v])):
+    # The doubt is for who has a record: newcomers that each harm too little to be seen would be many at no cost.
+    for voter in sorted((v for v in gains if _most(gains[v], DOUBT * trust(v)) > 0), key=lambda v: -fmean(gains[v])):
         found = loss(step([shares[v] for v in (*kept, voter)]))
         if _most([a - b + SLACK * (c - a) for a, b, c in zip(least, found, before, strict=True)]) > 0:
             kept, least = [*kept, voter], found
@@ -142,10 +144,10 @@ def _mean(gains: Sequence[float]) -> tuple[float | None, float]:
     return fmean(gains), stdev(gains) / math.sqrt(len(gains))
 
 
-def _most(gains: Sequence[float]) -> float:
-    """Mean gain that paired batches do not rule out; NaN where one is not finite."""
+def _most(gains: Sequence[float], doubt: float = DOUBT) -> float:
+    """Mean gain that paired batches do not rule out, within so many errors; NaN where one is not finite."""
     mean, error = _mean(gains)
-    return math.nan if mean is None else mean + DOUBT * error
+    return math.nan if mean is None else mean + doubt * error
 
 
 def record_of(scores: Mapping[str, UpdateScore]) -> dict[str, Any]:

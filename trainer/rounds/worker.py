@@ -85,7 +85,7 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: S
                 worker.leave()
                 raise
             finally:
-                worker.close()
+                worker.closing.close()
 
 
 class Worker:
@@ -106,15 +106,15 @@ class Worker:
         self.joined_s, self.busy_s = time.monotonic(), 0.0
         self.trained = 0
         self._saved_at = time.monotonic()
-        self._sender, self._closing = ThreadPoolExecutor(1, "sender"), ExitStack()
-        self._closing.callback(self._sender.shutdown, wait=False, cancel_futures=True)
+        self._sender, self.closing = ThreadPoolExecutor(1, "sender"), ExitStack()
+        self.closing.callback(self._sender.shutdown, wait=False, cancel_futures=True)
         # before the model is built: on a busy machine that can take longer than a lease
         self.heartbeat = Heartbeat(client, place.lease_seconds, self._report)
-        self._closing.callback(self.heartbeat.stop)
+        self.closing.callback(self.heartbeat.stop)
         try:
             self._build(corpus)
         except BaseException:
-            self.close()
+            self.closing.close()
             raise
         log.info("%s: %s, replica %d of run %s", settings.name, self.part, place.replica, self.run[:12])
 
@@ -135,7 +135,7 @@ class Worker:
         self.progress = WorkerProgress(self.part, fragments=pieces, incarnation=place.incarnation)
         self.cache = WeightCache(client, settings.name, place.lease, settings.state, like)
         self.features = FeatureClient(client, settings, place, self.learner)
-        self._closing.callback(self.features.end)
+        self.closing.callback(self.features.end)
 
     # State
 
@@ -172,9 +172,6 @@ class Worker:
         """Give the place back."""
         self.heartbeat.stop()
         self.client.leave(rounds_pb2.LeaveRequest(worker=self.settings.name, lease=self.place.lease))
-
-    def close(self) -> None:
-        self._closing.close()
 
     # Rounds
 

@@ -76,7 +76,7 @@ def test_scores_that_are_not_finite_count_as_harm() -> None:
         return [math.nan if far and i == 3 else loss for i, loss in enumerate(distance("p", 0, weights))]
 
     shares = {"a": Share(1.0, WAY), "b": Share(1.0, scale(WAY, 30.0))}
-    found = admit(tensors(0), shares, lambda some: tensors(0), broken)
+    found = admit(tensors(0), shares, lambda some: tensors(0), broken, lambda voter: 1.0)
     assert (found["b"].nats, found["b"].kept, found["b"].harmful) == (None, False, True)
 
 
@@ -87,8 +87,24 @@ def test_a_merge_that_is_worse_than_its_shares_is_taken_apart() -> None:
     def step(some: Sequence[Share]) -> Tensors:
         return add(tensors(0), WAY, -30.0 * len(some) ** 2)
 
-    found = admit(tensors(0), shares, step, lambda weights: distance("p", 0, weights))
+    found = admit(tensors(0), shares, step, lambda weights: distance("p", 0, weights), lambda voter: 1.0)
     assert {voter: score.kept for voter, score in found.items()} == {"a": False, "b": True, "c": False}
+    assert not any(score.harmful for score in found.values())
+
+
+def test_doubt_is_for_a_voter_with_a_record() -> None:
+    """Two do the same, which helps some batches, harms others, and in the mean harms a little."""
+    shares = {name: Share(1.0, WAY) for name in ("old", "new")}
+
+    def mixed(weights: Tensors) -> list[float]:
+        length = norm(subtract(weights, tensors(0))) / norm(WAY)
+        return [5.0 + length * (1.0 if i < BATCHES // 2 else -0.6) for i in range(BATCHES)]
+
+    def step(some: Sequence[Share]) -> Tensors:
+        return add(tensors(0), WAY, -1.0)
+
+    found = admit(tensors(0), shares, step, mixed, {"old": 1.0, "new": 1 / FULL_RECORD}.__getitem__)
+    assert {voter: score.kept for voter, score in found.items()} == {"old": True, "new": False}
     assert not any(score.harmful for score in found.values())
 
 
