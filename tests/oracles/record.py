@@ -191,7 +191,7 @@ def training(directory: Path) -> dict[str, Any]:
     ways: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "mean": ({}, {"outer": "mean", "codec": "fp32", "down_codec": "fp32", "deadline": "lockstep"}),
         "nesterov": ({}, {"outer": "nesterov", "codec": "int8", "down_codec": "int8", "deadline": "lockstep"}),
-        "scorer": ({}, {"model": "scorer", "codec": "int8", "deadline": "lockstep"}),
+        "scorer": ({}, {"model": "scorer", "context_by": "copies", "codec": "int8", "deadline": "lockstep"}),
         "late": (late, {"model": "ar", "deadline": "adaptive", "codec": "e3m0", "down_codec": "int8", "rounds": 4}),
         "eager": ({}, {"model": "ar", "overlap": "eager", "codec": "ternary"}),
         "fragments": ({}, {"fragments": 2, "steps_per_round": 4}),

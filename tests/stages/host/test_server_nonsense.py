@@ -171,7 +171,7 @@ def test_no_message_harms_a_host_that_draws(drawing: Line, envelope, work) -> No
 def test_bytes_that_are_no_message(alone: Peer, digest: str, name: str, raw: bytes) -> None:
     """Those who sent them are told; another stream, and the host, live on."""
     alone.push(sweep(digest, name))
-    assert alone.event().session == name
+    alone.event_of(name)
     answers = alone.channel.stream_stream(f"/{SERVICE}/Push")(iter([raw]), timeout=10)
     with pytest.raises(grpc.RpcError) as caught:
         next(answers)
@@ -184,5 +184,5 @@ def test_bytes_that_are_no_message(alone: Peer, digest: str, name: str, raw: byt
 def test_and_a_good_request_is_still_served_right(alone: Peer, digest: str, name: str, loaded) -> None:
     alone.push(sweep(digest, name))
     expected = engine_alone(loaded["own"], hops.sweeps(b"The sea ", temperature=0.0))
-    assert (alone.event().text, len(expected)) == (expected, 16)
+    assert (alone.event_of(name).text, len(expected)) == (expected, 16)
     alone.release(name)

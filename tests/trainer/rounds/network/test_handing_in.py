@@ -118,7 +118,7 @@ def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert details == f"the pieces ended after {len(first.data)} of {len(payload)} bytes"
     code, details = refused(lambda: net.stub.Submit(iter([header, header]), timeout=30))
-    assert details == "a submission has one header, and then pieces only"
+    assert details == "one header comes, and then pieces only"
     link = net.link()
     verdict = link.submit(header.submission, payload)
     assert verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED
