@@ -199,9 +199,10 @@ class FeatureRelay:
         if not passes_on(self._config, place.part) or round_ > self._ledger.round(self._parts[place.part]):
             raise invalid(f"nobody reads what {self._parts[place.part]} makes in round {round_}")
         reader = Place(place.part + 1, place.replica)
-        if round_ < self._oldest(reader):
+        oldest = self._ledger.round(self._parts[reader.part]) - 1  # one that is late may still be trained
+        if round_ < oldest:
             raise _gone(f"{FEATURES}{round_}")
-        tidy(self._directory, f"{reader.part}-{reader.replica}-*", self._oldest(reader))
+        tidy(self._directory, f"{reader.part}-{reader.replica}-*", oldest)
         return IncomingFile(self._path(reader, round_), Parcel(self._format.size, b""))
 
     def grew(self) -> None:
@@ -217,8 +218,10 @@ class FeatureRelay:
             grew, size = self._grew, size_of(self._path(place, round_))
             if size > offset or size == self._format.size:
                 break
-            lost = self._members.at(place) is not member
-            if lost or round_ < self._oldest(place) or self.is_missed(place, round_):
+            # nobody may wait for what will never be asked of it: a call for each round would be calls without end
+            newest = self._ledger.round(self._parts[place.part]) if is_fed(self._config, place.part) else -1
+            asked = self._members.at(place) is member and max(newest - 1, 0) <= round_ <= newest
+            if not asked or self.is_missed(place, round_):
                 raise _gone(name)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(grew.wait(), LOOK_S)
@@ -227,10 +230,6 @@ class FeatureRelay:
                 return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError:
             raise _gone(name) from None
-
-    def _oldest(self, reader: Place) -> int:
-        """The first round whose features may be of use: one that is late may still be trained."""
-        return self._ledger.round(self._parts[reader.part]) - 1
 
     def _path(self, place: Place, round_: int) -> Path:
         return self._directory / f"{place.part}-{place.replica}-{round_}"

@@ -186,9 +186,10 @@ def test_what_cannot_be_passed_on_is_refused(
 
 def test_a_name_of_no_round_is_refused(network: Start) -> None:
     net = network(chained)
-    lease = net.join("w0", part=1).lease
-    for name in ("features-", "features--3", "features-1e9", "features-" + "9" * 40, "features-../../members.json"):
-        fetch = rounds_pb2.FetchRequest(worker="w0", lease=lease, name=name)
+    leases = [net.join(f"w{i}", part=i).lease for i in range(2)]
+    wrong = ("", "-3", "1e9", "9" * 40, "../../members.json", "1")  # round 0 is open
+    for part, name in ((0, "features-0"), *((1, f"features-{number}") for number in wrong)):
+        fetch = rounds_pb2.FetchRequest(worker=f"w{part}", lease=leases[part], name=name)
         with pytest.raises(grpc.RpcError, match="there is no file") as refused:
             list(net.stub.Fetch(fetch, timeout=30))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
