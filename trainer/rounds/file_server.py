@@ -218,7 +218,7 @@ class FeatureRelay:
             grew, size = self._grew, size_of(self._path(place, round_))
             if size > offset or size == self._format.size:
                 break
-            # nobody may wait for what will never be asked of it: a call for each round would be calls without end
+            # a place reads its open round, or the one before: else calls without end could wait, each for another round
             newest = self._ledger.round(self._parts[place.part]) if is_fed(self._config, place.part) else -1
             asked = self._members.at(place) is member and max(newest - 1, 0) <= round_ <= newest
             if not asked or self.is_missed(place, round_):

@@ -33,7 +33,7 @@ from tests.trainer.small import corpus, rounds_config
 
 pytestmark = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
 
-WITHIN_S, STEPS = 200.0, 20
+WITHIN_S, STEPS = 600.0, 20
 # Muon computes in bfloat16, where sums in another order are far apart.
 config = replace(rounds_config, matrix_optimizer="adamw")
 Machine = Callable[..., Future[int]]
@@ -96,7 +96,7 @@ def records(out: Path, worker: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Path, text_file: Path) -> None:
     """Each in a network namespace of its own; a plain worker shares the run."""
     if problem := lab_problem():
