@@ -14,8 +14,8 @@ OuterName = Literal["mean", "nesterov"]
 OverlapName = Literal["none", "eager", "patient"]
 DeadlineName = Literal["lockstep", "fixed", "adaptive"]
 LateName = Literal["drop", "stale", "keep"]
-CodecName = Literal["fp32", "int8", "e3m0", "ternary", "top16", "top32"]
-SPARSE: tuple[CodecName, ...] = ("top16", "top32")  # codecs that leave most numbers out
+CodecName = Literal["fp32", "int8", "e3m0", "ternary", "top7", "top32"]
+SPARSE: tuple[CodecName, ...] = ("top7", "top32")  # codecs that leave most numbers out
 ContextBy = Literal["auto", "copies", "features"]
 RobustName = Literal["auto", "none", "scored"]
 

@@ -24,7 +24,7 @@ TERNARY_DIGITS = 5
 TERNARY_ZERO = 0.7
 TERNARY_POWERS = 3 ** torch.arange(TERNARY_DIGITS)
 TERNARY_SIGNS = torch.tensor([0.0, 1.0, -1.0])
-TOP_SHARE = 128
+TOP_SHARE = 256
 
 Raw = NDArray[np.uint8]
 Tensors = dict[str, Tensor]  # float32 tensors of one part, by the names of its parameters
@@ -125,7 +125,7 @@ class TensorCodec(ABC):
         return b"".join(written)
 
     def decode(self, data: bytes | memoryview, like: Shapes) -> Tensors:
-        """Raises CodecError unless `data` has `size(like)` bytes, before anything is allocated."""
+        """Raises CodecError unless `data` has `size(like)` bytes, before anything is allocated, and for wrong codes."""
         if len(data) != (size := self.size(like)):
             raise CodecError(f"{len(data)} bytes of {self.name}, but these tensors take {size}")
         raw, offset, tensors = np.frombuffer(data, dtype=np.uint8), 0, dict[str, Tensor]()
@@ -257,17 +257,20 @@ class TernaryCodec(TensorCodec):
 class TopCodec(TensorCodec):
     """The largest of each `group` numbers, by size; the others are 0."""
 
-    # A number that is kept is a byte: its place in its group, a level and a sign. Level 0 stands for 0. The levels of
-    # 128 such numbers are the means of equally many of them, in the order of their sizes. A tensor is its levels, then
-    # its bytes. Top-k of a whole tensor (SparseLoCo, arXiv 2508.15706) needs longer places, and was no better here.
+    # A group's code is 0 where all of it is 0, else it tells the place of the largest, one of a few levels, and the
+    # sign. The levels of 256 such numbers are the means of equally many of them, in the order of their sizes. A tensor
+    # is its levels, then its codes, the lowest bit first. Top-k of a whole tensor (SparseLoCo, arXiv 2508.15706) needs
+    # longer places, and was no better here.
 
-    def __init__(self, name: CodecName, group: int) -> None:
-        self.name, self.group, self.bits, self.codes = name, group, 8 / group, 256 // group
-        self.levels = self.codes // 2 - 1
+    def __init__(self, name: CodecName, group: int, levels: int) -> None:
+        self.name, self.group, self.levels = name, group, levels
+        self.most = 2 * levels * group  # the highest code
+        self.width = self.most.bit_length()
+        self.bits = self.width / group
 
     def tensor_size(self, shape: tuple[int, ...]) -> int:
         kept = _groups(shape, self.group)
-        return 4 * self.levels * -(-kept // TOP_SHARE) + kept
+        return 4 * self.levels * -(-kept // TOP_SHARE) + -(-kept * self.width // 8)
 
     def write(self, values: Tensor) -> bytes:
         groups = _padded(values.reshape(-1), self.group)
@@ -279,16 +282,24 @@ class TopCodec(TensorCodec):
         levels = torch.where(sizes > 0, 1 + ranks * self.levels // counts, 0)
         sums = torch.zeros(len(sizes), self.levels + 1).scatter_add_(1, levels, sizes)
         means = sums / torch.zeros_like(sums).scatter_add_(1, levels, torch.ones_like(sizes)).clamp(min=1)
-        codes = (2 * levels + (chosen < 0)).reshape(-1)[: len(places)] + self.codes * places[:, 0]
-        return _float_bytes(means[:, 1:]) + codes.to(torch.uint8).numpy().tobytes()
+        codes = (2 * levels - (chosen >= 0).long()).reshape(-1)[: len(places)]
+        codes = torch.where(codes > 0, codes + 2 * self.levels * places[:, 0], 0)
+        bits = codes.numpy()[:, None] >> np.arange(self.width) & 1
+        return _float_bytes(means[:, 1:]) + np.packbits(bits.astype(np.uint8), bitorder="little").tobytes()
 
     def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
         kept = _groups(shape, self.group)
-        means = F.pad(_floats(raw[: -kept or None]).reshape(-1, self.levels), (1, 0))
-        places, codes = (torch.from_numpy(x) for x in np.divmod(raw[len(raw) - kept :].astype(np.int64), self.codes))
-        sizes = means.gather(1, _padded(codes // 2, TOP_SHARE)).reshape(-1)[:kept]
+        split = 4 * self.levels * -(-kept // TOP_SHARE)
+        means = F.pad(_floats(raw[:split]).reshape(-1, self.levels), (1, 0))
+        bits = np.unpackbits(raw[split:], count=kept * self.width, bitorder="little").reshape(kept, self.width)
+        codes = torch.from_numpy(bits @ (1 << np.arange(self.width)))
+        if len(codes) and int(codes.max()) > self.most:
+            raise CodecError(f"{self.name} has no code {int(codes.max())}; the highest is {self.most}")
+        places, rest = (codes - 1).clamp(min=0) // (2 * self.levels), (codes - 1) % (2 * self.levels)
+        levels = torch.where(codes > 0, rest // 2 + 1, 0)
+        sizes = means.gather(1, _padded(levels, TOP_SHARE)).reshape(-1)[:kept]
         groups = torch.zeros(kept, self.group)
-        groups.scatter_(1, places[:, None], torch.where(codes % 2 > 0, -sizes, sizes)[:, None])
+        groups.scatter_(1, places[:, None], torch.where(rest % 2 > 0, -sizes, sizes)[:, None])
         return groups.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
@@ -297,8 +308,8 @@ CODECS: dict[CodecName, TensorCodec] = {
     "int8": RowInt8Codec(),
     "e3m0": E3M0Codec(),
     "ternary": TernaryCodec(),
-    "top16": TopCodec("top16", 16),
-    "top32": TopCodec("top32", 32),
+    "top7": TopCodec("top7", group=7, levels=2),
+    "top32": TopCodec("top32", group=32, levels=3),
 }
 
 

@@ -16,7 +16,7 @@ from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 # Modules that need torch are imported when a command runs, so nothing here may.
 
-PROTOCOL = 3  # of rounds.proto; in 2 the coordinator made features, 1 had no incarnations
+PROTOCOL = 4  # of rounds.proto; 3 had other sparse codecs, in 2 the coordinator made features, 1 had no incarnations
 Fate = Literal["in time", "late", "lost"]
 MAX_PACE_S = 3600.0
 MAX_PATIENCE_S = 1e7

@@ -16,6 +16,7 @@ from onesweep.trainer.rounds.codecs import (
     E3M0_GROUP,
     E3M0_VALUES,
     TERNARY_GROUP,
+    TOP_SHARE,
     ErrorFeedback,
     TensorCodec,
     Tensors,
@@ -88,8 +89,8 @@ def test_bits_are_what_they_say() -> None:
     for codec in ALL:
         scales = {"int8": 1024, "e3m0": 2**20 // E3M0_GROUP, "ternary": 2**20 // TERNARY_GROUP}.get(codec.name, 0)
         if isinstance(codec, TopCodec):
-            scales = codec.levels * 2**20 // (128 * codec.group)
-        assert codec.size(like) == math.ceil(codec.bits * 2**20 / 8) + 4 * scales
+            scales = codec.levels * math.ceil(math.ceil(2**20 / codec.group) / TOP_SHARE)
+        assert codec.size(like) == pytest.approx(codec.bits * 2**17 + 4 * scales, abs=2)
 
 
 def test_int8_is_half_a_step_away_at_most_in_each_row() -> None:
@@ -140,7 +141,7 @@ def test_with_error_feedback_what_arrives_adds_up(name: CodecName) -> None:
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_a_sparse_codec_leaves_the_rest_in_the_workers_weights(name: CodecName) -> None:
-    """One worker alone: base - carried is where it went, to the last, and the last update sends nearly all of it."""
+    """One worker alone: base - carried is where it went, to the last, and the last update sends most of the rest."""
     settings = RoundSettings(codec=name, rounds=30)
     feedback, base, local = ErrorFeedback(settings), {"a": torch.zeros(8, 50)}, {"a": torch.zeros(8, 50)}
     generator, left = torch.Generator().manual_seed(0), list[float]()
@@ -150,11 +151,11 @@ def test_a_sparse_codec_leaves_the_rest_in_the_workers_weights(name: CodecName) 
         payload = feedback.encode(subtract(base, local), round_)
         base = subtract(base, codec_named(settings.up_codec(round_)).decode(payload, shapes(base)))
         left.append(norm(subtract(base, local)))
-    assert left[-1] < 0.6 * left[-2]
+    assert left[-1] < 0.7 * left[-2]
 
 
 @pytest.mark.parametrize("shape", [(3, 4096), (100, 100), (50,), (4097,), (0, 4), (1,)])
-@pytest.mark.parametrize(("name", "group", "levels"), [("top32", 32, 3), ("top16", 16, 7)])
+@pytest.mark.parametrize(("name", "group", "levels"), [("top32", 32, 3), ("top7", 7, 2)])
 def test_the_largest_number_of_each_group_travels(name: CodecName, group: int, levels: int, shape: Any) -> None:
     codec, values = codec_named(name), torch.randn(shape, generator=torch.Generator().manual_seed(0))
     values.reshape(-1)[:group] = 0
@@ -166,24 +167,27 @@ def test_the_largest_number_of_each_group_travels(name: CodecName, group: int, l
         if own.any():
             assert arrived[place].sign() == own[place].sign()
             kept.append((float(own[place].abs()), float(arrived[place].abs())))
-    first = sorted(kept[:127], reverse=True)  # a share of 128, of which the first is 0
+    first = sorted(kept[: TOP_SHARE - 1], reverse=True)  # a share, of which the first is 0
     for level in range(levels):
         own = [both for rank, both in enumerate(first) if rank * levels // max(len(first), 1) == level]
         if own:
             assert [arrived for _, arrived in own] == pytest.approx([sum(x for x, _ in own) / len(own)] * len(own))
 
 
-@pytest.mark.parametrize(("name", "group"), [("top32", 32), ("top16", 16)])
-def test_every_byte_is_a_number(name: CodecName, group: int) -> None:
-    codec, like = codec_named(name), {"a": (256, group)}
-    data = codec.encode({"a": torch.ones(256, group)})[:-256] + bytes(range(256))
-    found = codec.decode(data, like)["a"]
+@pytest.mark.parametrize(("name", "group", "most"), [("top32", 32, 192), ("top7", 7, 28)])
+def test_a_code_that_stands_for_nothing_is_refused(name: CodecName, group: int, most: int) -> None:
+    codec, like = codec_named(name), {"a": (group,)}
+    whole = bytearray(codec.encode({"a": torch.zeros(group)}))
+    whole[-1] = most
+    found = codec.decode(bytes(whole), like)["a"]
     assert bool(found.isfinite().all())
-    assert (found != 0).sum(dim=1).max() == 1
+    whole[-1] = most + 1
+    with pytest.raises(CodecError, match=f"{name} has no code {most + 1}; the highest is {most}"):
+        codec.decode(bytes(whole), like)
 
 
 def test_both_ways_a_fiftieth_and_up_a_hundredth_of_float32() -> None:
     like = {"a": (256, 768), "b": (256, 1024), "c": (1024, 256), "d": (256,)}
-    whole, up, down = (codec_named(name).size(like) for name in ("fp32", "top32", "top16"))
+    whole, up, down = (codec_named(name).size(like) for name in ("fp32", "top32", "top7"))
     assert up < whole / 100
     assert up + down < 2 * whole / 50

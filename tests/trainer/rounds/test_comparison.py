@@ -77,7 +77,7 @@ def test_a_way_of_its_own_differs_in_more_than_one_thing(onesweep: Command, flag
     ("vary", "message"),
     [
         ({"codecs": ["fp32"]}, "nothing is called 'codecs'; vary one of engine, model,"),
-        ({"codec": ["zip"]}, "codec must be one of fp32, int8, e3m0, ternary, top16, top32, not 'zip'"),
+        ({"codec": ["zip"]}, "codec must be one of fp32, int8, e3m0, ternary, top7, top32, not 'zip'"),
         ({"replicas": ["two"]}, "replicas does not take 'two'"),
         ({"in_time": ["2"]}, "in_time must be a number from 0 to 1, not 2.0"),
         ({"lost": ["-1"]}, "lost must be a number from 0 to 1, not -1.0"),

@@ -24,7 +24,7 @@ from tests.trainer.small import corpus, rounds_config
     [
         {},
         {"codec": "int8", "down_codec": "int8"},
-        {"codec": "top32", "down_codec": "top16"},
+        {"codec": "top32", "down_codec": "top7"},
         {"outer": "mean", "outer_rate": 1.0},
         {"fragments": 2, "steps_per_round": 3},
         {"fragments": 2, "overlap": "eager", "codec": "e3m0"},
