@@ -124,7 +124,7 @@ class Members:
         if place is None:
             where = f"part {part}" if part is not None else "every part"
             said = f"{where} has its {self.replicas} workers, as many as the run's settings plan"
-            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; wait until one is gone", RETRY_MS)
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; --wait waits until one is gone", RETRY_MS)
         before = self._members.get(place)
         for other in [m for m in same if m.place != place]:
             self.leave(other)

@@ -40,7 +40,7 @@ def test_a_full_run_and_a_full_part_are_told(members: Members) -> None:
         members.join(name, 1, 0.0)
     found = refusal(members.join, "c", 1, 0.0)
     assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert found.message.startswith("part 1 has its 2 workers, as many as the run's settings plan")
+    assert found.message.startswith("part 1 has its 2 workers, as many as the run's settings plan; --wait waits")
     assert found.retry_after_ms
     members.join("c", None, 0.0), members.join("d", None, 0.0)
     assert refusal(members.join, "e", None, 0.0).message.startswith("every part has its 2 workers")
