@@ -26,7 +26,7 @@ def audit(directory: Path) -> Audit:
     """Read the log of a store, which no process needs to have open, and check it against the files."""
     log = directory / LOG
     if not log.exists():
-        return Audit(problems=[f"{directory} has no {LOG}"])
+        return Audit(problems=[f"{directory} has no {LOG}: give the folder `rounds` of a coordinator's --out"])
     while True:
         try:
             records, size, _ = read_log(log)

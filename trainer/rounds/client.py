@@ -53,6 +53,13 @@ class LeaseLostError(ServiceError):
     """The place went to another worker, or the coordinator does not know it any more."""
 
 
+class TakenOverError(LeaseLostError):
+    """Another process has joined with the worker's name."""
+
+
+LOST = {grpc.StatusCode.ABORTED: LeaseLostError, grpc.StatusCode.ALREADY_EXISTS: TakenOverError}
+
+
 class FileGoneError(ServiceError):
     """A newer version is there."""
 
@@ -74,6 +81,7 @@ class RoundsClient:
         """
         self.address, self.security, self.patience_s, self.asked_to_stop = address, security, patience_s, asked_to_stop
         self.sent_bytes = self.received_bytes = 0
+        self._answered = False
         self._metadata = token_metadata(token)
         self._stamp = security.stamp()
         self._open()
@@ -83,7 +91,7 @@ class RoundsClient:
 
     def join(self, request: rounds_pb2.JoinRequest, wait: bool = False) -> rounds_pb2.JoinResponse:
         """:param wait: whether to wait for a place. Raises ServiceError."""
-        final = () if wait else (grpc.StatusCode.RESOURCE_EXHAUSTED,)
+        final = () if wait or request.stands_by else (grpc.StatusCode.RESOURCE_EXHAUSTED,)
         return self._patiently(
             lambda: self._awaited(self._stub.Join.future(request, timeout=CALL_S, metadata=self._metadata)), final
         )
@@ -216,17 +224,17 @@ class RoundsClient:
         A coordinator that was there is looked for again while patience lasts; :param away: told why, once each time.
         """
         request = rounds_pb2.WatchRequest(interval_seconds=interval_s)
-        was_there, lost_s, delay = False, None, FIRST_DELAY_S
+        lost_s, delay = None, FIRST_DELAY_S
         while True:
             problem = f"the coordinator at {self.address} has stopped"
             try:
                 for update in self._stub.Watch(request, metadata=self._metadata):
-                    was_there, lost_s, delay = True, None, FIRST_DELAY_S
+                    self._answered, lost_s, delay = True, None, FIRST_DELAY_S
                     yield update
                     if update.state == rounds_pb2.RUN_STATE_FINISHED:
                         return
             except grpc.RpcError as error:
-                if not was_there:
+                if not self._answered:
                     raise self._explained(error) from None
                 problem = self._problem(error, ())
             if lost_s is None:
@@ -289,7 +297,9 @@ class RoundsClient:
         while True:
             self._stop_if_asked(wanted)
             try:
-                return attempt()
+                answer = attempt()
+                self._answered = True
+                return answer
             except (RequestError, grpc.RpcError) as error:
                 self._stop_if_asked(wanted)
                 problem = self._problem(error, final)
@@ -311,8 +321,8 @@ class RoundsClient:
         if not isinstance(error, grpc.RpcError):
             return str(error)
         code = _status(error)
-        if code is grpc.StatusCode.ABORTED:
-            raise LeaseLostError(_details(error))
+        if code in LOST:
+            raise LOST[code](_details(error))
         if code is grpc.StatusCode.NOT_FOUND and "ask for the next order" in _details(error):
             raise FileGoneError(_details(error))
         if code in final or code not in AWAY:
@@ -332,10 +342,13 @@ class RoundsClient:
         return ServiceError(f"{self.address} refuses: {details or code.name}")
 
     def _unanswered(self, error: grpc.RpcError) -> str:
-        """Raises ServiceError where certificates are the reason, which does not pass."""
-        if problem := handshake_problem(_details(error), self.security):
+        """Raises ServiceError where the first handshake fails: later ones do while a coordinator is killed."""
+        problem = handshake_problem(_details(error), self.security)
+        if problem and not self._answered:
             raise ServiceError(f"the coordinator at {self.address} {problem}")
-        return f"no coordinator answers at {self.address}"
+        return (
+            f"the coordinator at {self.address} {problem}" if problem else f"no coordinator answers at {self.address}"
+        )
 
     def _moved(self) -> int:
         return self.sent_bytes + self.received_bytes
@@ -391,8 +404,8 @@ class Heartbeat:
         """:param report: makes the message; called on the heartbeat's thread."""
         # Of the fragments; none before the first answer.
         self.open_rounds: list[int] = []
-        # True if the run is over; whether the place went to another.
-        self.ended = self.lost = False
+        self.ended = False
+        self.lost: LeaseLostError | None = None
         self._client, self._every_s, self._report = client, min(lease_s / BEATS_A_LEASE, BEAT_S), report
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -407,7 +420,8 @@ class Heartbeat:
             try:
                 answer = self._client.beat(self._report())
             except grpc.RpcError as error:
-                self.lost = self.lost or _status(error) is grpc.StatusCode.ABORTED
+                if _status(error) in LOST:
+                    self.lost = LOST[_status(error)](_details(error))
             except ValueError:  # the channel is being renewed
                 continue
             else:

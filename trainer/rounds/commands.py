@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from onesweep.trainer.rounds.client import RoundsClient
-    from onesweep.trainer.rounds.comparison import ArmResult
 
 
 # Modules that need torch are imported when a command runs.
@@ -263,7 +262,7 @@ def run_simulate(options: argparse.Namespace) -> int:
     results = []
     for result in run_arms(compared, options.seeds, corpus_of(options), options.out):
         results.append(result)
-        _say(result)
+        print(f"{result.arm}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True)
     if options.json:
         print_json({"results": [asdict(result) for result in results]})
     else:
@@ -289,7 +288,3 @@ def run_audit(options: argparse.Namespace) -> int:
         f"{'; ' if versions else ''}{versions}"
     )
     return 1 if found.problems else 0
-
-
-def _say(result: ArmResult) -> None:
-    print(f"{result.arm}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True)

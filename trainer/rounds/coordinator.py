@@ -8,7 +8,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import asdict
 from mmap import mmap
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from onesweep.stages.errors import CheckpointError, ConfigError
 from onesweep.stages.threads import in_thread, to_its_end
-from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.rounds.features import FEATURES
 from onesweep.trainer.rounds.file_server import FeatureRelay, WeightServer
@@ -81,7 +81,7 @@ class Coordinator:
         self.intake = UpdateIntake(spec, ledger, directory)
         scored = spec.config.rounds.robust == "scored"
         self.loss = HeldOut(spec, corpus, ledger.weights, int(ledger.secret, 16)) if scored else None
-        self.problem = ""
+        self.problem = self.unpublished = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
         self._expected: dict[str, int] = {}
@@ -111,13 +111,14 @@ class Coordinator:
     # Calls of workers
 
     async def join(self, request: rounds_pb2.JoinRequest, key: str = "") -> rounds_pb2.JoinResponse:
-        """Raises Refusal. :param key: that the worker showed."""
+        """Raises Refusal, CheckpointError. :param key: that the worker showed."""
         self.spec.check_join(request, self.settings.own_data)
         if request.incarnation not in ("", self.ledger.incarnation or request.incarnation):
             raise _put_back("your state is of this run before its directory was lost or replaced")
         wanted = request.part if request.HasField("part") else None
         async with self._members_kept():
-            member = self.members.join(request.worker, wanted, self.clock(), request.device[:64], key)
+            device, stands_by = request.device[:64], request.stands_by
+            member = self.members.join(request.worker, wanted, self.clock(), device, key, stands_by)
             # a key takes its record along to any part, a place has only its own
             if member.voter in self.ledger.expelled(self.ledger.fragments() if key else self.fragments(member)):
                 self.members.leave(member)
@@ -174,7 +175,9 @@ class Coordinator:
                     if not self.features.is_missed(member.place, again):  # else it could not be made now either
                         wanted, member.passed[fragment] = again, again - 1
                 if wanted <= self._furthest(fragment) and self.features.may_begin(member.place, wanted):
-                    if (order := await self._order(member, fragment, wanted, request)) is None:
+                    held_by_part = {h.part: h for h in request.held}
+                    order = await self._alone(self._filled, Order(round=wanted), fragment, held_by_part)
+                    if order is None:  # the round was closed meanwhile: it is not this one that begins
                         continue
                     member.begins(wanted)
                     return rounds_pb2.NextResponse(order=order)
@@ -218,7 +221,7 @@ class Coordinator:
         return rounds_pb2.LeaveResponse()
 
     async def judge(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
-        """The verdict on an update that has come whole. Raises Refusal where it cannot be stored now."""
+        """The verdict on an update that has come whole. Raises Refusal, CheckpointError."""
         # under the lock, so that no other worker joins at this place before its update is known
         async with self.ledger_lock:
             member = self.called(submission.worker, submission.lease)
@@ -226,10 +229,8 @@ class Coordinator:
             self._check_known(fragment, submission.round, submission.base_version)
             verdict = self.intake.known(member, submission)
             if verdict is None:
-                with _stored():
-                    verdict = await in_thread(
-                        self.intake.judge, fragment, submission, payload, self.clock(), member.voter
-                    )
+                now_s, voter = self.clock(), member.voter
+                verdict = await in_thread(self.intake.judge, fragment, submission, payload, now_s, voter)
             member.was_told(fragment, submission.round, verdict)
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
             log.warning("update %s of %s refused: %s", submission.id, fragment, verdict.reason)
@@ -275,6 +276,12 @@ class Coordinator:
         self.stopping = True
         self._notify()
 
+    def report(self, error: CheckpointError) -> None:
+        """Show what the disk did not take, until it takes a round."""
+        if not self.problem:
+            log.error("%s", error)
+        self.problem = str(error)
+
     async def _close_if_due(self, fragment: str) -> None:
         if any(self._is_answered(fragment, done) for done in self._asked.get(fragment, ())):
             return  # a worker that waited for this version begins with it, before there is another
@@ -286,9 +293,7 @@ class Coordinator:
         try:
             merged = await self._alone(self.ledger.close, fragment, self.clock(), self.loss)
         except CheckpointError as error:
-            if self.problem != str(error):
-                log.error("%s: the round cannot be closed: %s", fragment, error)
-            self.problem = str(error)
+            self.report(error)
             await asyncio.sleep(STORE_RETRY_S)
             return
         self.problem = ""
@@ -311,8 +316,9 @@ class Coordinator:
         }
         try:
             await in_thread(self.publisher.publish, versions, last)
+            self.unpublished = ""
         except CheckpointError as error:
-            self.problem = str(error)
+            self.unpublished = str(error)
             log.error("not published: %s", error)
             if last:
                 raise
@@ -346,11 +352,6 @@ class Coordinator:
         now, round_ = self.clock(), self.ledger.round(fragment)
         here = [m for m in self._trainers(fragment) if self.members.is_here(m, now)]
         return self.ledger.due_at(fragment) is None and all(m.has_passed(fragment, round_) for m in here)
-
-    async def _order(self, member: Member, fragment: str, wanted: int, request: rounds_pb2.NextRequest) -> Order | None:
-        """None where the round was closed meanwhile: then it is not this one that begins."""
-        order = Order(round=wanted)
-        return await self._alone(self._filled, order, fragment, {h.part: h for h in request.held})
 
     def _filled(self, order: Order, fragment: str, held: dict[str, rounds_pb2.Held]) -> Order | None:
         if self.ledger.round(fragment) > order.round:
@@ -410,11 +411,10 @@ class Coordinator:
 
     @contextlib.asynccontextmanager
     async def _members_kept(self) -> AsyncGenerator[None]:
-        """Changes of places inside are on the disk after it, and no update is judged meanwhile. Raises Refusal."""
+        """Changes of places inside are on the disk after it, and no update is judged meanwhile."""
         async with self.ledger_lock:
             yield
-            with _stored():
-                await in_thread(self.members.save, self.members.records())
+            await in_thread(self.members.save, self.members.records())
 
     def _notify(self) -> None:
         self._changed.set()
@@ -431,12 +431,3 @@ def _expelled(name: str) -> StatusError:
 def _put_back(said: str) -> StatusError:
     ways = "put the right directory back and start the coordinator again, or start each worker with another --state"
     return failed_precondition(f"{said}; {ways} to go on from the round that is open here")
-
-
-@contextlib.contextmanager
-def _stored() -> Iterator[None]:
-    """Turns a disk that takes nothing into a Refusal that asks for another try."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise exhausted(str(error), int(STORE_RETRY_S * 1000)) from None

@@ -17,6 +17,7 @@ from onesweep.trainer.v1 import rounds_pb2
 Record = dict[str, Any]
 
 RETRY_MS = 2000
+ANOTHER = "another process works as {}: give each worker a --name of its own, and a token where one is asked for"
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +65,7 @@ class Member:
     def was_told(self, fragment: str, round_: int, verdict: rounds_pb2.Verdict) -> None:
         """Note the verdict on its update."""
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
-            self.refused, self.problem = self.refused + 1, verdict.reason
+            self.refused, self.problem = self.refused + 1, f"refused: {verdict.reason}"
         else:
             self.accepted, self.problem = self.accepted + (verdict.outcome == rounds_pb2.OUTCOME_ACCEPTED), ""
             self.has_finished(fragment, round_)
@@ -101,10 +102,12 @@ class Members:
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[place] for place in sorted(self._members)])
 
-    def join(self, worker: str, part: int | None, now_s: float, device: str = "", key: str = "") -> Member:
+    def join(
+        self, worker: str, part: int | None, now_s: float, device: str = "", key: str = "", stands_by: bool = False
+    ) -> Member:
         """A place for `worker`: its own, else one that nobody had, else one whose worker is gone. Raises Refusal.
 
-        :param key: that it showed; a key has one place.
+        :param key: that it showed; a key has one place. :param stands_by: not to take it from a process of its name.
 
         To be saved before anybody learns of it.
         """
@@ -113,17 +116,18 @@ class Members:
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"there is no part {part}: this run has {span}")
         same = [m for m in self._members.values() if m.key == key and (key or m.worker == worker)]
         for other in same:
-            if other.worker != worker and self.is_here(other, now_s):
+            if self.is_here(other, now_s) and (stands_by or other.worker != worker):
                 said = f"{key} has a place already, as {other.worker}: a key has one place, and one vote in a merge"
-                raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; get a key for each worker", RETRY_MS)
+                said = f"{said}; get a key for each worker" if other.worker != worker else ANOTHER.format(worker)
+                raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, said, RETRY_MS)
         place = self._own(same, worker, part) or self._free(part, now_s)
         if place is None:
             where = f"part {part}" if part is not None else "every part"
             said = f"{where} has its {self.replicas} workers, as many as the run's settings plan"
-            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; wait until one is gone", RETRY_MS)
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{said}; --wait waits until one is gone", RETRY_MS)
         before = self._members.get(place)
         for other in [m for m in same if m.place != place]:
-            self._give_up(other)
+            self.leave(other)
         member = Member(worker, place, secrets.token_hex(16), now_s, device, key)
         if before is not None:
             member.finished = before.finished
@@ -133,12 +137,14 @@ class Members:
     def called(self, worker: str, lease: str, now_s: float) -> Member:
         """The member that calls, whose lease begins anew. Raises Refusal."""
         for member in self._members.values():
-            if member.lease and member.lease == lease and member.worker == worker:
-                member.heard_s = now_s
-                return member
-        raise StatusError(
-            grpc.StatusCode.ABORTED, f"{worker} has no such lease: it ran out and the place went to another; join again"
-        )
+            if member.lease and member.worker == worker:
+                if member.lease == lease:
+                    member.heard_s = now_s
+                    return member
+                if self.is_here(member, now_s):
+                    raise StatusError(grpc.StatusCode.ALREADY_EXISTS, ANOTHER.format(worker))
+        said = f"{worker} has no such lease: its place went to another, or the coordinator's directory is a new one"
+        raise StatusError(grpc.StatusCode.ABORTED, f"{said}; it joins again")
 
     def remember(self, worker: str, part: int, fragment: str, round_: int) -> None:
         """Something of `worker` was accepted for this round, before this process began."""
@@ -149,7 +155,7 @@ class Members:
 
     def leave(self, member: Member) -> None:
         """Give a place back; what was handed in from it stays known. To be saved."""
-        self._give_up(member)
+        member.lease, member.heard_s = "", float("-inf")
 
     def records(self) -> list[Record]:
         """All that is to be saved, as it is now."""
@@ -181,9 +187,6 @@ class Members:
     def present(self, part: int, now_s: float) -> int:
         """Workers of a part whose leases hold."""
         return sum(m.place.part == part and self.is_here(m, now_s) for m in self._members.values())
-
-    def _give_up(self, member: Member) -> None:
-        member.lease, member.heard_s = "", float("-inf")
 
     def _own(self, same: Sequence[Member], worker: str, part: int | None) -> Place | None:
         """The place that it has, before one that it gave back."""

@@ -31,21 +31,6 @@ RETRY_MS = 2000
 MOST_ALIKE = 4
 
 
-@asynccontextmanager
-async def statuses(context: Context) -> AsyncIterator[None]:
-    """Ends a call with the status of an error that is raised inside."""
-    try:
-        yield
-    except DamagedError as error:
-        await StatusError(grpc.StatusCode.DATA_LOSS, str(error)).abort(context)
-    except RequestError as error:
-        await invalid(str(error)).abort(context)
-    except CheckpointError as error:
-        await exhausted(str(error), RETRY_MS).abort(context)
-    except StatusError as refusal:
-        await refusal.abort(context)
-
-
 class WorkerAccess:
     """Access by token where there is a token file, else by certificate where callers must show one, else free."""
 
@@ -116,16 +101,16 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         self._judging = set[Place]()
 
     async def Join(self, request: rounds_pb2.JoinRequest, context: Context) -> rounds_pb2.JoinResponse:
-        async with statuses(context):
+        async with self._statuses(context):
             return await self.coordinator.join(request, self.access.check_worker(context, WORK, request.worker))
 
     async def Next(self, request: rounds_pb2.NextRequest, context: Context) -> rounds_pb2.NextResponse:
-        async with statuses(context):
+        async with self._statuses(context):
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.next(request, partial(context.send_initial_metadata, ()))
 
     async def Fetch(self, request: rounds_pb2.FetchRequest, context: Context) -> AsyncIterator[rounds_pb2.Piece]:
-        async with statuses(context):
+        async with self._statuses(context):
             self.access.check_worker(context, WORK, request.worker)
             member, offset = self.coordinator.called(request.worker, request.lease), request.offset
             with self._fetching.begin((member.place, request.name)) as check:
@@ -139,8 +124,11 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     async def Submit(
         self, requests: AsyncIterator[rounds_pb2.SubmitRequest], context: Context
     ) -> AsyncIterator[rounds_pb2.SubmitResponse]:
-        async with statuses(context):
-            submission = await self._submission(requests)
+        async with self._statuses(context):
+            header = await anext(aiter(requests), rounds_pb2.SubmitRequest())
+            if header.WhichOneof("step") != "submission":
+                raise invalid("a submission begins with its header")
+            submission = header.submission
             self.access.check_worker(context, WORK, submission.worker)
             member = self.coordinator.called(submission.worker, submission.lease)
             self.coordinator.intake.check(member, submission)
@@ -155,7 +143,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
     async def Pass(
         self, requests: AsyncIterator[rounds_pb2.PassRequest], context: Context
     ) -> AsyncIterator[rounds_pb2.PassResponse]:
-        async with statuses(context):
+        async with self._statuses(context):
             request = await anext(aiter(requests), rounds_pb2.PassRequest())
             if request.WhichOneof("step") != "passing":
                 raise invalid("features begin with a header")
@@ -170,18 +158,18 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
             yield rounds_pb2.PassResponse(offset=intake.offset)
 
     async def Beat(self, request: rounds_pb2.BeatRequest, context: Context) -> rounds_pb2.BeatResponse:
-        async with statuses(context):
+        async with self._statuses(context):
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.beat(request)
 
     async def Leave(self, request: rounds_pb2.LeaveRequest, context: Context) -> rounds_pb2.LeaveResponse:
-        async with statuses(context):
+        async with self._statuses(context):
             self.access.check_worker(context, WORK, request.worker)
             return await self.coordinator.leave(request)
 
     async def Watch(self, request: rounds_pb2.WatchRequest, context: Context) -> AsyncIterator[rounds_pb2.WatchUpdate]:
         interval = request.interval_seconds if request.HasField("interval_seconds") else DEFAULT_INTERVAL_S
-        async with statuses(context):
+        async with self._statuses(context):
             self.access.check_scope(context, STATUS)
             if not MIN_INTERVAL_S <= interval <= MAX_INTERVAL_S:
                 raise invalid(f"interval_seconds must be from {MIN_INTERVAL_S} to {MAX_INTERVAL_S:.0f}, not {interval}")
@@ -199,12 +187,20 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         finally:
             self.watchers -= 1
 
-    async def _submission(self, requests: AsyncIterator[rounds_pb2.SubmitRequest]) -> rounds_pb2.Submission:
-        async for request in requests:
-            if request.WhichOneof("step") == "submission":
-                return request.submission
-            break
-        raise invalid("a submission begins with its header")
+    @asynccontextmanager
+    async def _statuses(self, context: Context) -> AsyncIterator[None]:
+        """Ends a call with the status of an error that is raised inside."""
+        try:
+            yield
+        except DamagedError as error:
+            await StatusError(grpc.StatusCode.DATA_LOSS, str(error)).abort(context)
+        except RequestError as error:
+            await invalid(str(error)).abort(context)
+        except CheckpointError as error:
+            self.coordinator.report(error)
+            await exhausted(str(error), RETRY_MS).abort(context)
+        except StatusError as refusal:
+            await refusal.abort(context)
 
     async def _receive(
         self,
@@ -254,7 +250,7 @@ def status_of(coordinator: Coordinator) -> rounds_pb2.WatchUpdate:
         workers=[_worker(coordinator, member) for member in coordinator.members],
         received_bytes=coordinator.received_bytes,
         sent_bytes=coordinator.sent_bytes,
-        problem=coordinator.problem,
+        problem=coordinator.problem or coordinator.unpublished,
         seconds=coordinator.clock() - coordinator.begun_s,
     )
 

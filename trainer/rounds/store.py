@@ -25,6 +25,7 @@ LOG, LOCK, UPDATES, VERSIONS, SUFFIX = "log.jsonl", "lock", "updates", "versions
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"
 BEFORE = "before"
 FIRST = "0" * 64
+RESTORE = "put a copy of the whole directory back, or begin anew with another --out"
 
 Record = dict[str, Any]  # one event of the log; its key "part" names a fragment
 
@@ -268,7 +269,7 @@ def read_log(path: Path) -> tuple[list[Record], int, str]:
         except ValueError:
             record = None
         if not isinstance(record, dict) or record.pop(BEFORE, None) != last:
-            raise ResumeError(f"line {number} of {path} is not what was written after the line before it")
+            raise ResumeError(f"line {number} of {path} is not what was written after the line before it; {RESTORE}")
         records.append(record)
         last = hashlib.sha256(line).hexdigest()
     return records, len(whole), last
@@ -287,9 +288,9 @@ def load_checked(path: Path, sha256: str) -> Tensors:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ResumeError(f"{path} cannot be read ({error}), but the log counts on it") from None
+        raise ResumeError(f"{path} cannot be read ({error}), but the log counts on it; {RESTORE}") from None
     if digest(tensors) != sha256:
-        raise ResumeError(f"{path} is not what the log says: its tensors have another SHA-256")
+        raise ResumeError(f"{path} is not what the log says: its tensors have another SHA-256; {RESTORE}")
     return tensors
 
 

@@ -117,13 +117,10 @@ class IncomingFile:
             data = self.path.read_bytes()
         except OSError as error:
             raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from None
-        self._check(Parcel.of(data))
-        return data
-
-    def _check(self, found: Parcel) -> None:
-        if found != self.parcel:
+        if Parcel.of(data) != self.parcel:
             self.drop()
             raise DamagedError("what has come does not have the announced SHA-256: send it anew")
+        return data
 
     def sync(self) -> None:
         """Force what has come to the disk. Raises CheckpointError."""

@@ -37,7 +37,7 @@ PART_HEAD = ("part", "round", "left", "here", "in", "published", "losses in nats
 WORKER_HEAD = ("worker", "part", "device", "does", "round", "step", "busy", "up", "down", "silent", "taken", "")
 CURVE_WIDTH = 12
 RATE_S = 30.0  # bytes come in bursts, one a round: a rate over less would jump
-MAX_TEXT = 200
+MAX_TEXT = 400
 
 
 def lines_of(update: rounds_pb2.WatchUpdate, before: rounds_pb2.WatchUpdate | None = None) -> list[str]:
@@ -98,7 +98,7 @@ def _worker(worker: rounds_pb2.WorkerStatus, part: rounds_pb2.PartStatus | None)
     name, open_round = (part.name, part.round) if part else (str(worker.part), 0)
     notes = [f"late: round {open_round} is open"] if worker.late else []
     if worker.problem:
-        notes.append(f"refused: {_plain(worker.problem)}")
+        notes.append(_plain(worker.problem))
     return (
         _plain(worker.worker),
         f"{_plain(name)}.{worker.replica}",

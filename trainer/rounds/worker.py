@@ -24,7 +24,7 @@ from onesweep.trainer.blocks.config import parse_config
 from onesweep.trainer.blocks.data import Corpus, PlacedCorpus
 from onesweep.trainer.blocks.state import exclusive
 from onesweep.trainer.rounds.cache import FeatureClient, WeightCache
-from onesweep.trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient
+from onesweep.trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
 from onesweep.trainer.rounds.codecs import Tensors
 from onesweep.trainer.rounds.parts import Learner, place_on, see
 from onesweep.trainer.rounds.settings import PROTOCOL, WorkerSettings
@@ -65,9 +65,9 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: S
         run, progress, groups = "", WorkerProgress(""), dict[str, Tensors]()
         if (path := settings.state / STATE_NAME).exists():
             run, progress, groups = load_worker(path)
-        trained = 0
+        trained, stands_by = 0, False
         while True:
-            place = client.join(join_request(corpus, settings, run, progress.incarnation), settings.wait)
+            place = client.join(join_request(corpus, settings, run, progress.incarnation, stands_by), settings.wait)
             if place.protocol != PROTOCOL:
                 said = protocol_refusal(place.protocol, client.address, "this worker", PROTOCOL, "rounds")
                 raise ServiceError(said.message)
@@ -79,6 +79,7 @@ def work(client: RoundsClient, corpus: Corpus, settings: WorkerSettings, site: S
                 return trained + worker.trained
             except LeaseLostError as error:
                 log.warning("%s", error)
+                stands_by = isinstance(error, TakenOverError)  # both would take the place from each other for ever
                 run, progress, groups, trained = worker.run, worker.progress, worker.state(), trained + worker.trained
             except Interrupted:
                 worker.save()
@@ -287,7 +288,7 @@ class Worker:
         if self.client.asked_to_stop():
             raise Interrupted(f"{self.part}: stopped in round {round_}; run again to go on")
         if heartbeat.lost:
-            raise LeaseLostError(f"{self.part} went to another worker, or the coordinator began anew; joining again")
+            raise heartbeat.lost
         open_round = heartbeat.open_rounds[fragment.index] if heartbeat.open_rounds else -1
         if heartbeat.ended or not fragment.is_current(open_round):
             log.warning("round %d of %s was closed without us: it is given up", round_, fragment.name)
@@ -386,7 +387,7 @@ class Worker:
 
 
 def join_request(
-    corpus: Corpus, settings: WorkerSettings, run: str = "", incarnation: str = ""
+    corpus: Corpus, settings: WorkerSettings, run: str = "", incarnation: str = "", stands_by: bool = False
 ) -> rounds_pb2.JoinRequest:
     return rounds_pb2.JoinRequest(
         worker=settings.name,
@@ -399,6 +400,7 @@ def join_request(
         device=settings.device,
         incarnation=incarnation,
         protocol=PROTOCOL,
+        stands_by=stands_by,
     )
 
 

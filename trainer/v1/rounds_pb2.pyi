@@ -6,7 +6,8 @@ part each. Durations travel, never times of day: clocks may be hours apart.
 
 Every call but Watch shows a token of scope `work`, or a certificate of role `client`, where the coordinator wants one.
 UNAUTHENTICATED, PERMISSION_DENIED: not without these. INVALID_ARGUMENT: a field is wrong. ABORTED: the lease is no
-longer the worker's; join again. UNAVAILABLE: the coordinator is stopping; try again.
+longer the worker's; join again. ALREADY_EXISTS: nor is it, since another process has joined with its name; join with
+`stands_by`. UNAVAILABLE: the coordinator is stopping; try again.
 """
 
 from collections import abc as _abc
@@ -102,6 +103,7 @@ class JoinRequest(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    STANDS_BY_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     """letters, digits, dots, dashes, underscores; with a token or certificate: its name, or NAME.MORE"""
     version: _builtins.str
@@ -122,6 +124,8 @@ class JoinRequest(_message.Message):
     """of the run whose state it goes on from; empty = none"""
     protocol: _builtins.int
     """that the worker speaks; 0 before protocol 2"""
+    stands_by: _builtins.bool
+    """its place is not taken back from another process that has its name"""
     def __init__(
         self,
         *,
@@ -135,10 +139,11 @@ class JoinRequest(_message.Message):
         device: _builtins.str = ...,
         incarnation: _builtins.str = ...,
         protocol: _builtins.int = ...,
+        stands_by: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "architecture", b"architecture", "data", b"data", "data_kind", b"data_kind", "device", b"device", "incarnation", b"incarnation", "part", b"part", "protocol", b"protocol", "run", b"run", "version", b"version", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "architecture", b"architecture", "data", b"data", "data_kind", b"data_kind", "device", b"device", "incarnation", b"incarnation", "part", b"part", "protocol", b"protocol", "run", b"run", "stands_by", b"stands_by", "version", b"version", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
     _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015
@@ -1142,7 +1147,7 @@ class WorkerStatus(_message.Message):
     received_bytes: _builtins.int
     busy_seconds: _builtins.float
     problem: _builtins.str
-    """why its last update was refused"""
+    """that it has: why its last update was refused or left out, or its round passed over"""
     lived_seconds: _builtins.float
     @_builtins.property
     def losses(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...

@@ -262,9 +262,9 @@ def test_a_forged_log_or_file_is_noticed(tmp_path: Path) -> None:
     newest = tmp_path / VERSIONS / "p" / "2.safetensors"
     newest.unlink()
     assert any("cannot be read" in problem for problem in audit(tmp_path).problems)
-    with open_store(tmp_path) as store, pytest.raises(ResumeError, match="but the log counts on it"):
+    with open_store(tmp_path) as store, pytest.raises(ResumeError, match="the log counts on it; put a copy of the"):
         begun(store)
-    assert "has no log" in audit(tmp_path / "nowhere").problems[0]
+    assert "give the folder `rounds` of a coordinator's --out" in audit(tmp_path / "nowhere").problems[0]
 
 
 def written(directory: Path, *records: dict[str, Any]) -> list[str]:

@@ -139,32 +139,18 @@ class Network:
     # By hand
 
     def join(self, worker: str = "hand", **changes: Any) -> Any:
-        fields: dict[str, Any] = {
-            "worker": worker,
-            "version": version("onesweep"),
-            "protocol": PROTOCOL,
-            "data_kind": "bytes",
-            "data": self.corpus.digest(),
-        }
-        return self.stub.Join(rounds_pb2.JoinRequest(**{**fields, **changes}), timeout=30)
+        fields = {"version": version("onesweep"), "protocol": PROTOCOL, "data_kind": "bytes"}
+        fields |= {"worker": worker, "data": self.corpus.digest(), **changes}
+        return self.stub.Join(rounds_pb2.JoinRequest(**fields), timeout=30)
 
     def delta(self, part: str, size: float = 0.01) -> Tensors:
         return scale(self.ledger.weights(part), size)
 
     def submission(self, place: Any, payload: bytes, worker: str = "hand", **changes: Any) -> Any:
-        fields: dict[str, Any] = {
-            "worker": worker,
-            "lease": place.lease,
-            "id": f"by-hand-{hashlib.sha256(payload).hexdigest()[:8]}",
-            "round": 0,
-            "base_version": 0,
-            "steps": 2,
-            "sequences": 4,
-            "codec": "fp32",
-            "size": len(payload),
-            "sha256": hashlib.sha256(payload).digest(),
-        }
-        return rounds_pb2.Submission(**{**fields, **changes})
+        sha256 = hashlib.sha256(payload)
+        fields = {"worker": worker, "lease": place.lease, "id": f"by-hand-{sha256.hexdigest()[:8]}", "codec": "fp32"}
+        fields |= {"round": 0, "base_version": 0, "steps": 2, "sequences": 4, "size": len(payload)}
+        return rounds_pb2.Submission(**{**fields, "sha256": sha256.digest(), **changes})
 
     def payload(self, part: str, tensors: Tensors | None = None) -> bytes:
         return codec_named("fp32").encode(self.delta(part) if tensors is None else tensors)

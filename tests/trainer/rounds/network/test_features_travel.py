@@ -161,7 +161,7 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
         (0, [rounds_pb2.Passing(round=1)], "INVALID_ARGUMENT", "nobody reads what block-0 makes in round 1"),
         (1, [rounds_pb2.Passing()], "INVALID_ARGUMENT", "nobody reads what block-1 makes in round 0"),
         (0, [rounds_pb2.Passing(), piece_of(b"x", 7)], "INVALID_ARGUMENT", "offset 7; 0 comes next"),
-        (0, [rounds_pb2.Passing(lease="other")], "ABORTED", "no such lease"),
+        (0, [rounds_pb2.Passing(lease="other")], "ALREADY_EXISTS", "another process works as w0"),
     ],
 )
 def test_what_cannot_be_passed_on_is_refused(

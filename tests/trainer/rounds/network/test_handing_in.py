@@ -136,7 +136,7 @@ def test_a_damaged_payload_is_sent_anew(network: Start) -> None:
 
 def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(replicas=1)
-    store, failures = net.ledger.store, ["put_update", "commit", "put_version"]
+    store, failures, shown = net.ledger.store, ["put_update", "commit", "put_version"], set[str]()
 
     def fail_once(name: str) -> None:
         real = getattr(store, name)
@@ -144,6 +144,7 @@ def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPat
         def failing(*args: Any) -> Any:
             if name in failures:
                 failures.remove(name)
+                shown.add(net.coordinator.problem)
                 raise CheckpointError(f"cannot save {name}: No space left on device; free some space")
             return real(*args)
 
@@ -154,6 +155,7 @@ def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPat
     net.work_together(None, None)
     until(lambda: net.coordinator.ended, 30)
     assert failures == []
+    assert any("cannot save put_update" in problem for problem in shown)
     found = audit(net.out / "rounds")
     assert (found.problems, found.accepted, found.merged) == ([], 6, 6)
 

@@ -40,7 +40,7 @@ def test_a_full_run_and_a_full_part_are_told(members: Members) -> None:
         members.join(name, 1, 0.0)
     found = refusal(members.join, "c", 1, 0.0)
     assert found.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert found.message.startswith("part 1 has its 2 workers, as many as the run's settings plan")
+    assert found.message.startswith("part 1 has its 2 workers, as many as the run's settings plan; --wait waits")
     assert found.retry_after_ms
     members.join("c", None, 0.0), members.join("d", None, 0.0)
     assert refusal(members.join, "e", None, 0.0).message.startswith("every part has its 2 workers")
@@ -61,8 +61,10 @@ def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None
     members.join("b", None, 0.0)
     again = members.join("a", None, 1.0)
     assert again.place == first.place
-    assert refusal(members.called, "a", old, 1.0).code is grpc.StatusCode.ABORTED
+    assert refusal(members.called, "a", old, 1.0).code is grpc.StatusCode.ALREADY_EXISTS
     assert members.called("a", again.lease, 1.0) is again
+    assert refusal(members.join, "a", None, 10.9, "", "", True).message.startswith("another process works as a: give")
+    assert members.join("a", None, 11.1, stands_by=True).place == first.place
 
 
 def test_a_place_whose_worker_is_gone_goes_to_another(members: Members) -> None:

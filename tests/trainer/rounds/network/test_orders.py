@@ -9,9 +9,10 @@ import grpc
 import pytest
 
 import onesweep.trainer.rounds.client
-from onesweep.stages.errors import Interrupted
+from onesweep.stages.errors import Interrupted, ServiceError
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.client import LeaseLostError
+from onesweep.trainer.rounds.settings import SimulatedWorkers, Throttle
 from onesweep.trainer.rounds.store import Update
 from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
@@ -20,11 +21,36 @@ from tests.trainer.rounds.network.calls import Start, refused, submit
 
 def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
     net = network()
-    place = net.join()
     net.join()
-    link = net.link()
-    with pytest.raises(LeaseLostError, match="hand has no such lease"):
-        link.next(rounds_pb2.NextRequest(worker="hand", lease=place.lease))
+    for worker, said in ("foot", "foot has no such lease"), ("hand", "another process works as hand"):
+        with pytest.raises(LeaseLostError, match=said):
+            net.link().next(rounds_pb2.NextRequest(worker=worker, lease="other"))
+
+
+def test_of_two_processes_of_one_name_the_older_stands_by(network: Start, caplog: pytest.LogCaptureFixture) -> None:
+    net = network(replicas=1, model="ar")
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(net.work, "w0", throttle=Throttle(SimulatedWorkers(pace_s=0.2)))
+        until(lambda: len(list(net.coordinator.members)), 60)
+        twin = net.join("w0")
+        until(lambda: "where one is asked for; trying again" in caplog.text, 60)
+        net.stub.Leave(rounds_pb2.LeaveRequest(worker="w0", lease=twin.lease), timeout=30)
+        assert job.result(60) == 3
+
+
+class Closed(grpc.RpcError):
+    """A connection that ended in its handshake, as gRPC tells it."""
+
+    code = staticmethod(lambda: grpc.StatusCode.UNAVAILABLE)
+    details = staticmethod(lambda: "failed to connect to all addresses; last error: Socket closed")
+
+
+def test_a_handshake_that_fails_ends_only_who_was_never_answered(network: Start) -> None:
+    link, said = network().link(), "closed the connection: if it speaks TLS"
+    with pytest.raises(ServiceError, match=said):
+        link._problem(Closed(), ())
+    next(link.watch(1.0))
+    assert said in link._problem(Closed(), ()), "its coordinator was killed meanwhile"
 
 
 def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None:

@@ -8,28 +8,22 @@ import pytest
 
 from tests.trainer.rounds.network.calls import Start
 
+WORK = ["train", "work", "--coordinator", "127.0.0.1:1"]
+COORDINATE = ["train", "coordinate", "--listen", "127.0.0.1:0"]
+
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["train", "work", "--coordinator", "127.0.0.1:1", "--data", "/nowhere"], "no text at /nowhere"),
-        (["train", "work", "--coordinator", "127.0.0.1:1", "--name", "a b"], "--name 'a b' must be"),
+        ([*WORK, "--data", "/nowhere"], "no text at /nowhere"),
+        ([*WORK, "--name", "a b"], "--name 'a b' must be"),
         (["train", "work", "--coordinator", "10.0.0.1:1"], "traffic would not be encrypted"),
-        (["train", "work", "--coordinator", "127.0.0.1:1", "--block", "-1"], "--block must be the number of a part"),
-        (["train", "work", "--coordinator", "127.0.0.1:1", "--patience", "nan"], "--patience must be from 0"),
-        (["train", "coordinate", "--listen", "127.0.0.1:0", "--lease", "0"], "--lease must be from 0.5"),
-        (
-            ["train", "coordinate", "--listen", "127.0.0.1:0", "--publish-every", "0"],
-            "--publish-every must be at least 1",
-        ),
-        (
-            ["train", "coordinate", "--listen", "127.0.0.1:0", "--config", "H0"],
-            "steps_per_round must be a whole number from 1",
-        ),
-        (
-            ["train", "coordinate", "--listen", "127.0.0.1:0", "--config", "pieces"],
-            "a fragment has at least one; give fewer",
-        ),
+        ([*WORK, "--block", "-1"], "--block must be the number of a part"),
+        ([*WORK, "--patience", "nan"], "--patience must be from 0"),
+        ([*COORDINATE, "--lease", "0"], "--lease must be from 0.5"),
+        ([*COORDINATE, "--publish-every", "0"], "--publish-every must be at least 1"),
+        ([*COORDINATE, "--config", "H0"], "steps_per_round must be a whole number from 1"),
+        ([*COORDINATE, "--config", "pieces"], "a fragment has at least one; give fewer"),
         (["train", "status", "127.0.0.1:1", "--once"], "no coordinator answers at 127.0.0.1:1"),
     ],
 )

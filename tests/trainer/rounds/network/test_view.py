@@ -34,7 +34,7 @@ def run() -> rounds_pb2.WatchUpdate:
         received_bytes=3_000_000,
     )
     gone = rounds_pb2.WorkerStatus(
-        worker="bob", replica=1, gone=True, silent_seconds=61, refused=1, problem="its norm is absurd"
+        worker="bob", replica=1, gone=True, silent_seconds=61, refused=1, problem="refused: its norm is absurd"
     )
     return rounds_pb2.WatchUpdate(
         run="0123456789abcdef",
