@@ -23,9 +23,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -461,6 +462,184 @@ def config() -> Target:
     return Target(parse, [*seeds, b"\xff" + toml], after(1, changed_json))
 
 
+def rounds() -> Target:
+    """Calls to a training's coordinator, what workers read of its answers, and files that both keep.
+
+    The first byte chooses one; bits of the second leave lease and round, digest, or pieces as they are. Messages follow
+    that, each behind its length in 2 bytes, or a file.
+    """
+    from google.protobuf.message import DecodeError
+
+    from onesweep.stages.errors import OnesweepError
+    from onesweep.stages.wire.status import StatusError
+    from onesweep.stages.wire.tokens import Keyring
+    from onesweep.trainer.rounds.cache import WeightCache
+    from onesweep.trainer.rounds.codecs import CODECS, scale
+    from onesweep.trainer.rounds.coordinator import Coordinator
+    from onesweep.trainer.rounds.members import Members, Place
+    from onesweep.trainer.rounds.publishing import Publisher
+    from onesweep.trainer.rounds.server import ledger_of
+    from onesweep.trainer.rounds.service import RoundsService, WorkerAccess
+    from onesweep.trainer.rounds.settings import CoordinatorSettings, WorkerSettings
+    from onesweep.trainer.rounds.spec import RunSpec
+    from onesweep.trainer.rounds.store import open_store
+    from onesweep.trainer.rounds.transfer import Parcel, piece_of
+    from onesweep.trainer.rounds.worker import join_request, spec_of
+    from onesweep.trainer.rounds.worker_state import WorkerProgress, load_worker, save_worker
+    from onesweep.trainer.v1 import rounds_pb2
+    from tests.trainer.rounds.network.test_features_travel import chained
+    from tests.trainer.small import corpus
+
+    folder, loop = Path(tempfile.mkdtemp()), asyncio.new_event_loop()
+    config = replace(chained, rounds=replace(chained.rounds, rounds=1 << 20, codec="int8", down_codec="int8"))
+    spec = RunSpec.begin(config, corpus, folder)
+    settings = CoordinatorSettings("127.0.0.1:1", folder, lease_s=86400, publish_every=1 << 20)
+    methods = list(rounds_pb2.DESCRIPTOR.services_by_name["RoundsService"].methods)
+    kinds = [getattr(rounds_pb2, each.input_type.name) for each in methods]
+    kinds += [rounds_pb2.JoinResponse, rounds_pb2.Weights]
+    stack, opened = contextlib.ExitStack(), list[Coordinator]()
+
+    async def aborted(refusal: StatusError, context: object) -> None:
+        raise refusal
+
+    async def noted(metadata: object) -> None:
+        pass
+
+    StatusError.abort = aborted  # type: ignore[method-assign, assignment]
+    context: Any = SimpleNamespace(send_initial_metadata=noted)
+    files: Any = SimpleNamespace(fetch=lambda file, *others: bytes(Parcel(file.size, file.sha256).check().size))
+
+    def coordinator() -> Coordinator:
+        """Of a run with few rounds so far, whose two places are taken."""
+        if not opened or opened[0].ledger.round(spec.parts[0]) > 100:
+            stack.close()
+            own = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            ledger = ledger_of(spec, stack.enter_context(open_store(own)))
+            opened[:] = [Coordinator(spec, corpus, ledger, Publisher(spec, folder, corpus), own, settings)]
+        members = opened[0].members
+        for place in (Place(0, 0), Place(1, 0)):
+            member = members.at(place)
+            if member is None or not member.lease or member.worker != f"w{place.part}":
+                if member is not None:
+                    members.leave(member)
+                members.join(f"w{place.part}", place.part, opened[0].clock())
+        return opened[0]
+
+    def put_right(messages: list[Any], flags: int) -> None:
+        run, head = coordinator(), messages[0]
+        member = run.members.at(Place(flags & 1, 0))
+        assert member is not None
+        if "step" in head.DESCRIPTOR.oneofs_by_name:
+            offset, head = 0, getattr(head, head.WhichOneof("step") or "piece")
+            for each in messages[1:] if not flags & 8 else ():
+                each.piece.CopyFrom(piece_of(each.piece.data, offset))
+                offset += len(each.piece.data)
+        if not flags & 2 and hasattr(head, "worker") and hasattr(head, "lease"):
+            head.worker, head.lease = member.worker, member.lease
+        if not flags & 4 and isinstance(head, rounds_pb2.Submission):
+            head.round = head.base_version = run.ledger.round(spec.parts[member.place.part])
+            parcel = Parcel.of(b"".join(each.piece.data for each in messages[1:]))
+            head.size, head.sha256 = parcel.size, parcel.sha256
+        if isinstance(head, rounds_pb2.NextRequest):
+            head.wait_seconds *= 1e-12  # infinite as before
+
+    async def called(method: Any, messages: list[Any]) -> None:  # noqa: ANN401
+        async def requests() -> AsyncIterator[Any]:
+            for each in messages:
+                yield each
+
+        service = RoundsService(coordinator(), WorkerAccess(Keyring(), mutual=False))
+        answer = getattr(service, method.name)(requests() if method.client_streaming else messages[0], context)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.01 if method.name in ("Fetch", "Watch") else 5):  # they wait for more
+                if method.server_streaming:
+                    async with contextlib.aclosing(answer):
+                        async for each in answer:
+                            each.SerializeToString()
+                else:
+                    (await answer).SerializeToString()
+        await coordinator().step()
+
+    def parse(data: bytes) -> None:
+        if len(data) < 2:
+            return
+        which, path = data[0] % (len(kinds) + 2), folder / "file"
+        path.write_bytes(data[2:])
+        with contextlib.suppress(OnesweepError, StatusError, DecodeError):
+            if which == len(kinds):
+                load_worker(path)
+            elif which > len(kinds):
+                Members(path, 2, 1, 30.0, 0.0)
+            elif messages := [kinds[which].FromString(each) for each in _parts(data[2:])]:
+                put_right(messages, data[1])
+                if which < len(methods):
+                    loop.run_until_complete(called(methods[which], messages))
+                elif kinds[which] is rounds_pb2.JoinResponse:
+                    spec_of(messages[0], folder, corpus)
+                elif messages[0].part in spec.fragments.like:
+                    WeightCache(files, "w0", "", folder, spec.fragments.like).fetch(messages[0], "int8")
+
+    def seeds() -> Iterator[bytes]:
+        run = coordinator()
+        lease = run.members.at(Place(0, 0)).lease  # type: ignore[union-attr]
+        asked = rounds_pb2.NextRequest(worker="w0", lease=lease, after=0, held=[rounds_pb2.Held(part=spec.parts[0])])
+        order = loop.run_until_complete(run._order(run.called("w0", lease), spec.parts[0], 0, rounds_pb2.NextRequest()))
+        small = dict(sorted(run.ledger.weights(spec.parts[0]).items(), key=lambda named: named[1].numel())[:2])
+        updates = [CODECS["int8"].encode(scale(run.ledger.weights(part), 0.01)) for part in spec.parts]
+        passing = rounds_pb2.PassRequest(passing=rounds_pb2.Passing())
+        submission = rounds_pb2.Submission(id="x", steps=2, sequences=4, codec="int8", losses={"next_byte_nats": 2.0})
+        sent: list[list[Any]] = [
+            [join_request(corpus, WorkerSettings("w0", folder, 0))],
+            [asked],
+            [rounds_pb2.FetchRequest(name=order.base.files[0].name)],
+            [rounds_pb2.FetchRequest(name="features-0")],
+            [passing, *(rounds_pb2.PassRequest(piece=piece_of(bytes(100), 0)) for _ in range(3))],
+            *(
+                [
+                    rounds_pb2.SubmitRequest(submission=submission),
+                    *(rounds_pb2.SubmitRequest(piece=piece_of(each, 0)) for each in (update[:2000], update[2000:])),
+                ]
+                for update in updates
+            ),
+            [rounds_pb2.BeatRequest(losses={"next_byte_nats": 2.0}, steps=1, busy_seconds=1.0)],
+            [rounds_pb2.WatchRequest(interval_seconds=1.0)],
+            [loop.run_until_complete(run.join(join_request(corpus, WorkerSettings("w0", folder, 0))))],
+            [order.base],
+            [rounds_pb2.LeaveRequest()],
+        ]
+        for messages in sent:
+            for flags in (0, 1):
+                yield bytes([kinds.index(type(messages[0])), flags]) + b"".join(
+                    _part(each.SerializeToString()) for each in messages
+                )
+        save_worker(folder / "file", spec.run, WorkerProgress(spec.parts[0]), {"base": small})
+        yield bytes([len(kinds), 0]) + (folder / "file").read_bytes()
+        run.members.save(run.members.records())
+        yield bytes([len(kinds) + 1, 0]) + run.members.path.read_bytes()
+
+    def mutate(rng: random.Random, data: bytes) -> bytes:
+        which = data[0] % (len(kinds) + 2) if data else 0
+        if which >= len(kinds):
+            return after(2, (changed_header, changed_json)[which - len(kinds)])(rng, data)
+        parts = list(_parts(data[2:]))
+        at = rng.randrange(max(len(parts), 1))
+        parts[at : at + 1] = [changed_message(kinds[which])(rng, b"".join(parts[at : at + 1]))]
+        return data[:2] + b"".join(_part(each) for each in parts if len(each) < 1 << 16)
+
+    return Target(parse, seeds(), mutate)
+
+
+def _part(data: bytes) -> bytes:
+    return len(data).to_bytes(2, "little") + data
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    while data:
+        size = int.from_bytes(data[:2], "little")
+        yield data[2 : 2 + size]
+        data = data[2 + size :]
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "hop": hop,
     "manifest": lambda: of_files("manifest"),
@@ -473,6 +652,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "http": http,
     "update": update,
     "config": config,
+    "rounds": rounds,
     "request": request,
 }
 
@@ -504,7 +684,7 @@ def changed_message(kind: type[Message]) -> Callable[[random.Random, bytes], byt
 
 def changed_metadata(rng: random.Random, data: bytes) -> bytes:
     """Changes type or value of one entry in a GGUF file's metadata or list of tensors: 4 or 8 bytes after its name."""
-    names = [match.end() for match in re.finditer(rb"[a-z0-9_]+(\.[a-z0-9_]+)+", data)]
+    names = [match.end() for match in re.finditer(rb"[a-z0-9_]+(\.[a-z0-9_]+)+", data[: 1 << 15])]
     if not names:
         raise ValueError
     at, size = rng.choice(names) + rng.choice((0, 0, 4, 4, 4, 8, 12, 20)), rng.choice((4, 4, 8))

@@ -13,6 +13,7 @@ import ast
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,8 @@ WIDER = {
     "serving/modes": ("tests/serving/router/test_validation.py", "tests/serving/cli/test_commands.py"),
     "serving/drawing": ("tests/serving/gateway/test_picture_race.py",),
     "serving/client": ("tests/serving/cli/test_chat.py",),
+    "serving/gateway": ("tests/serving/drawing/test_drawing.py",),
+    "serving/cli": ("tests/e2e/test_wheel.py",),
     "trainer/rounds": ("tests/trainer/rounds/network", "tests/trainer/test_commands.py"),
     "trainer/blocks": ("tests/trainer/test_commands.py",),
 }
@@ -261,7 +264,7 @@ def run_tests(tree: Path, tests: list[str], limit_s: float) -> tuple[str, str]:
             return "timed out", ""
     if run.returncode not in (FAILED, INTERRUPTED, UNUSABLE):
         return "passed", ""
-    failed = [line.split()[1] for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)  # a name may have blanks
     return "failed", failed[0] if failed else said[-300:]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, uint8
 
 from onesweep.stages.checkpoint.checkpoint import replace_file
 from onesweep.stages.errors import CheckpointError, ResumeError
@@ -37,10 +37,8 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ResumeError(f"{path} cannot be read ({error}); delete it to start anew") from None
-    if (text := metadata.get("record")) is None:
-        # Runs of earlier versions have each value of their record in the metadata, and another digest.
-        return dict(metadata), tensors
     # safetensors checks its header only; a flipped bit in a tensor would go unnoticed.
+    text = metadata.get("record", "")
     if metadata.get("sha256") != _digest(text, tensors):
         raise ResumeError(f"{path} is damaged: its tensors do not have the recorded SHA-256; delete it to start anew")
     return json.loads(text), tensors
@@ -61,7 +59,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().contiguous().cpu()
         found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        found.update(tensor.numpy().reshape(-1).view("uint8").data)
+        found.update(tensor.reshape(-1).view(uint8).numpy().data)  # NumPy does not have all types
     return found.hexdigest()
 
 

@@ -221,5 +221,5 @@ def _read(path: Path, now_s: float) -> list[Member]:
             )
             for record in json.loads(path.read_text(encoding="utf-8"))
         ]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ResumeError(f"{path} is damaged ({error}); delete it: workers will join again") from None

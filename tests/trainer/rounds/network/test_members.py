@@ -146,8 +146,9 @@ def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(memb
     assert sorted(member.done("block-0") for member in again) == [-1, 3]
 
 
-def test_a_damaged_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "members.json").write_text("[{}]")
+@pytest.mark.parametrize("damaged", ["[{}]", "[" * 60000, '[{"worker": "w", "part": 1e999, "replica": 0}]'])
+def test_a_damaged_file_is_told(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "members.json").write_text(damaged)
     with pytest.raises(ResumeError, match="is damaged"):
         Members(tmp_path / "members.json", 2, 2, 10.0, 0.0)
 
