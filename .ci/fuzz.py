@@ -583,7 +583,7 @@ def rounds() -> Target:
         run = coordinator()
         lease = run.members.at(Place(0, 0)).lease  # type: ignore[union-attr]
         asked = rounds_pb2.NextRequest(worker="w0", lease=lease, after=0, held=[rounds_pb2.Held(part=spec.parts[0])])
-        order = loop.run_until_complete(run._order(run.called("w0", lease), spec.parts[0], 0, rounds_pb2.NextRequest()))
+        order: Any = loop.run_until_complete(run._alone(run._filled, rounds_pb2.Order(round=0), spec.parts[0], {}))
         small = dict(sorted(run.ledger.weights(spec.parts[0]).items(), key=lambda named: named[1].numel())[:2])
         updates = [CODECS["int8"].encode(scale(run.ledger.weights(part), 0.01)) for part in spec.parts]
         passing = rounds_pb2.PassRequest(passing=rounds_pb2.Passing())

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
 from onesweep.trainer.planning.inventory import PartInventory
-from onesweep.trainer.rounds.codecs import WHOLE, Shapes, codec_named
+from onesweep.trainer.rounds.codecs import CODECS, WHOLE, Shapes
 from onesweep.trainer.rounds.spec import cut
 from onesweep.trainer.rounds.transfer import PIECE_BYTES, pieces
 from onesweep.trainer.v1 import rounds_pb2
@@ -63,11 +63,11 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
     """
     # A worker begins round n with version n, or with version n - 1 where it does not wait. The last round ends with the
     # last fragment, whose last version nobody trains from; the other fragments are fetched once more.
-    up, copy = codec_named(settings.codec), settings.copies_codec
-    own, last = fragments_of(part.shapes, settings), codec_named(settings.up_codec(settings.rounds - 1))
+    up, copy = CODECS[settings.codec], settings.copies_codec
+    own, last = fragments_of(part.shapes, settings), CODECS[settings.up_codec(settings.rounds - 1)]
     versions = max(settings.rounds - 1 - settings.ahead, 0)
     return WorkerTraffic(
-        first=sum(map(codec_named(WHOLE).size, [part.shapes, *part.copied.values()])),
+        first=sum(map(CODECS[WHOLE].size, [part.shapes, *part.copied.values()])),
         ups=tuple(map(up.size, own)),
         downs=tuple(version_bytes(like, settings.down_codec) for like in own),
         copies=tuple(version_bytes(f, copy) for like in part.copied.values() for f in fragments_of(like, settings)),
@@ -83,7 +83,7 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
 
 def version_bytes(like: Shapes, codec: CodecName) -> int:
     """One version for a worker that has the one before: as a difference, or whole if that is not more."""
-    return min(codec_named(codec).size(like), codec_named(WHOLE).size(like))
+    return min(CODECS[codec].size(like), CODECS[WHOLE].size(like))
 
 
 def fragments_of(like: Shapes, settings: RoundSettings) -> list[Shapes]:

@@ -16,7 +16,7 @@ from onesweep.stages.errors import CheckpointError, CodecError, InputError
 from onesweep.trainer.blocks.round_settings import CodecName
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.client import FileGoneError, RoundsClient
-from onesweep.trainer.rounds.codecs import WHOLE, Shapes, Tensors, codec_named, receive
+from onesweep.trainer.rounds.codecs import CODECS, WHOLE, Shapes, Tensors, receive
 from onesweep.trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy
 from onesweep.trainer.rounds.parts import Learner
 from onesweep.trainer.rounds.settings import WorkerSettings
@@ -64,12 +64,12 @@ class WeightCache:
         try:
             if wanted.whole:
                 (file,) = wanted.files
-                tensors = codec_named(WHOLE).decode(self._file(file, codec_named(WHOLE).size(like)), like)
+                tensors = CODECS[WHOLE].decode(self._file(file, CODECS[WHOLE].size(like)), like)
             elif held is None:
                 raise CodecError("it is sent as differences to what is not here")
             else:
                 for file in wanted.files:
-                    tensors = receive(tensors, self._file(file, codec_named(codec).size(like)), codec)
+                    tensors = receive(tensors, self._file(file, CODECS[codec].size(like)), codec)
             if digest(tensors) != wanted.digest:
                 raise CodecError("it does not have the digest that was told")
         except (InputError, ValueError) as error:

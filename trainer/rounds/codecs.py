@@ -76,10 +76,6 @@ def under(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def zeros_like(tensors: Tensors) -> Tensors:
-    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-
-
 def add(a: Tensors, b: Tensors, share: float = 1.0) -> Tensors:
     """a + share * b."""
     return _both(a, b, lambda x, y: x + share * y if share != 1.0 else x + y)
@@ -313,10 +309,6 @@ CODECS: dict[CodecName, TensorCodec] = {
 }
 
 
-def codec_named(name: CodecName) -> TensorCodec:
-    return CODECS[name]
-
-
 class ErrorFeedback:
     """Keeps what a codec left out of a worker's updates, until it travels; one for each fragment.
 
@@ -338,7 +330,7 @@ class ErrorFeedback:
 
     def encode(self, delta: Tensors, round_: int) -> bytes:
         """The payload of a round's update and of all that was left out before."""
-        codec = codec_named(self.settings.up_codec(round_))
+        codec = CODECS[self.settings.up_codec(round_)]
         wanted = add(delta, self.carried) if self.carried and not self.stays else delta
         payload = codec.encode(wanted)
         if codec.name != WHOLE:
@@ -352,13 +344,13 @@ def publish(weights: Tensors, public: Tensors, codec: CodecName) -> tuple[Tensor
     # rounds away is in the next: error feedback without a state of its own.
     if codec == WHOLE:
         return weights, b""
-    difference = codec_named(codec).encode(subtract(weights, public))
+    difference = CODECS[codec].encode(subtract(weights, public))
     return receive(public, difference, codec), difference
 
 
 def receive(public: Tensors, difference: bytes, codec: CodecName) -> Tensors:
     """The next public weights, on the worker's side. Raises CodecError for another size."""
-    return add(public, codec_named(codec).decode(difference, shapes(public)))
+    return add(public, CODECS[codec].decode(difference, shapes(public)))
 
 
 def route(
@@ -377,7 +369,7 @@ def route(
 
 def whole_size(weights: Tensors) -> int:
     """Bytes of a version that travels whole."""
-    return codec_named(WHOLE).size(shapes(weights))
+    return CODECS[WHOLE].size(shapes(weights))
 
 
 def _rows(shape: tuple[int, ...]) -> int:

@@ -15,7 +15,7 @@ import grpc
 from onesweep.stages.wire.status import StatusError, invalid
 from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
 from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.codecs import WHOLE, Tensors, codec_named, publish, route, whole_size
+from onesweep.trainer.rounds.codecs import CODECS, WHOLE, Tensors, publish, route, whole_size
 from onesweep.trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy
 from onesweep.trainer.rounds.ledger import KEPT_VERSIONS, Ledger
 from onesweep.trainer.rounds.members import Member, Members, Place
@@ -121,7 +121,7 @@ class WeightServer:
         for number, data in differences.items():
             offered.files.append(self._file(edition.line, number, "difference", partial(bytes, data)))
         if offered.whole:
-            encode = partial(codec_named(WHOLE).encode, edition.weights)
+            encode = partial(CODECS[WHOLE].encode, edition.weights)
             offered.files.append(self._file(edition.line, edition.number, "whole", encode))
         self._drop_old(edition)
         return offered

@@ -8,7 +8,7 @@ from statistics import median
 import torch
 
 from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.codecs import Shapes, Tensors, add, shapes, subtract, zeros_like
+from onesweep.trainer.rounds.codecs import Shapes, Tensors, add, shapes, subtract
 from onesweep.trainer.rounds.store import Share, Update
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # ids and workers become file names and log lines
@@ -122,7 +122,7 @@ def relative_weights(shares: Sequence[Share]) -> list[float]:
 
 def weighted_mean(shares: Sequence[Share]) -> Tensors:
     """sum(weight * delta) / sum(weight) of at least one share, accumulated in float32."""
-    mean = zeros_like(shares[0].delta)
+    mean = {name: torch.zeros_like(tensor) for name, tensor in shares[0].delta.items()}
     for share, weight in zip(shares, relative_weights(shares), strict=True):
         for name, total in mean.items():
             total.add_(share.delta[name], alpha=weight)

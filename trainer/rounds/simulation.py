@@ -15,7 +15,7 @@ from onesweep.stages.errors import ConfigError
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.codecs import ErrorFeedback, Tensors, codec_named, scale, shapes, subtract
+from onesweep.trainer.rounds.codecs import CODECS, ErrorFeedback, Tensors, scale, shapes, subtract
 from onesweep.trainer.rounds.features import FeatureFormat, is_fed, passes_on
 from onesweep.trainer.rounds.file_server import CopyLine
 from onesweep.trainer.rounds.ledger import Ledger
@@ -232,7 +232,7 @@ class VirtualWorker:
         delta = subtract(fragment.base, {key: weights[key] for key in fragment.base})
         payload = fragment.feedback.encode(delta, fragment.round)
         engine.traffic.up_bytes += len(payload)
-        fragment.own = codec_named(self.settings.up_codec(fragment.round)).decode(payload, shapes(delta))
+        fragment.own = CODECS[self.settings.up_codec(fragment.round)].decode(payload, shapes(delta))
         update = Update(
             id=f"{self.name}-{fragment.round}-{fragment.count}",
             worker=self.name,
@@ -300,7 +300,7 @@ class VirtualWorker:
         engine.at(now, self.train)
 
     def _count_down(self, fragment: SimulatedFragment, whole: bool) -> int:
-        codec = codec_named("fp32" if whole else self.settings.down_codec)
+        codec = CODECS["fp32" if whole else self.settings.down_codec]
         size = codec.size(shapes(fragment.base))
         self.engine.traffic.down_bytes += size
         return size

@@ -8,7 +8,7 @@ from pathlib import Path
 from onesweep.stages.errors import CodecError, InputError, RequestError
 from onesweep.stages.wire.channel import check_name
 from onesweep.stages.wire.status import invalid
-from onesweep.trainer.rounds.codecs import codec_named
+from onesweep.trainer.rounds.codecs import CODECS
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.members import Member
 from onesweep.trainer.rounds.settings import MOST_MACHINES
@@ -46,7 +46,7 @@ class UpdateIntake:
             if submission.fragment >= len(fragments):
                 raise RequestError(f"no fragment {submission.fragment}: parts of this run have {len(fragments)}")
             fragment = fragments[submission.fragment]
-            codec = codec_named(rounds.up_codec(submission.round))
+            codec = CODECS[rounds.up_codec(submission.round)]
             if submission.codec != codec.name:
                 raise RequestError(f"this round's updates travel as {codec.name}, not {submission.codec[:20]!r}")
             _parcel_of(submission).check()
@@ -93,7 +93,7 @@ class UpdateIntake:
     ) -> rounds_pb2.Verdict:
         """Decode an update and ask the ledger. Raises CheckpointError when it cannot be stored."""
         try:
-            codec = codec_named(self.spec.config.rounds.up_codec(submission.round))
+            codec = CODECS[self.spec.config.rounds.up_codec(submission.round)]
             delta = codec.decode(payload, self.spec.fragments.like[fragment])
         except CodecError as error:
             return rounds_pb2.Verdict(outcome=rounds_pb2.OUTCOME_REFUSED, reason=str(error))

@@ -13,7 +13,7 @@ from onesweep.stages.errors import ConfigError, ResumeError
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest, load_state, save_state
 from onesweep.trainer.rounds.cache import CachedWeights
-from onesweep.trainer.rounds.codecs import ErrorFeedback, Shapes, Tensors, codec_named, norm, subtract
+from onesweep.trainer.rounds.codecs import CODECS, ErrorFeedback, Shapes, Tensors, norm, subtract
 from onesweep.trainer.rounds.merging import Overlap
 from onesweep.trainer.v1 import rounds_pb2
 
@@ -120,7 +120,7 @@ class Fragment:
             payload=payload,
         )
         if not self.overlap.waits:  # as the others get it
-            self.own = codec_named(self.settings.up_codec(progress.round)).decode(payload, self.like)
+            self.own = CODECS[self.settings.up_codec(progress.round)].decode(payload, self.like)
         progress.own_in = None
         progress.finished, progress.round = progress.round, None
 

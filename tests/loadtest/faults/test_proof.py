@@ -16,7 +16,7 @@ from onesweep.loadtest.faults.training_observer import LogEntry
 from onesweep.loadtest.faults.training_report import outcomes_by_lie
 from onesweep.loadtest.faults.training_run import TrainingFaultRecord, final_nats, refusals, with_waits
 from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.codecs import TensorCodec, codec_named, shapes
+from onesweep.trainer.rounds.codecs import CODECS, TensorCodec, shapes
 
 TENSORS = {"b": np.ones((2, 3), np.float32), "a": np.float32([1, 2])}
 
@@ -76,7 +76,7 @@ def test_the_digest_is_that_of_the_log() -> None:
     assert tensors_digest(TENSORS) == digest({name: torch.from_numpy(array) for name, array in TENSORS.items()})
 
 
-@pytest.mark.parametrize("codec", [codec_named("fp32"), codec_named("int8")], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("codec", [CODECS["fp32"], CODECS["int8"]], ids=lambda codec: codec.name)
 def test_an_update_that_waits_in_a_state_is_hashed_there(codec: TensorCodec, tmp_path: Path) -> None:
     like = {name: torch.from_numpy(array) for name, array in TENSORS.items()}
     data = codec.encode(like)

@@ -21,7 +21,7 @@ from onesweep.stages.wire.tokens import Keyring
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.rounds.client import RoundsClient
-from onesweep.trainer.rounds.codecs import Tensors, codec_named, scale, shapes
+from onesweep.trainer.rounds.codecs import CODECS, Tensors, scale, shapes
 from onesweep.trainer.rounds.coordinator import Coordinator
 from onesweep.trainer.rounds.page import page_served
 from onesweep.trainer.rounds.publishing import Publisher
@@ -153,7 +153,7 @@ class Network:
         return rounds_pb2.Submission(**{**fields, "sha256": sha256.digest(), **changes})
 
     def payload(self, part: str, tensors: Tensors | None = None) -> bytes:
-        return codec_named("fp32").encode(self.delta(part) if tensors is None else tensors)
+        return CODECS["fp32"].encode(self.delta(part) if tensors is None else tensors)
 
     def shapes(self, part: str) -> Any:
         return shapes(self.ledger.weights(part))

@@ -9,7 +9,7 @@ from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.cache import WeightCache
 from onesweep.trainer.rounds.client import FileGoneError, RoundsClient
-from onesweep.trainer.rounds.codecs import codec_named, receive, shapes
+from onesweep.trainer.rounds.codecs import CODECS, receive, shapes
 from onesweep.trainer.rounds.file_server import CopyLine, WeightServer
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.store import Store
@@ -42,7 +42,7 @@ def test_copies_come_as_differences_to_who_has_one(ledger: Ledger, codec: CodecN
         close(ledger, number)
         before, offered = holding(offered), offers.copy("p", holding(offered))
         assert (offered.version, offered.whole, len(offered.files)) == (number + 1, False, 1)
-        assert offered.files[0].size == codec_named(codec).size(like)
+        assert offered.files[0].size == CODECS[codec].size(like)
         held = receive(held, offers.read(offered.files[0].name), codec)
         assert digest(held) == offered.digest
         assert list(offers.copy("p", holding(offered)).files) == []
@@ -66,7 +66,7 @@ def test_copies_are_refreshed_as_often_as_it_is_said(ledger: Ledger) -> None:
 def test_bytes_are_those_of_what_is_missed(ledger: Ledger) -> None:
     line = CopyLine(RoundSettings(copies_codec="e3m0"), 0, ledger.weights("p"))
     like = shapes(ledger.weights("p"))
-    one, whole = codec_named("e3m0").size(like), codec_named("fp32").size(like)
+    one, whole = CODECS["e3m0"].size(like), CODECS["fp32"].size(like)
     assert (line.size(0), line.size(None)) == (0, whole)
     for number in range(6):
         close(ledger, number)
@@ -81,7 +81,7 @@ def test_a_copy_travels_exactly_where_it_travels_whole(ledger: Ledger) -> None:
     close(ledger, 0)
     offered = offers.copy("p", holding(first))
     assert (offered.whole, offered.digest) == (True, digest(ledger.weights("p")))
-    found = codec_named("fp32").decode(offers.read(offered.files[0].name), shapes(ledger.weights("p")))
+    found = CODECS["fp32"].decode(offers.read(offered.files[0].name), shapes(ledger.weights("p")))
     assert all(torch.equal(tensor, ledger.weights("p")[key]) for key, tensor in found.items())
 
 

@@ -17,7 +17,7 @@ import pytest
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.wire.status import StatusError
 from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.codecs import codec_named, scale
+from onesweep.trainer.rounds.codecs import CODECS, scale
 from onesweep.trainer.rounds.coordinator import Coordinator
 from onesweep.trainer.rounds.publishing import Publisher
 from onesweep.trainer.rounds.server import ledger_of
@@ -179,7 +179,7 @@ class WatchedStore(Store):
 def test_two_updates_at_once_are_judged_one_after_the_other(tmp_path: Path) -> None:
     spec, store = RunSpec.begin(rounds_config, corpus, tmp_path / "out"), WatchedStore()
     ledger = ledger_of(spec, store)
-    payload = codec_named("fp32").encode(scale(ledger.weights("block-0"), 0.01))
+    payload = CODECS["fp32"].encode(scale(ledger.weights("block-0"), 0.01))
 
     async def hand_in(coordinator: Coordinator, worker: str) -> rounds_pb2.Verdict:
         ours = {"version": version("onesweep"), "protocol": PROTOCOL, "data_kind": "bytes", "data": corpus.digest()}
