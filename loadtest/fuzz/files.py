@@ -206,19 +206,16 @@ def _pictures(
 
         return packed
 
+    images = IDX_NAMES["train"][0]
     found = [
         Reader("npz", archive, file("pictures.npz", load_pictures)),
-        Reader("IDX", (idx / IDX_NAMES["train"][0]).read_bytes(), file(f"idx/{IDX_NAMES['train'][0]}", _folder)),
+        Reader("IDX", (idx / images).read_bytes(), file(f"idx/{images}", lambda path: load_pictures(idx))),
         Reader("PNG", png, file("folders/cat/0.png", lambda path: load_pictures(folders))),
     ]
     with zipfile.ZipFile(io.BytesIO(archive)) as source:
         return found + [
             Reader(f"{name} of an npz", source.read(name), within(name)) for name in ("train_x.npy", "classes.npy")
         ]
-
-
-def _folder(path: Path) -> object:
-    return load_pictures(path.parent)
 
 
 def _certificates(

@@ -218,7 +218,7 @@ class ProcessWatch:
             if process is None:
                 if name not in self._gone:
                     self._gone.add(name)
-                    tally.finding(f"{name} ended: {self._tail(name)}")
+                    tally.finding(f"{name} ended: {self.testbed.log(name).read_text(errors='replace')[-500:]}")
                 continue
             try:
                 rss_mb, descriptors = process.memory_info().rss / 1e6, process.num_fds()
@@ -243,6 +243,3 @@ class ProcessWatch:
             last = re.findall(r"^\S*(?:Error|Exception|Warning)[:\s].*$", excerpt, re.MULTILINE)
             what = re.sub(r"\d+", "0", last[0] if last else excerpt[:200])
             tally.finding(f"{name} logs: {what[:200]}", excerpt.encode())
-
-    def _tail(self, name: str) -> str:
-        return self.testbed.log(name).read_text(errors="replace")[-500:]

@@ -85,7 +85,8 @@ def figures_of(judged: Sequence[Judged], window: Window, max_bytes: int) -> Load
     refusals = sorted(j.latency_ms for j in refused)
     arrived = sum(j.outcome is Outcome.RIGHT and 0 <= j.end_s < window.seconds for j in judged)
     rate = arrived / window.seconds if window.seconds > 0 else 0.0
-    failures = Counter(_failure(j.sample) for j in inside if j.outcome is Outcome.FAILED)
+    failed = [j.sample for j in inside if j.outcome is Outcome.FAILED]
+    failures = Counter(": ".join(filter(None, (each.status, each.message))) for each in failed)
     return LoadFigures(
         counts=count(inside),
         outside=count(j for j in judged if not window.holds(j.sample)),
@@ -102,7 +103,3 @@ def figures_of(judged: Sequence[Judged], window: Window, max_bytes: int) -> Load
         failures=dict(failures.most_common(MESSAGES)),
         interrupted=window.interrupted,
     )
-
-
-def _failure(sample: LoadSample) -> str:
-    return f"{sample.status}: {sample.message}" if sample.message else sample.status

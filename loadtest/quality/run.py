@@ -41,7 +41,6 @@ from onesweep.loadtest.quality.panel import (
 from onesweep.loadtest.quality.prompts import Passage, PromptSet, cut_prompts, held_out_documents, training_documents
 from onesweep.loadtest.report.record import origin, settings_record
 from onesweep.loadtest.report.table import open_meter
-from onesweep.loadtest.workload.caller import RouterState
 from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from onesweep.serving.client.client import Result
 from onesweep.serving.modes import MODES
@@ -131,7 +130,9 @@ def run_quality(settings: QualitySettings) -> QualityResult:
     prompts = cut(settings, SUFFIX_BYTES if infills else 0)
     with open_testbed(target_settings(settings)) as target:
         facts = router_facts(target.access)
-        arms = at_temperatures(_all_arms(facts), settings.temperatures) if arms is None else arms
+        if arms is None:
+            every = tuple(QualityArm(mode) for mode in facts.modes if mode not in (INFILL, "auto"))
+            arms = at_temperatures(every, settings.temperatures)
         check_served(arms, facts, settings.prompt_bytes + settings.max_bytes)
         with open_meter("generating", len(arms) * len(prompts.asked)) as progress:
             results = generate_all(target.access, arms, prompts.asked, settings, facts, progress)
@@ -254,10 +255,6 @@ def _mean_known(results: Sequence[Result], name: str) -> float | None:
     values = [getattr(result, name, None) for result in results]
     known = [float(value) for value in values if value]
     return statistics.fmean(known) if known else None
-
-
-def _all_arms(facts: RouterState) -> tuple[QualityArm, ...]:
-    return tuple(QualityArm(mode) for mode in facts.modes if mode not in (INFILL, "auto"))
 
 
 def target_settings(settings: QualitySettings) -> TestbedSettings:

@@ -150,7 +150,7 @@ def _check_installed() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
-        raise InputError("`onesweep certs` needs cryptography: pip install 'onesweep[tls]'") from None
+        raise InputError("this command needs cryptography: pip install 'onesweep[tls]'") from None
 
 
 # `onesweep receipt`: what hosts signed of a text.

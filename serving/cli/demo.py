@@ -103,7 +103,8 @@ def show_modes(client: Client, deployment: Deployment, checkpoint: Path, prompt:
 
 def show_model(client: Client, deployment: Deployment, checkpoint: Path, prompt: str) -> bool:
     """Have a pretrained model answer in `ar` and `ar-speculative`. False where their texts differ."""
-    memory = [f"{host.name} {_memory_mb(deployment.processes[host.name]):.0f}" for host in deployment.topology.hosts]
+    processes = [(host.name, psutil.Process(deployment.processes[host.name])) for host in deployment.topology.hosts]
+    memory = [f"{name} {process.memory_info().rss / 1e6:.0f}" for name, process in processes]
     print(f"{_parameters(checkpoint) / 1e6:.0f} million numbers in all; MB of memory: {', '.join(memory)}\n")
     asked: dict[str, Any] = {"messages": [("user", prompt)]} if client.status().chat else {"prompt": prompt}
     asked |= {"max_tokens": TOKENS, "temperature": 0, "seed": SEED, "timeout_s": MAX_TIMEOUT_S}
@@ -181,7 +182,3 @@ def _parameters(directory: Path) -> int:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         count += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
     return count
-
-
-def _memory_mb(process: int) -> float:
-    return float(psutil.Process(process).memory_info().rss) / 1e6

@@ -119,7 +119,9 @@ class Keyring:
         return found
 
     def _shares(self, path: Path) -> tuple[Key, ...]:
-        return tuple(key.share(self.routers) for key in read_tokens(path))
+        if not (keys := read_tokens(path)):
+            log.warning("%s has no keys: nobody is let in until `onesweep token add` writes one", path)
+        return tuple(key.share(self.routers) for key in keys)
 
     def _read_again(self, path: Path) -> None:
         stamp = stamp_of(path)

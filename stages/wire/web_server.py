@@ -3,12 +3,14 @@
 import asyncio
 import logging
 import math
+import select
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import h11
 import uvicorn
@@ -43,16 +45,20 @@ class Connection(H11Protocol):
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
+    def __init__(self, mute: dict["Connection", None], **given: Any) -> None:  # noqa: ANN401 - uvicorn's own
+        """:param mute: the server's connections before their first request, the oldest first."""
+        super().__init__(**given)
+        self.mute = mute
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self.began_s = self.loop.time()
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            mute = [each for each in self.connections if isinstance(each, Connection) and each.is_mute]
-            # not the newest: its request may be on its way
-            oldest = min(mute, key=lambda each: each.began_s, default=None) if len(mute) > 1 else None
-            (oldest or self).transport.abort()
-            if oldest is None:
+            oldest = next((each for each in self.mute if not each.has_unread), self)
+            oldest.transport.abort()
+            self.mute.pop(oldest, None)
+            if oldest is self:
                 return
+        self.mute[self] = None
         transport.set_write_buffer_limits(high=1, low=0)  # the last bytes of an answer count as unread, too
         self._watch()
 
@@ -62,9 +68,12 @@ class Connection(H11Protocol):
             self.transport.close()
             return
         super().data_received(data)
+        if self.cycle is not None:
+            self.mute.pop(self, None)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.mute.pop(self, None)
         self._forget()
         self._see_read()
         super().connection_lost(exc)
@@ -79,9 +88,11 @@ class Connection(H11Protocol):
         self._see_read()
 
     @property
-    def is_mute(self) -> bool:
-        """True before the first request, unless it is closed already."""
-        return not self.transport.is_closing() and self.cycle is None
+    def has_unread(self) -> bool:
+        """True if the kernel has bytes of it: after a stall, hundreds of connections are made before one is read."""
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
+        return bool(poll.poll(0))
 
     @property
     def _waits(self) -> bool:
@@ -174,7 +185,7 @@ class WebServer(uvicorn.Server):
 
     async def startup(self, sockets: Sequence[socket.socket]) -> None:  # type: ignore[override]
         """As uvicorn's for open sockets, with a limit for handshakes, which it does not offer."""
-        made = partial(self._connection, config=self.config, server_state=self.server_state, app_state={})
+        made = partial(self._connection, {}, config=self.config, server_state=self.server_state, app_state={})
         start, tls = asyncio.get_running_loop().create_server, self.config.ssl
         limit_s = HANDSHAKE_S if tls else None
         self.servers = [

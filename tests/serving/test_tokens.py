@@ -96,6 +96,7 @@ def test_a_file_that_changes_is_read_again(path: Path, caplog: pytest.LogCapture
     write_tokens(path, [])
     with pytest.raises(StatusError, match="unknown token"):
         keyring.identify(token_metadata(token), "generate")
+    assert "tokens.toml has no keys: nobody is let in" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import select
 import socket
+import threading
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -137,6 +138,22 @@ def test_silent_connections_make_room_for_one_that_asks(port: int, monkeypatch: 
             assert is_live(late)
             assert is_live(asked)
             assert b"" in (each.recv(1) for each in (silent, other))
+
+
+def test_a_request_that_was_not_read_yet_keeps_its_connection(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalled, made = threading.Event(), web_server.Connection.connection_made
+
+    def stalls(connection: web_server.Connection, transport: asyncio.Transport) -> None:
+        stalled.wait(WAIT_S)
+        made(connection, transport)
+
+    monkeypatch.setattr(web_server.Connection, "max_connections", 2)
+    monkeypatch.setattr(web_server.Connection, "connection_made", stalls)
+    with dial(port), dial(port) as asks:
+        asks.sendall(LIVE)
+        with dial(port), dial(port):
+            stalled.set()
+            assert asks.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def test_a_failure_of_its_own_is_locked_down_too() -> None:
