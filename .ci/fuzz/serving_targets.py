@@ -1,0 +1,144 @@
+"""Targets that are messages: a hop to a host, a request to a router, a body to the gateway."""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx
+from google.protobuf.message import DecodeError
+from target import Target, changed_json, changed_message
+from tokenizers import Tokenizer
+
+from onesweep.loadtest.fuzz import http as bodies
+from onesweep.loadtest.fuzz.healthy import PICTURES, PROMPT, TEXTS, record
+from onesweep.loadtest.fuzz.testbed import open_fuzz_testbed
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.serving.client.client import AsyncClient
+from onesweep.serving.gateway.app import make_app
+from onesweep.serving.gateway.commands import HttpSettings
+from onesweep.serving.gateway.middleware import HttpCounters
+from onesweep.serving.modes import MODES
+from onesweep.serving.modes.base import Mode
+from onesweep.serving.modes.chat_template import ChatTemplate
+from onesweep.serving.modes.pretrained_tokenizer import PretrainedTokenizer
+from onesweep.serving.router import validation
+from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.request import Request
+from onesweep.serving.v1 import router_pb2, router_pb2_grpc
+from onesweep.stages.host.parts import plan_host
+from onesweep.stages.host.validation import parse_hop
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.status import StatusError
+from tests.stages.model.tiny_llama import tiny_tokenizer
+
+
+def hop() -> Target:
+    """A hop, for hosts of several deployments; the first byte chooses the host."""
+    bundles = (SHIPPED, SHIPPED / "pictures")
+    plans = [plan_host(bundle, blocks) for bundle in bundles for blocks in ((0,), (1,), (2,), (0, 1, 2))]
+
+    def parse(data: bytes) -> None:
+        parse_hop(stage_pb2.Hop.FromString(data[1:]), plans[data[0] % len(plans)])
+
+    async def captured(bundle: Path) -> list[bytes]:
+        async with open_fuzz_testbed(bundle) as testbed:
+            return (await record(testbed)).hops
+
+    def seeds() -> Iterator[bytes]:
+        for number, bundle in enumerate(bundles):
+            for i, data in enumerate(asyncio.run(captured(bundle))):
+                refreshed = stage_pb2.Hop.FromString(data)
+                refreshed.left_s = 60
+                yield bytes([4 * number + i % 4]) + refreshed.SerializeToString()
+
+    return Target(parse, seeds(), (DecodeError, StatusError), changed_message(stage_pb2.Hop), chooses=1)
+
+
+def request() -> Target:
+    """A request to a router whose model has tokens and a chat template; the first byte of an input chooses the mode."""
+    calls = "{{ tools | tojson }}" + '<tool_call>\n{"name": ..., "arguments": ...}</tool_call>'
+    told = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{% endfor %}"
+    encoding, template = Tokenizer.from_str(tiny_tokenizer(300)), ChatTemplate(told + calls, "", "")
+    spoken = PretrainedTokenizer(encoding, Alphabet(300), frozenset({257}), template)
+
+    class Served(Mode):
+        problem, positions, tokenizer, fills, keeps_budget = "", 4096, spoken, True, True
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def generate(self, request: object, account: object) -> Any:  # noqa: ANN401
+            raise NotImplementedError
+
+    modes, loop = [Served(name) for name in MODES], asyncio.new_event_loop()
+
+    async def checked(schema: str) -> str:
+        return ""  # the check takes a process of its own for each
+
+    validation.schema_problem = checked
+
+    async def taken(message: router_pb2.GenerateRequest, mode: Mode) -> None:
+        generation = validation.check_request(message, mode, time.monotonic() + 60)
+        messages, tools = validation.parsed_chat(message)
+        generation = await validation.tokenized(generation, messages, tools, mode, Account())
+        validation.check_fit(generation, mode)
+
+    def parse(data: bytes) -> None:
+        message = router_pb2.GenerateRequest.FromString(data[1:])
+        loop.run_until_complete(taken(message, modes[data[0] % len(modes)]))
+
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+    chat = router_pb2.GenerateRequest(max_tokens=4, mode="ar", tools=json.dumps([tool]), must_call=["f"])
+    for role, more in (("system", {}), ("user", {}), ("assistant", {"tool_calls": [tool]}), ("tool", {"name": "f"})):
+        chat.messages.add(role=role, content="the <extra_257> sea", more=json.dumps(more))
+    sent = [*(Request(prompt=PROMPT, **asked).message() for asked in TEXTS), chat]
+    seeds = [bytes([[*MODES].index(each.mode)]) + each.SerializeToString() for each in sent]
+    mutate = changed_message(router_pb2.GenerateRequest)
+    return Target(parse, seeds, (DecodeError, StatusError), mutate, chooses=1)
+
+
+class Router(router_pb2_grpc.RouterServiceServicer):
+    """Draws two classes, it says, and answers all requests with UNIMPLEMENTED."""
+
+    async def Status(self, request: object, context: object) -> router_pb2.StatusResponse:
+        shown = stage_pb2.PictureInfo(classes=["0", "1"], height=8, width=8, channels=1)
+        return router_pb2.StatusResponse(ready=True, pictures=shown, drawing_modes=["chain", "steps", "local"])
+
+    async def Generate(self, request: object, context: Any) -> None:  # noqa: ANN401
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no texts here")
+
+    Draw = Generate
+
+
+def http() -> Target:
+    """A body that is posted to the gateway; the first byte of an input chooses the path."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+
+    async def started() -> tuple[grpc.aio.Server, httpx.AsyncClient]:
+        server = grpc.aio.server()
+        router_pb2_grpc.add_RouterServiceServicer_to_server(Router(), server)
+        router = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        app: Any = make_app(HttpSettings(router=router), AsyncClient(router), HttpCounters())
+        json_bodies = {"content-type": "application/json"}
+        return server, httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost", headers=json_bodies
+        )
+
+    running = loop.run_until_complete(started())  # a server that nothing holds stops
+
+    def parse(data: bytes) -> None:
+        answer = loop.run_until_complete(running[1].post(bodies.PATHS[data[0] % len(bodies.PATHS)], content=data[1:]))
+        if answer.status_code == 500 or (answer.status_code == 502 and b"unimplemented" not in answer.content):
+            raise AssertionError(f"status {answer.status_code}: {answer.content[:200]!r}")
+
+    asked = [each for mode in TEXTS for each in bodies._bodies(mode)]
+    asked += [each for mode in PICTURES for each in bodies._picture_bodies(mode)]
+    seeds = [bytes([bodies.PATHS.index(path)]) + json.dumps(body).encode() for path, body in asked]
+    return Target(parse, seeds, (), changed_json, chooses=1)
