@@ -21,7 +21,6 @@ from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenize
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from onesweep.stages.errors import InputError, OnesweepError
-from onesweep.stages.host.grammar import with_tags_as_text
 from onesweep.stages.importing import huggingface
 from onesweep.stages.importing.families import FAMILIES
 from onesweep.stages.importing.gguf_file import GgufSource
@@ -172,7 +171,6 @@ def tokenizer() -> Target:
             made.token_text(symbol)
             reader.feed(made.alphabet.encode([symbol]))
         reader.end()
-        with_tags_as_text(data.decode())
 
     def seeds() -> Iterator[bytes]:
         yield tiny_tokenizer(300).encode()

@@ -196,10 +196,9 @@ def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> Pretrained
         tokenizer = tokenizers.Tokenizer.from_str(raw.decode())
         tokenizer.decode(tokenizer.encode("a").ids)  # some fail on any text
     size = manifest.text_architecture.vocabulary
-    if tokenizer.get_vocab_size() > size:
+    if (last := max(tokenizer.get_vocab().values(), default=0)) >= size:
         raise CheckpointError(
-            f"the tokenizer of {directory} has {tokenizer.get_vocab_size()} tokens, the model {size}: "
-            "it belongs to another one"
+            f"the tokenizer of {directory} has a token {last}, the model {size} tokens: it belongs to another one"
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from onesweep.stages.checkpoint.checkpoint import read_companion
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
+from onesweep.stages.errors import CheckpointError, library_errors
 from onesweep.stages.host.parts import ModelSource
 from onesweep.stages.host.schema_check import byte_tokenizer, compiled
 from onesweep.stages.model.draft_tree import Allowed
@@ -118,7 +119,8 @@ def _token_tokenizer(directory: Path, digest: str, size: int, ends: tuple[int, .
     from llguidance import LLTokenizer
 
     text = read_companion(directory, read_manifest(directory), TOKENIZER_NAME).decode()
-    return LLTokenizer(with_tags_as_text(text), n_vocab=size, eos_token=list(ends))
+    with library_errors(lambda problem: CheckpointError(f"{directory / TOKENIZER_NAME} is no tokenizer: {problem}")):
+        return LLTokenizer(with_tags_as_text(text), n_vocab=size, eos_token=list(ends))
 
 
 def _tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:

@@ -16,6 +16,7 @@ from onesweep.serving.modes.pretrained_tokenizer import UNKNOWN, PretrainedToken
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
+from onesweep.stages.host.grammar import _token_tokenizer
 from onesweep.stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
 from onesweep.stages.importing.source import probe_tokens
 from onesweep.stages.model.vocabulary import Alphabet
@@ -151,6 +152,16 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_when_it_is_read(tmp_path: Pa
         read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
     with pytest.raises(CheckpointError, match="tokenizer"):
         probe_tokens((tmp_path / "tokenizer.json").read_text(), ARCHITECTURE, "the sea")
+    with pytest.raises(CheckpointError, match=r"tokenizer.json is no tokenizer: .*\w"):
+        _token_tokenizer(tmp_path, "", 300, ())
+
+
+def test_a_token_beyond_the_model_is_refused(tmp_path: Path) -> None:
+    told = json.loads(LEVEL.to_str())
+    told["model"]["vocab"]["sea"] = 5000  # as numbers may leave gaps, the count says little
+    write_model(tmp_path, spelling=json.dumps(told))
+    with pytest.raises(CheckpointError, match="has a token 5000, the model 300 tokens"):
+        read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
 
 
 def test_a_developer_is_the_system_that_templates_know() -> None:
