@@ -30,10 +30,6 @@ def settled(condition: Callable[[], object], within_s: float = 15.0) -> bool:
     return bool(condition())
 
 
-def inodes(lab: Lab) -> set[int]:
-    return {node.inode for node in lab.places.values()}
-
-
 def holders(nodes: set[int]) -> set[tuple[int, int]]:
     """Processes, by id and start, that are in one of these network namespaces or hold it open."""
     found = set()
@@ -53,8 +49,8 @@ def let_go(nodes: set[int]) -> bool:
 
 def gone(lab: Lab) -> bool:
     """No process of the lab, none in it, and nothing that keeps a namespace of it."""
-    own = lab.processes.values()
-    return settled(lambda: all(start_ticks(pid) != ticks for pid, ticks in own)) and let_go(inodes(lab))
+    own, inodes = lab.processes.values(), {node.inode for node in lab.places.values()}
+    return settled(lambda: all(start_ticks(pid) != ticks for pid, ticks in own)) and let_go(inodes)
 
 
 def sleeper(lab: Lab, node: str, **how: Any) -> subprocess.Popen[bytes]:

@@ -46,10 +46,6 @@ def client(request: pytest.FixtureRequest, model: Path, local_ring: Any) -> Iter
         yield opened
 
 
-def of_ar(settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in ("branches", "draft")}
-
-
 def streamed(client: Client, **settings: Any) -> tuple[Result, list[Any]]:
     """Result and log-probabilities."""
 
@@ -66,7 +62,8 @@ def streamed(client: Client, **settings: Any) -> tuple[Result, list[Any]]:
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_the_text_is_that_of_ar(client: Client, name: str) -> None:
     settings = {"max_tokens": 40, "seed": 5} | SETTINGS[name]
-    expected, told = streamed(client, mode="ar", **of_ar(settings))
+    of_ar = {name: value for name, value in settings.items() if name not in ("branches", "draft")}
+    expected, told = streamed(client, mode="ar", **of_ar)
     result, told_too = streamed(client, **settings, **BY_HOSTS)
     assert result.output == expected.output
     assert told_too == told

@@ -206,7 +206,7 @@ def test_hosts_with_different_weights(bundles: Path, servers: Any) -> None:
         with pytest.raises(RouterError, match="give every host the same checkpoint") as caught:
             client.generate("x", mode="sweep", max_bytes=4)
         assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-        digests = [_digest(bundles / name / "chain")[:12] for name in ("own", "other")]
+        digests = [read_manifest(bundles / name / "chain").digest()[:12] for name in ("own", "other")]
         assert all(digest in str(caught.value) for digest in digests)
         with pytest.raises(RequestRefused, match="no local model") as refused:
             client.generate("x", mode="local", max_bytes=4)
@@ -245,10 +245,6 @@ def _reasons(client: Client) -> str:
         return " ".join(host.reason for host in client.status().hosts)
     except RouterError:
         return ""
-
-
-def _digest(directory: Path) -> str:
-    return read_manifest(directory).digest()
 
 
 def test_status_shows_the_hosts(deployment: Deployment, onesweep: Run) -> None:

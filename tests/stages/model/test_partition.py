@@ -15,12 +15,8 @@ from onesweep.stages.model.partition import LogNormalPrior, NoisePartition, equa
 RANGES = st.tuples(st.floats(0.01, 1.0), st.floats(1.1, 80.0))
 
 
-def normal_cdf(x: float) -> float:
-    return (1 + math.erf(x / math.sqrt(2))) / 2
-
-
 def prior_cdf(sigma: float, mean: float = -1.2, std: float = 1.2) -> float:
-    return normal_cdf((math.log(sigma) - mean) / std)
+    return (1 + math.erf((math.log(sigma) - mean) / std / math.sqrt(2))) / 2
 
 
 def sigma_with_mass_below(mass: float, low: float, high: float) -> float:

@@ -34,10 +34,6 @@ def other_authority_here(pki: Any, other: Any) -> tuple[Tls, Tls]:
     return pki.issue(HOST, "paris"), Tls(pki.authority.directory / "ca.pem", foreign.certificate, foreign.key)
 
 
-def other_address_there(pki: Any, other: Any) -> tuple[Tls, Tls]:
-    return pki.issue(HOST, "paris", ("10.8.0.1", "paris.example.org")), pki.issue(HOST, "tokyo")
-
-
 @pytest.mark.parametrize(
     ("sides", "says"),
     [
@@ -53,7 +49,10 @@ def other_address_there(pki: Any, other: Any) -> tuple[Tls, Tls]:
             lambda pki, other: (pki.expire(pki.issue(HOST, "paris")), pki.issue(HOST, "tokyo")),
             "showed a certificate that has expired: renew it there",
         ),
-        (other_address_there, "showed a certificate for another address: make it anew with --address"),
+        (
+            lambda pki, other: (pki.issue(HOST, "paris", ("10.8.0.1", "paris.example.org")), pki.issue(HOST, "tokyo")),
+            "showed a certificate for another address: make it anew with --address",
+        ),
         (
             lambda pki, other: (pki.issue(CLIENT, "paris"), pki.issue(HOST, "tokyo")),
             "showed a certificate that is not for servers",
