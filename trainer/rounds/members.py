@@ -117,8 +117,8 @@ class Members:
         same = [m for m in self._members.values() if m.key == key and (key or m.worker == worker)]
         for other in same:
             if self.is_here(other, now_s) and (stands_by or other.worker != worker):
-                said = f"{key} has a place already, as {other.worker}: a key has one place, and one vote in a merge"
-                said = f"{said}; get a key for each worker" if other.worker != worker else ANOTHER.format(worker)
+                taken = f"{key} has a place already, as {other.worker}: a key has one place, and one vote in a merge"
+                said = ANOTHER.format(worker) if other.worker == worker else f"{taken}; get a key for each worker"
                 raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, said, RETRY_MS)
         place = self._own(same, worker, part) or self._free(part, now_s)
         if place is None:
