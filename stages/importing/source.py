@@ -86,7 +86,9 @@ class Source(ABC):
             expected[HEAD] = expected[EMBEDDING]  # a copy of it, which some files have all the same
         for name, shape in expected.items():
             if name not in found:
-                raise CheckpointError(f"tensor {name} is missing, which the configuration asks for{_hint(name)}")
+                hint = ": its head is tied to the embedding, it seems, and the configuration denies it"
+                said = f"tensor {name} is missing, which the configuration asks for"
+                raise CheckpointError(said + (hint if name == HEAD else ""))
             if found[name] != shape:
                 raise CheckpointError(f"tensor {name} has shape {found[name]}, the configuration asks for {shape}")
         if unknown := sorted(found.keys() - expected.keys()):
@@ -124,6 +126,8 @@ def places_of(
         if len(names) > 1 and sum(rows) != shape[0]:
             raise CheckpointError(f"tensor {name} has {shape[0]} rows, the configuration asks for {sum(rows)}")
         if "*" in names[0]:
+            if names[0].replace("*", str(shape[0] - 1)) not in expected:  # rows without numbers take no room in a file
+                raise CheckpointError(f"tensor {name} has {shape[0]} rows: the configuration asks for another number")
             found |= {names[0].replace("*", str(i)): TensorPlace(name, shape[1:], i) for i in range(shape[0])}
         elif len(names) == 1:
             found[names[0]] = TensorPlace(name, shape)
@@ -191,10 +195,6 @@ def read_text(path: Path) -> str:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error}); fetch it again") from None
-
-
-def _hint(name: str) -> str:
-    return ": its head is tied to the embedding, it seems, and the configuration denies it" if name == HEAD else ""
 
 
 # The texts that a model may not travel without.

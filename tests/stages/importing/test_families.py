@@ -20,7 +20,7 @@ from onesweep.stages.importing.families import FAMILIES, family_named, gguf_fami
 from onesweep.stages.importing.gguf_file import interleaved
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.importing import ImportSettings, import_model, open_source
-from onesweep.stages.importing.source import expected_shapes
+from onesweep.stages.importing.source import expected_shapes, places_of
 from onesweep.stages.model.decoder_options import LinearScaling
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.llama import LlamaArchitecture
@@ -322,17 +322,18 @@ def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
     return path
 
 
+def test_rows_without_numbers_are_not_counted_one_by_one() -> None:
+    with pytest.raises(CheckpointError, match="tensor all has 1000000000 rows: the configuration asks for another"):
+        places_of({"all": (10**9, 0)}, lambda name: "experts.*.up.weight", {"experts.0.up.weight": (4, 4)})
+
+
 def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """With the matrices of all experts in one tensor."""
-    found: dict[str, Tensor] = {}
+    found = dict[str, Tensor]()
     for name, tensor in tensors.items():
-        if match := re.search(r"\.experts\.0\.", name):
-            each = [
-                tensors[f"{name[: match.start()]}.experts.{i}.{name[match.end() :]}"]
-                for i in range(len(tensors))
-                if f"{name[: match.start()]}.experts.{i}.{name[match.end() :]}" in tensors
-            ]
-            found[name.replace(".experts.0.", ".experts.")] = torch.stack(each)
+        if ".experts.0." in name:
+            names = (name.replace(".experts.0.", f".experts.{i}.") for i in range(len(tensors)))
+            found[name.replace(".experts.0.", ".experts.")] = torch.stack([tensors[n] for n in names if n in tensors])
         elif ".experts." not in name:
             found[name] = tensor
     return found
