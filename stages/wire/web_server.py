@@ -90,9 +90,10 @@ class Connection(H11Protocol):
     @property
     def has_unread(self) -> bool:
         """True if the kernel has bytes of it: after a stall, hundreds of connections are made before one is read."""
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket"), select.POLLIN)
-        return bool(poll.poll(0))
+        poll, connected = select.poll(), self.transport.get_extra_info("socket")
+        if is_open := connected is not None and connected.fileno() >= 0:  # with TLS it is closed before we are told
+            poll.register(connected, select.POLLIN)
+        return is_open and bool(poll.poll(0))
 
     @property
     def _waits(self) -> bool:
