@@ -305,16 +305,11 @@ def repeated_phrase(passage: Passage, numbers: np.random.Generator) -> bytes:
     return _repeated(phrase, len(passage.continuation))
 
 
-def copied_prompt(passage: Passage, numbers: np.random.Generator) -> bytes:
-    """The prompt, again and again."""
-    return _repeated(passage.prompt, len(passage.continuation))
-
-
 CHEATS: dict[str, Callable[[Passage, np.random.Generator], bytes]] = {
     "shuffled words": shuffled_words,
     "shuffled bytes": shuffled_bytes,
     "repeated phrase": repeated_phrase,
-    "copied prompt": copied_prompt,
+    "copied prompt": lambda passage, numbers: _repeated(passage.prompt, len(passage.continuation)),
 }
 
 

@@ -68,7 +68,7 @@ def script(page: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_commands_of_a_page_run_as_they_stand(python: Path, tmp_path: Path, page: str) -> None:
     if os.geteuid() or not shutil.which("unshare"):
         pytest.skip("a network of its own needs root and unshare")
@@ -90,7 +90,7 @@ def test_the_commands_of_a_page_run_as_they_stand(python: Path, tmp_path: Path, 
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=500)
+        said, _ = process.communicate(timeout=800)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -29,7 +29,6 @@ asyncio.run(main())
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_who_is_told_twice_ends_at_once(second: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", STOPPING], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "stopping\n"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import secrets
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Literal
 
@@ -16,7 +15,7 @@ from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.codecs import Tensors, norm, publish, shapes
 from onesweep.trainer.rounds.merging import Outer, new_outer, screen, votes
-from onesweep.trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit, record_of
+from onesweep.trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
 from onesweep.trainer.rounds.store import Record, Share, Store, Update, Version
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
@@ -174,9 +173,12 @@ class Ledger:
         """The open round of a fragment; also its newest version."""
         return self._fragments[fragment].round
 
-    def weights(self, fragment: str) -> Tensors:
-        """The newest version as workers have it. Not to be changed."""
-        return self._fragments[fragment].version.public
+    def weights(self, fragment: str, round_: int | None = None) -> Tensors:
+        """The newest version as workers have it, or the one before where a round began with that. Not to be changed."""
+        p = self._fragments[fragment]
+        if round_ is None or round_ >= p.round:
+            return p.version.public
+        return self.store.get_version(fragment, p.round - 1, p.digests[p.round - 1]).public
 
     def difference(self, fragment: str, version: int) -> bytes | None:
         """From version - 1 to `version` in the `down_codec`; None where the weights must be sent whole."""
@@ -276,10 +278,10 @@ class Ledger:
         """Voters whose work for one of these was harmful time after time. Whom to keep away is for others to do."""
         return set[str]().union(*(self._fragments[name].reputation.expelled for name in fragments))
 
-    def close(self, fragment: str, now_s: float, loss: Loss | None = None) -> Merged:
+    def close(self, fragment: str, now_s: float, loss: Callable[[str, int], Loss] | None = None) -> Merged:
         """Merge what has come and open the next round. Raises CheckpointError when it cannot be stored.
 
-        :param loss: on held-out text; needed where merges are `scored`.
+        :param loss: on held-out text, of a fragment and round; needed where merges are `scored`.
         """
         p = self._fragments[fragment]
         ready = p.ready()
@@ -297,9 +299,8 @@ class Ledger:
 
         if self.settings.robust == "scored":
             assert loss is not None, "a merge that is scored needs held-out text"
-            measure = partial(loss, fragment, p.round)
             shares = {v: replace(s, weight=s.weight * p.reputation.weight(v)) for v, s in shares.items()}
-            scores = admit(p.version.weights, shares, step, measure, p.reputation.weight)
+            scores = admit(p.version.weights, shares, step, loss(fragment, p.round), p.reputation.weight)
             shares = {voter: share for voter, share in shares.items() if scores[voter].kept}
         outer.restore(p.version.outer)
         weights = step(list(shares.values())) if shares else p.version.weights
@@ -307,12 +308,13 @@ class Ledger:
         left_out = tuple(record["id"] for record in ready if _voter(record) not in shares)
         public, difference = publish(weights, p.version.public, self.settings.version_codec(number))
         version = Version(weights, public, outer.state(), difference)
+        scored = {"left_out": list(left_out), "scores": {v: asdict(score) for v, score in scores.items()}}
         record = {
             "kind": "closed",
             "part": fragment,
             "round": p.round,
             "updates": list(ids),
-            **({"left_out": list(left_out), "scores": record_of(scores)} if scores else {}),
+            **(scored if scores else {}),
             "after_s": round(now_s - p.begun_s, 3),
             "sha256": self.store.put_version(fragment, number, version),
             "weights": digest(public),

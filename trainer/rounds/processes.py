@@ -151,7 +151,8 @@ class GrpcEngine:
                         crew.start(replica, _work, word, corpus, settings, all_here)
             with open_store(directory / STORE) as store:
                 weights, (updates, steps) = _newest(store, parts), count_merges(store.records())
-            in_order = _by_place(directory / STORE / MEMBERS)
+            places = json.loads((directory / STORE / MEMBERS).read_text())
+            in_order = [place["worker"] for place in sorted(places, key=lambda p: (p["part"], p["replica"]))]
         seconds = max(min(worked[name].seconds for name in replicas) for replicas in names)
         return Trained(
             weights,
@@ -188,13 +189,6 @@ def count_merges(records: Sequence[Record]) -> tuple[Counter[str], Counter[str]]
 def _newest(store: Store, parts: Sequence[str]) -> dict[str, Tensors]:
     closed = {record["part"]: record for record in store.records() if record["kind"] == "closed"}
     return {part: store.get_version(part, closed[part]["round"] + 1, closed[part]["sha256"]).public for part in parts}
-
-
-def _by_place(path: Path) -> list[str]:
-    """The workers, part by part, replica by replica: who comes first is replica 0."""
-    return [
-        record["worker"] for record in sorted(json.loads(path.read_text()), key=lambda r: (r["part"], r["replica"]))
-    ]
 
 
 def _coordinate(tell: Tell, config: TrainingConfig, corpus: Corpus, out: Path) -> None:

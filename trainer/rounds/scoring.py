@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,13 @@ if TYPE_CHECKING:
     from onesweep.trainer.blocks.data import Corpus
     from onesweep.trainer.rounds.spec import RunSpec
 
-# Losses in nats of the same batches, whatever the weights: (fragment, round, weights of the fragment).
-Loss = Callable[[str, int, Tensors], Sequence[float]]
+Loss = Callable[[Tensors], Sequence[float]]  # of weights of a fragment: nats of the same batches, whatever the weights
 
-BATCHES = 8  # of the size of a worker's; a merge of M voters takes at most (2 M + 1) times so many forward passes
+BATCHES = 8  # of the size of a worker's; a merge of M voters takes at most (3 M + 1) times so many forward passes
 WINDOWS = 16  # of held-out text at least: a worker that knows the few there are could learn them by heart
 DOUBT = 3.0  # standard errors within which a difference proves nothing
-# Share of a merge's gain that one more voter may cost. With none, honest runs of three workers left out so many updates
-# that they ended 0.015 nats higher: in a round the longest step is often best, in a run the mean is.
+# Share of the others' gain that a voter may cost. With none, honest runs of three workers ended 0.015 nats higher: in a
+# round the longest step is often best, in a run the mean is.
 SLACK = 0.1
 # Merges after which a voter has its full weight: until then so many newcomers together weigh what one worker does.
 FULL_RECORD = 10
@@ -55,8 +55,8 @@ class UpdateScore:
 class HeldOut:
     """Held-out loss of a part: the loss that its workers train with, on validation text. For one thread."""
 
-    def __init__(self, spec: RunSpec, corpus: Corpus, newest: Callable[[str], Tensors], seed: int) -> None:
-        """:param newest: weights of any fragment, for what the part reads or is a piece of.
+    def __init__(self, spec: RunSpec, corpus: Corpus, weights: Callable[..., Tensors], seed: int) -> None:
+        """:param weights: of any fragment, the newest, or those with which a round began.
 
         :param seed: chooses the batches; workers must not know it. Raises DataError for too little text.
         """
@@ -67,22 +67,28 @@ class HeldOut:
                 f"{corpus.noun} are not the {WINDOWS} windows of {length} that it needs: give the coordinator more "
                 "--data, or robust = none"
             )
-        # the coordinator has all parts, so it needs no features
-        rounds = replace(spec.config.rounds, context_by="copies")
-        self.spec, self.newest, self.seed = replace(spec, config=replace(spec.config, rounds=rounds)), newest, seed
+        rounds = replace(spec.config.rounds, context_by="copies")  # the coordinator has all parts: it needs no features
+        self.spec, self.weights, self.seed = replace(spec, config=replace(spec.config, rounds=rounds)), weights, seed
         self.text = replace(corpus, train=corpus.valid)
         self.tasks: dict[str, PartTask] = {}
 
-    def __call__(self, fragment: str, round_: int, weights: Tensors) -> list[float]:
-        """The loss of each batch, in nats."""
+    def __call__(self, fragment: str, round_: int) -> Loss:
+        """The loss by which a merge of that round is judged."""
         fragments = self.spec.fragments
         part = fragments.part_of[fragment]
         if (task := self.tasks.get(part)) is None:
             task = self.tasks[part] = self.spec.task(self.spec.parts.index(part), self.text, self.seed)
-        load(task.module, fragments.whole(part, self.newest) | weights)
-        see(task, {name: fragments.whole(name, self.newest) for name in task.copies})
-        with torch.no_grad():
-            return [float(task.loss(round_ * BATCHES + i).total) for i in range(BATCHES)]
+        # Workers began the round with other parts as they were then. Next to parts that have closed the round already,
+        # the honest work of a pipeline raises the loss: those were trained to fit what it began from.
+        as_begun, whole = partial(self.weights, round_=round_), fragments.whole(part, self.weights)
+        see(task, {name: fragments.whole(name, as_begun) for name in task.copies})
+
+        def measure(weights: Tensors) -> list[float]:
+            load(task.module, whole | weights)
+            with torch.no_grad():
+                return [float(task.loss(round_ * BATCHES + i).total) for i in range(BATCHES)]
+
+        return measure
 
 
 class Reputation:
@@ -111,30 +117,36 @@ def admit(
     theta: Tensors,
     shares: Mapping[str, Share],
     step: Callable[[Sequence[Share]], Tensors],
-    loss: Callable[[Tensors], Sequence[float]],
+    loss: Loss,
     trust: Callable[[str], float],
 ) -> dict[str, UpdateScore]:
     """The score of each voter's share of a merge, and whether it is kept.
 
-    :param step: the next version from some shares; loss: of weights, of the same batches each time; trust: 0 to 1.
+    :param step: the next version from some shares; trust: 0 to 1.
     """
-    # A share is tried at the weight that it has in the merge. At full length an honest one often raises the loss late
-    # in a run, when only the mean of several goes down. What helps by itself can still make the others' step shorter or
-    # turn it, so the merge is put together one by one, best first: the greedy soup of arXiv 2203.05482, section 2.
+    # A share is tried at the weight that it has in the merge: at full length an honest one often raises the loss, when
+    # only the mean of several lowers it.
     before, total = loss(theta), sum(share.weight for share in shares.values())
-    gains = {v: _less(before, loss(add(theta, s.delta, -s.weight / total))) for v, s in shares.items()}
-    kept, least = list[str](), before
+    alone = {v: loss(add(theta, s.delta, -s.weight / total)) for v, s in shares.items()}
+    gains = {v: [a - b for a, b in zip(before, after, strict=True)] for v, after in alone.items()}
     # The doubt is for who has a record: newcomers that each harm too little to be seen would be many at no cost.
-    for voter in sorted((v for v in gains if _most(gains[v], DOUBT * trust(v)) > 0), key=lambda v: -fmean(gains[v])):
-        found = loss(step([shares[v] for v in (*kept, voter)]))
-        if _most([a - b + SLACK * (c - a) for a, b, c in zip(least, found, before, strict=True)]) > 0:
-            kept, least = [*kept, voter], found
+    kept = sorted((v for v in gains if _most(gains[v], DOUBT * trust(v)) > 0), key=lambda v: fmean(gains[v]))
+
+    def without(voter: str) -> Sequence[float]:
+        rest = [shares[other] for other in kept if other != voter]
+        return loss(step(rest)) if rest else before
+
+    # What helps by itself can still make the others' step too long, or turn it: then the merge is better without it. To
+    # begin with one and add others would try that one at full length, and left out a quarter of the honest work.
+    found = loss(step([shares[voter] for voter in kept])) if kept else before
+    rests = {voter: without(voter) for voter in kept}
+    for voter in sorted(rests, key=lambda v: (math.isnan(mean := fmean(rests[v])), mean)):
+        rest = rests[voter] if len(kept) == len(rests) else without(voter)
+        if _most([a - b + SLACK * (c - a) for a, b, c in zip(rest, found, before, strict=True)]) > 0:
+            break
+        kept, found = [other for other in kept if other != voter], rest
     taught = any(-_most([-nats for nats in gain]) > 0 for gain in gains.values())
     return {v: UpdateScore(*_mean(gain), v in kept, taught and not _most(gain) > 0) for v, gain in gains.items()}
-
-
-def _less(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    return [a - b for a, b in zip(before, after, strict=True)]
 
 
 def _mean(gains: Sequence[float]) -> tuple[float | None, float]:
@@ -148,8 +160,3 @@ def _most(gains: Sequence[float], doubt: float = DOUBT) -> float:
     """Mean gain that paired batches do not rule out, within so many errors; NaN where one is not finite."""
     mean, error = _mean(gains)
     return math.nan if mean is None else mean + doubt * error
-
-
-def record_of(scores: Mapping[str, UpdateScore]) -> dict[str, Any]:
-    """As a line of the log has them."""
-    return {voter: asdict(score) for voter, score in scores.items()}

@@ -81,7 +81,6 @@ def test_without_the_programs_there_is_no_disk(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "disk").is_dir()
 
 
-@pytest.mark.timeout(120)
 def test_a_program_is_killed_frozen_stopped_and_started_again(tmp_path: Path) -> None:
     with open_network("loopback", 1) as network:
         command = network.command("host-1", [sys.executable, "-c", SPEAKS])
@@ -102,7 +101,6 @@ def test_a_program_is_killed_frozen_stopped_and_started_again(tmp_path: Path) ->
     assert "here" in program.last_words()
 
 
-@pytest.mark.timeout(120)
 def test_a_program_whose_disk_is_full_is_told_so(tmp_path: Path) -> None:
     code = """
 import pathlib, sys, time

@@ -134,7 +134,7 @@ def answered_here(arguments: Sequence[str], within_s: float) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_what_was_planned_is_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # such a run is over before a worker has reported twice how busy it was
     monkeypatch.setattr("onesweep.loadtest.faults.rounds_bench.worker_loads", lambda *_: [WorkerLoad("w0", 0.9, 0.05)])

@@ -24,7 +24,7 @@ MODES = ("chunked", "verified", "ar")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)  # nine processes start in it, one after the other on a busy machine
+@pytest.mark.timeout(900)  # nine processes start in it, one after the other on a busy machine
 def test_faults_cost_no_text(bundles: Path) -> None:
     """One ring for all kinds. Links are cut where a lab can be made."""
     has_links = not lab_problem()
@@ -59,7 +59,7 @@ def test_faults_cost_no_text(bundles: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_faults_cost_no_picture(tmp_path: Path) -> None:
     settings = ChaosSettings(
         checkpoint=tiny_picture_bundle(tmp_path / "pictures"),

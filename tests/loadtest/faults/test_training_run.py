@@ -65,7 +65,7 @@ def settings(tmp_path: Path, text: Path) -> TrainingChaosSettings:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_faults_lose_no_update(settings: TrainingChaosSettings) -> None:
     result = run_training_chaos(settings, lambda words: None)
     assert result.losses == 0, verdict(result)
@@ -127,7 +127,7 @@ def test_the_run_that_ships_is_as_long_as_it_is_to_take() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_what_is_trained_is_served(tmp_path: Path, text: Path) -> None:
     (tmp_path / "run.toml").write_text(DEMO)
     said: list[str] = []

@@ -12,7 +12,7 @@ from onesweep.stages.signals import run_interruptible
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_attacks_cost_others_no_text(bundles: Path) -> None:
     settings = FuzzSettings(checkpoint=bundles / "scored", attacks=1.0)
     rows = run_interruptible(run_attacks(settings, lambda line: None))

@@ -23,7 +23,6 @@ from tests.stages.pictures.tiny import tiny_picture_bundle
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["text", "pictures"])
 def test_a_short_run_finds_nothing(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("fastapi", reason="the extra `http` is not installed")

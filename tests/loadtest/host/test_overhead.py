@@ -35,7 +35,7 @@ def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     for figures in record["figures"]:
         assert OverheadFigures(**figures).requests == 2
         assert 0 < figures["compute_ms"] <= figures["router_p50_ms"] <= figures["latency_p95_ms"]
-        assert f"{figures['overhead_ms_per_sweep']:.2f}" in table
+        assert f"{figures['overhead_ms_per_sweep']:,.2f}" in table
 
 
 def test_figures_are_medians_and_the_overhead_is_one_sweep_s_share() -> None:

@@ -42,7 +42,6 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    assert process.stdout is not None
     for line in process.stdout:
         if match := re.search(pattern, line):
             return match
@@ -67,7 +66,7 @@ def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: py
     assert 0 < record["generator_cores"] < 2
     assert 0 < record["p50_ms"] <= record["p95_ms"] <= record["p99_ms"]
     assert record["output_bytes_per_s"] == pytest.approx(16 * record["throughput_rps"])
-    assert f"{record['p95_ms']:.1f}" in out
+    assert f"{record['p95_ms']:,.1f}" in out
     assert f"takes {request_limit} requests at once" in out
     assert "the load generator took" in out
     page = html.read_text()

@@ -144,7 +144,6 @@ LONG = ["--count", "500", "--bytes", "64", "--prompt-bytes", "16", "--judge", "n
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_ctrl_c_leaves_no_host_behind(bundle: Path, python_docs: Path) -> None:
     started: list[psutil.Process] = []
 
@@ -158,7 +157,6 @@ def test_ctrl_c_leaves_no_host_behind(bundle: Path, python_docs: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_ctrl_c_cancels_what_is_in_flight(deployment: Deployment, python_docs: Path) -> None:
     with Client(deployment.topology.router) as client:
         arguments = ["--prompts", str(python_docs), "--router", deployment.topology.router, *LONG]

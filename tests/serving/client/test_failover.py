@@ -167,7 +167,7 @@ def test_both_are_asked_again_before_they_are_given_up() -> None:
 
 
 def test_both_are_down() -> None:
-    said = "none of the routers 127.0.0.1:1 and 127.0.0.1:2 answers: no router answers at 127.0.0.1:2"
+    said = "none of the routers 127.0.0.1:1 and 127.0.0.1:2 answers: no router answers at 127.0.0.1:[12]; start one"
     with Client("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(RouterError, match=said):
         client.generate("x")
 

@@ -62,8 +62,9 @@ def send_until_closed(connected: socket.socket, data: bytes, pause_s: float = 0.
 
 
 def test_a_refused_body_is_not_read_for_ever(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_server, "HEAD_S", 0.2)
     with dial(port) as connected:
+        assert is_live(connected)
+        monkeypatch.setattr(web_server, "HEAD_S", 0.2)
         connected.sendall(POST + b"Content-Length: 3000000\r\n\r\n")
         assert connected.recv(4096).startswith(b"HTTP/1.1 413")
         send_until_closed(connected, b"x", pause_s=0.02)

@@ -114,8 +114,7 @@ def test_a_deadline_ends_the_request_everywhere(victim: Deployment, client: Clie
 
 def test_a_router_that_is_told_to_stop_ends_what_it_began(victim: Deployment, client: Client) -> None:
     request = Request(client)
-    router = victim._process("router")
-    assert router is not None
+    router: Any = victim._process("router")
     router.terminate()
     request.join(30)
     assert request.result is not None, request.error
@@ -139,7 +138,6 @@ def test_a_killed_router_leaves_no_sessions(victim: Deployment, client: Client) 
 
 
 def test_a_host_that_is_told_to_stop_exits_0(victim: Deployment) -> None:
-    host = victim._process("host-3")
-    assert host is not None
+    host: Any = victim._process("host-3")
     host.terminate()
     assert host.wait(15) == 0

@@ -108,6 +108,7 @@ def test_latency_counts_the_wait_for_hosts(bundles: Path, servers: Any) -> None:
     with Client(topology.router) as client, ThreadPoolExecutor(1) as thread:
         until(lambda: answers(client), 30)
         asked = thread.submit(client.generate, "x", max_bytes=4)
+        until(lambda: client.status().requests == 1)
         time.sleep(1.0)
         servers.hosts(topology, bundles / "own")
         assert asked.result().latency_ms >= 900

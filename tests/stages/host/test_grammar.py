@@ -30,9 +30,7 @@ TEXT = b'{"a": 12, "b": "yy"}'
 
 @pytest.fixture(scope="module")
 def source(bundles: Path) -> ModelSource:
-    found = plan_host(bundles / "own", (0,)).ar
-    assert found is not None
-    return found
+    return plan_host(bundles / "own", (0,)).ar
 
 
 def grammar(source: ModelSource, schema: str = SCHEMA) -> Grammar:

@@ -82,7 +82,7 @@ def test_sessions_end_with_their_router(bundles: Path, alone: Peer, digest: str,
     assert [len(event.text) for event in next(gone).events] == [16]
     assert alone.describe().counters.sessions == 1
     gone.cancel()
-    until(lambda: alone.describe().counters.sessions == 0, 3)
+    until(lambda: alone.describe().counters.sessions == 0)
 
 
 def test_a_session_takes_hops_of_its_own_router_path_and_host(bundles: Path, new_pki: Any, servers: Any) -> None:

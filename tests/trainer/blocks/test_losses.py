@@ -1,6 +1,7 @@
 """Masks and losses, against the rules written out and an independent float64 implementation."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -246,14 +247,11 @@ def test_next_byte_loss_compares_each_position_with_the_byte_after_it() -> None:
 
 
 def test_the_clean_stream_learns_from_the_slots() -> None:
-    block = make_blocks()[0]
+    block: Any = make_blocks()[0]
     text, sigma, eps = example(block)
     layout = ChunkLayout(LENGTH, 4)
     block_loss(block, text, None, layout, Corruption(sigma, eps), self_condition=True, anchor=0.0).total.backward()
-    assert block.embedding is not None
-    assert block.embedding.weight.grad is not None
     assert float(block.embedding.weight.grad.norm()) > 0, "slots see bytes only through the clean stream"
-    assert block.clean_head.weight.grad is not None
     assert float(block.clean_head.weight.grad.norm()) == 0
 
 
@@ -261,12 +259,11 @@ def test_a_given_estimate_takes_the_place_of_the_blocks_guess() -> None:
     block = make_blocks()[0]
     text, sigma, eps = example(block)
     noise, layout = Corruption(sigma, eps), ChunkLayout(LENGTH, 4)
-    estimate = torch.randn(2, LENGTH, 8, requires_grad=True)
+    estimate: Any = torch.randn(2, LENGTH, 8, requires_grad=True)
     given = block_loss(block, text, None, layout, noise, self_condition=False, anchor=0.3, estimate=estimate)
     none = block_loss(block, text, None, layout, noise, self_condition=False, anchor=0.3)
     assert float(given.denoise) != float(none.denoise)
     given.total.backward()
-    assert estimate.grad is not None
     assert float(estimate.grad.norm()) > 0
 
 

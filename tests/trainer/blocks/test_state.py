@@ -136,7 +136,6 @@ def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         with pytest.raises(ResumeError), exclusive(path, "no"):
             pass

@@ -92,7 +92,7 @@ def test_a_host_computes_what_was_trained(task: HeadTask, teacher: Teacher, pipe
     drafter.read(state, 10, hidden[0, 10:12], symbols[10:13].tolist())  # a branch that is read once more
     assert state.caches[0].length == 12
     text = _HeadText(drafter, state)
-    close = {"rtol": 0.05, "atol": 0.05}  # symbols are embedded in 16 bits here, and products computed in 8
+    close = {"rtol": 0.05, "atol": 0.1}  # symbols are embedded in 16 bits here; products are of 8, or 7 without VNNI
     torch.testing.assert_close(text.logits_after(b"")[0], expected[0][11], **close)
     forks = text.fork(2, 5)
     ahead = [forks.read(torch.stack([symbols[at], symbols[at] * 0 + 1]).numpy())[0] for at in (13, 14)]

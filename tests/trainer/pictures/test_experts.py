@@ -122,7 +122,6 @@ def test_experts_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> No
     train_undivided(CONFIG, pictures, tmp_path / "local", 1)
     manifest = train_experts(CONFIG, pictures, tmp_path / "experts", 2, start=tmp_path / "local")
     assert manifest.picture_architecture.parts == 2
-    assert manifest.partition is not None
     assert len(manifest.partition.boundaries) == 2
     assert load_router_net(tmp_path / "experts").architecture.parts == 2
 

@@ -29,7 +29,6 @@ plain = replace(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_real_processes_make_the_weights_of_one_process() -> None:
     spec = RunSpec.of(plain, corpus)
     expected = engine_named("inprocess").train(spec, corpus, SimulatedWorkers())
@@ -111,7 +110,6 @@ def test_the_table_says_who_worked_and_who_waited() -> None:
 # Processes
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("job", "sentence"), [(engine_named, "^w: engine must be one of"), (int, "the process of w ended with code 1")]
 )

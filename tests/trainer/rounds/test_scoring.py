@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.codecs import Tensors, add, norm, scale, subtract
 from onesweep.trainer.rounds.ledger import Ledger, Merged
+from onesweep.trainer.rounds.merging import Outer
 from onesweep.trainer.rounds.scoring import BATCHES, FULL_RECORD, MOST_STRIKES, HeldOut, Reputation, admit
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
@@ -28,7 +30,7 @@ OWN = [tensors(100 + i, 0.1) for i in range(BATCHES)]
 GOALS = [add(tensors(0), add(WAY, own), -40.0) for own in OWN]
 
 
-def distance(fragment: str, round_: int, weights: Tensors) -> list[float]:
+def distance(weights: Tensors) -> list[float]:
     return [norm(subtract(weights, goal)) for goal in GOALS]
 
 
@@ -46,7 +48,7 @@ def play(ours: Ledger, *lengths: float, rounds: int = 1) -> Merged:
             )  # better for one batch than for another
             said = ours.accept(update(ours.round("p"), worker, delta=scale(way, length)), 1.0)
             assert said.kind == "accepted", said.reason
-        merged = ours.close("p", 1.0, distance)
+        merged = ours.close("p", 1.0, lambda fragment, round_: distance)
     return merged
 
 
@@ -73,7 +75,7 @@ def test_the_honest_are_kept_and_two_that_lie_alike_are_not() -> None:
 def test_scores_that_are_not_finite_count_as_harm() -> None:
     def broken(weights: Tensors) -> list[float]:
         far = norm(subtract(weights, tensors(0))) > 5 * norm(WAY)
-        return [math.nan if far and i == 3 else loss for i, loss in enumerate(distance("p", 0, weights))]
+        return [math.nan if far and i == 3 else loss for i, loss in enumerate(distance(weights))]
 
     shares = {"a": Share(1.0, WAY), "b": Share(1.0, scale(WAY, 30.0))}
     found = admit(tensors(0), shares, lambda some: tensors(0), broken, lambda voter: 1.0)
@@ -87,9 +89,19 @@ def test_a_merge_that_is_worse_than_its_shares_is_taken_apart() -> None:
     def step(some: Sequence[Share]) -> Tensors:
         return add(tensors(0), WAY, -30.0 * len(some) ** 2)
 
-    found = admit(tensors(0), shares, step, lambda weights: distance("p", 0, weights), lambda voter: 1.0)
+    found = admit(tensors(0), shares, step, distance, lambda voter: 1.0)
     assert {voter: score.kept for voter, score in found.items()} == {"a": False, "b": True, "c": False}
     assert not any(score.harmful for score in found.values())
+
+
+def test_two_that_only_help_together_are_both_kept() -> None:
+    """Half of each step lowers the loss, the whole of one raises it, and the mean of both is best."""
+    noise = scale(tensors(7), 55.0 * norm(WAY) / norm(tensors(7)))
+    shares = [Share(1.0, add(scale(WAY, 40.0), noise, sign)) for sign in (1.0, -1.0)]
+    assert all(distance(subtract(tensors(0), share.delta)) > distance(tensors(0)) for share in shares)
+    step = partial(Outer().step, tensors(0))
+    found = admit(tensors(0), dict(zip("ab", shares, strict=True)), step, distance, lambda voter: 1.0)
+    assert all(score.kept for score in found.values())
 
 
 def test_doubt_is_for_a_voter_with_a_record() -> None:
@@ -154,6 +166,20 @@ def test_one_process_leaves_a_liar_out_and_goes_on_without_it() -> None:
     records = [record for record in engine.ledger.store.records() if record["kind"] == "closed"]
     assert [record["round"] for record in records] == list(range(6))
     assert not any(name.startswith("block-0-1") for record in records for name in record["updates"])
+
+
+def test_a_stage_is_scored_beside_what_its_workers_began_with() -> None:
+    rounds = RoundSettings(model="scorer", replicas=1, deadline="lockstep", robust="scored")
+    spec = RunSpec.of(replace(tiny, rounds=rounds), corpus)
+    parts = spec.fragments.split(spec.initial())
+    ours, (first, second) = Ledger(rounds, parts, Store(), "run"), spec.parts[:2]
+    loss = HeldOut(spec, corpus, ours.weights, 0)
+    begun = [loss(second, round_)(parts[second]) for round_ in (0, 1)]
+    ours.accept(update(fragment=first, delta=scale(parts[first], 0.1)), 1.0)
+    ours.close(first, 1.0, lambda fragment, round_: lambda weights: [norm(weights)] * 2)
+    now = [loss(second, round_)(parts[second]) for round_ in (0, 1)]
+    assert now[0] == begun[0]
+    assert now[1] != begun[1]
 
 
 def test_too_little_held_out_text_is_said() -> None:

@@ -37,7 +37,7 @@ directory = Path(sys.argv[1])
 settings = RoundSettings(deadline="fixed", down_codec="int8", late="keep", robust="scored")
 
 
-def loss(fragment, round_, weights):
+def loss(weights):
     '''Shorter is better: of the two workers one shortens the weights, and is merged.'''
     return [norm(weights) * (1 + i / 10) for i in range(8)]
 
@@ -49,7 +49,7 @@ def run() -> str:
             for worker in range(2):
                 delta = tensors(0, 0.1 - 0.2 * worker)
                 assert ledger.accept(update(number, worker, delta=delta), 1.0).kind in ("accepted", "duplicate")
-            ledger.close("p", 1.0, loss)
+            ledger.close("p", 1.0, lambda fragment, round_: loss)
         return digest(ledger.weights("p"))
 
 
@@ -135,7 +135,7 @@ WITHIN_S = 500.0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_killed_at_any_write_it_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     """A process dies before a write, or in the middle of a line of the log, and again a little later."""
     found = subprocess.run(

@@ -14,7 +14,7 @@ def test_layers_that_cannot_be_cut_are_told() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not STATUS.exists(), reason="there is no /proc")
 def test_a_worker_process_is_measured(text_file: Path) -> None:
     (found,) = measure(tiny, text_file)
@@ -23,7 +23,7 @@ def test_a_worker_process_is_measured(text_file: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(not STATUS.exists(), reason="there is no /proc")
 def test_workers_that_pass_features_on_are_measured_together(text_file: Path) -> None:
     scorer = replace(tiny, rounds=replace(tiny.rounds, model="scorer", context_by="features"))

@@ -267,7 +267,6 @@ def test_a_browser_that_is_given_a_token_shows_the_run(
 
 def key_digest(tls: Tls) -> str:
     """What Chromium calls a certificate's key."""
-    assert tls.certificate is not None
     key = x509.load_pem_x509_certificate(tls.certificate.read_bytes()).public_key()
     return base64.b64encode(
         hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()

@@ -62,7 +62,7 @@ def accepted(out: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_kills_change_nothing(
     start: Callable[..., BaseProcess], config_file: Path, text_file: Path, tmp_path: Path, unused_port: int
 ) -> None:
@@ -103,7 +103,7 @@ def test_kills_change_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("older", [True, False])
 def test_workers_of_another_past_end_and_say_what_to_do(
     start: Callable[..., BaseProcess], config_file: Path, text_file: Path, tmp_path: Path, unused_port: int, older: bool
@@ -133,7 +133,6 @@ def test_workers_of_another_past_end_and_say_what_to_do(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_who_is_told_to_stop_stores_everything_and_says_so(
     start: Callable[..., BaseProcess], config_file: Path, text_file: Path, tmp_path: Path, unused_port: int
 ) -> None:
