@@ -2,11 +2,11 @@ BIN := .venv/bin
 OUT := .
 PROTOS := proto/onesweep/stages/v1/stage.proto proto/onesweep/serving/v1/router.proto proto/onesweep/trainer/v1/training.proto proto/onesweep/trainer/v1/rounds.proto
 
-.PHONY: help demo demo-model check test lint house reference bench wan proto screenshots clean
+.PHONY: help demo demo-model test test-slow lint house reference bench wan proto screenshots clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
 .venv/.lean: pyproject.toml
 	@sh .ci/venv.sh lean
@@ -21,11 +21,13 @@ demo-model: .venv/.model ## real English: a small pretrained model, from a packa
 	$(BIN)/onesweep demo "$$(find .venv/ -name 'SmolLM2-*.gguf' | head -n 1)"
 
 # A file's tests run in one process: what they share starts once. (pytest 9.2 passes over the groups of `loadgroup`.)
-check: lint ## before a commit: style, types, and every test that takes less than a second
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
+# Three processes on two cores: they wait for each other's servers, too.
+test: lint ## before a commit: style, types, and every test that is the same on any machine
+	$(BIN)/python -m pytest -q -rs -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder --durations 20
 
-test: .venv/.dev ## all tests, in two processes
-	$(BIN)/python -m pytest -q -rs -n 2 --dist loadfile --no-loadscope-reorder --durations 40
+test-slow: .venv/.dev ## before a release: faults, emulated links, pages of the docs, the wheel, browsers (root has all of them run)
+	$(BIN)/python -m pytest -q -rs -m slow --durations 20 --junitxml .pytest_cache/slow.xml; \
+		code=$$?; $(BIN)/python .ci/figures.py slow .pytest_cache/slow.xml; exit $$code
 
 lint: .venv/.dev ## style and types
 	$(BIN)/ruff check .

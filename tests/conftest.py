@@ -46,24 +46,22 @@ from onesweep.stages.wire.auth import CLIENT, Identity
 from onesweep.stages.wire.certificates import Authority
 from onesweep.stages.wire.registry import RegistrySettings, parse_url
 from onesweep.stages.wire.tls import Tls
-from tests import forking
 from tests.stages.pictures.tiny import tiny_picture_bundle
 
 TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_length": 512, "code_dim": 32, "condition_dim": 16}
+pytest_plugins = ["tests.fast_tier"]
+
 INITIAL_SEED = 67280421310721  # torch's own default
-READY_S = 60.0
+PATIENCE_S = 60.0  # for a state that comes: waiting longer costs nothing, and a busy machine needs it
 POLL_S = 0.02
 # Of servers in this process: a machine that is busy with other things may keep them waiting for seconds.
 HOP_TIMEOUT_S = 5.0
 # And busy ones with the usual pause take twice as much time from the tests.
 KEEP_WARM_S = 0.5
 
-forking.install()
-
-
-# A deadline measures the machine's load, not the code. Every run draws other examples, with CI set, too, where
-# hypothesis would draw the same ones for ever; a failure prints what repeats it.
-settings.register_profile("onesweep", deadline=None, derandomize=False, print_blob=True)
+# A deadline measures the machine's load, not the code. Every run draws the same examples, so that a change is refused
+# for what it changed; fuzzing (.ci/fuzz) draws others.
+settings.register_profile("onesweep", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("onesweep")
 
 # Lacks that a test may be skipped for with CI set: programs, rights and devices of the machine, and what a test says of
@@ -198,7 +196,7 @@ def new_pki(tmp_path: Path) -> Callable[[str], Pki]:
 # Waiting
 
 
-def until(check: Callable[[], Any], within_s: float = 10.0) -> Any:
+def until(check: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
     """Poll `check` until it returns something true."""
     deadline = time.monotonic() + within_s
     while not (outcome := check()):
@@ -220,7 +218,7 @@ class Running:
 
     def end(self) -> None:
         self.loop.call_soon_threadsafe(self.stop.set)
-        self.ended.result(20)
+        self.ended.result(PATIENCE_S)
 
 
 class Servers:
@@ -265,14 +263,14 @@ class Servers:
             with contextlib.suppress(Exception):
                 running.end()
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(20)
+        self.thread.join(PATIENCE_S)
 
 
 def open_servers() -> contextlib.closing[Servers]:
     return contextlib.closing(Servers())
 
 
-def wait_ready(address: str, within_s: float = READY_S, token: str = "") -> None:
+def wait_ready(address: str, within_s: float = PATIENCE_S, token: str = "") -> None:
     def ready() -> bool:
         try:
             return client.status(2.0).ready
@@ -342,7 +340,7 @@ class Etcd:
         ]
         with (self.directory / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        until(self.answers, 60)
+        until(self.answers)
 
     def answers(self) -> bool:
         assert self.process is not None
@@ -404,7 +402,7 @@ def unused_port() -> int:
     return free_port_block(1)
 
 
-async def eventually(condition: Callable[[], Any], within_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
     """Wait until the condition holds."""
     async with asyncio.timeout(within_s):
         while not condition():

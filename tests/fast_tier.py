@@ -1,0 +1,80 @@
+"""The rule of the fast tier: a test without the mark `slow` kills nothing, does not sleep, and ends soon.
+
+Such a test passes on any machine, however busy it is. Processor time, not the clock, says how long it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = str(Path(__file__).parent)
+FATAL = {signal.SIGKILL, signal.SIGSTOP}
+MOST_SLEEP_S = 0.05
+MOST_PROCESSOR_S = 10.0
+
+_broken: list[str] = []
+_kill, _killpg, _sleep, _sleep_async = os.kill, os.killpg, time.sleep, asyncio.sleep
+
+
+def _note_kill(number: int) -> None:
+    if number in FATAL:
+        _broken.append(f"sends {signal.Signals(number).name}")
+
+
+def _note_sleep(seconds: float) -> None:
+    # the product may wait in threads of its own: what counts is what the test's own code waits for
+    if seconds > MOST_SLEEP_S and sys._getframe(2).f_code.co_filename.startswith(TESTS):
+        _broken.append(f"sleeps for {seconds:g} s: wait for a state, or give the code a clock")
+
+
+def _noted_kill(process: int, number: int) -> None:
+    _note_kill(number)
+    _kill(process, number)
+
+
+def _noted_killpg(group: int, number: int) -> None:
+    _note_kill(number)
+    _killpg(group, number)
+
+
+def _noted_sleep(seconds: float) -> None:
+    _note_sleep(seconds)
+    _sleep(seconds)
+
+
+def _noted_sleep_async(delay: float, *arguments: Any) -> Any:
+    _note_sleep(delay)
+    return _sleep_async(delay, *arguments)
+
+
+def _processor_s() -> float:
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """Fail a fast test that breaks the rule."""
+    if item.get_closest_marker("slow"):
+        return (yield)
+    _broken.clear()
+    begun_s = _processor_s()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "kill", _noted_kill)
+        patch.setattr(os, "killpg", _noted_killpg)
+        patch.setattr(time, "sleep", _noted_sleep)
+        patch.setattr(asyncio, "sleep", _noted_sleep_async)
+        yield
+    if (took_s := _processor_s() - begun_s) > MOST_PROCESSOR_S:
+        _broken.append(f"takes {took_s:.1f} s of processor time")
+    if _broken:
+        pytest.fail(f"a fast test {_broken[0]} (mark it `slow`, or mend it)", pytrace=False)
