@@ -2,6 +2,7 @@
 
     python .ci/figures.py measure NAME [NAME ...]   run a command; keep its values with command, commit and machine
     python .ci/figures.py keep NAME FILE [COMMIT [COMMAND]]   the same for a record that it wrote with --json
+    python .ci/figures.py slow FILE                 keep the result of `make test-slow`, from its JUnit file
     python .ci/figures.py write                     put the values into the pages
     python .ci/figures.py list                      what is kept, and what can be measured
 
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results.json"
@@ -324,6 +326,26 @@ def measure(name: str) -> None:
         keep(name, json.loads(file.read_text()))
 
 
+def keep_slow_tests(file: Path) -> None:
+    """Keep how many slow tests passed, failed and were skipped."""
+    suites = list(ElementTree.parse(file).getroot().iter("testsuite"))
+    total, failed, errors, skipped = (
+        sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "failures", "errors", "skipped")
+    )
+    results = load()
+    results["slow tests"] = {
+        "command": "make test-slow",
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "date": datetime.date.today().isoformat(),
+        "machine": _machine(),
+        "passed": total - failed - errors - skipped,
+        "failed": failed + errors,
+        "skipped": skipped,
+        "minutes": round(sum(float(suite.get("time", 0)) for suite in suites) / 60, 1),
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def pages() -> list[Path]:
     """README and the pages of docs/, without the research logs and what is generated from the code."""
     return [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").glob("*.md") if p.name != "reference.md")]
@@ -357,6 +379,8 @@ def main(arguments: list[str]) -> int:
                 measure(name)
         case ["keep", name, file, *origin]:
             keep(name, json.loads(Path(file).read_text()), *origin)
+        case ["slow", file]:
+            keep_slow_tests(Path(file))
         case ["write"]:
             known = values()
             for page in pages():
