@@ -19,6 +19,8 @@ import pytest
 
 TESTS = str(Path(__file__).parent)
 FATAL = {signal.SIGKILL, signal.SIGSTOP}
+# Fixtures that need rights, programs or a kernel that a machine may lack.
+OF_THE_MACHINE = {"chromium", "common_etcd", "etcd_with", "needs_lab", "small_disk"}
 MOST_SLEEP_S = 0.05
 MOST_PROCESSOR_S = 10.0
 
@@ -59,6 +61,11 @@ def _noted_sleep_async(delay: float, *arguments: Any) -> Any:
 
 def _processor_s() -> float:
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function) and OF_THE_MACHINE.intersection(item.fixturenames):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True)
