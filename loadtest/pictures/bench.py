@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.loadtest.commands import CHECKPOINT, absolute, add_measurement, say
-from onesweep.loadtest.host.settings import numbers_flag
+from onesweep.loadtest.commands import CHECKPOINT, absolute, add_measurement, numbers_flag, say
 from onesweep.loadtest.report.record import check_report_options, origin, settings_record, write_report
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.serving.drawing import EXPERT_RULES

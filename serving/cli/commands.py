@@ -172,17 +172,7 @@ _BENCH = Family(
     {
         "cost": _commands(
             "onesweep.loadtest.host.commands:",
-            ("overhead", "latency over pure compute, on loopback", ""),
-            ("memory", "memory of a loaded block over an idle server", ""),
-            ("stage", "one step of one part: backends against this machine's floor", ""),
-            ("losses", "backends and codecs: nats lost by an AR model, time saved", "--text held-out.txt"),
-            ("leak", "how much of a text a host reads from the states that it gets", "--text prose.txt"),
-            ("batching", "many requests at once against a bare torch loop", ""),
-            ("audit", "time until audits find a faulty host, and their cost", ""),
-            ("shapes", "large shapes with random weights, stage by stage", ""),
-            ("parity", "a model over hosts against transformers, drafts against none", "--checkpoint smollm2"),
-            "onesweep.loadtest.host.idle:",
-            ("idle", "processor time and wakes of servers without requests", ""),
+            ("host", "a sweep and a byte on top of the model, batching, idle servers", ""),
         ),
         "latency": _commands(
             "onesweep.loadtest.latency.commands:",
