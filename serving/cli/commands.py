@@ -192,8 +192,6 @@ _BENCH = Family(
             ("soak", "steady load for a long time: memory and descriptors must stay", "--minutes 30"),
             ("chaos", "faults under load: nothing may be lost, no text may change", "--minutes 10 --seed 1"),
             ("chaos-training", "faults under a training: no accepted update may be lost", "--seed 1"),
-            "onesweep.loadtest.fuzz.commands:",
-            ("fuzz", "bad input on purpose, to a deployment that is started for it", "--inputs 5000"),
             "onesweep.loadtest.faults.commands:",
             ("rounds", "rounds over emulated far links against one place, and against the plan", ""),
         ),

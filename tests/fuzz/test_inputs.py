@@ -1,17 +1,21 @@
-"""What inputs are made of: always the same for a seed, well-formed where they claim to be, and far from the middle."""
+"""What is read from bytes that others wrote ends in a result or a sentence, whatever the bytes are."""
 
-import asyncio
+import contextlib
 import math
 import random
+import warnings
+from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.fuzz.files import FilesTarget, Reader
-from onesweep.loadtest.fuzz.inputs import Inputs, changed, damaged, drawn
-from onesweep.serving.v1 import router_pb2
+from onesweep.stages.errors import OnesweepError
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import put_work, work_of
+from tests.fuzz.inputs import changed, damaged
+from tests.fuzz.readers import readers
 from tests.stages.hops import step
+
+INPUTS = 40  # of each reader; `python .ci/fuzz files` has no end
 
 
 def hop() -> stage_pb2.Hop:
@@ -22,12 +26,15 @@ def hop() -> stage_pb2.Hop:
     return made
 
 
-def test_the_same_seed_makes_the_same_inputs() -> None:
-    def some(seed: int) -> list[bytes]:
-        return Inputs(stage_pb2.Hop, [hop().SerializeToString()], random.Random(seed)).take(100)
-
-    assert some(1) == some(1)
-    assert some(1) != some(2)
+def test_damaged_files_are_read_or_refused(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a reader that only warns would go on with what it warned of
+        for reader in readers(tmp_path):
+            reader.read(reader.sample)
+            for _ in range(INPUTS):
+                with contextlib.suppress(OnesweepError):
+                    reader.read(damaged(rng, reader.sample))
 
 
 def test_damage_leaves_other_bytes_and_never_fails() -> None:
@@ -35,11 +42,6 @@ def test_damage_leaves_other_bytes_and_never_fails() -> None:
     found = {damaged(rng, data, [b"", b"x", data]) for _ in range(500)} | {damaged(rng, b"")}
     assert len(found) > 400
     assert {len(each) > len(data) for each in found} == {True, False}
-    target, read = FilesTarget(rng), list[bytes]()
-    target.readers = [Reader("any", b"", read.append)]
-    asyncio.run(target.send(20))
-    assert any(read), "an empty file grows"
-    asyncio.run(target.close())
 
 
 def test_changes_reach_every_field_and_its_extremes() -> None:
@@ -57,9 +59,16 @@ def test_changes_reach_every_field_and_its_extremes() -> None:
     assert math.inf in temperatures
 
 
-@pytest.mark.parametrize("kind", [stage_pb2.Hop, stage_pb2.Events, router_pb2.GenerateRequest, stage_pb2.WarmRequest])
-def test_any_message_type_can_be_drawn(kind: type) -> None:
-    rng = random.Random(1)
-    found = [drawn(rng, kind) for _ in range(50)]
-    assert all(kind.FromString(message.SerializeToString()) is not None for message in found)
-    assert len({message.SerializeToString(deterministic=True) for message in found}) > 5
+@pytest.mark.parametrize("target", ["hop", "request", "http", "files"])
+def test_seeds_of_a_target_are_taken(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guided fuzzer begins with messages that the code takes."""
+    folder = Path(__file__).resolve().parents[2] / ".ci/fuzz"
+    monkeypatch.syspath_prepend(str(folder))
+    module = __import__("file_targets" if target == "files" else "serving_targets")
+    made = getattr(module, target)()
+    seeds = list(made.seeds)
+    assert seeds
+    for seed in seeds:
+        made.parse(seed)
+        with contextlib.suppress(ValueError, RecursionError, OverflowError, *made.errors):
+            made.parse(made.mutated(random.Random(1), seed))

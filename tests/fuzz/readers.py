@@ -1,41 +1,27 @@
-"""Target `files`: everything that is read from files, or a registry, which others may have written."""
+"""Everything that is read from files, or a registry, which others may have written."""
 
 import hashlib
 import io
 import json
-import random
-import shutil
 import struct
-import tempfile
-import time
-import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from onesweep.loadtest.fuzz.base import FuzzTarget
-from onesweep.loadtest.fuzz.inputs import TEXTS, damaged
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.serving.modes.frontier import Frontier, Option, read_frontier
 from onesweep.serving.router.topology import local_topology, read_topology
 from onesweep.stages.checkpoint.bundle import FRONTIER_NAME
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from onesweep.stages.checkpoint.weights import read_weights
-from onesweep.stages.errors import OnesweepError
 from onesweep.stages.wire.auth import HOST, Identity
 from onesweep.stages.wire.registry import Registration, read_entry, write_entry
 from onesweep.stages.wire.tls import Tls, check_authority
 from onesweep.stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
 from onesweep.trainer.pictures.data import IDX_NAMES, load_pictures
 
-LITERALS = (
-    *(b"nan", b"-inf", b"1e999", b"NaN", b"Infinity", b"9" * 400, b"9" * 5000, b"-1", b"0", b"true", b"null", b"1.5"),
-    *(b"[" * 3000, b'{"a":' * 3000, b"[]", b"{}", b'"\\ud800"', b"\x00", b"\xff", b'"""', b"1979-05-27T07:32:00"),
-    b"0x" + b"f" * 5000,
-    *(text.encode() for text in TEXTS),
-)
 FRONTIER = Frontier(
     (
         Option("local", (), 2.5, 256, 0.0, 0.0, 0.0, 200.0, 0.0),
@@ -46,7 +32,6 @@ FRONTIER = Frontier(
     "judge_bits_per_byte",
     1.5,
 )
-SLOW_S = 2.0  # of processor time: files are small
 
 
 @dataclass(frozen=True)
@@ -56,65 +41,6 @@ class Reader:
     name: str
     sample: bytes
     read: Callable[[bytes], object]  # raises OnesweepError
-
-
-class FilesTarget(FuzzTarget):
-    name = "files"
-    batch_inputs = 1000
-
-    def __init__(self, rng: random.Random) -> None:
-        super().__init__()
-        self.rng = rng
-        self.directory = Path(tempfile.mkdtemp(prefix="onesweep-fuzz-"))
-        self.readers = readers(self.directory)
-
-    async def send(self, count: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a reader that only warns would go on with what it warned of
-            for _ in range(count):
-                self._read(self.rng.choice(self.readers))
-        self.tally.inputs += count
-
-    async def close(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _read(self, reader: Reader) -> None:
-        data = self._mutated(reader.sample)
-        begin = time.thread_time()
-        outcome = outcome_of(reader, data)
-        self.tally.answer(f"{reader.name} {'read' if outcome == '' else 'refused'}")
-        if outcome not in ("", REFUSED):
-            self.tally.finding(f"{reader.name}: {outcome}", data)
-        if time.thread_time() - begin > SLOW_S:
-            self.tally.finding(f"{reader.name}: takes over {SLOW_S:g} s", data)
-
-    def _mutated(self, data: bytes) -> bytes:
-        rng = self.rng
-        for _ in range(rng.choice((1, 1, 2, 4))):
-            if rng.random() < 0.5 or not data:
-                data = damaged(rng, data)
-                continue
-            # instead of a value, as a rule: what follows a sign that one begins
-            begin = max(data.find(rng.choice((b":", b"=", b",", b"[")), rng.randrange(len(data))), 0) + 1
-            end = min(
-                (at for sign in (b",", b"\n", b"]", b"}") if (at := data.find(sign, begin)) >= 0), default=len(data)
-            )
-            data = data[:begin] + rng.choice(LITERALS) + data[end:]
-        return data
-
-
-REFUSED = "refused"
-
-
-def outcome_of(reader: Reader, data: bytes) -> str:
-    """Empty where it was read, REFUSED, or what was raised that should not have been."""
-    try:
-        reader.read(data)
-    except OnesweepError:
-        return REFUSED
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"[:160]
-    return ""
 
 
 def readers(directory: Path) -> list[Reader]:

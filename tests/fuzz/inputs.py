@@ -1,8 +1,8 @@
-"""Inputs of one message type: captures mutated, messages drawn from the descriptor, raw bytes."""
+"""Damage to bytes, and changes to the fields of a message."""
 
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -23,8 +23,6 @@ ENDS = {
     FieldDescriptor.CPPTYPE_ENUM: (0, (1 << 31) - 1),
 }
 MOST_REPEATED = 300  # above every limit on the length of a list
-DEPTH = 3  # messages within messages
-MOST_ITEMS = 3  # of a list in a message that is drawn
 
 
 def damaged(rng: random.Random, data: bytes, others: Sequence[bytes] = ()) -> bytes:
@@ -90,10 +88,14 @@ def _change_one(rng: random.Random, message: Message, others: Sequence[Message])
         setattr(message, field.name, _value(rng, field, getattr(message, field.name)))
 
 
-def _lengthen(rng: random.Random, message: Message, field: FieldDescriptor) -> None:
+def _lengthen(rng: random.Random, message: Message, field: Any) -> None:
     values, times = getattr(message, field.name), rng.choice((1, 2, MOST_REPEATED))
     if _is_map(field):
-        fill(rng, message, field, depth=1)
+        key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
+        if value.message_type is None:
+            values[_value(rng, key, None)] = _value(rng, value, None)
+        else:
+            values[_value(rng, key, None)].SetInParent()
     elif field.message_type is not None:
         for _ in range(times):
             added = values.add()
@@ -138,82 +140,3 @@ def _payload(rng: random.Random, before: bytes) -> bytes:
 
 def _is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and field.message_type.GetOptions().map_entry
-
-
-# Messages from descriptors
-
-
-def drawn(rng: random.Random, kind: type[Message], depth: int = DEPTH) -> Message:
-    """A message of a type, each field there or not, with ordinary and with extreme values."""
-    message = kind()
-    _fill(rng, message, depth)
-    return message
-
-
-def _fill(rng: random.Random, message: Message, depth: int) -> None:
-    for field in message.DESCRIPTOR.fields:
-        if rng.random() < 0.5 and (depth or field.message_type is None):
-            fill(rng, message, field, depth)
-
-
-def fill(rng: random.Random, message: Message, field: Any, depth: int) -> None:  # noqa: ANN401 - two classes, by what reads protobuf
-    """Give a field a value, or a few where it is a list or a map."""
-    for _ in range(rng.randint(1, MOST_ITEMS) if field.is_repeated else 1):
-        place = getattr(message, field.name)
-        if _is_map(field):
-            key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
-            if value.message_type is None:
-                place[_value(rng, key, None)] = _value(rng, value, None)
-            else:
-                _fill(rng, place[_value(rng, key, None)], depth - 1)
-        elif field.message_type is not None:
-            inner = place.add() if field.is_repeated else place
-            inner.SetInParent()
-            _fill(rng, inner, depth - 1)
-        elif field.is_repeated:
-            place.append(_value(rng, field, None))
-        else:
-            setattr(message, field.name, _value(rng, field, None))
-
-
-# Each way as often as it is taken.
-SHARES = ("changed",) * 9 + ("damaged",) * 4 + ("drawn",) * 2 + ("merged",) * 3 + ("raw",) + ("as it was",)
-MOST_RAW = 512
-
-
-class Inputs:
-    """Bytes of one message type, always the same for one seed and one set of captures."""
-
-    def __init__(
-        self,
-        kind: type[Message],
-        captures: Sequence[bytes],
-        rng: random.Random,
-        prepare: Callable[[Message], None] = lambda message: None,
-    ) -> None:
-        """:param prepare: makes a capture one that would be taken now, before it is mutated."""
-        self.kind, self.rng, self.prepare = kind, rng, prepare
-        self.captures = captures or [b""]
-
-    def take(self, count: int) -> list[bytes]:
-        return [self._one(self.rng.choice(SHARES)) for _ in range(count)]
-
-    def _one(self, way: str) -> bytes:
-        rng = self.rng
-        if way == "raw":
-            return rng.randbytes(rng.randrange(MOST_RAW))
-        if way == "drawn":
-            return drawn(rng, self.kind).SerializeToString()
-        message = self._capture()
-        if way == "merged":
-            message.MergeFrom(drawn(rng, self.kind))
-        if way == "changed":
-            changed(rng, message, [self._capture()])
-        data = message.SerializeToString()
-        return damaged(rng, data, self.captures) if way == "damaged" else data
-
-    def _capture(self) -> Message:
-        message = self.kind()
-        message.ParseFromString(self.rng.choice(self.captures))
-        self.prepare(message)
-        return message
