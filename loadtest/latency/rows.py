@@ -1,23 +1,21 @@
-"""Rows of the table, one for each arm on each profile, and the table that a terminal and a page show."""
+"""Rows of the table, one for each series of requests on each profile."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onesweep.loadtest.latency.floor import Course, least_delay_ms, wire_ms
-from onesweep.loadtest.latency.interleave import Sample, ended_well
-from onesweep.loadtest.report.table import Column, Table, number_column, percentile, text_column
-from onesweep.loadtest.workload.arms import LEVELS, SPECULATIVE, Arm
+from onesweep.loadtest.latency.commands import LEVELS
+from onesweep.loadtest.latency.turns import RequestSeries, Sample, ended_well
+from onesweep.loadtest.report.table import Table, number_column, percentile, text_column
+from onesweep.loadtest.workload.variants import Variant
 
 Row = dict[str, Any]
-# Keys of a row that pictures have: how many are those drawn in one process, and how many were compared.
-NO_PIXELS: Row = dict.fromkeys(("same_as_one", "compared"))
 # The parts of a latency. `rest` is what remains: gRPC, Python, TCP, headers, waiting for a processor.
 PARTS = ("delay", "serialisation", "compute", "queue", "rest")
 
 
-def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> Row:
+def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Row:
     """Medians over the requests that ended well; failures are counted, and the most frequent one is quoted."""
     good, error = ended_well(samples)
     latencies, parts = sorted(sample.latency_ms for sample in good), [parts_ms(sample) for sample in good]
@@ -31,12 +29,12 @@ def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> Row:
 
     row = {
         "profile": profile,
-        "mode": arm.choice.label,
-        "text": arm.prompts.name,
-        "length": arm.length.count,
-        "unit": arm.length.unit,
-        "temperature": arm.temperature,
-        "idle_s": arm.idle_s,
+        "mode": series.variant.label,
+        "text": series.prompts.name,
+        "length": series.length.count,
+        "unit": series.length.unit,
+        "temperature": series.variant.get("temperature"),
+        "idle_s": series.idle_s,
         "requests": len(samples),
         "failures": len(samples) - len(good),
         "error": error,
@@ -53,8 +51,8 @@ def row_of(profile: str, arm: Arm, samples: Sequence[Sample]) -> Row:
         # part by part, so they need not add up to a median latency
         "parts_ms": {name: statistics.median(part[name] for part in parts) for name in PARTS} if good else None,
     }
-    if arm.length.draws:
-        return row | NO_PIXELS
+    if series.length.draws:
+        return row
     return row | {
         "tokens": count(lambda s: int(s.booked["output_tokens"])),
         "tokens_per_s": median(lambda s: int(s.booked["output_tokens"]) / s.latency_ms * 1000),
@@ -77,21 +75,20 @@ def acceptance(samples: Sequence[Sample]) -> float | None:
     return sum(sample.booked["accepted"] for sample in samples) / reached if reached else None
 
 
-def same_as_ar(arm: Arm, taken: Mapping[Arm, Sequence[Sample]]) -> Row:
+def same_as_ar(series: RequestSeries, taken: Mapping[RequestSeries, Sequence[Sample]]) -> Row:
     """Texts equal to those of `ar` with the same seeds, for a mode that promises them; `taken`: of one profile."""
-    exact = arm.choice.mode == SPECULATIVE or (arm.choice.mode == "verified" and arm.temperature == 0)
-    alike = [other for other in taken if other.choice.mode == "ar" and replace(other, choice=arm.choice) == arm]
-    if not exact or not alike:
+    variant = series.variant
+    if variant.mode != "ar-speculative":
         return {}
-    # with the same codec, if there is one: int8 writes another text
-    other = next((other for other in alike if other.choice.codec == arm.choice.codec), alike[0])
+    # int8 writes another text, so with the same codec
+    plain = Variant("ar").having(codec=variant.get("codec"), temperature=variant.get("temperature"))
     theirs, ours = (
-        {s.number: s.account["output_hex"] for s in taken[each] if s.account is not None} for each in (other, arm)
+        {s.number: s.account["output_hex"] for s in taken.get(each, ()) if s.account is not None}
+        for each in (replace(series, variant=plain), series)
     )
     both = theirs.keys() & ours.keys()
-    if not both:
-        return {}
-    return {"same_as_ar": sum(theirs[number] == ours[number] for number in both), "compared": len(both)}
+    same = sum(theirs[number] == ours[number] for number in both)
+    return {"same_as_ar": same, "compared": len(both)} if both else {}
 
 
 def length_of(row: Row) -> str:
@@ -99,19 +96,17 @@ def length_of(row: Row) -> str:
     return f"{row['length']} {row['unit']}"
 
 
-def compared(name: str) -> Callable[[Row], str]:
-    """A cell: how many of those that were compared are the same."""
-    return lambda row: "-" if row["compared"] is None else f"{row[name]} of {row['compared']}"
+def _as_ar(row: Row) -> str:
+    """How many of those that were compared are the same."""
+    return "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"
 
 
-ARM: tuple[Column[Row], ...] = (
-    *map(text_column, ("profile", "text", "mode")),
-    ("length", length_of),
-    ("idle s", lambda row: f"{row['idle_s']:g}"),
-)
 WAN: Table[Row] = Table(
     (
-        *ARM,
+        *map(text_column, ("profile", "text", "mode")),
+        ("length", length_of),
+        ("idle s", lambda row: f"{row['idle_s']:g}"),
+        number_column("first s", "first_byte_ms", 3, scale=1e-3),
         number_column("p50 s", "p50_ms", 3, scale=1e-3),
         number_column("floor s", "floor_ms", 3, scale=1e-3),
         number_column("x floor", "ratio", 2),
@@ -120,7 +115,7 @@ WAN: Table[Row] = Table(
         number_column("accepted", "acceptance", 2),
         number_column("wire bytes", "wire_bytes", 0),
         number_column("host-s", "host_seconds", 2),
-        ("as ar", compared("same_as_ar")),
+        ("as ar", _as_ar),
         text_column("failed", "failures"),
     )
 )
@@ -139,11 +134,9 @@ PICTURES: Table[Row] = Table(
         number_column("largest hop", "largest_hop_bytes", 0),
         number_column("wire bytes", "wire_bytes", 0),
         number_column("host ms a picture", "host_seconds", 1, scale=1e3),
-        ("as one process", compared("same_as_one")),
         ("idle s", lambda row: f"{row['idle_s']:g}"),
         text_column("failed", "failures"),
-    ),
-    text_columns=2,
+    )
 )
 
 
@@ -165,52 +158,3 @@ def failures(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row["failures"]
     ]
-
-
-# One sweep for a chart: its way, and the time of each part of it.
-
-
-def single_sweep(profile: str, course: Course, arm: Arm, samples: Sequence[Sample]) -> Row | None:
-    """The request of median latency, if the links were warm and it took one sweep; None if not."""
-    good = sorted(ended_well(samples)[0], key=lambda sample: sample.latency_ms)
-    if not good or arm.idle_s:
-        return None
-    middle = good[(len(good) - 1) // 2]
-    path, account = course.sweep_path(), middle.booked
-    if account["sweeps"] != 1 or len(account["wire_bytes"]) != len(path):
-        return None
-    return {
-        "profile": profile,
-        "mode": arm.choice.label,
-        "length": arm.length.count,
-        "unit": arm.length.unit,
-        "seed": middle.seed,
-        "latency_ms": middle.latency_ms,
-        "wire_bytes": account["wire_bytes"],
-        "hosts": account["hosts"],
-        "hops": [_hop(course, *pair) for pair in path],
-    }
-
-
-def waterfall(sweep: Row) -> list[tuple[str, str, float]]:
-    """(what, part, milliseconds) of one sweep in the order of its way; they add up to its latency.
-
-    Delay and serialisation are the profile's, queue and compute the hosts'. What remains is known only as a sum, so it
-    stands at the end as one piece.
-    """
-    hosts = {host["name"]: host for host in sweep["hosts"]}
-    steps = []
-    for hop, size in zip(sweep["hops"], sweep["wire_bytes"], strict=True):
-        steps.append((f"{hop['source']} → {hop['destination']}", "delay", hop["delay_ms"]))
-        steps.append((f"{size:,} bytes", "serialisation", wire_ms(size, hop["rate_mbps"])))
-        if host := hosts.get(hop["destination"]):
-            steps.append((f"{host['name']} queue", "queue", host["queue_ms"]))
-            steps.append((f"{host['name']} compute", "compute", host["compute_ms"]))
-    rest_ms = sweep["latency_ms"] - sum(took_ms for _, _, took_ms in steps)
-    return [*steps, ("gRPC, Python, TCP", "rest", rest_ms)]
-
-
-def _hop(course: Course, source: str, destination: str) -> Row:
-    link = course.link(source, destination)
-    ends = {"source": source, "destination": destination}
-    return ends | {"delay_ms": least_delay_ms(link), "rate_mbps": link.rate_mbps}

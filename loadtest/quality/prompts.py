@@ -1,4 +1,4 @@
-"""Prompts from held-out text, each with its human continuation, and the training text of the models."""
+"""Prompts from held-out text, each with its human continuation."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from onesweep.stages.errors import InputError
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.trainer.blocks.data import read_utf8
 
-TRAIN, VALID = "train.txt", "valid.txt"  # the names under which training text and held-out text stand side by side
+VALID = "valid.txt"  # held-out text, where training text lies beside it
 
 
 @dataclass(frozen=True)
@@ -33,29 +33,9 @@ def held_out_documents(path: Path) -> list[Document]:
     return documents
 
 
-def training_documents(prompts: Path, train: Path | None) -> list[Document]:
-    """The text that the models were trained on: `train`, else the `train.txt` files beside the prompts, else none."""
-    if train is not None:
-        files = _files(train, "--train")
-        chosen = [file for file in files if file.name == TRAIN] or files
-    elif prompts.is_file():
-        beside = prompts.with_name(TRAIN)
-        chosen = [beside] if prompts.name == VALID and beside.is_file() else []
-    else:
-        chosen = [file for file in _files(prompts, "--prompts") if file.name == TRAIN]
-        if not any(file.name == VALID for file in _files(prompts, "--prompts")):
-            chosen = []
-    return [Document(file, read_utf8(file)) for file in chosen]
-
-
 def _held_out_files(path: Path) -> list[Path]:
-    files = _files(path, "--prompts")
-    return [file for file in files if file.name == VALID] or files
-
-
-def _files(path: Path, flag: str) -> list[Path]:
     if not path.exists():
-        raise InputError(f"no text at {path}: {flag} takes a file or a folder of UTF-8 text")
+        raise InputError(f"no text at {path}: --prompts takes a file or a folder of UTF-8 text")
     if path.is_file():
         return [path]
     every = sorted(
@@ -63,76 +43,49 @@ def _files(path: Path, flag: str) -> list[Path]:
         for file in path.rglob("*")
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
     )
-    files = [file for file in every if file.suffix == ".txt"] or every
-    if not files:
-        raise InputError(f"no file under {path}: {flag} takes a file or a folder of UTF-8 text")
-    return files
+    if not every:
+        raise InputError(f"no file under {path}: --prompts takes a file or a folder of UTF-8 text")
+    return [file for file in every if file.name == VALID] or [f for f in every if f.suffix == ".txt"] or every
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of human text: a prompt, its true continuation, and what follows that. All cut between characters."""
+    """A piece of human text: a prompt and its true continuation, both cut between characters."""
 
     prompt: bytes
     continuation: bytes
-    suffix: bytes = b""
 
 
-@dataclass(frozen=True)
-class PromptSet:
-    """Passages to be continued, and others, from between them, that stand for human text as such."""
-
-    asked: tuple[Passage, ...]
-    reference: tuple[Passage, ...]
-    rest: bytes  # the text that is in no passage, for a judge where no training text is given
-
-    def digest(self) -> str:
-        """SHA-256 of the passages asked for, each with its length."""
-        whole = hashlib.sha256()
-        for passage in self.asked:
-            for part in (passage.prompt, passage.continuation, passage.suffix):
-                whole.update(len(part).to_bytes(4, "big") + part)
-        return whole.hexdigest()
+def digest(passages: Sequence[Passage]) -> str:
+    """SHA-256 of passages, each part with its length."""
+    whole = hashlib.sha256()
+    for passage in passages:
+        for part in (passage.prompt, passage.continuation):
+            whole.update(len(part).to_bytes(4, "big") + part)
+    return whole.hexdigest()
 
 
 def cut_prompts(
-    documents: Sequence[Document],
-    count: int,
-    prompt_bytes: int,
-    output_bytes: int,
-    seed: int = 0,
-    suffix_bytes: int = 0,
-) -> PromptSet:
-    """`count` passages evenly over the text, and as many others as there is room for, up to `count`.
+    documents: Sequence[Document], count: int, prompt_bytes: int, output_bytes: int, seed: int = 0
+) -> tuple[Passage, ...]:
+    """`count` passages evenly over the text; no two overlap, none runs over the end of a file.
 
-    No two overlap (a suffix may reach into the next), none runs over the end of a file. The seed shifts them.
-    Raises InputError for too little text.
+    The seed shifts them. Raises InputError for too little text.
     """
     window = prompt_bytes + output_bytes
     slots = [
         (document.raw, start)
         for number, document in enumerate(documents)
-        for start in _starts(len(document.raw) - suffix_bytes, window, seed, number)
+        for start in _starts(len(document.raw), window, seed, number)
     ]
     if len(slots) < count:
         raise InputError(
             f"the text has room for {len(slots)} prompts of {window} bytes with what follows them, not for {count}: "
             "give more text, or a smaller --count or --bytes"
         )
-    chosen = np.linspace(0, len(slots), min(2 * count, len(slots)), endpoint=False).astype(int)
-    asked = set(chosen[np.linspace(0, len(chosen), count, endpoint=False).astype(int)].tolist())
-    others = [i for i in chosen.tolist() if i not in asked]
-
-    def passage(slot: int) -> Passage:
-        raw, start = slots[slot]
-        return _passage(raw, start, (prompt_bytes, output_bytes, suffix_bytes))
-
-    untouched = sorted(set(range(len(slots))) - asked - set(others))
-    return PromptSet(
-        tuple(map(passage, sorted(asked))),
-        tuple(map(passage, others)),
-        b"\n".join(slots[i][0][slots[i][1] : slots[i][1] + window] for i in untouched),
-    )
+    chosen = np.linspace(0, len(slots), count, endpoint=False).astype(int)
+    cuts = [slots[i] for i in chosen.tolist()]
+    return tuple(_passage(raw, start, prompt_bytes, output_bytes) for raw, start in cuts)
 
 
 def _starts(size: int, window: int, seed: int, document: int) -> range:
@@ -143,13 +96,11 @@ def _starts(size: int, window: int, seed: int, document: int) -> range:
     return range(shift, shift + slots * window, window)
 
 
-def _passage(raw: bytes, start: int, sizes: tuple[int, int, int]) -> Passage:
-    begin, edges = _forward(raw, start), []
-    for size in sizes:
-        start += size
-        edges.append(max(_back(raw, start), begin))
-    first, second, third = edges
-    return Passage(raw[begin:first], raw[first:second], raw[second:third])
+def _passage(raw: bytes, start: int, prompt_bytes: int, output_bytes: int) -> Passage:
+    begin = _forward(raw, start)
+    border = max(_back(raw, start + prompt_bytes), begin)
+    end = max(_back(raw, start + prompt_bytes + output_bytes), border)
+    return Passage(raw[begin:border], raw[border:end])
 
 
 def _forward(raw: bytes, at: int) -> int:

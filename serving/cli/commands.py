@@ -181,8 +181,6 @@ _BENCH = Family(
                 "every mode over emulated far links, against a computed floor",
                 "--profile links-60 --modes sweep,ar",
             ),
-            ("warm", "first requests: after the start, a pause, a reconnect", ""),
-            ("first-token", "a long prompt over far links: in several hops, in one, in memory", "--checkpoint smollm2"),
         ),
         "load and faults": _commands(
             "onesweep.loadtest.load.commands:",
@@ -195,20 +193,9 @@ _BENCH = Family(
             "onesweep.loadtest.faults.commands:",
             ("rounds", "rounds over emulated far links against one place, and against the plan", ""),
         ),
-        "pictures": _commands(
-            "onesweep.loadtest.pictures.bench:",
-            ("pictures", "quality of drawn pictures against seconds over far links", "--data fashion.npz"),
-            ("picture-judge", "train the judge of drawn pictures", "--data fashion.npz --out judge.safetensors"),
-        ),
-        "text": _commands(
+        "quality": _commands(
             "onesweep.loadtest.quality.commands:",
-            ("quality", "quality of each mode's text, beside human text", "--prompts texts/"),
-            "onesweep.loadtest.frontier.commands:",
-            (
-                "frontier",
-                "quality against seconds over far links, and the file that mode auto chooses from",
-                "--write frontier.json",
-            ),
+            ("quality", "quality of each mode's text or pictures, and the file of mode auto", "--prompts texts/"),
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""The judge: a small classifier, whose features tell how far drawn pictures are from real ones."""
+"""The judge of pictures: a small classifier, whose features tell how far drawn pictures are from real ones."""
 
 import json
 from dataclasses import dataclass
@@ -111,9 +111,9 @@ def load_judge(path: Path) -> JudgeFile:
             raise CheckpointError(f"{path} is damaged: its weights do not have the recorded SHA-256")
         judge.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     except FileNotFoundError:
-        raise CheckpointError(f"no judge at {path}: make one with `onesweep bench picture-judge`") from None
+        raise CheckpointError(f"no judge at {path}") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is no judge ({error}): make one with `onesweep bench picture-judge`") from None
+        raise CheckpointError(f"{path} is no judge ({error})") from None
     return JudgeFile(judge.eval().requires_grad_(False), tuple(record["classes"]), metadata["sha256"])
 
 
@@ -150,13 +150,3 @@ def distance_interval(
     middle = float(np.median(found))
     centre = frechet_distance(drawn, real)
     return centre + low - middle, centre + high - middle
-
-
-def nearest(pixels: Tensor, known: Tensor) -> NDArray[np.float64]:
-    """Distance (L2 in pixels) of each picture to the nearest of `known`: small where pictures are copies."""
-    rows = known.flatten(1).float()
-    squares = rows.square().sum(1)
-    least = []
-    for part in pixels.flatten(1).float().split(AT_ONCE):
-        least.append((part.square().sum(1)[:, None] + squares - 2 * part @ rows.T).min(1).values)
-    return torch.cat(least).clamp(0).sqrt().double().numpy()

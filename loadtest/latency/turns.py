@@ -1,32 +1,41 @@
-"""Requests of all arms take turns in a rotating order, so that a slow moment of the machine falls on every arm."""
+"""Requests of all variants take turns in a rotating order: a slow moment of the machine falls on every one."""
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from onesweep.loadtest.latency.commands import Length
 from onesweep.loadtest.latency.floor import BookedCost, Floor, course_of
+from onesweep.loadtest.workload.prompts import NOVEL, Prompts
 from onesweep.loadtest.workload.testbed import Testbed
+from onesweep.loadtest.workload.variants import Variant
 
 
-class RequestSource(Protocol):
-    """Requests that differ in nothing but their prompt and seed; `Arm` is one."""
+@dataclass(frozen=True)
+class RequestSeries:
+    """Requests that differ in nothing but their prompt and seed: one row of the table."""
 
-    @property
-    def idle_s(self) -> float:
-        """Seconds without a request before each of these."""
+    variant: Variant
+    length: Length
+    idle_s: float = 0.0  # seconds without a request before each of these, so that TCP's congestion windows fall back
+    prompts: Prompts = NOVEL
 
     def call(self, number: int, seed: int) -> dict[str, Any]:
         """Arguments of one `Client.generate` or `Client.draw`: the request with this number."""
+        asked, count = self.prompts.text(number), self.length.count
+        if self.length.draws:
+            return {"classes": asked, "levels": count, "seed": seed, **self.variant.request()}
+        return {"prompt": asked, f"max_{self.length.unit}": count, "seed": seed, **self.variant.request()}
 
 
 @dataclass(frozen=True, eq=False)
 class Seat:
-    """One arm on one testbed. `at_once`: requests made at the same time in a turn."""
+    """One series on one testbed. `at_once`: requests made at the same time in a turn."""
 
     testbed: Testbed
-    arm: RequestSource
+    series: RequestSeries
     at_once: int = 1
 
 
@@ -35,7 +44,7 @@ class Sample:
     """One request: its times at the client and its account, or the reason why it failed."""
 
     seed: int
-    number: int = 0  # of the request among those of its arm; decides its prompt
+    number: int = 0  # of the request of its series; decides its prompt
     latency_ms: float = 0.0  # from the call to the end of the account
     first_byte_ms: float = 0.0
     floor: Floor | None = None
@@ -64,11 +73,6 @@ class Sample:
         """Arithmetic on the hosts."""
         return float(sum(host["compute_ms"] for host in self.booked["hosts"]))
 
-    @property
-    def router_ms(self) -> float:
-        """Arithmetic on the router that sweeps wait for: a drafter's."""
-        return max(float(self.booked["compute_ms"] - self.booked["ahead_ms"]) - self.host_ms, 0.0)
-
 
 def ended_well(samples: Sequence[Sample]) -> tuple[list[Sample], str | None]:
     """The requests that ended well, and the most frequent reason why others did not."""
@@ -85,32 +89,15 @@ def take_turns(seats: Sequence[Seat], requests: int, seed: int) -> Iterator[tupl
     for seat in seats:
         _turn(seat, 0, seed)
     for i in range(requests):
-        # in another order each time: no arm always follows the one that leaves the machine hot or the links busy
+        # in another order each time: no series always follows the one that leaves the machine hot or the links busy
         first = i % len(seats) if seats else 0
         for seat in (*seats[first:], *seats[:first]):
-            if seat.arm.idle_s and not seat.testbed.given_up:
-                time.sleep(seat.arm.idle_s)
+            if seat.series.idle_s and not seat.testbed.given_up:
+                time.sleep(seat.series.idle_s)
             samples = _turn(seat, i * seat.at_once, seed)
             if any(sample.error for sample in samples):
                 samples = _after_failure(seat, seats, samples, seed)
             yield seat, samples
-
-
-def collect(
-    seats: Sequence[Seat], requests: int, seed: int, count: Callable[[], object] = lambda: None
-) -> dict[Seat, list[Sample]]:
-    """All samples of each seat, in the order of their seeds. `count` is called after each turn."""
-    samples: dict[Seat, list[Sample]] = {seat: [] for seat in seats}
-    for seat, taken in take_turns(seats, requests, seed):
-        samples[seat] += taken
-        count()
-    return samples
-
-
-def ask_once(testbed: Testbed, arm: RequestSource, number: int, seed: int) -> Sample:
-    """One request by itself."""
-    (answer,) = testbed.caller.ask([arm.call(number, seed)])
-    return sample_of(testbed, number, seed, answer)
 
 
 def sample_of(testbed: Testbed, number: int, seed: int, answer: dict[str, Any]) -> Sample:
@@ -126,7 +113,7 @@ def _turn(seat: Seat, first: int, seed: int) -> list[Sample]:
     numbers = range(first, first + seat.at_once)
     if seat.testbed.given_up:
         return [Sample(seed + number, number, error=seat.testbed.given_up) for number in numbers]
-    answers = seat.testbed.caller.ask([seat.arm.call(number, seed + number) for number in numbers])
+    answers = seat.testbed.caller.ask([seat.series.call(number, seed + number) for number in numbers])
     return [sample_of(seat.testbed, n, seed + n, answer) for n, answer in zip(numbers, answers, strict=True)]
 
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.latency.interleave import Seat, take_turns
-from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice
+from onesweep.loadtest.latency.commands import Length
+from onesweep.loadtest.latency.turns import RequestSeries, Seat, take_turns
 from onesweep.loadtest.workload.caller import Access
 from onesweep.loadtest.workload.testbed import Network, Testbed
+from onesweep.loadtest.workload.variants import Variant
 from onesweep.stages.errors import ServiceError
 from tests.loadtest.latency.conftest import account
 
@@ -51,11 +52,11 @@ def pretence() -> Pretence:
 def seats(pretence: Pretence) -> list[Seat]:
     testbed = Testbed(Access("127.0.0.1:1"), Network("wan", 2, 7700), None, pretence)  # type: ignore[arg-type]
     vars(testbed)["caller"] = pretence
-    return [Seat(testbed, Arm(ModeChoice(mode), Length(8))) for mode in ("sweep", "chunked", "ar")]
+    return [Seat(testbed, RequestSeries(Variant(mode), Length(8))) for mode in ("sweep", "chunked", "ar")]
 
 
 def test_turns_rotate_after_a_warm_up_and_share_their_seeds(seats: list[Seat], pretence: Pretence) -> None:
-    told = [seat.arm.call(0, 0)["mode"] for seat, _ in take_turns(seats, 2, seed=5)]
+    told = [seat.series.call(0, 0)["mode"] for seat, _ in take_turns(seats, 2, seed=5)]
     assert told == ["sweep", "chunked", "ar", "chunked", "ar", "sweep"]
     asked = [(call["mode"], call["seed"]) for call in pretence.calls]
     assert asked[:3] == [("sweep", 5), ("chunked", 5), ("ar", 5)]
@@ -63,7 +64,7 @@ def test_turns_rotate_after_a_warm_up_and_share_their_seeds(seats: list[Seat], p
 
 
 def test_requests_at_once_have_seeds_of_their_own(seats: list[Seat]) -> None:
-    seat = Seat(seats[0].testbed, seats[0].arm, at_once=3)
+    seat = Seat(seats[0].testbed, seats[0].series, at_once=3)
     assert [[s.seed for s in samples] for _, samples in take_turns([seat], 2, 0)] == [[0, 1, 2], [3, 4, 5]]
 
 
@@ -97,9 +98,9 @@ def test_a_failure_of_its_own_is_only_told_of(seats: list[Seat], pretence: Prete
     assert pretence.revived == []
 
 
-def test_idle_arms_wait(seats: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_idle_time(seats: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("onesweep.loadtest.latency.interleave.time.sleep", slept.append)
-    idle = Seat(seats[0].testbed, Arm(ModeChoice("sweep"), Length(8), 2.5))
+    monkeypatch.setattr("onesweep.loadtest.latency.turns.time.sleep", slept.append)
+    idle = Seat(seats[0].testbed, RequestSeries(Variant("sweep"), Length(8), 2.5))
     assert len(list(take_turns([seats[0], idle], 2, 0))) == 4
     assert slept == [2.5, 2.5]

@@ -1,0 +1,192 @@
+"""Quality of text: bits of a judge beside human text, what a text costs, and the file that mode `auto` chooses from.
+
+A judge alone prefers a phrase without end, so the entropy of the runs of four bytes stands beside its bits.
+"""
+
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from onesweep.loadtest.commands import Report
+from onesweep.loadtest.quality.commands import QualitySettings
+from onesweep.loadtest.quality.generation import check_served, generate_all, router_facts
+from onesweep.loadtest.quality.judge import check_judge, open_judge
+from onesweep.loadtest.quality.prompts import cut_prompts, digest, held_out_documents
+from onesweep.loadtest.report.record import origin, settings_record
+from onesweep.loadtest.report.table import Estimate, Table, number_column, open_meter, percentile, ratio_of_sums
+from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
+from onesweep.loadtest.workload.variants import Variant, at_temperatures, parse_variants
+from onesweep.serving.client.client import Result
+from onesweep.serving.modes import MODES
+from onesweep.serving.modes.base import DEFAULT_TEMPERATURE
+from onesweep.serving.modes.frontier import Frontier, Option
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import write_destination
+
+HUMAN = "human"
+BASIS = "judge_bits_per_byte"
+GRAM = 4  # bytes: long enough to see repeated pieces, short enough to occur twice in human text
+
+
+@dataclass(frozen=True)
+class QualityRow:
+    """Texts of one variant, or the true continuations; costs are means over texts unless they say otherwise."""
+
+    mode: str  # with its settings; `human` for the true continuations
+    bits: Estimate  # that the judge needs for a byte of the text, given the prompt
+    gram_entropy: float  # bits of all runs of four bytes: low where the same pieces come again
+    sweeps: float | None = None
+    seconds: float | None = None  # median latency, with other requests beside it
+    host_ms: float | None = None  # arithmetic on all hosts together
+    router_ms: float | None = None  # arithmetic on the router that is waited for
+    wire_bytes: float | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        record = asdict(self)
+        bits = record.pop("bits")
+        return record | {BASIS: bits["value"], f"{BASIS}_low": bits["low"], f"{BASIS}_high": bits["high"]}
+
+
+TABLE: Table[QualityRow] = Table(
+    (
+        ("mode", lambda row: row.mode),
+        ("judge bits a byte", lambda row: _interval(row.bits)),
+        number_column("4-gram entropy", "gram_entropy", 2),
+        number_column("sweeps", "sweeps"),
+        number_column("s", "seconds", 3),
+        number_column("host ms", "host_ms"),
+        number_column("router ms", "router_ms"),
+        number_column("wire bytes", "wire_bytes", 0),
+    )
+)
+
+
+def measure_text(settings: QualitySettings) -> Report:
+    """Raises OnesweepError."""
+    s = settings
+    assert s.prompts is not None
+    check_judge()
+    variants = None if s.modes is None else at_temperatures(parse_variants(s.modes, MODES), s.temperatures)
+    target = TestbedSettings(access=s.access, checkpoint=s.checkpoint)
+    check_testbed(target)
+    passages = cut_prompts(held_out_documents(s.prompts), s.count, s.prompt_bytes, s.max_bytes, s.seed)
+    with open_testbed(target) as testbed:
+        facts = router_facts(testbed.access)
+        if variants is None:
+            every = tuple(Variant(mode) for mode in facts.modes if mode not in ("infill", "auto"))
+            variants = at_temperatures(every, s.temperatures)
+        check_served(variants, facts, s.prompt_bytes + s.max_bytes)
+        with open_meter("generating", len(variants) * len(passages)) as progress:
+            results = generate_all(testbed.access, variants, passages, s, facts, progress)
+    texts = {variant.label: [result.output for result in taken] for variant, taken in results.items()}
+    texts[HUMAN] = [passage.continuation for passage in passages]
+    judge, prompts = open_judge(), [passage.prompt for passage in passages]
+    with open_meter("judging", len(texts) * len(passages)) as progress:
+        bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
+    rows = {label: _bare_row(label, bits[label], outputs, s.seed) for label, outputs in texts.items()}
+    rows |= {variant.label: _with_costs(rows[variant.label], taken) for variant, taken in results.items()}
+    # what was started here is measured by its files, which a router that is found does not show
+    weights = facts.digests if s.access else _bundle_digests(target)
+    if s.write is not None:
+        options = [option_of(variant, results[variant], rows[variant.label].bits) for variant in ranked(results, rows)]
+        frontier = Frontier(tuple(options), weights, judge.name, BASIS, rows[HUMAN].bits.value)
+        write_destination(s.write, json.dumps(frontier.to_record() | origin(), indent=2) + "\n")
+    record = {
+        "bench": "quality",
+        "settings": settings_record(s),
+        "judge": judge.name,
+        "prompts_sha256": digest(passages),
+        "weights": weights,
+        "rows": [row.to_record() for row in rows.values()],
+    }
+    words = f"{s.count} prompts of {s.prompt_bytes} bytes, {s.max_bytes} bytes each; judge {judge.name}"
+    return Report(f"{TABLE.aligned(list(rows.values()))}\n\n{words}", record)
+
+
+def _bare_row(label: str, bits: Sequence[float], outputs: Sequence[bytes], seed: int) -> QualityRow:
+    found = ratio_of_sums(bits, [len(output) for output in outputs], seed)
+    if found is None:
+        raise InputError(f"{label} wrote no byte: there is nothing to judge")
+    return QualityRow(label, found, gram_entropy(outputs))
+
+
+def _with_costs(row: QualityRow, results: Sequence[Result]) -> QualityRow:
+    mean = statistics.fmean
+    return replace(
+        row,
+        sweeps=mean(result.sweeps for result in results),
+        seconds=statistics.median(result.latency_ms for result in results) / 1000,
+        host_ms=mean(host_ms(result) for result in results),
+        router_ms=mean(router_ms(result) for result in results),
+        wire_bytes=mean(result.wire_bytes_total for result in results),
+    )
+
+
+def gram_entropy(outputs: Sequence[bytes]) -> float:
+    """Bits of the runs of GRAM bytes of all texts together. It grows with their number: compare equal numbers."""
+    counts = Counter(output[i : i + GRAM] for output in outputs for i in range(len(output) - GRAM + 1))
+    total = counts.total()
+    return sum(n / total * math.log2(total / n) for n in counts.values()) if total else 0.0
+
+
+def host_ms(result: Result) -> float:
+    """Arithmetic on the hosts."""
+    return sum(host.compute_ms for host in result.hosts)
+
+
+def router_ms(result: Result) -> float:
+    """Arithmetic on the router that sweeps wait for: a drafter's."""
+    return max(result.compute_ms - result.ahead_ms - host_ms(result), 0.0)
+
+
+def ranked(results: dict[Variant, list[Result]], rows: dict[str, QualityRow]) -> list[Variant]:
+    """Of each variant one temperature: that whose texts are most nearly as varied as human text."""
+    # not the one of the best bits: colder texts please a judge cheaply
+    wanted = rows[HUMAN].gram_entropy
+    best: dict[Variant, Variant] = {}
+    for variant in sorted(results, key=lambda variant: abs(rows[variant.label].gram_entropy - wanted)):
+        best.setdefault(variant.having(temperature=None), variant)
+    return [variant for variant in results if variant in best.values()]
+
+
+def option_of(variant: Variant, results: Sequence[Result], bits: Estimate) -> Option:
+    """An entry of the frontier: a variant with the settings that the router chose for it, its bits and its costs."""
+    chosen = variant.having(
+        scorer=variant.get("scorer") or next((result.scorer for result in results if result.scorer), None),
+        temperature=DEFAULT_TEMPERATURE if variant.get("temperature") is None else variant.get("temperature"),
+    )
+    if variant.mode == "chunked":
+        chosen = chosen.having(chunk=max(result.chunk for result in results) or None)
+    sweeps = sorted(result.sweeps for result in results)
+    return Option(
+        mode=variant.mode,
+        settings=chosen.settings,
+        bits=bits.value,
+        output_symbols=max(round(statistics.fmean(result.output_tokens for result in results)), 1),
+        sweeps=statistics.fmean(sweeps),
+        sweeps_high=percentile(sweeps, 95) or 0.0,
+        host_ms=statistics.median(map(host_ms, results)),
+        router_ms=statistics.median(map(router_ms, results)),
+        wire_bytes=statistics.fmean(result.wire_bytes_total for result in results),
+        bits_low=bits.low,
+        bits_high=bits.high,
+    )
+
+
+def _bundle_digests(target: TestbedSettings) -> dict[str, str]:
+    """Manifest digests of the weights that were started here."""
+    found = vars(find_bundle(target.bundle))
+    return {name: read_manifest(path).digest() for name, path in found.items() if path is not None}
+
+
+def _interval(estimate: Estimate) -> str:
+    """With its 95 % interval over prompts, where it has one."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.3f}"
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
