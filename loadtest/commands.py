@@ -60,8 +60,6 @@ def add_measurement(
     *,
     only: Collection[str] | None = None,
     access: bool = False,
-    html: bool = False,
-    svg: bool = False,
 ) -> None:
     """Options of a command whose flags come from its settings, and which writes a record with `--json`.
 
@@ -75,7 +73,7 @@ def add_measurement(
     add_flags(command, settings, only)
     if access:
         add_access_options(command)
-    add_report_options(command, html=html, svg=svg)
+    add_report_options(command)
 
 
 def run_bench(options: argparse.Namespace, bench: Callable[[], Report]) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 from onesweep.loadtest.load.accounting import Judged, LoadFigures, figures_of, judge
 from onesweep.loadtest.load.generator import Recording, start_generator
 from onesweep.loadtest.load.plan import OK, LoadSettings, Outcome
-from onesweep.loadtest.report.record import origin
 from onesweep.loadtest.workload.caller import RouterState
 from onesweep.loadtest.workload.testbed import Testbed
 from onesweep.loadtest.workload.texts import Texts
@@ -28,6 +27,10 @@ class LoadResult:
     wrong: str = ""  # the first wrong text beside the right one
     interrupted: bool = False
 
+    def goodput(self, knee: "LoadResult") -> float:
+        """Right answers a second, in those of the knee."""
+        return self.figures.throughput_rps / knee.figures.throughput_rps
+
 
 def run_load(settings: LoadSettings, target: Testbed, texts: Texts, mode: str, users: int) -> LoadResult:
     """One run on a deployment that has nothing else to do. Raises OnesweepError."""
@@ -37,19 +40,24 @@ def run_load(settings: LoadSettings, target: Testbed, texts: Texts, mode: str, u
 
 
 def run_with_page(
-    settings: LoadSettings, target: Testbed, texts: Texts, listener: socket.socket, shown: Callable[[LoadResult], None]
+    settings: LoadSettings,
+    target: Testbed,
+    texts: Texts,
+    mode: str,
+    listener: socket.socket,
+    shown: Callable[[LoadResult], None],
 ) -> LoadResult:
     """Like `run_load`, with locust's page until Ctrl-C; what is started from the page is accounted for, too.
 
     :param shown: called with the result when the run itself is over.
     """
-    plan = settings.plan(target.access, texts.cases, settings.mode, settings.users)
+    plan = settings.plan(target.access, texts.cases, mode, settings.users)
     with start_generator(target, plan, listener) as generator:
-        result = result_of(generator.drain(), texts, settings.mode, settings.users)
+        result = result_of(generator.drain(), texts, mode, settings.users)
         shown(result)
         if result.figures.interrupted:
             return result
-        return result_of(generator.drain(), texts, settings.mode, settings.users)
+        return result_of(generator.drain(), texts, mode, settings.users)
 
 
 def result_of(recording: Recording, texts: Texts, mode: str, users: int) -> LoadResult:
@@ -94,7 +102,7 @@ class LoadRun:
     facts: RouterState
 
     def record(self) -> dict[str, Any]:
-        """Settings and origin of the figures."""
+        """Settings of the figures."""
         s = self.settings
         return {
             "profile": self.target.profile,
@@ -107,7 +115,6 @@ class LoadRun:
             "timeout_s": s.timeout_s,
             "distinct_texts": s.cases,
             "first_seed": s.first_seed,
-            **origin(),
         }
 
 

@@ -9,13 +9,11 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.loadtest.report.chart import check_plotting
 from onesweep.stages.settings import check_destination, write_destination
 
 if TYPE_CHECKING:
@@ -36,13 +34,6 @@ class MachineFacts:
     grpcio: str
     onnxruntime: str | None
     load_average: float  # of the minute before the run: on a busy machine latencies say little
-
-    @property
-    def sentence(self) -> str:
-        return (
-            f"{self.processor}, {self.cores} cores, {self.system}, Python {self.python}, torch {self.torch}, "
-            f"grpcio {self.grpcio}, load average {self.load_average:.1f} before the run"
-        )
 
 
 def origin(command: str = "", seed: int | None = None) -> dict[str, Any]:
@@ -79,54 +70,26 @@ def commit() -> str:
     return head + ("+changes" if changes else "")
 
 
-FILES = {
-    "json": "write the figures there, too",
-    "html": "also write a report with charts",
-    "svg": "also write the chart",
-}
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
 
 
-def add_report_options(parser: argparse.ArgumentParser, *, html: bool = False, svg: bool = False) -> None:
-    """Add `--json`, and `--html` and `--svg` where a command draws."""
-    for name, help in FILES.items():
-        if name == "json" or (name == "html" and html) or (name == "svg" and svg):
-            parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=help)
-
-
-def check_report_options(options: argparse.Namespace, *, charts: bool = True) -> None:
-    """Raises InputError, before anything is measured, for a file that could not be written afterwards.
-
-    :param charts: False where the page has none, so that it needs no matplotlib.
-    """
-    for name in FILES:
-        if path := getattr(options, name, None):
-            check_destination(path, f"--{name}")
-            if charts and name != "json":
-                check_plotting(f"--{name}")
-
-
-def write_report(
-    options: argparse.Namespace,
-    record: dict[str, Any],
-    page: Callable[[], str] | None = None,
-    chart: Callable[[], str] | None = None,
-) -> None:
-    """Write the files that the options name. Raises OnesweepError when a file cannot be written after all."""
+def check_report_options(options: argparse.Namespace) -> None:
+    """Raises InputError, before anything is measured, for a file that could not be written afterwards."""
     if options.json:
-        write_json(options.json, record)
-    for name, make in (("html", page), ("svg", chart)):
-        if make is not None and (path := getattr(options, name, None)):
-            write_destination(path, make())
+        check_destination(options.json, "--json")
+
+
+def write_report(options: argparse.Namespace, record: dict[str, Any]) -> None:
+    """Write the file of `--json`. Raises OnesweepError when the disk is full or the folder has gone meanwhile."""
+    if options.json:
+        write_destination(options.json, json.dumps(record, indent=2) + "\n")
 
 
 def settings_record(settings: DataclassInstance, **changes: object) -> dict[str, Any]:
     """JSON values of every setting; `changes` stand for what is not as it was given, or has a name of its own."""
     return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()} | changes
-
-
-def write_json(path: Path, record: dict[str, Any]) -> None:
-    """Raises OnesweepError when the disk is full or the folder has gone meanwhile."""
-    write_destination(path, json.dumps(record, indent=2) + "\n")
 
 
 def _git(*arguments: str) -> str | None:

@@ -186,11 +186,8 @@ _BENCH = Family(
             "onesweep.loadtest.load.commands:",
             ("loadtest", "many users at once: latency, throughput, every text checked", "--users 16 --seconds 60"),
             "onesweep.loadtest.faults.commands:",
-            ("flood", "many times more users than the knee, and what is still answered", "--knee 12"),
-            ("soak", "steady load for a long time: memory and descriptors must stay", "--minutes 30"),
             ("chaos", "faults under load: nothing may be lost, no text may change", "--minutes 10 --seed 1"),
             ("chaos-training", "faults under a training: no accepted update may be lost", "--seed 1"),
-            "onesweep.loadtest.faults.commands:",
             ("rounds", "rounds over emulated far links against one place, and against the plan", ""),
         ),
         "quality": _commands(
@@ -313,7 +310,7 @@ def walk(family: Family = ROOT, path: Words = ("onesweep",)) -> Iterator[tuple[W
 
 
 def meant(word: str, path: Words) -> list[str]:
-    """Commands that a user may have meant by an unknown `word` after `path`, such as "onesweep bench soak"."""
+    """Commands that a user may have meant by an unknown `word` after `path`, such as "onesweep bench chaos"."""
     there = dict(walk())
 
     def named(within: Words) -> list[Words]:
