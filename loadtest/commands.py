@@ -36,15 +36,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a bench has found."""
+class BenchReport:
+    """The results of a bench."""
 
     table: str  # for the terminal
     record: dict[str, Any]  # for a JSON file
     holds: bool = True  # False where what must never happen has happened: the exit code says it
 
     @classmethod
-    def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> Report:
+    def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
         """The report of a bench whose figures are rows."""
         from onesweep.loadtest.report.record import settings_record
         from onesweep.loadtest.report.table import aligned
@@ -76,7 +76,7 @@ def add_measurement(
     add_report_options(command)
 
 
-def run_bench(options: argparse.Namespace, bench: Callable[[], Report]) -> int:
+def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
     """Measure, print the table and write the record where `--json` says; the exit code. Raises OnesweepError."""
     from onesweep.loadtest.report.record import check_report_options, origin, write_report
     from onesweep.stages.signals import ends_cleanly

@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 
-from onesweep.loadtest.commands import Report, add_measurement, run_bench, say
+from onesweep.loadtest.commands import BenchReport, add_measurement, run_bench, say
 from onesweep.loadtest.faults.settings import ChaosSettings, RoundsBenchSettings, TrainingChaosSettings
 from onesweep.stages.settings import from_flags
 
@@ -41,8 +41,8 @@ def run_rounds(options: argparse.Namespace) -> int:
     settings = replace(settings, config=settings.config.resolve())
     check_bench(settings)
 
-    def bench() -> Report:
+    def bench() -> BenchReport:
         figures = measure_rounds(settings, lambda words: print(words, file=sys.stderr, flush=True))
-        return Report(rounds_table(figures), rounds_record(settings, figures, this_command()))
+        return BenchReport(rounds_table(figures), rounds_record(settings, figures, this_command()))
 
     return run_bench(options, bench)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from onesweep.loadtest.commands import Report
+from onesweep.loadtest.commands import BenchReport
 from onesweep.loadtest.report.table import markdown, number
 
 
@@ -20,14 +20,14 @@ class ReportTable:
 
 def fault_report(
     tables: Sequence[ReportTable], verdict: Sequence[str], record: dict[str, Any], *, trouble: int
-) -> Report:
+) -> BenchReport:
     """:param verdict: a sentence a line, below the tables that have rows.
 
     :param trouble: things that no run may have.
     """
     parts = [f"{table.title}:\n{markdown(table.head, table.rows)}" for table in tables if table.rows]
     parts.append("\n".join(f"- {words}" for words in verdict))
-    return Report("\n" + "\n\n".join(parts), record, holds=not trouble)
+    return BenchReport("\n" + "\n\n".join(parts), record, holds=not trouble)
 
 
 seconds = partial(number, digits=2)

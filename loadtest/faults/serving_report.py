@@ -3,7 +3,7 @@
 from dataclasses import asdict, astuple
 from typing import Any
 
-from onesweep.loadtest.commands import Report
+from onesweep.loadtest.commands import BenchReport
 from onesweep.loadtest.faults.report import ReportTable, fault_report, seconds
 from onesweep.loadtest.faults.serving_ledger import (
     Stalls,
@@ -33,7 +33,7 @@ USAGE_HEAD = (
 )
 
 
-def serving_report(result: ChaosResult) -> Report:
+def serving_report(result: ChaosResult) -> BenchReport:
     """The report of `bench chaos`."""
     faults = ReportTable("What faults cost the requests that they hit", FAULT_HEAD, fault_rows(result))
     tables = [ReportTable("Requests", MODE_HEAD, mode_rows(result)), *([faults] if result.faults else [])]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from onesweep.loadtest.commands import Report
+from onesweep.loadtest.commands import BenchReport
 from onesweep.loadtest.faults.proof import Proof
 from onesweep.loadtest.faults.report import ReportTable, fault_report, seconds
 from onesweep.loadtest.faults.training_run import AIM_NATS, TrainingFaultRecord, TrainingResult, final_nats
@@ -22,7 +22,7 @@ LIE_HEAD = ("lie", "handed in", "accepted", "refused")
 SCORE_HEAD = ("nats a byte", "undisturbed", "with faults", "difference")
 
 
-def training_report(result: TrainingResult) -> Report:
+def training_report(result: TrainingResult) -> BenchReport:
     """The report of `bench chaos-training`."""
     tables = report_tables(result)[::-1]
     return fault_report(tables, verdict(result), training_record(result), trouble=result.trouble)

@@ -43,7 +43,7 @@ class Output:
     units: int  # tokens of a text; a picture is one
 
 
-class Texts:
+class TextRequests:
     """Requests for text, and the bare loops that write as much."""
 
     unit = "tokens/s"
@@ -76,7 +76,7 @@ class Texts:
         return partial(_bare_sweep, load_chain(directory), manifest.partition, known, self.units)
 
 
-class Pictures:
+class PictureRequests:
     """Requests for pictures, and the bare loops that draw as many."""
 
     unit = "pictures/s"
@@ -111,7 +111,7 @@ class Pictures:
 
 
 @torch.inference_mode()
-def bare_rate(subject: Texts | Pictures, mode: str, threads: int) -> float:
+def bare_rate(subject: TextRequests | PictureRequests, mode: str, threads: int) -> float:
     """Tokens or pictures a second of the bare loop; the median over the rounds."""
     before, rates, loop = torch.get_num_threads(), list[float](), subject.bare(mode)
     torch.set_num_threads(threads)

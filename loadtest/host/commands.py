@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from onesweep.loadtest.commands import CHECKPOINT, Report, add_measurement, numbers_flag, run_bench
+from onesweep.loadtest.commands import CHECKPOINT, BenchReport, add_measurement, numbers_flag, run_bench
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.stages.settings import flag, from_flags, setting
 
@@ -39,12 +39,12 @@ add_host = partial(add_measurement, settings=HostBenchSettings)
 def run_host(options: argparse.Namespace) -> int:
     settings = from_flags(HostBenchSettings, options)
 
-    def bench() -> Report:
+    def bench() -> BenchReport:
         # torch takes a second to import: only when it runs
         if settings.widths:
             from onesweep.loadtest.host.shapes import measure_shapes as measure
         else:
             from onesweep.loadtest.host.ring import measure_ring as measure
-        return Report.of_rows("host", settings, measure(settings))
+        return BenchReport.of_rows("host", settings, measure(settings))
 
     return run_bench(options, bench)

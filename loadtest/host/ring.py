@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from onesweep.loadtest.commands import Row, say
-from onesweep.loadtest.host.bare import PROMPT, Output, Pictures, Texts, bare_rate
+from onesweep.loadtest.host.bare import PROMPT, Output, PictureRequests, TextRequests, bare_rate
 from onesweep.loadtest.host.commands import HostBenchSettings
 from onesweep.loadtest.workload.pipeline import InProcess, Work
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
@@ -33,7 +33,7 @@ class TextDiffers(OnesweepError):
 
 
 @dataclass(frozen=True)
-class Sample:
+class RequestTiming:
     """One request, served and computed here; milliseconds."""
 
     latency_ms: float  # at the client, from the call to the end of the account
@@ -47,11 +47,11 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
     parts = plan_host(settings.checkpoint, (0,)).parts
     hosts = min(RING, parts) if settings.hosts is None else settings.hosts
     ring = local_topology(hosts, parts, settings.checkpoint, free_port_block(hosts + 1) + 1)
-    subject = (Pictures if bundle_draws(settings.checkpoint) else Texts)(settings)
+    subject = (PictureRequests if bundle_draws(settings.checkpoint) else TextRequests)(settings)
     all_cores = torch.get_num_threads()
     say(f"{hosts} hosts on loopback; keep the machine idle ...")
     with temporary_deployment(ring, settings.checkpoint) as deployment:
-        rows = _overhead_rows(ring.router, subject, hosts) if isinstance(subject, Texts) else []
+        rows = _overhead_rows(ring.router, subject, hosts) if isinstance(subject, TextRequests) else []
         served = {mode: run_interruptible(_served(ring.router, mode, subject)) for mode in subject.models}
         idle = _idle_rows(deployment, settings.idle_s) if settings.idle_s else []
     # after the hosts have gone: they would share the cores
@@ -67,11 +67,11 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
     return rows + idle
 
 
-def _overhead_rows(router: str, subject: Texts, hosts: int) -> list[Row]:
+def _overhead_rows(router: str, subject: TextRequests, hosts: int) -> list[Row]:
     """Requests one at a time, interleaved: a slow moment of the machine falls on every mode. Raises TextDiffers."""
     s = subject.settings
     modes = [mode for mode in TARGETS_MS if ("ar" if mode == "ar" else "sweep") in subject.models]
-    samples: dict[str, list[Sample]] = {mode: [] for mode in modes}
+    samples: dict[str, list[RequestTiming]] = {mode: [] for mode in modes}
     torch.set_num_threads(1)  # as the hosts
     floor = InProcess(s.checkpoint)
     with Client(router) as client:
@@ -84,14 +84,14 @@ def _overhead_rows(router: str, subject: Texts, hosts: int) -> list[Row]:
     return [row for mode in modes for row in overhead_rows(mode, hosts, samples[mode])]
 
 
-def _sample(client: Client, floor: InProcess, work: Work) -> Sample:
+def _sample(client: Client, floor: InProcess, work: Work) -> RequestTiming:
     begin = time.perf_counter()
     result = client.generate(work.prompt, mode=work.mode, max_bytes=work.max_bytes, seed=work.seed)
     middle = time.perf_counter()
     text = floor.generate(work)
     end = time.perf_counter()
     check_text(work, result.output, text)
-    return Sample((middle - begin) * 1000, result.compute_ms, (end - middle) * 1000, result.sweeps)
+    return RequestTiming((middle - begin) * 1000, result.compute_ms, (end - middle) * 1000, result.sweeps)
 
 
 def check_text(work: Work, served: bytes, text: bytes) -> None:
@@ -103,7 +103,7 @@ def check_text(work: Work, served: bytes, text: bytes) -> None:
         )
 
 
-def overhead_rows(mode: str, hosts: int, samples: list[Sample]) -> list[Row]:
+def overhead_rows(mode: str, hosts: int, samples: list[RequestTiming]) -> list[Row]:
     """Medians over the requests of one mode."""
     median = statistics.median
     overhead = median((s.latency_ms - s.compute_ms) / s.sweeps for s in samples)
@@ -116,7 +116,7 @@ def overhead_rows(mode: str, hosts: int, samples: list[Sample]) -> list[Row]:
     ]
 
 
-async def _served(router: str, mode: str, subject: Texts | Pictures) -> tuple[float, float]:
+async def _served(router: str, mode: str, subject: TextRequests | PictureRequests) -> tuple[float, float]:
     """Tokens or pictures a second, alone and together. Raises TextDiffers when a result depends on its company."""
     batch, alone, together = subject.settings.batch, list[float](), list[float]()
     async with AsyncClient(router) as client:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from onesweep.loadtest.commands import CHECKPOINT, Report, add_measurement, numbers, run_bench
+from onesweep.loadtest.commands import CHECKPOINT, BenchReport, add_measurement, numbers, run_bench
 from onesweep.loadtest.workload.prompts import Prompts, parse_prompts
 from onesweep.loadtest.workload.testbed import default_hosts
-from onesweep.loadtest.workload.variants import Variant, check_different, parse_names, parse_variants
+from onesweep.loadtest.workload.variants import ModeVariant, check_different, parse_names, parse_variants
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import flag, from_flags, setting
@@ -57,7 +57,7 @@ class WanSettings:
     )
     profiles_file: Path | None = setting(None, "file with more profiles", name="--profiles")
     # Empty: the usual ones, or all modes of drawing.
-    variants: tuple[Variant, ...] = setting(
+    variants: tuple[ModeVariant, ...] = setting(
         (),
         "with settings after a colon: sweep:fp32, ar-speculative:lookup:int8, resample:chunk=32, steps:int8",
         name="--modes",
@@ -109,7 +109,7 @@ def run_wan(options: argparse.Namespace) -> int:
     settings = settled(from_flags(WanSettings, options, lengths=options.lengths, prompts=prompts))
     profiles = check_wan(settings)
 
-    def bench() -> Report:
+    def bench() -> BenchReport:
         return measure_wan(settings, profiles)
 
     return run_bench(options, bench)

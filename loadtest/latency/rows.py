@@ -8,7 +8,7 @@ from typing import Any
 from onesweep.loadtest.latency.commands import LEVELS
 from onesweep.loadtest.latency.turns import RequestSeries, Sample, ended_well
 from onesweep.loadtest.report.table import Table, number_column, percentile, text_column
-from onesweep.loadtest.workload.variants import Variant
+from onesweep.loadtest.workload.variants import ModeVariant
 
 Row = dict[str, Any]
 # The parts of a latency. `rest` is what remains: gRPC, Python, TCP, headers, waiting for a processor.
@@ -81,7 +81,7 @@ def same_as_ar(series: RequestSeries, taken: Mapping[RequestSeries, Sequence[Sam
     if variant.mode != "ar-speculative":
         return {}
     # int8 writes another text, so with the same codec
-    plain = Variant("ar").having(codec=variant.get("codec"), temperature=variant.get("temperature"))
+    plain = ModeVariant("ar").having(codec=variant.get("codec"), temperature=variant.get("temperature"))
     theirs, ours = (
         {s.number: s.account["output_hex"] for s in taken.get(each, ()) if s.account is not None}
         for each in (replace(series, variant=plain), series)
@@ -97,7 +97,7 @@ def length_of(row: Row) -> str:
 
 
 def _as_ar(row: Row) -> str:
-    """How many of those that were compared are the same."""
+    """The share of compared texts that are the same."""
     return "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from onesweep.loadtest.commands import Report, say
+from onesweep.loadtest.commands import BenchReport, say
 from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.loadtest.lab.profile import Profile, profile_named
 from onesweep.loadtest.latency.commands import LEVELS, Length, WanSettings
@@ -15,14 +15,14 @@ from onesweep.loadtest.report.record import settings_record
 from onesweep.loadtest.report.table import open_meter
 from onesweep.loadtest.workload.prompts import NOVEL, Prompts
 from onesweep.loadtest.workload.testbed import LOOPBACK, check_host_count, started_testbed
-from onesweep.loadtest.workload.variants import Variant
+from onesweep.loadtest.workload.variants import ModeVariant
 from onesweep.serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
 from onesweep.stages.backends import backend_named
 from onesweep.stages.checkpoint.bundle import bundle_draws, find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError
 
-USUAL = tuple(map(Variant, ("sweep", "chunked", "ar", "ar-speculative")))
+USUAL = tuple(map(ModeVariant, ("sweep", "chunked", "ar", "ar-speculative")))
 # An expert's way differs from picture to picture, and has no floor of its own.
 TIMED_DRAWING = tuple(mode for mode in DRAWING_MODES if mode not in EXPERT_RULES)
 
@@ -45,7 +45,7 @@ def settled(settings: WanSettings) -> WanSettings:
     classes = read_manifest(getattr(bundle, served[0])).picture_architecture.classes
     return replace(
         s,
-        variants=s.variants or tuple(map(Variant, served)),
+        variants=s.variants or tuple(map(ModeVariant, served)),
         lengths=s.lengths or (Length(DEFAULT_LEVELS, LEVELS),),
         prompts=(Prompts("classes", classes),),
     )
@@ -80,7 +80,7 @@ def series_of(settings: WanSettings) -> list[RequestSeries]:
     ]
 
 
-def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None]) -> Report:
+def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None]) -> BenchReport:
     """Measure every profile. One that cannot be measured gets failed rows with the reason; the others are measured.
 
     :param profiles: those of `settings`; None = loopback.
@@ -111,7 +111,7 @@ def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None]) -> Re
         "rows": rows,
         "samples": samples,
     }
-    return Report(wan_table(rows), record, holds=not any(row["failures"] for row in rows))
+    return BenchReport(wan_table(rows), record, holds=not any(row["failures"] for row in rows))
 
 
 def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Taken) -> None:

@@ -10,14 +10,14 @@ from onesweep.loadtest.latency.commands import Length
 from onesweep.loadtest.latency.floor import BookedCost, Floor, course_of
 from onesweep.loadtest.workload.prompts import NOVEL, Prompts
 from onesweep.loadtest.workload.testbed import Testbed
-from onesweep.loadtest.workload.variants import Variant
+from onesweep.loadtest.workload.variants import ModeVariant
 
 
 @dataclass(frozen=True)
 class RequestSeries:
     """Requests that differ in nothing but their prompt and seed: one row of the table."""
 
-    variant: Variant
+    variant: ModeVariant
     length: Length
     idle_s: float = 0.0  # seconds without a request before each of these, so that TCP's congestion windows fall back
     prompts: Prompts = NOVEL

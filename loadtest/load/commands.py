@@ -8,7 +8,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from onesweep.loadtest.commands import Report, add_measurement, run_bench, say
+from onesweep.loadtest.commands import BenchReport, add_measurement, run_bench, say
 from onesweep.loadtest.load.plan import LoadSettings
 from onesweep.stages.errors import InputError, Interrupted, OnesweepError, one_of
 from onesweep.stages.settings import check_destination, from_flags
@@ -60,7 +60,7 @@ def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
     return settings, modes
 
 
-def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]) -> Report:
+def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]) -> BenchReport:
     """:param results: where every run is put as soon as it is over. Raises OnesweepError."""
     from onesweep.loadtest.load.generator import open_listener
     from onesweep.loadtest.load.run import LoadRun
@@ -85,7 +85,7 @@ def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]
 
 def _one_run(
     run: LoadRun, texts: Texts, mode: str, listener: socket.socket | None, results: list[LoadResult]
-) -> Report:
+) -> BenchReport:
     from onesweep.loadtest.load.report import RUNS, run_notes, run_record
     from onesweep.loadtest.load.run import run_load, run_with_page
 
@@ -106,10 +106,10 @@ def _one_run(
         result = run_load(s, run.target, texts, mode, s.users)
         table = shown(result)
     results.append(result)
-    return Report(table, {"loadtest": "run", **run_record(result), **run.record()})
+    return BenchReport(table, {"loadtest": "run", **run_record(result), **run.record()})
 
 
-def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[LoadResult]) -> Report:
+def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[LoadResult]) -> BenchReport:
     """The knee of each mode, and with `--over-knee` as many times its users."""
     from onesweep.loadtest.load.report import RUNS, knee_note, over_note, run_line, run_record
     from onesweep.loadtest.load.run import climb, run_load
@@ -132,7 +132,7 @@ def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[Load
             notes.append(over_note(found.knee_result, over))
     table = "\n".join(["", RUNS.aligned(results), "", *notes])
     rows = [run_record(result) for result in results]
-    return Report(table, {"loadtest": "knee", "rows": rows, "knees": knees, **run.record()})
+    return BenchReport(table, {"loadtest": "knee", "rows": rows, "knees": knees, **run.record()})
 
 
 def _served(modes: list[str], facts: RouterState) -> list[str]:

@@ -72,7 +72,7 @@ def knee_note(climb: Climb) -> str:
 
 
 def over_note(knee: LoadResult, over: LoadResult) -> str:
-    """What is left of the knee's right answers with many more users."""
+    """The share of the knee's right answers with many more users, in a sentence."""
     f = over.figures
     refused = (
         f"{f.counts.refused} refusals, p95 {number(f.refusal_p95_ms)} ms"

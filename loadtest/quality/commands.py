@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.loadtest.commands import Report, absolute, add_measurement, numbers_flag, run_bench
+from onesweep.loadtest.commands import BenchReport, absolute, add_measurement, numbers_flag, run_bench
 from onesweep.loadtest.workload.variants import finite
 from onesweep.stages.errors import InputError
 from onesweep.stages.settings import check_destination, from_flags, setting
@@ -71,7 +71,7 @@ def run_quality(options: argparse.Namespace) -> int:
             raise InputError("--write is for text: mode auto chooses among modes that write")
         check_destination(settings.write, "--write")
 
-    def bench() -> Report:
+    def bench() -> BenchReport:
         if settings.pictures is not None:
             from onesweep.loadtest.quality.pictures import measure_pictures as measure
         else:

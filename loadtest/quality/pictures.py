@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from onesweep.loadtest.commands import Report
+from onesweep.loadtest.commands import BenchReport
 from onesweep.loadtest.quality.commands import QualitySettings
 from onesweep.loadtest.quality.picture_judge import (
     JudgeFile,
@@ -22,7 +22,7 @@ from onesweep.loadtest.report.record import settings_record
 from onesweep.loadtest.report.table import Table, number_column, open_meter, text_column
 from onesweep.loadtest.workload.caller import Access
 from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from onesweep.loadtest.workload.variants import Variant, parse_variants
+from onesweep.loadtest.workload.variants import ModeVariant, parse_variants
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.serving.client.client import AsyncClient, DrawnPictures
 from onesweep.serving.drawing import DRAWING_MODES
@@ -65,7 +65,7 @@ TABLE: Table[PictureRow] = Table(
 )
 
 
-def measure_pictures(settings: QualitySettings) -> Report:
+def measure_pictures(settings: QualitySettings) -> BenchReport:
     """Raises OnesweepError."""
     s = settings
     assert s.pictures is not None
@@ -109,7 +109,7 @@ def measure_pictures(settings: QualitySettings) -> Report:
         f"FD: Frechet distance of 64 features of a judge ({stored.digest[:12]}) to {len(pictures.test)} test pictures: "
         "it compares with other rows of this judge only"
     )
-    return Report(f"{TABLE.aligned(rows)}\n\n{words}", record)
+    return BenchReport(f"{TABLE.aligned(rows)}\n\n{words}", record)
 
 
 def _judge(settings: QualitySettings, pictures: PictureSet) -> JudgeFile:
@@ -120,8 +120,8 @@ def _judge(settings: QualitySettings, pictures: PictureSet) -> JudgeFile:
 
 
 async def _drawn(
-    access: Access, variants: Sequence[Variant] | None, classes: tuple[str, ...], settings: QualitySettings
-) -> dict[tuple[Variant, int], list[DrawnPictures]]:
+    access: Access, variants: Sequence[ModeVariant] | None, classes: tuple[str, ...], settings: QualitySettings
+) -> dict[tuple[ModeVariant, int], list[DrawnPictures]]:
     """A picture of every class in each request: `count` pictures at least. Raises OnesweepError."""
     requests = -(-settings.count // len(classes))
     async with AsyncClient(access.router, **access.who()) as client:
@@ -132,10 +132,10 @@ async def _drawn(
                 "were trained on"
             )
         places = asyncio.Semaphore(settings.in_flight)
-        variants = variants or tuple(map(Variant, status.drawing_modes))
+        variants = variants or tuple(map(ModeVariant, status.drawing_modes))
         with open_meter("drawing", len(variants) * len(settings.levels) * requests, "request") as progress:
 
-            async def one(variant: Variant, levels: int, number: int) -> DrawnPictures:
+            async def one(variant: ModeVariant, levels: int, number: int) -> DrawnPictures:
                 fields = {"levels": levels, "seed": settings.seed + number * len(classes), **variant.request()}
                 async with places:
                     answer = await client.draw(classes, timeout_s=TIMEOUT_S, **fields)

@@ -3,31 +3,33 @@
 A judge alone prefers a phrase without end, so the entropy of the runs of four bytes stands beside its bits.
 """
 
+import asyncio
 import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from onesweep.loadtest.commands import Report
+from onesweep.loadtest.commands import BenchReport
 from onesweep.loadtest.quality.commands import QualitySettings
-from onesweep.loadtest.quality.generation import check_served, generate_all, router_facts
 from onesweep.loadtest.quality.judge import check_judge, open_judge
-from onesweep.loadtest.quality.prompts import cut_prompts, digest, held_out_documents
+from onesweep.loadtest.quality.prompts import Passage, cut_prompts, digest, held_out_documents
 from onesweep.loadtest.report.record import origin, settings_record
 from onesweep.loadtest.report.table import Estimate, Table, number_column, open_meter, percentile, ratio_of_sums
+from onesweep.loadtest.workload.caller import Access, RouterState
 from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from onesweep.loadtest.workload.variants import Variant, at_temperatures, parse_variants
-from onesweep.serving.client.client import Result
+from onesweep.loadtest.workload.variants import ModeVariant, at_temperatures, parse_variants
+from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError
 from onesweep.serving.modes import MODES
 from onesweep.serving.modes.base import DEFAULT_TEMPERATURE
 from onesweep.serving.modes.frontier import Frontier, Option
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import InputError
+from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.settings import write_destination
+from onesweep.stages.signals import run_interruptible
 
 HUMAN = "human"
 BASIS = "judge_bits_per_byte"
@@ -67,7 +69,7 @@ TABLE: Table[QualityRow] = Table(
 )
 
 
-def measure_text(settings: QualitySettings) -> Report:
+def measure_text(settings: QualitySettings) -> BenchReport:
     """Raises OnesweepError."""
     s = settings
     assert s.prompts is not None
@@ -79,7 +81,7 @@ def measure_text(settings: QualitySettings) -> Report:
     with open_testbed(target) as testbed:
         facts = router_facts(testbed.access)
         if variants is None:
-            every = tuple(Variant(mode) for mode in facts.modes if mode not in ("infill", "auto"))
+            every = tuple(ModeVariant(mode) for mode in facts.modes if mode not in ("infill", "auto"))
             variants = at_temperatures(every, s.temperatures)
         check_served(variants, facts, s.prompt_bytes + s.max_bytes)
         with open_meter("generating", len(variants) * len(passages)) as progress:
@@ -106,7 +108,7 @@ def measure_text(settings: QualitySettings) -> Report:
         "rows": [row.to_record() for row in rows.values()],
     }
     words = f"{s.count} prompts of {s.prompt_bytes} bytes, {s.max_bytes} bytes each; judge {judge.name}"
-    return Report(f"{TABLE.aligned(list(rows.values()))}\n\n{words}", record)
+    return BenchReport(f"{TABLE.aligned(list(rows.values()))}\n\n{words}", record)
 
 
 def _bare_row(label: str, bits: Sequence[float], outputs: Sequence[bytes], seed: int) -> QualityRow:
@@ -145,17 +147,17 @@ def router_ms(result: Result) -> float:
     return max(result.compute_ms - result.ahead_ms - host_ms(result), 0.0)
 
 
-def ranked(results: dict[Variant, list[Result]], rows: dict[str, QualityRow]) -> list[Variant]:
-    """Of each variant one temperature: that whose texts are most nearly as varied as human text."""
+def ranked(results: dict[ModeVariant, list[Result]], rows: dict[str, QualityRow]) -> list[ModeVariant]:
+    """One temperature of each variant: that whose texts are most nearly as varied as human text."""
     # not the one of the best bits: colder texts please a judge cheaply
     wanted = rows[HUMAN].gram_entropy
-    best: dict[Variant, Variant] = {}
+    best: dict[ModeVariant, ModeVariant] = {}
     for variant in sorted(results, key=lambda variant: abs(rows[variant.label].gram_entropy - wanted)):
         best.setdefault(variant.having(temperature=None), variant)
     return [variant for variant in results if variant in best.values()]
 
 
-def option_of(variant: Variant, results: Sequence[Result], bits: Estimate) -> Option:
+def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -> Option:
     """An entry of the frontier: a variant with the settings that the router chose for it, its bits and its costs."""
     chosen = variant.having(
         scorer=variant.get("scorer") or next((result.scorer for result in results if result.scorer), None),
@@ -190,3 +192,96 @@ def _interval(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return f"{estimate.value:.3f}"
     return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+# Continuations from a router
+
+
+TRIES = 20  # of one request while the router is busy
+TIMEOUT_S = 600.0  # far links and many candidates: a slow text is no reason to end a run of hours
+
+
+def router_facts(access: Access) -> RouterState:
+    """Raises ServiceError when no router answers, or its hosts are not ready."""
+    with Client(access.router, **access.who()) as client:
+        facts = RouterState.of(client)
+    facts.check_ready(access.router)
+    return facts
+
+
+def check_served(variants: Sequence[ModeVariant], facts: RouterState, longest: int) -> None:
+    """Raises InputError, before anything is generated, for a mode without weights or a context that is too small.
+
+    :param longest: bytes of a prompt and its output together.
+    """
+    for variant in variants:
+        if variant.mode not in facts.modes:
+            raise InputError(
+                f"mode {variant.mode} cannot be served: its weights are not there; "
+                f"there are {', '.join(facts.modes) or 'no modes'}"
+            )
+    if longest > facts.context_length:
+        raise InputError(
+            f"prompt and output together take {longest} bytes, the model's context is {facts.context_length}: "
+            "choose a smaller --bytes or --prompt-bytes"
+        )
+
+
+def generate_all(
+    access: Access,
+    variants: Sequence[ModeVariant],
+    passages: Sequence[Passage],
+    settings: QualitySettings,
+    facts: RouterState,
+    progress: Callable[[int], object],
+) -> dict[ModeVariant, list[Result]]:
+    """One Result for each variant and passage; passage i has the seed of the settings + i.
+
+    Raises RequestRefused or RouterError, once.
+    """
+
+    async def generate() -> dict[ModeVariant, list[Result]]:
+        async with AsyncClient(access.router, **access.who()) as client:
+            places = asyncio.Semaphore(1 if settings.write else min(settings.in_flight, facts.request_limit))
+
+            async def one(variant: ModeVariant, number: int) -> Result:
+                async with places:
+                    request = {"prompt": passages[number].prompt, "max_bytes": settings.max_bytes, **variant.request()}
+                    result = await _patiently(client, variant, request | {"seed": settings.seed + number})
+                progress(1)
+                return result
+
+            # one at a time: what the router refuses is known at once, and not after an hour of others
+            first = {variant: await one(variant, 0) for variant in variants}
+            others = range(1, len(passages))
+            return {
+                variant: [first[variant], *await _all_or_none([one(variant, i) for i in others])]
+                for variant in variants
+            }
+
+    return run_interruptible(generate())
+
+
+async def _all_or_none(requests: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Raises the first error, with the other requests cancelled."""
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def _patiently(client: AsyncClient, variant: ModeVariant, request: dict[str, Any]) -> Result:
+    for _ in range(TRIES):
+        try:
+            return await client.generate(timeout_s=TIMEOUT_S, **request)
+        except RequestRefused as refused:
+            raise RequestRefused(f"{variant.label}: {refused}", refused.code) from None
+        except RouterError as error:
+            if error.retry_after_ms is None:
+                raise RouterError(f"{variant.label}: {error}", error.code) from None
+            await asyncio.sleep(error.retry_after_ms / 1000)
+    raise ServiceError(f"{variant.label}: the router was busy {TRIES} times: try a smaller --in-flight")

@@ -38,7 +38,7 @@ ORDER = ("scorer", "drafter", "codec", *KEYS)
 
 
 @dataclass(frozen=True)
-class Variant:
+class ModeVariant:
     """Requests of one kind; settings that are not named are the router's to choose."""
 
     mode: str
@@ -47,10 +47,10 @@ class Variant:
     def get(self, name: str) -> Any:  # noqa: ANN401 - whatever a setting is
         return dict(self.settings).get(name)
 
-    def having(self, **changes: Any) -> "Variant":  # noqa: ANN401
+    def having(self, **changes: Any) -> "ModeVariant":  # noqa: ANN401
         """The same with other settings; None leaves one out."""
         found = dict(self.settings) | changes
-        return Variant(self.mode, tuple((name, found[name]) for name in ORDER if found.get(name) is not None))
+        return ModeVariant(self.mode, tuple((name, found[name]) for name in ORDER if found.get(name) is not None))
 
     def request(self) -> dict[str, Any]:
         """Keyword arguments of `Client.generate` or `Client.draw`, but for what is asked."""
@@ -62,7 +62,7 @@ class Variant:
         return ":".join([self.mode, *(str(v) if n in WORDS.values() else f"{n}={v}" for n, v in self.settings)])
 
 
-def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) -> Variant:
+def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) -> ModeVariant:
     """:param modes: names that are known. Raises InputError."""
     text = text.strip()
     mode = next((name for name in modes if text == name or text.startswith(f"{name}:")), None)
@@ -84,12 +84,12 @@ def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) 
         if name in settings:
             raise InputError(f"--modes {text!r} names {name} twice")
         settings[name] = _value(text, name, value)
-    variant = Variant(mode).having(**settings)
+    variant = ModeVariant(mode).having(**settings)
     _check_request(text, variant)
     return variant
 
 
-def parse_variants(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) -> tuple[Variant, ...]:
+def parse_variants(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) -> tuple[ModeVariant, ...]:
     """The variants of "M,M". Raises InputError."""
     variants = tuple(parse_variant(part, modes) for part in text.split(",") if part.strip())
     if not variants:
@@ -97,7 +97,7 @@ def parse_variants(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES))
     return distinct(variants)
 
 
-def at_temperatures(variants: Sequence[Variant], temperatures: Sequence[float]) -> tuple[Variant, ...]:
+def at_temperatures(variants: Sequence[ModeVariant], temperatures: Sequence[float]) -> tuple[ModeVariant, ...]:
     """Each variant at each temperature; one that names its own keeps it."""
     if not temperatures:
         return tuple(variants)
@@ -110,7 +110,7 @@ def at_temperatures(variants: Sequence[Variant], temperatures: Sequence[float]) 
     )
 
 
-def distinct(variants: Sequence[Variant]) -> tuple[Variant, ...]:
+def distinct(variants: Sequence[ModeVariant]) -> tuple[ModeVariant, ...]:
     """`variants`. Raises InputError when one is there twice."""
     check_different([variant.label for variant in variants], "--modes")
     return tuple(variants)
@@ -149,7 +149,7 @@ def _value(text: str, name: str, value: str) -> int | float | str:
         raise InputError(f"--modes {text!r}: {name} must be {wanted}, not {value!r}") from None
 
 
-def _check_request(text: str, variant: Variant) -> None:
+def _check_request(text: str, variant: ModeVariant) -> None:
     """Raise InputError for what no request's message can carry, before a router is asked."""
     # `local` writes or draws: the bundle decides
     problem = ""
@@ -162,9 +162,9 @@ def _check_request(text: str, variant: Variant) -> None:
     raise InputError(f"--modes {text!r}: {problem}")
 
 
-def _writes(variant: Variant) -> bool:
+def _writes(variant: ModeVariant) -> bool:
     return variant.mode in MODES and bool(Request(prompt=b"x", **variant.request()).message())
 
 
-def _draws(variant: Variant) -> bool:
+def _draws(variant: ModeVariant) -> bool:
     return variant.mode in DRAWING_MODES and bool(DrawingRequest(classes=("0",), **variant.request()).message())

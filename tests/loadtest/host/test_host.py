@@ -8,13 +8,13 @@ import pytest
 
 from onesweep.loadtest.commands import Row
 from onesweep.loadtest.host import ring, shapes
-from onesweep.loadtest.host.ring import Sample, TextDiffers, check_text, overhead_rows
+from onesweep.loadtest.host.ring import RequestTiming, TextDiffers, check_text, overhead_rows
 from onesweep.loadtest.workload.pipeline import InProcess, Work
 from onesweep.serving.cli.__main__ import main
 from tests.stages.pictures.tiny import tiny_picture_bundle
 
 WORK = Work("sweep", b"prompt", 4, 0)
-SAMPLES = [Sample(10.0 + i, 4.0, 5.0, 2) for i in range(20)]
+SAMPLES = [RequestTiming(10.0 + i, 4.0, 5.0, 2) for i in range(20)]
 
 
 def measured(path: Path, *options: object) -> dict[str, float]:

@@ -9,14 +9,14 @@ import pytest
 from onesweep.loadtest.latency.commands import LEVELS, Length
 from onesweep.loadtest.latency.turns import RequestSeries
 from onesweep.loadtest.workload.prompts import Prompts
-from onesweep.loadtest.workload.variants import Variant
+from onesweep.loadtest.workload.variants import ModeVariant
 from onesweep.serving.cli.__main__ import main
 from tests.loadtest.conftest import check_refused
 from tests.loadtest.latency.test_bench import bench, needs_a_lab
 
 
 def test_a_drawing_is_asked_for_by_its_class() -> None:
-    steps = Variant("steps").having(codec="int8")
+    steps = ModeVariant("steps").having(codec="int8")
     series = RequestSeries(steps, Length(6, LEVELS), prompts=Prompts("classes", ("zero", "one")))
     assert series.call(3, 8) == {"classes": "one", "levels": 6, "seed": 8, "mode": "steps", "codec": "int8"}
 

@@ -10,13 +10,13 @@ from onesweep.loadtest.latency.commands import TOKENS, Length
 from onesweep.loadtest.latency.rows import PARTS, parts_ms, row_of, same_as_ar, wan_table
 from onesweep.loadtest.latency.turns import RequestSeries, Sample
 from onesweep.loadtest.workload.prompts import COPYING, NOVEL
-from onesweep.loadtest.workload.variants import Variant
+from onesweep.loadtest.workload.variants import ModeVariant
 
 KEYS = {
     *("profile", "mode", "length", "unit", "requests", "p50_ms", "p95_ms", "first_byte_ms", "floor_ms", "sweeps"),
     *("hops", "wire_bytes", "host_seconds", "failures", "ratio", "idle_s", "acceptance"),
 }
-SWEEP = RequestSeries(Variant("sweep"), Length(8))
+SWEEP = RequestSeries(ModeVariant("sweep"), Length(8))
 Make = Callable[..., Sample]
 
 # 3 x 10 ms of delay, 40,000 bits at 1 Mbit/s, 8 ms of compute
@@ -68,7 +68,7 @@ def taken(sample: Make) -> Callable[..., list[Sample]]:
 
 
 def series(mode: str, **settings: Any) -> RequestSeries:
-    return RequestSeries(Variant(mode).having(**settings), Length(8))
+    return RequestSeries(ModeVariant(mode).having(**settings), Length(8))
 
 
 def test_speculation_is_held_to_the_texts_of_ar(taken: Callable[..., list[Sample]]) -> None:
@@ -92,5 +92,5 @@ def test_tokens_a_second_stand_in_the_table(sample: Make) -> None:
 
 def test_settings_that_are_not_named_are_left_to_the_router() -> None:
     assert series("ar").call(0, 3) == {"prompt": NOVEL.texts[0], "max_bytes": 8, "seed": 3, "mode": "ar"}
-    call = RequestSeries(Variant("ar").having(temperature=0.5), Length(8, TOKENS), 0.0, COPYING).call(1, 3)
+    call = RequestSeries(ModeVariant("ar").having(temperature=0.5), Length(8, TOKENS), 0.0, COPYING).call(1, 3)
     assert call == {"prompt": COPYING.texts[1], "max_tokens": 8, "seed": 3, "mode": "ar", "temperature": 0.5}

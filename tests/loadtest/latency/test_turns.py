@@ -9,7 +9,7 @@ from onesweep.loadtest.latency.commands import Length
 from onesweep.loadtest.latency.turns import RequestSeries, Seat, take_turns
 from onesweep.loadtest.workload.caller import Access
 from onesweep.loadtest.workload.testbed import Network, Testbed
-from onesweep.loadtest.workload.variants import Variant
+from onesweep.loadtest.workload.variants import ModeVariant
 from onesweep.stages.errors import ServiceError
 from tests.loadtest.latency.conftest import account
 
@@ -52,7 +52,7 @@ def pretence() -> Pretence:
 def seats(pretence: Pretence) -> list[Seat]:
     testbed = Testbed(Access("127.0.0.1:1"), Network("wan", 2, 7700), None, pretence)  # type: ignore[arg-type]
     vars(testbed)["caller"] = pretence
-    return [Seat(testbed, RequestSeries(Variant(mode), Length(8))) for mode in ("sweep", "chunked", "ar")]
+    return [Seat(testbed, RequestSeries(ModeVariant(mode), Length(8))) for mode in ("sweep", "chunked", "ar")]
 
 
 def test_turns_rotate_after_a_warm_up_and_share_their_seeds(seats: list[Seat], pretence: Pretence) -> None:
@@ -101,6 +101,6 @@ def test_a_failure_of_its_own_is_only_told_of(seats: list[Seat], pretence: Prete
 def test_after_idle_time(seats: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("onesweep.loadtest.latency.turns.time.sleep", slept.append)
-    idle = Seat(seats[0].testbed, RequestSeries(Variant("sweep"), Length(8), 2.5))
+    idle = Seat(seats[0].testbed, RequestSeries(ModeVariant("sweep"), Length(8), 2.5))
     assert len(list(take_turns([seats[0], idle], 2, 0))) == 4
     assert slept == [2.5, 2.5]

@@ -11,7 +11,7 @@ import pytest
 from onesweep.loadtest.quality import judge, text
 from onesweep.loadtest.quality.text import HUMAN, QualityRow, gram_entropy, option_of, ranked
 from onesweep.loadtest.report.table import Estimate
-from onesweep.loadtest.workload.variants import Variant
+from onesweep.loadtest.workload.variants import ModeVariant
 from onesweep.serving.cli.__main__ import main
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
@@ -132,7 +132,11 @@ def test_entropy_is_low_where_the_same_pieces_come_again() -> None:
 
 
 def test_of_temperatures_that_counts_whose_texts_are_as_varied_as_human_text() -> None:
-    cold, warm, other = Variant("ar").having(temperature=0.5), Variant("ar").having(temperature=1.0), Variant("sweep")
+    cold, warm, other = (
+        ModeVariant("ar").having(temperature=0.5),
+        ModeVariant("ar").having(temperature=1.0),
+        ModeVariant("sweep"),
+    )
     entropies = {cold.label: 9.0, warm.label: 11.5, other.label: 5.0, HUMAN: 12.0}
     rows = {label: QualityRow(label, Estimate(1.0), entropy) for label, entropy in entropies.items()}
     assert ranked({cold: [], other: [], warm: []}, rows) == [other, warm]
@@ -145,7 +149,7 @@ def test_an_option_says_what_the_router_chose_and_what_texts_cost() -> None:
         return SimpleNamespace(**counts, hosts=hosts, compute_ms=host_ms + 5.0, ahead_ms=1.0)
 
     results = [result(2, 40.0, 100), result(4, 60.0, 300)]
-    option = option_of(Variant("chunked"), results, Estimate(2.0, 1.5, 2.5))
+    option = option_of(ModeVariant("chunked"), results, Estimate(2.0, 1.5, 2.5))
     assert (option.mode, dict(option.settings)) == ("chunked", {"chunk": 8, "temperature": 0.8})
     assert (option.bits, option.bits_low, option.bits_high) == (2.0, 1.5, 2.5)
     assert (option.sweeps, option.sweeps_high, option.output_symbols) == (3.0, 4, 10)
