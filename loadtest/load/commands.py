@@ -86,8 +86,7 @@ def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]
 def _one_run(
     run: LoadRun, texts: Texts, mode: str, listener: socket.socket | None, results: list[LoadResult]
 ) -> BenchReport:
-    from onesweep.loadtest.load.report import RUNS, run_notes, run_record
-    from onesweep.loadtest.load.run import run_load, run_with_page
+    from onesweep.loadtest.load.run import RUNS, run_load, run_notes, run_record, run_with_page
 
     s = run.settings
     say(
@@ -111,8 +110,7 @@ def _one_run(
 
 def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[LoadResult]) -> BenchReport:
     """The knee of each mode, and with `--over-knee` as many times its users."""
-    from onesweep.loadtest.load.report import RUNS, knee_note, over_note, run_line, run_record
-    from onesweep.loadtest.load.run import climb, run_load
+    from onesweep.loadtest.load.run import RUNS, climb, knee_note, over_note, run_line, run_load, run_record
 
     def measure(mode: str, users: int) -> LoadResult:
         results.append(run_load(run.settings, run.target, texts, mode, users))

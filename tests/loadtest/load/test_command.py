@@ -52,7 +52,6 @@ def read(url: str) -> bytes:
         return bytes(answer.read())
 
 
-@pytest.mark.slow
 def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, html = tmp_path / "figures.json", tmp_path / "report.html"
     files = ["--json", str(path), "--html", str(html)]
@@ -72,7 +71,6 @@ def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: py
     assert "gevent" not in sys.modules, "the parent stays as it is; only the generator's process is changed"
 
 
-@pytest.mark.slow
 def test_the_knee_of_two_modes(router: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "knee.json"
     command = ["bench", "loadtest", "--find-knee", "--router", router, "--users", "1", *QUICK]

@@ -56,7 +56,6 @@ def wordless(silence: Wordless, locust: None) -> Iterator[str]:
     server.stop(None).wait()
 
 
-@pytest.mark.slow
 def test_a_text_that_is_not_the_expected_one_is_wrong(settings: Settings, target: Testbed, texts: Texts) -> None:
     texts.of("ar", [2])
     texts._known["ar", 2] = b"something else"
@@ -89,7 +88,6 @@ def test_the_idle_deployment_gives_the_texts_of_the_models_alone(target: Testbed
     assert asked.source("sweep") != texts.source("sweep")
 
 
-@pytest.mark.slow
 def test_over_the_limit_refusals_are_quick_and_say_when_to_come_back(
     settings: Settings, target: Testbed, texts: Texts, request_limit: int
 ) -> None:
@@ -105,7 +103,6 @@ def test_over_the_limit_refusals_are_quick_and_say_when_to_come_back(
     assert len(refused) <= 2 * request_limit * 6, "a refused user waits as long as it was told to"
 
 
-@pytest.mark.slow
 def test_a_host_that_dies_fails_requests_and_loses_none(
     settings: Settings, deployment: Deployment, target: Testbed, texts: Texts
 ) -> None:
