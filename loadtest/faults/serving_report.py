@@ -23,10 +23,7 @@ MODE_HEAD = (
     *("mode", "requests", "right", "wrong", "lost", "turned away", "late", "replays", "refused", "called again"),
     *("p50 s", "p95 s", "max s"),
 )
-FAULT_HEAD = (
-    *("fault", "times", "requests", "next byte p50 s", "p95 s", "max s"),
-    *("met", "whole p95 s", "work x"),
-)
+FAULT_HEAD = ("fault", "times", "requests", "next byte p50 s", "p95 s", "max s")
 USAGE_HEAD = (
     *("process", "watched s", "MB when warm", "MB at the end", "most MB"),
     *("descriptors when warm", "at the end", "most"),
@@ -52,10 +49,7 @@ def mode_rows(result: ChaosResult) -> list[list[str]]:
 def fault_rows(result: ChaosResult) -> list[list[str]]:
     hit = [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
     return [
-        [
-            *(s.kind, str(s.faults or "-"), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))),
-            *(str(len(s.met)), seconds(s.whole_p95_s), seconds(s.work)),
-        ]
+        [s.kind, str(s.faults or "-"), str(len(s.waits_s)), *(seconds(s.percentile_s(p)) for p in (50, 95, 100))]
         for s in hit
     ]
 
@@ -115,7 +109,7 @@ def chaos_record(result: ChaosResult) -> dict[str, Any]:
         "modes": {mode: asdict(each) for mode, each in counts.items()},
         "faults": [{**vars(fault), **times(fault, "begin_s", "end_s", "sound_s")} for fault in result.faults],
         "stalls": {
-            s.kind: {"faults": s.faults, "waits_s": s.waits_s, "whole_p95_s": s.whole_p95_s, "work": s.work}
+            s.kind: {"faults": s.faults, "waits_s": s.waits_s}
             for s in [*stalls(result.answers, result.faults), undisturbed(result.answers, result.faults)]
         },
         "processes": {
