@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import add_flags, flag
+from onesweep.stages.settings import add_flags, check_destination, flag, write_destination
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -67,26 +68,27 @@ def add_measurement(
     :param access: with `--router` and the options of a connection to a deployment that is there.
     """
     # here and not above: settings import this module for their flags
-    from onesweep.loadtest.report.record import add_report_options
     from onesweep.loadtest.workload.caller import add_access_options
 
     add_flags(command, settings, only)
     if access:
         add_access_options(command)
-    add_report_options(command)
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
 
 
 def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
     """Measure, print the table and write the record where `--json` says; the exit code. Raises OnesweepError."""
-    from onesweep.loadtest.report.record import check_report_options, origin, write_report
+    from onesweep.loadtest.report.record import origin
     from onesweep.stages.signals import ends_cleanly
 
-    check_report_options(options)
+    if options.json:
+        check_destination(options.json, "--json")
     head = origin()  # before the run: it has the load of the machine
     with ends_cleanly():
         report = bench()
     print(report.table)
-    write_report(options, head | report.record)
+    if options.json:
+        write_destination(options.json, json.dumps(head | report.record, indent=2) + "\n")
     return 0 if report.holds else 1
 
 

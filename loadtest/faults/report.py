@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from onesweep.loadtest.commands import BenchReport
-from onesweep.loadtest.report.table import markdown, number
+from onesweep.loadtest.report.table import aligned, number
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ def fault_report(
 
     :param trouble: things that no run may have.
     """
-    parts = [f"{table.title}:\n{markdown(table.head, table.rows)}" for table in tables if table.rows]
+    parts = [f"{table.title}:\n{aligned(table.head, table.rows)}" for table in tables if table.rows]
     parts.append("\n".join(f"- {words}" for words in verdict))
     return BenchReport("\n" + "\n\n".join(parts), record, holds=not trouble)
 

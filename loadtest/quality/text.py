@@ -21,7 +21,7 @@ from onesweep.loadtest.report.table import Estimate, Table, number_column, open_
 from onesweep.loadtest.workload.caller import Access, RouterState
 from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
 from onesweep.loadtest.workload.variants import ModeVariant, at_temperatures, parse_variants
-from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError
+from onesweep.serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from onesweep.serving.modes import MODES
 from onesweep.serving.modes.base import DEFAULT_TEMPERATURE
 from onesweep.serving.modes.frontier import Frontier, Option
@@ -79,11 +79,10 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     check_testbed(target)
     passages = cut_prompts(held_out_documents(s.prompts), s.count, s.prompt_bytes, s.max_bytes, s.seed)
     with open_testbed(target) as testbed:
-        facts = router_facts(testbed.access)
+        facts = testbed.facts()
         if variants is None:
             every = tuple(ModeVariant(mode) for mode in facts.modes if mode not in ("infill", "auto"))
             variants = at_temperatures(every, s.temperatures)
-        check_served(variants, facts, s.prompt_bytes + s.max_bytes)
         with open_meter("generating", len(variants) * len(passages)) as progress:
             results = generate_all(testbed.access, variants, passages, s, facts, progress)
     texts = {variant.label: [result.output for result in taken] for variant, taken in results.items()}
@@ -199,32 +198,6 @@ def _interval(estimate: Estimate) -> str:
 
 TRIES = 20  # of one request while the router is busy
 TIMEOUT_S = 600.0  # far links and many candidates: a slow text is no reason to end a run of hours
-
-
-def router_facts(access: Access) -> RouterState:
-    """Raises ServiceError when no router answers, or its hosts are not ready."""
-    with Client(access.router, **access.who()) as client:
-        facts = RouterState.of(client)
-    facts.check_ready(access.router)
-    return facts
-
-
-def check_served(variants: Sequence[ModeVariant], facts: RouterState, longest: int) -> None:
-    """Raises InputError, before anything is generated, for a mode without weights or a context that is too small.
-
-    :param longest: bytes of a prompt and its output together.
-    """
-    for variant in variants:
-        if variant.mode not in facts.modes:
-            raise InputError(
-                f"mode {variant.mode} cannot be served: its weights are not there; "
-                f"there are {', '.join(facts.modes) or 'no modes'}"
-            )
-    if longest > facts.context_length:
-        raise InputError(
-            f"prompt and output together take {longest} bytes, the model's context is {facts.context_length}: "
-            "choose a smaller --bytes or --prompt-bytes"
-        )
 
 
 def generate_all(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from onesweep.stages.settings import check_destination, write_destination
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -32,17 +28,12 @@ class MachineFacts:
     python: str
     torch: str
     grpcio: str
-    onnxruntime: str | None
     load_average: float  # of the minute before the run: on a busy machine latencies say little
 
 
-def origin(command: str = "", seed: int | None = None) -> dict[str, Any]:
-    """The head of every record: command, commit, machine, and the seed where there is one.
-
-    :param command: empty = the command line of this process.
-    """
-    head = {"command": command or this_command(), "commit": commit(), "machine": asdict(this_machine())}
-    return head if seed is None else head | {"seed": seed}
+def origin() -> dict[str, Any]:
+    """The head of every record: command, commit and machine."""
+    return {"command": this_command(), "commit": commit(), "machine": asdict(this_machine())}
 
 
 def this_command() -> str:
@@ -57,7 +48,6 @@ def this_machine() -> MachineFacts:
         python=platform.python_version(),
         torch=version("torch"),
         grpcio=version("grpcio"),
-        onnxruntime=_version("onnxruntime"),
         load_average=round(os.getloadavg()[0], 2),
     )
 
@@ -68,23 +58,6 @@ def commit() -> str:
     if head is None:
         return "unknown"
     return head + ("+changes" if changes else "")
-
-
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--json`."""
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
-
-
-def check_report_options(options: argparse.Namespace) -> None:
-    """Raises InputError, before anything is measured, for a file that could not be written afterwards."""
-    if options.json:
-        check_destination(options.json, "--json")
-
-
-def write_report(options: argparse.Namespace, record: dict[str, Any]) -> None:
-    """Write the file of `--json`. Raises OnesweepError when the disk is full or the folder has gone meanwhile."""
-    if options.json:
-        write_destination(options.json, json.dumps(record, indent=2) + "\n")
 
 
 def settings_record(settings: DataclassInstance, **changes: object) -> dict[str, Any]:
@@ -108,10 +81,3 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

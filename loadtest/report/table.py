@@ -1,4 +1,4 @@
-"""Results in aligned columns for a terminal, or as markdown, and the numbers in them."""
+"""Results in aligned columns for a terminal, and the numbers in them."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,15 +18,9 @@ class Table(Generic[R]):
 
     columns: Sequence[Column[R]]
 
-    @property
-    def titles(self) -> list[str]:
-        return [title for title, _ in self.columns]
-
-    def cells(self, rows: Sequence[R]) -> list[list[str]]:
-        return [[cell(row) for _, cell in self.columns] for row in rows]
-
     def aligned(self, rows: Sequence[R]) -> str:
-        return aligned(self.titles, self.cells(rows))
+        titles = [title for title, _ in self.columns]
+        return aligned(titles, [[cell(row) for _, cell in self.columns] for row in rows])
 
 
 def text_column(title: str, name: str = "") -> Column[Any]:
@@ -54,12 +48,6 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     lines = [_line(row, widths) for row in (header, ["-" * width for width in widths], *rows)]
     return "\n".join(lines)
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same as a markdown table."""
-    rule = "|---|" + "---:|" * (len(header) - 1)
-    return "\n".join(["| " + " | ".join(header) + " |", rule, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def number(value: float | None, digits: int = 1) -> str:

@@ -79,7 +79,7 @@ def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("modes", "sentence"),
     [
-        ("ar,local", "mode local cannot be served: its weights are not there; there are sweep, chunked, ar"),
+        ("ar,local", "mode local cannot be served: the router has no local model"),
         ("sweep,sweep:steps=9999", "sweep:steps=9999: steps must be 1 to"),
         ("ar:temperature=1000", "ar:temperature=1000.0: temperature must be 0 to"),
     ],
