@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from onesweep.loadtest.quality.picture_judge import (
+from onesweep.loadtest.quality.pictures import (
     accuracy,
     distance_interval,
     frechet_distance,
