@@ -40,8 +40,8 @@ house: .venv/.dev ## counts of the source tree beside their limits, and the rule
 reference: .venv/.dev ## write docs/reference.md anew, from parsers, settings and modes
 	$(BIN)/python .ci/reference.py
 
-bench: .venv/.dev ## what a sweep costs on top of the model
-	$(BIN)/onesweep bench overhead
+bench: .venv/.dev ## what a sweep and a byte cost on top of the model, batching, idle servers
+	$(BIN)/onesweep bench host
 
 wan: .venv/.dev ## every mode over emulated links of 60 ms, against what they must take (Linux, root)
 	$(BIN)/onesweep bench wan --profile links-60 --modes sweep,chunked,ar,ar-speculative --bytes 32,128 --requests 3

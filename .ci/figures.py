@@ -58,48 +58,13 @@ def _rows(rows: list[Record], by: str, keys: dict[str, str]) -> dict[str, float]
     }
 
 
-def _leak(record: Record) -> dict[str, float]:
-    found = {}
-    for row in record["rows"]:
-        name = f"{row['model']}_{row['layers']}" + (f"_{row['noise']:g}" if row["noise"] else "")
-        if row["codec"] != "int8":  # whose rows are those of fp32
-            found |= {f"{name}_{how}": 100 * row[how]["mean"] for how in ("probe", "nearest") if row[how]}
-            found |= {f"{name}_half": 100 * row["nearest"]["half"]}
-            found |= {} if row["nats"] is None else {f"{name}_nats": row["nats"]}
-    return found
-
-
 def _mode(label: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", label.replace("ar-speculative", "spec"))
 
 
-def _idle(record: Record) -> dict[str, float]:
-    shares = {row["process"]: row["processor_percent"] for row in record["rows"]}
-    return {
-        "host_percent": max(share for name, share in shares.items() if name != "router"),
-        "router_percent": shares["router"],
-    }
-
-
-def _memory(record: Record) -> dict[str, float]:
-    ready, after = record["ratios"]["ready"], record["ratios"]["after_requests"]
-    return {
-        "ready_ratio": ready["rss"],
-        "after_ratio": after["rss"],
-        "peak_ratio": max(ready["peak"], after["peak"]),
-        "idle_mb": record["idle"]["rss"] / 2**20,
-    }
-
-
-def _stage(record: Record) -> dict[str, float]:
-    names = {"plain": "plain", "torch": "torch", "onnxruntime": "onnx", "onnxruntime-int8": "int8"}
-    single = [row for row in record["rows"] if row["batch"] == 1 and row["backend"] in names]
-    single = [row for row in single if row["dtype"] != "bfloat16"]
-    steps = {names[row["backend"]]: row for row in single if row["what"] == "denoise"}
-    tokens = {names[row["backend"]]: row for row in single if row["what"] == "ar step"}
-    return {f"{name}_denoise_ratio": row["ratio"] for name, row in steps.items()} | {
-        f"{name}_ar_ms": row["ms"] for name, row in tokens.items()
-    }
+def _host(record: Record) -> dict[str, float]:
+    """The value of each row, by its name."""
+    return {re.sub(r"[^a-z0-9]+", "_", row["name"].lower()): row["value"] for row in record["rows"]}
 
 
 def _wan(record: Record) -> dict[str, float]:
@@ -120,26 +85,9 @@ def _drawn(record: Record) -> dict[str, float]:
     return found
 
 
-def _pictures(record: Record) -> dict[str, float]:
-    keys = {"distance": "fd", "per_host_second": "rate", "seconds_60": "s"}
-    rows = [{**row, "mode": f"{row['mode']}_{row['levels']}"} for row in record["rows"] if row["levels"]]
-    return _rows(rows, "mode", keys)
-
-
 def _quality(record: Record) -> dict[str, float]:
     rows = [{**row, "mode": _mode(row["mode"])} for row in record["rows"]]
     return _rows(rows, "mode", {"judge_bits_per_byte": "bits", "gram_entropy": "entropy", "sweeps": "trips"})
-
-
-def _matched(record: Record) -> dict[str, float]:
-    """Shares of the way from `local` to `ar` at the entropy of `ar`, in percent, with their intervals."""
-    keys = {"gap_share": "percent", "gap_share_low": "low", "gap_share_high": "high"}
-    return {
-        f"{_mode(row['spec'].partition(':temperature')[0])}_{name}": 100 * row[key]
-        for row in record["rows"]
-        if row.get("gap_share") is not None
-        for key, name in keys.items()
-    }
 
 
 def _chaos(record: Record) -> dict[str, float]:
@@ -147,10 +95,6 @@ def _chaos(record: Record) -> dict[str, float]:
     counts, waits = record["modes"]["all"], record["stalls"]["kill"]["waits_s"]
     found = {name: counts[name] for name in ("requests", "lost", "wrong")}
     return found | {"kill_p95_s": statistics.quantiles(waits, n=20)[-1] if len(waits) > 1 else waits[0]}
-
-
-def _flood(record: Record) -> dict[str, float]:
-    return {"goodput_percent": 100 * record["goodput"], "refusal_p95_ms": record["flood"]["refusal_p95_ms"]}
 
 
 def _load(record: Record) -> dict[str, float]:
@@ -164,14 +108,11 @@ def _load(record: Record) -> dict[str, float]:
     return found
 
 
-def _fuzz(record: Record) -> dict[str, float]:
-    return {"inputs": record["inputs"], "findings": len(record["findings"])}
-
-
 def _pretrained(record: Record) -> dict[str, float]:
     found: dict[str, float] = {}
     for row in record["rows"]:
-        name = ("copying_" if row["text"] == "copying" else "") + ("ar" if row["mode"] == "ar" else "lookup")
+        mode = "ar" if row["mode"].partition(":")[0] == "ar" else "lookup"
+        name = ("copying_" if row["text"] == "copying" else "") + mode
         found |= {
             f"{name}_tokens_per_s": row["tokens_per_s"],
             f"{name}_s": row["p50_ms"] / 1000,
@@ -181,77 +122,30 @@ def _pretrained(record: Record) -> dict[str, float]:
     return found
 
 
-def _losses(record: Record) -> dict[str, float]:
-    exact = next(row["nats"] for row in record["rows"] if (row["backend"], row["codec"]) == ("torch", "fp32"))
-    found: dict[str, float] = {}
-    for row in record["rows"]:
-        name = row["backend"].replace("-", "_") + ("" if row["codec"] == "fp32" else f"_{row['codec']}")
-        found |= {f"{name}_cost": row["nats"] - exact, f"{name}_ms": row["step_ms"], f"{name}_mb": row["weights_mb"]}
-    return found
-
-
-def _weights(record: Record) -> dict[str, float]:
-    (row,) = record["rows"]
-    return {"nats": row["nats"], "mb": row["weights_mb"]}
-
-
 def _training(record: Record) -> dict[str, float]:
     return {f"{name.replace(' ', '_')}_mib": use["total"] / 2**20 for name, use in record["bytes"].items()}
 
 
-LOSSES = "onesweep bench losses --text $TEXT/valid.txt --symbols 1024"
 MEASUREMENTS: dict[str, Measurement] = {
-    "overhead": Measurement(
-        "onesweep bench overhead --hosts 3",
-        lambda record: _rows(
-            record["figures"],
-            "mode",
-            {"overhead_ms_per_sweep": "ms", "latency_to_compute": "ratio", "latency_p50_ms": "p50_ms"},
-        ),
-    ),
-    "batching": Measurement(
-        "onesweep bench batching --batch 16 --max-tokens 128 --rounds 5",
-        lambda record: _rows(record["figures"], "mode", {"together": "together", "bare": "bare", "ratio": "ratio"}),
-    ),
-    "drawn_batching": Measurement(
-        "onesweep bench batching --checkpoint weights/pictures --batch 16 --levels 12 --rounds 15",
-        lambda record: _rows(
-            record["figures"],
-            "mode",
-            {"together": "together", "bare": "bare", "bare_one_core": "bare_one_core", "ratio": "ratio"},
-        ),
-    ),
+    "host": Measurement("onesweep bench host", _host),
+    "drawn_host": Measurement("onesweep bench host --checkpoint weights/pictures --rounds 15", _host),
     "drawn": Measurement(
         "onesweep bench wan --checkpoint weights/pictures --modes chain,steps,steps:int8,local"
         " --profile links-20,links-60,links-150 --levels 6,12 --requests 15",
         _drawn,
     ),
-    "pictures": Measurement(
-        "onesweep bench pictures --data $PICTURES --levels 3,6,12,24 --count 300 --modes chain,steps,local",
-        _pictures,
-    ),
-    "idle": Measurement("onesweep bench idle", _idle),
-    "memory": Measurement("onesweep bench memory", _memory),
-    "stage": Measurement("onesweep bench stage", _stage),
     "wan": Measurement(
         "onesweep bench wan --profile links-20,links-60,links-150 --modes sweep,ar,ar-speculative --bytes 128"
         " --requests 3",
         _wan,
     ),
     "modes": Measurement(
-        "onesweep bench wan --profile links-60 --modes local,sweep,resample,resample:52x64,"
+        "onesweep bench wan --profile links-60 --modes local,sweep,resample,resample:chunk=52:candidates=64,"
         "ar-speculative,ar --bytes 256 --requests 3",
         _wan,
     ),
     "quality": Measurement("onesweep bench quality --prompts $TEXT --count 60", _quality),
-    "matched": Measurement(
-        "onesweep bench quality --prompts $TEXT --count 60 --temperatures 0.7,0.8,0.9 --modes ar:temperature=0.8,local,"
-        "local:candidates=16,resample,resample:candidates=64,resample:candidates=64:chunk=52",
-        _matched,
-    ),
     "chaos": Measurement("onesweep bench chaos --minutes 5", _chaos),
-    "flood": Measurement("onesweep bench flood --keys --knee 4 --max-requests 4", _flood),
-    "fuzz": Measurement("onesweep bench fuzz", _fuzz),
     "load": Measurement(
         "onesweep bench loadtest --find-knee --mode sweep,ar-speculative --profile links-60 --bytes 64 --seconds 8"
         " --users 64",
@@ -259,17 +153,9 @@ MEASUREMENTS: dict[str, Measurement] = {
     ),
     "pretrained": Measurement(
         "onesweep bench wan --profile links-60 --checkpoint $MODEL --modes ar,ar-speculative:lookup"
-        " --text novel,copying --max-tokens 64 --temperature 0 --requests 1 --no-control",
+        " --text novel,copying --max-tokens 64 --temperature 0 --requests 1",
         _pretrained,
     ),
-    "losses": Measurement(f"{LOSSES} --checkpoint $MODEL", _losses),
-    "leak": Measurement("onesweep bench leak --text $TEXT/train.txt", _leak),
-    "leak_pretrained": Measurement(
-        "onesweep bench leak --checkpoint $MODEL --text $TEXT/train.txt --symbols 10240 --noise 0.3", _leak
-    ),
-    "weights_float32": Measurement(f"{LOSSES} --checkpoint $MODEL --backends torch --codecs fp32", _weights),
-    "weights_bfloat16": Measurement(f"{LOSSES} --checkpoint $MODEL_BF16 --backends torch --codecs fp32", _weights),
-    "weights_q4": Measurement(f"{LOSSES} --checkpoint $MODEL_Q4 --backends torch --codecs fp32", _weights),
     "training": Measurement("onesweep train memory", _training, prints=True),
     "training6": Measurement("onesweep train memory --parts 6 --layers 1", _training, prints=True),
 }

@@ -1,14 +1,58 @@
-"""Shared parts of the commands that measure: their options, and how they read and print."""
+"""The frame of the commands that measure: their flags come from settings, what they find is a table and a record."""
+
+from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import add_flags, flag
+from onesweep.stages.settings import add_flags, check_destination, flag, write_destination
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure."""
+
+    name: str
+    value: float
+    unit: str
+    at_most: float | None = None  # None where nothing is aimed at
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        value = f"{self.value:,.0f}" if abs(self.value) >= 1000 else f"{self.value:.3g}"
+        if self.at_most is None:
+            return self.name, value, self.unit, "", ""
+        return self.name, value, self.unit, f"{self.at_most:g}", "yes" if self.value <= self.at_most else "no"
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """The results of a bench."""
+
+    table: str  # for the terminal
+    record: dict[str, Any]  # for a JSON file
+    holds: bool = True  # False where what must never happen has happened: the exit code says it
+
+    @classmethod
+    def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
+        """The report of a bench whose figures are rows."""
+        from onesweep.loadtest.report.record import settings_record
+        from onesweep.loadtest.report.table import aligned
+
+        table = aligned(("what", "value", "unit", "at most", "met"), [row.cells for row in rows])
+        record = {"bench": bench, "settings": settings_record(settings), "rows": list(map(asdict, rows))}
+        return cls(table, record)
 
 
 def add_measurement(
@@ -17,8 +61,6 @@ def add_measurement(
     *,
     only: Collection[str] | None = None,
     access: bool = False,
-    html: bool = False,
-    svg: bool = False,
 ) -> None:
     """Options of a command whose flags come from its settings, and which writes a record with `--json`.
 
@@ -26,13 +68,28 @@ def add_measurement(
     :param access: with `--router` and the options of a connection to a deployment that is there.
     """
     # here and not above: settings import this module for their flags
-    from onesweep.loadtest.report.record import add_report_options
     from onesweep.loadtest.workload.caller import add_access_options
 
     add_flags(command, settings, only)
     if access:
         add_access_options(command)
-    add_report_options(command, html=html, svg=svg)
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+
+
+def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
+    """Measure, print the table and write the record where `--json` says; the exit code. Raises OnesweepError."""
+    from onesweep.loadtest.report.record import origin
+    from onesweep.stages.signals import ends_cleanly
+
+    if options.json:
+        check_destination(options.json, "--json")
+    head = origin()  # before the run: it has the load of the machine
+    with ends_cleanly():
+        report = bench()
+    print(report.table)
+    if options.json:
+        write_destination(options.json, json.dumps(head | report.record, indent=2) + "\n")
+    return 0 if report.holds else 1
 
 
 def say(text: str) -> None:
@@ -54,3 +111,8 @@ def numbers(text: str, flag: str, number: Callable[[str], N]) -> tuple[N, ...]:
         return tuple(map(number, text.split(","))) if text else ()
     except ValueError:
         raise InputError(f"{flag} {text!r} must be numbers such as 1,3") from None
+
+
+def numbers_flag(name: str, one: str, number: type[int] | type[float] = int) -> dict[str, Any]:
+    """Metadata of a flag that takes a list of numbers."""
+    return {"name": name, "metavar": f"{one}[,{one}]", "type": partial(numbers, flag=name, number=number)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from onesweep.loadtest.workload.pipeline import Pipeline
-from onesweep.loadtest.workload.texts import continued, symbols_of
+from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import load_chain
@@ -52,9 +52,10 @@ def test_a_scrambled_prefix_is_at_least_a_nat_worse() -> None:
 
 def bits_of_unseen(name: str) -> float:
     """Bits a byte."""
-    first, rest = UNSEEN[:8].encode(), UNSEEN[8:].encode()
-    before, text = continued(tokenizer_of(WEIGHTS / name), first, rest)
-    return Pipeline(WEIGHTS / name).surprise(before, text) / math.log(2) / len(rest)
+    text, pipeline = symbols_of(tokenizer_of(WEIGHTS / name), UNSEEN.encode()), Pipeline(WEIGHTS / name)
+    logits = pipeline.logits(text[:-1], pipeline.open(len(text) - 1))
+    nats = torch.nn.functional.cross_entropy(logits.double(), torch.tensor(text[1:]), reduction="sum")
+    return float(nats) / math.log(2) / len(UNSEEN)
 
 
 @pytest.mark.parametrize("name", ["ar", "scorer", "local"])

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN = tuple(f"{ROOT / package}/" for package in ("onesweep", "stages", "serving", "trainer", "loadtest", ".ci"))
+OWN = tuple(f"{ROOT / package}/" for package in ("onesweep", "stages", "serving", "trainer", ".ci"))
 # A target is a function of its name in one of the modules beside this one.
 TARGETS = {
     **dict.fromkeys(("hop", "request", "http"), "serving_targets"),

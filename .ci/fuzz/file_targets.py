@@ -16,7 +16,6 @@ from gguf import RopeScalingType
 from safetensors.torch import save_file
 from target import Target, changed_header, changed_json, changed_metadata
 
-from onesweep.loadtest.fuzz.files import readers
 from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
@@ -30,6 +29,7 @@ from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
 from onesweep.stages.settings import from_toml, read_toml
 from onesweep.stages.wire.status import StatusError
 from onesweep.trainer.blocks.config import PROFILES, TrainingConfig, parse_config
+from tests.fuzz.readers import readers
 from tests.stages.importing.published import config_of, describe_letters, taken_apart, their_name, write_gguf
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
@@ -43,7 +43,7 @@ TOML = b'steps = 5\nchunks = [1, 8]\n[architecture]\nwidth = 64\n[noise]\npartit
 
 
 def read(kind: str) -> Target:
-    """The readers of loadtest/fuzz/files.py whose names begin so; the first byte of an input chooses one of several."""
+    """The readers of tests/fuzz/readers.py whose names begin so; the first byte of an input chooses one of several."""
     found = [each for each in readers(Path(tempfile.mkdtemp())) if each.name.startswith(kind)]
 
     def parse(data: bytes) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -13,9 +12,6 @@ from google.protobuf.message import DecodeError
 from target import Target, changed_json, changed_message
 from tokenizers import Tokenizer
 
-from onesweep.loadtest.fuzz import http as bodies
-from onesweep.loadtest.fuzz.healthy import PICTURES, PROMPT, TEXTS, record
-from onesweep.loadtest.fuzz.testbed import open_fuzz_testbed
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.serving.client.client import AsyncClient
 from onesweep.serving.gateway.app import make_app
@@ -29,12 +25,36 @@ from onesweep.serving.router import validation
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import Request
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.host.parts import plan_host
+from onesweep.stages.host.parts import ModelSource, plan_host
 from onesweep.stages.host.validation import parse_hop
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import put_work
 from onesweep.stages.wire.status import StatusError
+from tests.stages.hops import step
 from tests.stages.model.tiny_llama import tiny_tokenizer
+from tests.stages.pictures.lines import PLAN, drawing_of
+
+PROMPT = "The old man looked at the sea and said that"
+SEED = 5
+# One request of each mode, for a bundle that writes and for one that draws.
+TEXTS: tuple[dict[str, Any], ...] = (
+    {"mode": "sweep", "max_tokens": 16},
+    {"mode": "chunked", "max_tokens": 16, "chunk": 8},
+    {"mode": "ar", "max_tokens": 8},
+    {"mode": "ar-speculative", "max_tokens": 12},
+    {"mode": "resample", "max_tokens": 8, "chunk": 8, "candidates": 4},
+    {"mode": "local", "max_tokens": 8},
+)
+PICTURES: tuple[dict[str, Any], ...] = (
+    {"classes": "0", "mode": "chain", "levels": 6, "pictures": 2},
+    {"classes": "1", "mode": "steps", "levels": 3, "codec": "int8"},
+    {"classes": "0", "mode": "local", "levels": 3},
+)
+PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/api/race", "/v1/images/generations", "/api/race/pictures"),
+    "/v1/responses",
+)
 
 
 def hop() -> Target:
@@ -45,18 +65,34 @@ def hop() -> Target:
     def parse(data: bytes) -> None:
         parse_hop(stage_pb2.Hop.FromString(data[1:]), plans[data[0] % len(plans)])
 
-    async def captured(bundle: Path) -> list[bytes]:
-        async with open_fuzz_testbed(bundle) as testbed:
-            return (await record(testbed)).hops
-
     def seeds() -> Iterator[bytes]:
-        for number, bundle in enumerate(bundles):
-            for i, data in enumerate(asyncio.run(captured(bundle))):
-                refreshed = stage_pb2.Hop.FromString(data)
-                refreshed.left_s = 60
-                yield bytes([4 * number + i % 4]) + refreshed.SerializeToString()
+        for number, plan in enumerate(plans):
+            for kind, source in plan.models.items() if plan.is_first else ():
+                for work in first_works(kind, source):
+                    hop = stage_pb2.Hop(router="r", session="s", digest=source.digest, capacity=90, left_s=60)
+                    put_work(hop, work)
+                    yield bytes([number]) + hop.SerializeToString()
 
     return Target(parse, seeds(), (DecodeError, StatusError), changed_message(stage_pb2.Hop), chooses=1)
+
+
+def first_works(kind: str, source: ModelSource) -> list[Any]:
+    """What may open a session of a model of this kind."""
+    if source.manifest.draws:
+        work = stage_pb2.Draw if kind == "chain" else stage_pb2.Denoise
+        return [work(drawing=drawing_of(PLAN, classes=[0, 1]), codec="int8")]
+    alphabet = source.alphabet
+    sampling, clean = stage_pb2.Sampling(seed=SEED, temperature=0.8), alphabet.encode(range(40))
+    if kind == "chain":
+        return [stage_pb2.Sweep(clean=clean, slots=16, steps=2, codec="int8", sampling=sampling)]
+    read = {"clean": clean, "codec": "fp32", "sampling": sampling}
+    candidates = [alphabet.encode(range(n, n + 6)) for n in range(4)]
+    return [
+        step(prompt=40, **read),
+        step(prompt=35, draft=5, **read),
+        step(prompt=36, draft=4, depths=(0, 1, 1, 2), **read),
+        step(candidates=candidates, **read),
+    ]
 
 
 def request() -> Target:
@@ -134,11 +170,36 @@ def http() -> Target:
     running = loop.run_until_complete(started())  # a server that nothing holds stops
 
     def parse(data: bytes) -> None:
-        answer = loop.run_until_complete(running[1].post(bodies.PATHS[data[0] % len(bodies.PATHS)], content=data[1:]))
+        answer = loop.run_until_complete(running[1].post(PATHS[data[0] % len(PATHS)], content=data[1:]))
         if answer.status_code == 500 or (answer.status_code == 502 and b"unimplemented" not in answer.content):
             raise AssertionError(f"status {answer.status_code}: {answer.content[:200]!r}")
 
-    asked = [each for mode in TEXTS for each in bodies._bodies(mode)]
-    asked += [each for mode in PICTURES for each in bodies._picture_bodies(mode)]
-    seeds = [bytes([bodies.PATHS.index(path)]) + json.dumps(body).encode() for path, body in asked]
+    asked = [each for mode in TEXTS for each in text_bodies(mode)]
+    asked += [each for mode in PICTURES for each in picture_bodies(mode)]
+    seeds = [bytes([PATHS.index(path)]) + json.dumps(body).encode() for path, body in asked]
     return Target(parse, seeds, (), changed_json, chooses=1)
+
+
+def text_bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
+    """A body for each path that writes."""
+    own = {key: value for key, value in asked.items() if key != "max_tokens"} | {"timeout_s": 3.0}
+    common = {"model": "onesweep", "max_tokens": 4, "seed": SEED, "temperature": 0.5, "onesweep": own}
+    messages = [{"role": "user", "content": PROMPT}]
+    call = {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"}
+    items = [*messages, call, {"type": "function_call_output", "call_id": "x", "output": "y"}]
+    tools = {"tools": [{"type": "function", "name": "f"}], "tool_choice": "none"}
+    race = {"prompt": PROMPT, "entrants": ["sweep", str(asked["mode"])], "max_bytes": 4}
+    return [
+        (PATHS[0], {**common, "prompt": PROMPT, "n": 1, "stop": ["."], "stream": False}),
+        (PATHS[1], {**common, "messages": messages, "stream": True}),
+        (PATHS[2], race),
+        (PATHS[5], {"model": "onesweep", "max_output_tokens": 4, "input": items, **tools, "onesweep": own}),
+    ]
+
+
+def picture_bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
+    """A body for each path that draws."""
+    own = {key: value for key, value in asked.items() if key not in ("classes", "pictures")} | {"timeout_s": 3.0}
+    body = {"model": "onesweep", "seed": SEED, "onesweep": own, "prompt": asked["classes"], "n": 1, "size": "auto"}
+    race = {"prompt": asked["classes"], "entrants": ["chain", "steps", "local"], "seed": SEED, "levels": 3}
+    return [(PATHS[3], {**body, "response_format": "b64_json"}), (PATHS[4], race)]

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from onesweep.loadtest.fuzz.inputs import changed
+from tests.fuzz.inputs import changed
 
 Mutation = Callable[[random.Random, bytes], bytes]  # raises ValueError for an input that has no such structure
 

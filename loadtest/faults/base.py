@@ -20,6 +20,7 @@ from onesweep.stages.errors import InputError, ServiceError, one_of
 
 T = TypeVar("T")
 POLL_S = 0.1
+NO_FAULTS = ("none",)  # --faults none: load alone, for a long time
 QUIET = 0.2  # share of a turn within which its fault begins
 
 Say = Callable[[str], None]
@@ -46,8 +47,6 @@ class Fault(Generic[T]):
     end: Callable[[T, str], object]
     targets: Callable[[T], Sequence[str]]  # names of what it can be done to
     weight: int = 1  # how often it comes, beside the others
-    words: str = ""  # what happens, for the report
-    colour: str = "#777777"  # in the time line
     absent: Callable[[Conditions], str] = lambda conditions: ""  # why it cannot be done; empty when it can
     # Waits for the right moment. Not a part of the fault's time.
     prepare: Callable[[T, str], object] = lambda testbed, target: None
@@ -119,6 +118,7 @@ def select(
 ) -> Selection[T]:
     """:param each_minute: faults, where `settings` has no count. Raises InputError."""
     names = tuple(faults) if settings.faults is None else settings.faults
+    names = () if names == NO_FAULTS else names
     check_names("--faults", names, tuple(faults))
     absent = {name: why for name in names if (why := faults[name].absent(conditions))}
     able = tuple(faults[name] for name in names if name not in absent)

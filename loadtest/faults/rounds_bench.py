@@ -168,7 +168,7 @@ def rounds_table(figures: RoundsFigures) -> str:
             f"{rounds} rounds of {steps} steps in {rounds * round_s:.0f} s; a step took {1000 * step_s:.0f} ms\n",
             aligned(("", "measured", "planned", "off by"), rows),
             f"\n{EMULATED}",
-            f"{figures.machine.sentence}; commit {figures.commit}",
+            f"{figures.machine.processor}, {figures.machine.cores} cores; commit {figures.commit}",
         ]
     )
 

@@ -92,21 +92,9 @@ class Stalls:
     kind: str
     faults: int
     waits_s: list[float] = field(default_factory=list)
-    met: Sequence[Answer] = ()  # whose time has a part of a fault's; of `none` those that met no fault
 
     def percentile_s(self, percent: int) -> float | None:
         return percentile(sorted(self.waits_s), percent)
-
-    @property
-    def whole_p95_s(self) -> float | None:
-        """Time from the first call to the end of the text, done again or not."""
-        return percentile(sorted(answer.end_s - answer.begin_s for answer in self.met), 95)
-
-    @property
-    def work(self) -> float | None:
-        """Hosts' work for what was asked, at most: what is done again is never more than all of a request."""
-        again = sum(answer.replays + sum(not each.refused for each in answer.tries) for answer in self.met)
-        return 1 + again / len(self.met) if self.met else None
 
 
 def fate_of(answer: Answer, texts: RightTexts) -> Fate:
@@ -151,29 +139,25 @@ def stalls(answers: Sequence[Answer], faults: Sequence[ServingFaultRecord]) -> l
     """By kind of fault: the longest wait for a byte of each request that was under way and had to be done again."""
     # a killed host has about half of six requests: waits of the others would make any percentile look good
     found: dict[str, list[float]] = {}
-    met: dict[str, list[Answer]] = {}
     for fault in faults:
         waits_s = found.setdefault(fault.kind, [])
-        met.setdefault(fault.kind, []).extend(a for a in answers if a.first and fault.meets(a))
         for answer in answers:
             if answer.first and answer.begin_s < fault.begin_s < answer.end_s and (answer.replays or answer.tries):
                 waits_s.append(stall_s(answer, fault))
     counts = Counter(fault.kind for fault in faults)
-    return [Stalls(kind, counts[kind], waits_s, met[kind]) for kind, waits_s in found.items()]
+    return [Stalls(kind, counts[kind], waits_s) for kind, waits_s in found.items()]
 
 
 def undisturbed(answers: Iterable[Answer], faults: Sequence[ServingFaultRecord]) -> Stalls:
     """The longest wait for a byte in each request that met no fault: the figure to compare faults with."""
     chosen = [answer for answer in answers if answer.first and not (answer.replays or answer.tries)]
     unharmed = [answer for answer in chosen if not any(fault.meets(answer, AFTERMATH_S) for fault in faults)]
-    return Stalls("none", 0, [longest_wait(answer)[1] for answer in unharmed if answer.arrivals_s], unharmed)
+    return Stalls("none", 0, [longest_wait(answer) for answer in unharmed if answer.arrivals_s])
 
 
-def longest_wait(answer: Answer) -> tuple[float, float]:
-    """When the longest wait for a byte ended, and how long it was; only of an answer with arrivals."""
-    gaps = itertools.pairwise([answer.begin_s, *answer.arrivals_s])
-    begin_s, end_s = max(gaps, key=lambda gap: gap[1] - gap[0])
-    return end_s, end_s - begin_s
+def longest_wait(answer: Answer) -> float:
+    """The longest wait for a byte, seconds; only of an answer with arrivals."""
+    return max(end_s - begin_s for begin_s, end_s in itertools.pairwise([answer.begin_s, *answer.arrivals_s]))
 
 
 def stall_s(answer: Answer, fault: FaultRecord) -> float:

@@ -1,4 +1,4 @@
-"""One run of `chaos` or `soak`: answers without faults, load and faults on the same deployment, then the ledger."""
+"""One run of `bench chaos`: answers without faults, load and faults on the same deployment, then the ledger."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -31,10 +31,10 @@ from onesweep.loadtest.faults.clients import (
     seeded_drawings,
     seeded_requests,
 )
-from onesweep.loadtest.faults.growth import CLIENTS, ProcessLife, growth_of, longest_lives, sampling
 from onesweep.loadtest.faults.serving_ledger import Fate, RightTexts, ServingFaultRecord, fate_of, with_recoveries
 from onesweep.loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
 from onesweep.loadtest.faults.settings import ChaosSettings
+from onesweep.loadtest.faults.usage import CLIENTS, ProcessUsage, sampling
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.stages.checkpoint.bundle import bundle_draws
 from onesweep.stages.errors import InputError, ServiceError
@@ -58,17 +58,12 @@ class ChaosResult(FaultRun):
     answers: list[Answer]  # of the steady load and of floods
     faults: list[ServingFaultRecord]
     health: list[RouterHealth]
-    lives: list[ProcessLife]
+    usages: list[ProcessUsage]
 
     @property
     def unusable(self) -> dict[str, str]:
         """Hosts that could not be used when every request had ended, or `router`, and why."""
         return self.health[-1].problems if self.health else {"router": "it was never heard"}
-
-    @property
-    def growth(self) -> list[str]:
-        """A sentence for each process of a run without faults that holds more and more."""
-        return [] if self.settings.faults != () else growth_of(longest_lives(self.lives).values())
 
     @property
     def sessions_left(self) -> int:
@@ -89,7 +84,7 @@ class ChaosResult(FaultRun):
     def trouble(self) -> int:
         """The number of things that no run may have."""
         bad = sum(fate_of(answer, self.texts) in (Fate.WRONG, Fate.LOST) for answer in self.answers)
-        left = self.sessions_left + len(self.ended) + len(self.unusable) + len(self.growth)
+        left = self.sessions_left + len(self.ended) + len(self.unusable)
         return bad + left + self.accused
 
 
@@ -136,7 +131,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
         say(f"{settings.requests_at_once} requests at once for {settings.minutes:g} min, {len(schedule)} faults ...")
         pids = {CLIENTS: 0}
         with (
-            sampling(lambda: {**testbed.deployment.processes, **pids}) as lives,
+            sampling(lambda: {**testbed.deployment.processes, **pids}) as usages,
             closing(Clients(replace(order, health=True), testbed.beside)) as clients,
         ):
             pids[CLIENTS] = clients.pid
@@ -159,7 +154,7 @@ def run_chaos(settings: ChaosSettings, say: Say) -> ChaosResult:
             answers=answers,
             faults=faults,
             health=clients.health,
-            lives=lives,
+            usages=usages,
             begin_s=begin_s,
             end_s=end_s,
             left_out=tuple(left_out),

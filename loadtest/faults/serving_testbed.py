@@ -152,7 +152,7 @@ class ServingTestbed:
     def put_impostor(self, name: str) -> None:
         """Put a host that answers nonsense in another's place."""
         self.deployment.kill(name)
-        impostor = impostor_of(self.deployment, name, "garbage")
+        impostor = impostor_of(self.deployment, name)
         self.impostors[name] = impostor
         impostor.start()
 
@@ -203,12 +203,12 @@ class ServingTestbed:
             raise ServiceError(f"`onesweep {' '.join(arguments)}` failed: {done.stderr.strip()}")
 
 
-def impostor_of(deployment: Deployment, name: str, kind: str) -> Program:
+def impostor_of(deployment: Deployment, name: str) -> Program:
     """A host of `faulty_host`, started as the deployment starts the one with this name."""
     command = deployment.commands[name]
     at = command.index(MODULE[-1])
-    faulty = [*command[:at], "onesweep.loadtest.faults.faulty_host", kind, *command[at + 1 :]]
-    return Program(name, faulty, deployment.directory / f"{name}-{kind}.log")
+    faulty = [*command[:at], "onesweep.loadtest.faults.faulty_host", *command[at + 1 :]]
+    return Program(name, faulty, deployment.directory / f"{name}-garbage.log")
 
 
 def replicated(checkpoint: Path, addresses: Sequence[str], router: str) -> Topology:
@@ -296,58 +296,40 @@ def _no_second(conditions: Conditions) -> str:
     return second_problem(conditions.checkpoint)
 
 
-SERVING_WORDS = {
-    "kill": "a host gets SIGKILL, and starts again later",
-    "freeze": "a host gets SIGSTOP, and SIGCONT later",
-    "cut": "every packet between two machines is dropped",
-    "garbage": "a host that answers nonsense stands in for another",
-    "restart": "a host gets SIGTERM: it drains, ends, starts again",
-    "router": "the router gets SIGKILL, and starts again",
-    "flood": "another crowd, of ten times the clients, asks as well",
-    "swap": "other weights are deployed, and rolled back later",
-    "half": "one replica of every range of blocks gets SIGKILL at once",
-    "slow": "a host runs for a tenth of the time",
-    "memory": "a host gets no memory beyond what it has",
-    "loss-1": "1 % of the packets between two machines are lost",
-    "loss-5": "5 % of the packets between two machines are lost",
-    "one-way": "every packet from one machine to another is dropped, and none of those back",
-    "slow-link": "a link has a hundredth of its rate",
-}
 _Bed = ServingTestbed
 _HOSTS, _LINKS, _ROUTERS = attrgetter("hosts"), attrgetter("links"), attrgetter("routers")
 
 
-def _altered(name: str, colour: str, **changes: Any) -> Fault[ServingTestbed]:  # noqa: ANN401 - those of `alter`
+def _altered(name: str, **changes: Any) -> Fault[ServingTestbed]:  # noqa: ANN401 - those of `alter`
     """A link that is changed for a while."""
     begin = partial(_Bed.alter, **changes)
-    return Fault(name, (8.0, 12.0), begin, _Bed.alter, _LINKS, colour=colour, absent=no_link)
+    return Fault(name, (8.0, 12.0), begin, _Bed.alter, _LINKS, absent=no_link)
 
 
 _ALL: tuple[Fault[ServingTestbed], ...] = (
-    Fault("kill", (2.0, 4.0), _Bed.kill, _Bed.revive, _HOSTS, weight=4, colour="#d55e00"),
+    Fault("kill", (2.0, 4.0), _Bed.kill, _Bed.revive, _HOSTS, weight=4),
     # connections stay open, and no answer comes
-    Fault("freeze", (2.0, 5.0), _Bed.freeze, _Bed.thaw, _HOSTS, weight=2, colour="#0072b2"),
-    Fault("cut", (3.0, 6.0), partial(_Bed.alter, loss=1.0), _Bed.alter, _LINKS, 3, colour="#cc79a7", absent=no_link),
+    Fault("freeze", (2.0, 5.0), _Bed.freeze, _Bed.thaw, _HOSTS, weight=2),
+    Fault("cut", (3.0, 6.0), partial(_Bed.alter, loss=1.0), _Bed.alter, _LINKS, 3, absent=no_link),
     Fault(
         *("garbage", (4.0, 6.0), _Bed.put_impostor, _Bed.end_impostor, _HOSTS),
         weight=2,
-        colour="#e69f00",
         absent=_no_impostor,
         stands_in=True,
     ),
     # as for new software
-    Fault("restart", (6.0, 8.0), _Bed.drain, _Bed.revive_drained, _HOSTS, weight=2, colour="#009e73"),
+    Fault("restart", (6.0, 8.0), _Bed.drain, _Bed.revive_drained, _HOSTS, weight=2),
     # every request is cut off, and clients call again
-    Fault("router", (0.5, 1.5), _Bed.kill, _Bed.revive, _ROUTERS, weight=2, colour="#222222"),
-    Fault("flood", (10.0, 12.0), _Bed.start_flood, _Bed.end_flood, _ROUTERS, colour="#56b4e9"),
-    Fault("half", (2.0, 4.0), _Bed.kill_half, _Bed.revive_half, lambda bed: ["1", "2"], colour="#882255"),
+    Fault("router", (0.5, 1.5), _Bed.kill, _Bed.revive, _ROUTERS, weight=2),
+    Fault("flood", (10.0, 12.0), _Bed.start_flood, _Bed.end_flood, _ROUTERS),
+    Fault("half", (2.0, 4.0), _Bed.kill_half, _Bed.revive_half, lambda bed: ["1", "2"]),
     # long enough for many requests to meet it, and for TCP to find its pace
-    Fault("slow", (8.0, 12.0), _Bed.slow_down, _Bed.speed_up, _HOSTS, colour="#999933"),
-    Fault("memory", (4.0, 6.0), _Bed.starve, _Bed.feed, _HOSTS, colour="#44aa99"),
-    _altered("one-way", "#aa4499", loss=1.0, both=False),
-    _altered("loss-1", "#bbbbbb", loss=0.01),
-    _altered("loss-5", "#888888", loss=0.05),
-    _altered("slow-link", "#ddcc77", slower=100.0),
+    Fault("slow", (8.0, 12.0), _Bed.slow_down, _Bed.speed_up, _HOSTS),
+    Fault("memory", (4.0, 6.0), _Bed.starve, _Bed.feed, _HOSTS),
+    _altered("one-way", loss=1.0, both=False),
+    _altered("loss-1", loss=0.01),
+    _altered("loss-5", loss=0.05),
+    _altered("slow-link", slower=100.0),
     # each answer must be of the one release or of the other, and never of both
     Fault("swap", (6.0, 10.0), _Bed.deploy, _Bed.roll_back, _ROUTERS, absent=_no_second),
 )

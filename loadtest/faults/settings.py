@@ -1,4 +1,4 @@
-"""Settings of the commands `chaos`, `bench chaos-training`, `soak`, `wan train` and `bench rounds`, and their flags."""
+"""Settings of the commands `bench chaos`, `bench chaos-training`, `wan train` and `bench rounds`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ SIX_WORKERS = Path(__file__).with_name("six.toml")
 ABLE = "all that can be done"
 LINKS = "Links between the machines; loopback needs no root, and cannot be cut"
 PROFILES = "file with more profiles"
-USERS: dict[str, Any] = {"metavar": "U", "most": 64}
 OWN_RUN: dict[str, Any] = {
     "help": "Settings of a run of your own, which ends when it ends",
     "shown": "the run that ships",
@@ -38,7 +37,9 @@ class FaultSettings:
     profile: str = setting("links-60", LINKS, metavar="P")
     profiles: Path | None = setting(None, PROFILES)
     seed: int = setting(0, "Seed for the fault schedule and the prompts", **SEED)
-    faults: tuple[str, ...] | None = setting(None, "Kinds, such as kill,freeze", shown=ABLE, metavar="F[,F]")
+    faults: tuple[str, ...] | None = setting(
+        None, "Kinds, such as kill,freeze; none: load alone", shown=ABLE, metavar="F[,F]"
+    )
     count: int | None = setting(None, "Number of faults", shown="2.4 a minute, each kind at least once", **COUNT)
     length_scale: float = 1.0  # of every fault's length: below 1 a test takes less time
 
@@ -158,23 +159,3 @@ class RoundsBenchSettings:
     pace_s: float = setting(0.4, "Seconds of a local step, at least", least=0, most=3600)
     seeds: tuple[int, ...] = setting((0,), "Seeds: a run over the links and one here for each", metavar="N[,N]")
     within_s: float = setting(3600.0, "Give a run up after that", least=1, most=1e6)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FloodFlags:
-    """Settings of `onesweep bench flood`."""
-
-    at: float = setting(10.0, "Users of the flood, in those of the knee", metavar="X", above=1, most=1000)
-    knee: int | None = setting(None, "Users of the knee", shown="found: 1, 2, 4 ... users", **USERS, least=1)
-    polite: int = setting(1, "Users of a second crowd beside the flood; 0 = none", **USERS, least=0)
-    batch: bool = setting(False, "Flood once more, with batch requests: a second crowd's are interactive")
-    keys: bool = setting(False, "Give each crowd a token of its own, so that their quotas are apart")
-    mode: str = setting("sweep", "Mode to ask for", metavar="M")
-    max_bytes: int = setting(128, "Bytes to generate", name="--bytes")
-    seconds: float = setting(15.0, "Length of each measurement", metavar="S")
-    timeout_s: float = setting(60.0, "Deadline of a request")
-    profile: str | None = setting(
-        None, "Links between the hosts; loopback needs no root", shown="loopback", metavar="P"
-    )
-    checkpoint: Path | None = setting(None, **BUNDLE)
-    max_requests: int | None = setting(None, "Requests that the router takes at once", shown="the router's default")

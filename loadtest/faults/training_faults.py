@@ -168,20 +168,6 @@ def _not_fp32(conditions: Conditions) -> str:
     return "" if codec == "fp32" else f"a saboteur speaks fp32, and updates travel as {codec}"
 
 
-TRAINING_WORDS = {
-    "kill": "a worker gets SIGKILL, and starts again later",
-    "freeze": "a worker gets SIGSTOP for longer than its lease",
-    "cut": "a worker's link is cut in the middle of a transfer",
-    "twin": "a second process works with a worker's name and a copy of its state",
-    "old-state": "a worker is killed, and starts again with a state from long ago",
-    "nan": "a saboteur in a worker's place hands in updates of NaN",
-    "absurd": "a saboteur hands in updates a thousand times too long",
-    "scaled": "a saboteur hands in updates five times too long",
-    "flipped": "a saboteur hands in updates that point back",
-    "kept-back": "a saboteur keeps two rounds back, and hands in three long steps back at once",
-    "coordinator": "the coordinator gets SIGKILL, and starts again later",
-    "disk": "the coordinator's disk is full",
-}
 _WORKERS: Callable[[FaultyTraining], tuple[str, ...]] = attrgetter("names")
 
 
@@ -204,14 +190,13 @@ def _lie(name: str) -> Fault[FaultyTraining]:
         lambda training, target: training.start_byzantine(target, name),
         FaultyTraining.end_byzantine,
         _WORKERS,
-        colour="#e69f00",
         absent=_not_fp32,
         over=lambda training, target: training.others[target].ended is not None,  # its updates are handed in
     )
 
 
 _ALL: tuple[Fault[FaultyTraining], ...] = (
-    Fault("kill", (1.0, 4.0), _kill, _start, _WORKERS, weight=3, colour="#d55e00"),
+    Fault("kill", (1.0, 4.0), _kill, _start, _WORKERS, weight=3),
     # it wakes up in a later round, and does not know it
     Fault(
         "freeze",
@@ -220,7 +205,6 @@ _ALL: tuple[Fault[FaultyTraining], ...] = (
         lambda training, target: training.workers[target].thaw(),
         _WORKERS,
         weight=2,
-        colour="#0072b2",
         in_leases=True,
     ),
     Fault(
@@ -230,14 +214,13 @@ _ALL: tuple[Fault[FaultyTraining], ...] = (
         lambda training, target: training.set_cut(target, False),
         _WORKERS,
         weight=2,
-        colour="#cc79a7",
         absent=no_link,
         prepare=FaultyTraining.wait_for_transfer,
     ),
-    Fault("twin", (10.0, 15.0), FaultyTraining.start_twin, FaultyTraining.end_twin, _WORKERS, colour="#009e73"),
-    Fault("old-state", (0.5, 2.0), FaultyTraining.put_back, _start, _WORKERS, colour="#56b4e9"),
+    Fault("twin", (10.0, 15.0), FaultyTraining.start_twin, FaultyTraining.end_twin, _WORKERS),
+    Fault("old-state", (0.5, 2.0), FaultyTraining.put_back, _start, _WORKERS),
     *(_lie(name) for name in ("nan", "absurd", "scaled", "flipped", "kept-back")),
-    Fault("coordinator", (0.5, 4.0), _kill, _start, _the_coordinator, weight=3, colour="#222222"),
+    Fault("coordinator", (0.5, 4.0), _kill, _start, _the_coordinator, weight=3),
     Fault(
         "disk",
         (5.0, 10.0),

@@ -1,21 +1,15 @@
-"""The report of a training under faults: sentences, tables, JSON and panels of the time line."""
-
-from __future__ import annotations
+"""The report of a training under faults: sentences, tables and a JSON record."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from onesweep.loadtest.commands import BenchReport
 from onesweep.loadtest.faults.proof import Proof
-from onesweep.loadtest.faults.report import TITLE, FaultReport, ReportTable, draw_faults, seconds
-from onesweep.loadtest.faults.training_faults import TRAINING_FAULTS, TRAINING_WORDS
+from onesweep.loadtest.faults.report import ReportTable, fault_report, seconds
 from onesweep.loadtest.faults.training_run import AIM_NATS, TrainingFaultRecord, TrainingResult, final_nats
-from onesweep.loadtest.report.chart import COLOURS, FAINT, INK, Panel
 from onesweep.loadtest.report.table import percentile
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SHOWN = 8
 FAULT_HEAD = (
@@ -28,28 +22,10 @@ LIE_HEAD = ("lie", "handed in", "accepted", "refused")
 SCORE_HEAD = ("nats a byte", "undisturbed", "with faults", "difference")
 
 
-def training_report(result: TrainingResult) -> FaultReport:
+def training_report(result: TrainingResult) -> BenchReport:
     """The report of `bench chaos-training`."""
-    settings, tables = result.settings, report_tables(result)
-    return FaultReport(
-        run=result,
-        title=f"A training of {result.rounds} rounds, {len(result.faults)} faults, profile {settings.profile}",
-        verdict=verdict(result),
-        trouble=result.trouble,
-        tables=tables,
-        printed=tables[::-1],
-        faults=TRAINING_FAULTS,
-        words=TRAINING_WORDS,
-        settings={"seed of the schedule": settings.seed, "lease": f"{settings.lease_s:g} s"},
-        record=training_record(result),
-        height=7.0,
-        panels=[
-            Panel(2.2, lambda axes: _draw_faults(axes, result)),
-            Panel(1.6, lambda axes: _draw_accepted(axes, result)),
-            Panel(1.4, lambda axes: _draw_versions(axes, result)),
-        ],
-        text=result.run.text,
-    )
+    tables = report_tables(result)[::-1]
+    return fault_report(tables, verdict(result), training_record(result), trouble=result.trouble)
 
 
 def report_tables(result: TrainingResult) -> list[ReportTable]:
@@ -83,7 +59,7 @@ def report_tables(result: TrainingResult) -> list[ReportTable]:
         ReportTable("What it came to", SCORE_HEAD, scores),
         ReportTable("How long faults kept work away", FAULT_HEAD, waits),
         ReportTable("Sabotage", LIE_HEAD, lies),
-        ReportTable("Faults", DONE_HEAD, faults, 0),
+        ReportTable("Faults", DONE_HEAD, faults),
     ]
 
 
@@ -167,38 +143,3 @@ def _gap_words(result: TrainingResult) -> str:
         f"{found:.4f} nats a byte at the end of the first seed, {known:.4f} undisturbed; over {1 + len(result.others)} "
         f"seeds {result.gap}, the aim of at most {AIM_NATS:g} {held}"
     )
-
-
-def _draw_faults(axes: Axes, result: TrainingResult) -> None:
-    """A row for each worker and the coordinator."""
-    names = sorted({fault.target for fault in result.faults}, reverse=True)
-    title = "faults; a thin line: until the next update of its own was accepted"
-    done = [(f, None if f.back_s is None else f.end_s + f.back_s) for f in result.faults]
-    draw_faults(axes, done, TRAINING_FAULTS, result.begin_s, names, title)
-
-
-def _draw_accepted(axes: Axes, result: TrainingResult) -> None:
-    """A dot for each update; the hollow ones came late."""
-    taken = [entry for entry in result.entries if entry.kind == "accepted"]
-    names = sorted({entry.record["worker"] for entry in taken}, reverse=True)
-    for late, fill in ((False, COLOURS[2]), (True, "none")):
-        dots = [
-            (entry.at_s - result.begin_s, names.index(entry.record["worker"]))
-            for entry in taken
-            if bool(entry.record["staleness"]) is late
-        ]
-        if dots:
-            moments, places = zip(*dots, strict=True)
-            axes.scatter(moments, places, s=9, facecolors=fill, edgecolors=COLOURS[2], linewidths=0.7)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_title("accepted updates; hollow: late", **TITLE)
-
-
-def _draw_versions(axes: Axes, result: TrainingResult) -> None:
-    parts = sorted({entry.part for entry in result.entries if entry.kind == "closed"})
-    for part, colour in zip(parts, (*COLOURS, INK, FAINT), strict=False):
-        closed = [entry for entry in result.entries if entry.kind == "closed" and entry.part == part]
-        moments = [entry.at_s - result.begin_s for entry in closed]
-        axes.step(moments, range(1, len(moments) + 1), where="post", color=colour, linewidth=1.2, label=part)
-    axes.set_title("versions of each part", **TITLE)
-    axes.legend(loc="upper left", frameon=False, fontsize=7)

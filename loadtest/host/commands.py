@@ -1,48 +1,50 @@
-"""The commands `onesweep bench WHAT` that measure this machine: their flags come from their settings."""
+"""The command `onesweep bench host`: what a machine makes of hosts, before anything is served from it."""
 
 import argparse
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Literal
 
-from onesweep.loadtest.commands import add_measurement
-from onesweep.loadtest.host import settings
-from onesweep.stages.settings import from_flags
+from onesweep.loadtest.commands import CHECKPOINT, BenchReport, add_measurement, numbers_flag, run_bench
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.stages.settings import flag, from_flags, setting
 
-if TYPE_CHECKING:
-    from onesweep.loadtest.host.benchmark import Benchmark
-
-
-def _run(kind: type[Any], implementation: str, options: argparse.Namespace) -> int:
-    """Announce it, measure, print the table, and write the record where `--json` says."""
-    from onesweep.loadtest.report.record import check_report_options, write_report
-    from onesweep.stages.signals import ends_cleanly
-
-    benchmark: Benchmark[Any, Any] = resolve_name(f"{__package__}.{implementation}")(from_flags(kind, options))
-    benchmark.check()
-    check_report_options(options)
-    print(benchmark.announcement, flush=True)
-    with ends_cleanly():
-        result = benchmark.measure()
-    print(benchmark.table(result))
-    write_report(options, benchmark.record(result))
-    return 0 if benchmark.holds(result) else 1
+MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 
 
-def _functions(
-    kind: type[Any], implementation: str
-) -> tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]:
-    """A benchmark's functions. Its implementation imports torch: only when it runs."""
-    return partial(add_measurement, settings=kind), partial(_run, kind, implementation)
+@dataclass(frozen=True)
+class HostBenchSettings:
+    """Settings of `bench host`."""
+
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
+    hosts: int | None = setting(None, "hosts that share the parts of the model", least=1, shown="3")
+    requests: int = setting(20, "requests of each mode, one at a time", metavar="R", least=1)
+    max_tokens: int = setting(128, "tokens to generate; a byte model's are bytes", least=1)
+    levels: int = setting(12, "steps from noise to picture, of a bundle that draws", metavar="K", least=1)
+    batch: int = setting(16, "requests at once", least=1, most=MAX_AT_ONCE)
+    rounds: int = setting(5, "times that requests at once are measured", metavar="R", least=1)
+    idle_s: float = setting(20.0, "seconds without a request, to measure idle servers; 0: none", metavar="S", least=0)
+    widths: tuple[int, ...] = setting(
+        (), "model widths, measured with random weights instead", shown="none", **numbers_flag("--widths", "D")
+    )
+    slots: int = setting(128, "output tokens of a sweep, with --widths", least=1, most=4096)
+    dtype: Literal["fp32", "bf16"] = setting("fp32", "of weights, with --widths")
+    device: str = field(default="cpu", metadata=flag("where --widths computes", metavar="cpu|cuda[:N]"))
 
 
-add_overhead, run_overhead = _functions(settings.OverheadSettings, "overhead:OverheadBench")
-add_memory, run_memory = _functions(settings.MemorySettings, "memory:MemoryBench")
-add_stage, run_stage = _functions(settings.StageSettings, "stage:StageBench")
-add_losses, run_losses = _functions(settings.LossSettings, "losses:LossBench")
-add_leak, run_leak = _functions(settings.LeakSettings, "leak:LeakBench")
-add_batching, run_batching = _functions(settings.BatchingSettings, "batching:BatchingBench")
-add_audit, run_audit = _functions(settings.AuditSettings, "audits:AuditBench")
-add_shapes, run_shapes = _functions(settings.ShapesSettings, "shapes:ShapesBench")
-add_parity, run_parity = _functions(settings.ParitySettings, "parity:parity_bench")
+add_host = partial(add_measurement, settings=HostBenchSettings)
+
+
+def run_host(options: argparse.Namespace) -> int:
+    settings = from_flags(HostBenchSettings, options)
+
+    def bench() -> BenchReport:
+        # torch takes a second to import: only when it runs
+        if settings.widths:
+            from onesweep.loadtest.host.shapes import measure_shapes as measure
+        else:
+            from onesweep.loadtest.host.ring import measure_ring as measure
+        return BenchReport.of_rows("host", settings, measure(settings))
+
+    return run_bench(options, bench)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from onesweep.stages.errors import InputError, one_of
-from onesweep.stages.settings import read_toml
+from onesweep.stages.settings import from_toml, read_toml, setting
 
 # One directed link between two nodes, as a user describes it.
 
@@ -39,8 +36,6 @@ class Link:
     loss: float = 0.0  # probability that a packet vanishes before the queue
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            check_number(field.name, getattr(self, field.name), optional=field.default is None)
         if not 0 <= self.delay_ms <= MAX_MS:
             raise ProfileError(f"delay_ms must be 0 to {MAX_MS:.0f}, not {self.delay_ms:g}")
         if not 0 <= self.jitter_ms <= self.delay_ms:
@@ -76,22 +71,10 @@ class Link:
             raise ProfileError(f"queue_kb = {self.queue_kb:g} does not hold one packet of {MTU} bytes")
 
 
-def check_number(name: str, value: object, optional: bool = False) -> None:
-    """Raises ProfileError unless `value` is a finite number (or None, if that will do)."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ProfileError(f"{name} must be a number, not {value!r}")
-
-
 SHIPPED = Path(__file__).with_name("profiles.toml")
 DEFAULT_CONGESTION = "cubic"
 MAX_HOSTS = 64
 ROUTER = "router"
-
-LINK_KEYS = {field.name for field in fields(Link)}
-PROFILE_KEYS = {"description", "congestion", "slow_start_after_idle", "links"} | LINK_KEYS
-OVERRIDE_KEYS = {"between", "source", "destination"} | LINK_KEYS
 
 
 @dataclass(frozen=True)
@@ -174,74 +157,73 @@ def profile_named(name: str, path: Path | None = None) -> Profile:
 
 def _read(path: Path) -> dict[str, Profile]:
     tables = read_toml(path, "the profiles", ProfileError)
-    with _told(path):
-        return {name: _profile(name, table) for name, table in tables.items()}
+    return {name: _profile(name, table, f"{path}: profile {name!r}") for name, table in tables.items()}
 
 
-@contextlib.contextmanager
-def _told(where: object) -> Iterator[None]:
-    """Put the place of a mistake before its sentence."""
+@dataclass(frozen=True)
+class _Nodes:
+    """Keys of a profile that say no link."""
+
+    description: str = ""
+    congestion: str = DEFAULT_CONGESTION
+    slow_start_after_idle: int = setting(1, "", least=0, most=1)
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Keys of one of a profile's links that say where it is."""
+
+    between: tuple[str, ...] = ()  # both directions
+    source: str = ""
+    destination: str = ""
+
+    def pairs(self, where: str) -> list[tuple[str, str]]:
+        """One or two directed links. Raises ProfileError."""
+        one = (self.source, self.destination)
+        if bool(self.between) == any(one) or (any(one) and not all(one)):
+            raise ProfileError(f'{where}: say between = ["router", "host-1"], or source = and destination =')
+        ends = self.between or one
+        if len(ends) != 2 or ends[0] == ends[1]:
+            raise ProfileError(f"{where}: a link has two different ends, not {list(ends)!r}")
+        for name in ends:
+            if name not in node_names(MAX_HOSTS):
+                raise ProfileError(
+                    f"{where}: there is no node {name!r}; nodes are {ROUTER}, host-1 to host-{MAX_HOSTS}"
+                )
+        first, second = ends
+        return [(first, second)] if any(one) else [(first, second), (second, first)]
+
+
+def _profile(name: str, table: object, where: str) -> Profile:
+    own, rest = _split(_Nodes, table, where)
+    entries = rest.pop("links", [])
+    if not isinstance(entries, list):
+        raise ProfileError(f"{where}: links must be sections [[{name}.links]]")
+    nodes = from_toml(_Nodes, own, where, error=ProfileError)
+    default = from_toml(Link, rest, where, error=ProfileError)
+    overrides = [
+        each for i, entry in enumerate(entries) for each in _overrides(entry, default, f"{where}, link {i + 1}")
+    ]
     try:
-        yield
+        return Profile(
+            name, nodes.description, default, tuple(overrides), nodes.congestion, bool(nodes.slow_start_after_idle)
+        )
     except ProfileError as error:
         raise ProfileError(f"{where}: {error}") from None
 
 
-def _profile(name: str, table: object) -> Profile:
-    where = f"profile {name!r}"
-    settings = _section(table, PROFILE_KEYS, where)
-    for key in ("description", "congestion"):
-        if not isinstance(settings.get(key, ""), str):
-            raise ProfileError(f"{where}: {key} must be text in quotes, not {settings[key]!r}")
-    slow_start = settings.get("slow_start_after_idle", 1)
-    if slow_start not in (0, 1):
-        raise ProfileError(f"{where}: slow_start_after_idle must be 0 or 1, not {slow_start!r}")
-    entries = settings.get("links", [])
-    if not isinstance(entries, list):
-        raise ProfileError(f"{where}: links must be sections [[{name}.links]]")
-    values = {key: value for key, value in settings.items() if key in LINK_KEYS}
-    overrides = [o for i, entry in enumerate(entries) for o in _overrides(entry, values, f"{where}, link {i + 1}")]
-    congestion = settings.get("congestion", DEFAULT_CONGESTION)
-    with _told(where):
-        return Profile(
-            name, settings.get("description", ""), Link(**values), tuple(overrides), congestion, bool(slow_start)
-        )
-
-
-def _overrides(entry: object, defaults: dict[str, Any], where: str) -> list[Override]:
+def _overrides(entry: object, default: Link, where: str) -> list[Override]:
     """One or two directed links; what an entry does not say is as in the rest of its profile."""
-    settings = _section(entry, OVERRIDE_KEYS, where)
-    values = {key: value for key, value in settings.items() if key in LINK_KEYS}
-    # A queue replaces a queue, whatever the units of the two.
-    replaced = {"queue_ms", "queue_kb"} if {"queue_ms", "queue_kb"} & values.keys() else set()
-    kept = {key: value for key, value in defaults.items() if key not in replaced}
-    with _told(where):
-        link = Link(**{**kept, **values})
-    return [Override(source, destination, link) for source, destination in _ends(settings, where)]
+    ends, rest = _split(_Ends, entry, where)
+    if {"queue_ms", "queue_kb"} & rest.keys():  # a queue replaces a queue, whatever the units of the two
+        default = replace(default, queue_ms=None, queue_kb=None)
+    link = from_toml(Link, rest, where, default, ProfileError)
+    return [Override(*pair, link) for pair in from_toml(_Ends, ends, where, error=ProfileError).pairs(where)]
 
 
-def _ends(settings: dict[str, Any], where: str) -> list[tuple[str, str]]:
-    both = settings.get("between")
-    one = [settings[key] for key in ("source", "destination") if key in settings]
-    if (both is None) == (not one) or (one and len(one) != 2):
-        raise ProfileError(f'{where}: say between = ["router", "host-1"], or source = and destination =')
-    ends = both if one == [] else one
-    if not isinstance(ends, list) or len(ends) != 2 or ends[0] == ends[1]:
-        raise ProfileError(f"{where}: a link has two different ends, not {ends!r}")
-    for name in ends:
-        if not isinstance(name, str) or name not in node_names(MAX_HOSTS):
-            raise ProfileError(f"{where}: there is no node {name!r}; nodes are {ROUTER}, host-1 to host-{MAX_HOSTS}")
-    first, second = ends
-    return [(first, second)] if one else [(first, second), (second, first)]
-
-
-def _section(table: object, known: set[str], where: str) -> dict[str, Any]:
+def _split(keys: type[_Nodes | _Ends], table: object, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entries of a section that `keys` has, and the others."""
     if not isinstance(table, dict):
         raise ProfileError(f"{where} must be a section")
-    unknown = sorted(set(table) - known)
-    if unknown:
-        raise ProfileError(f"{where} has an unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    with _told(where):
-        for key in sorted(LINK_KEYS & table.keys()):
-            check_number(key, table[key])
-    return table
+    known = {field.name for field in fields(keys)}
+    return {k: v for k, v in table.items() if k in known}, {k: v for k, v in table.items() if k not in known}

@@ -1,344 +1,291 @@
-"""The run: one deployment for each profile, all arms taking turns; then texts that must be those of `ar` are compared
-with them, and pictures with those of one process."""
+"""The run of `bench wan`: one deployment for each profile, all variants taking turns; then texts that must be those of
+`ar` are compared with them."""
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
-from pathlib import Path
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
+from onesweep.loadtest.commands import BenchReport, say
 from onesweep.loadtest.lab.lab import lab_problem
-from onesweep.loadtest.lab.profile import Link, Profile, node_names, profile_named
-from onesweep.loadtest.latency.commands import TEXT_CHOICES, TEXT_LENGTHS, WanSettings, WarmSettings
-from onesweep.loadtest.latency.floor import Course, course_of
-from onesweep.loadtest.latency.interleave import Sample, Seat, collect, take_turns
-from onesweep.loadtest.latency.links import measure_links
-from onesweep.loadtest.latency.rows import row_of, same_as_ar, single_sweep
-from onesweep.loadtest.report.record import origin, settings_record
-from onesweep.loadtest.report.table import open_meter
-from onesweep.loadtest.workload.arms import (
-    BYTES,
-    INFILL,
-    LENGTH_FLAGS,
-    LEVELS,
-    SCORED,
-    SPECULATIVE,
-    TOKENS,
-    Arm,
-    Length,
-    ModeChoice,
-)
-from onesweep.loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
-from onesweep.loadtest.workload.testbed import LOOPBACK, Testbed, check_host_count, default_hosts, started_testbed
-from onesweep.loadtest.workload.texts import symbols_of
+from onesweep.loadtest.lab.profile import Profile, profile_named
+from onesweep.loadtest.latency.commands import LEVELS, Length, WanSettings
+from onesweep.loadtest.latency.turns import RequestSeries, Sample, Seat, ended_well, take_turns
+from onesweep.loadtest.report.record import settings_record
+from onesweep.loadtest.report.table import Table, number_column, open_meter, percentile, text_column
+from onesweep.loadtest.workload.prompts import NOVEL, Prompts
+from onesweep.loadtest.workload.testbed import LOOPBACK, check_host_count, started_testbed
+from onesweep.loadtest.workload.variants import ModeVariant
 from onesweep.serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
-from onesweep.serving.modes import MODES
-from onesweep.serving.modes.tokenizer import tokenizer_of
-from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
-from onesweep.stages.checkpoint.bundle import NGRAM_NAME, Bundle, bundle_draws, find_bundle
-from onesweep.stages.checkpoint.draft_head import has_draft_head
+from onesweep.stages.backends import backend_named
+from onesweep.stages.checkpoint.bundle import bundle_draws, find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError
-from onesweep.stages.host.sampling_validation import MAX_TEMPERATURE
-from onesweep.stages.pictures.trajectory import MAX_LEVELS
 
-CONTROL = "lan"  # the profile that is compared with plain loopback: what the lab itself costs
-
-
-def check_wan(settings: WanSettings) -> list[Profile | None]:
-    """Everything that can be refused before a lab is made. Returns the profiles; None = loopback, which is none.
-
-    Raises OnesweepError.
-    """
-    if settings.temperature is not None and not 0 <= settings.temperature <= MAX_TEMPERATURE:
-        raise InputError(f"--temperature must be 0 to {MAX_TEMPERATURE:g}, not {settings.temperature:g}")
-    backend_named(settings.backend)
-    profiles = [None if name == LOOPBACK else profile_named(name, settings.profiles_file) for name in settings.profiles]
-    check_host_count(settings.hosts, settings.checkpoint)
-    for profile in filter(None, (*profiles, profile_named(CONTROL))):
-        profile.check_hosts(settings.host_count)
-    if settings.lengths[0].draws:
-        _check_levels(settings)
-    else:
-        _check_lengths(settings.checkpoint, settings.choices, settings.prompts, settings.lengths)
-    if any(profiles) and (problem := lab_problem()):
-        raise OnesweepError(problem)
-    return profiles
-
-
+USUAL = tuple(map(ModeVariant, ("sweep", "chunked", "ar", "ar-speculative")))
 # An expert's way differs from picture to picture, and has no floor of its own.
 TIMED_DRAWING = tuple(mode for mode in DRAWING_MODES if mode not in EXPERT_RULES)
 
+Taken = dict[RequestSeries, list[Sample]]
+Row = dict[str, Any]
+
 
 def settled(settings: WanSettings) -> WanSettings:
-    """Settings with the bundle's own modes, lengths and prompts where none were named.
-
-    Raises InputError for those of text where it draws, and for those of drawing where it writes.
-    """
-    s, where, draws = settings, settings.checkpoint, bundle_draws(settings.checkpoint)
-    _check_modes(s.choices, where, TIMED_DRAWING if draws else MODES)
-    if any(length.draws != draws for length in s.lengths):
-        flags = LENGTH_FLAGS[LEVELS] if draws else f"{LENGTH_FLAGS[BYTES]} or {LENGTH_FLAGS[TOKENS]}"
-        raise InputError(f"{where} {'draws' if draws else 'writes'}: give {flags}, not {s.lengths[0].flag}")
-    if not draws:
-        return replace(
-            s, choices=s.choices or TEXT_CHOICES, lengths=s.lengths or TEXT_LENGTHS, prompts=s.prompts or (NOVEL,)
-        )
-    if s.prompts or s.temperature is not None:
-        raise InputError(f"{where} draws: leave out --text, --prompt and --temperature")
-    # Classes take turns as prompts do, so that no cache of one class's modulations makes a mode look quicker.
-    bundle = find_bundle(where)
+    """Settings with the bundle's own modes, lengths and prompts where none were named. Raises InputError."""
+    s = settings
+    if not bundle_draws(s.checkpoint):
+        lengths = s.lengths or (Length(32), Length(128))
+        return replace(s, variants=s.variants or USUAL, lengths=lengths, prompts=s.prompts or (NOVEL,))
+    if s.prompts or s.temperature is not None or any(not length.draws for length in s.lengths):
+        raise InputError(f"{s.checkpoint} draws: it takes --levels, and no prompts, bytes or temperature")
+    bundle = find_bundle(s.checkpoint)
     served = [mode for mode in TIMED_DRAWING if getattr(bundle, mode) is not None]
     if not served:
-        raise InputError(f"{where} has experts alone, whose trips differ: `onesweep bench pictures` has their delays")
+        raise InputError(f"{s.checkpoint} has experts alone, whose trips differ from picture to picture")
+    # Classes take turns as prompts do, so that no cache of one class's modulations makes a mode look quicker.
     classes = read_manifest(getattr(bundle, served[0])).picture_architecture.classes
     return replace(
         s,
-        choices=s.choices or tuple(map(ModeChoice, served)),
+        variants=s.variants or tuple(map(ModeVariant, served)),
         lengths=s.lengths or (Length(DEFAULT_LEVELS, LEVELS),),
         prompts=(Prompts("classes", classes),),
     )
 
 
-def check_warm(settings: WarmSettings) -> Profile:
-    """The profile. Raises OnesweepError for what cannot be measured."""
-    profile = profile_named(settings.profile)
-    _check_modes(settings.choices, settings.checkpoint, MODES)
-    _check_lengths(settings.checkpoint, settings.choices, (NOVEL,), [Length(settings.max_bytes)])
-    profile.check_hosts(default_hosts(settings.checkpoint))
-    if problem := lab_problem():
+def check_wan(settings: WanSettings) -> list[Profile | None]:
+    """The profiles; None = loopback, which is none. What a router refuses becomes a row that failed.
+
+    Raises OnesweepError.
+    """
+    backend_named(settings.backend)
+    profiles = [None if name == LOOPBACK else profile_named(name, settings.profiles_file) for name in settings.profiles]
+    check_host_count(settings.hosts, settings.checkpoint)
+    for profile in filter(None, profiles):
+        profile.check_hosts(settings.host_count)
+    if any(profiles) and (problem := lab_problem()):
         raise OnesweepError(problem)
-    return profile
+    return profiles
 
 
-def _check_modes(choices: Sequence[ModeChoice], where: Path, modes: Collection[str]) -> None:
-    """Raises InputError for a mode of drawing where these are of text, or the reverse."""
-    for choice in choices:
-        if choice.mode not in modes:
-            does = "writes" if modes is MODES else "draws"
-            raise InputError(f"{where} {does}: mode {choice.label} does not; choose from {', '.join(modes)}")
-
-
-def _check_levels(settings: WanSettings) -> None:
-    """Raises InputError for a mode that the bundle has no net for, and for levels that a mode does not take."""
-    bundle = find_bundle(settings.checkpoint)
-    for choice in settings.choices:
-        directory = getattr(bundle, choice.mode)
-        if directory is None:
-            raise InputError(f"mode {choice.label} needs {choice.mode}/ in {settings.checkpoint}, which has none")
-        least = read_manifest(directory).architecture.parts if choice.mode == "chain" else 1
-        for length in settings.lengths:
-            if not least <= length.count <= MAX_LEVELS:
-                raise InputError(
-                    f"{length.flag} must be {least} to {MAX_LEVELS} in mode {choice.label}, not {length.count}"
-                )
-
-
-def _check_lengths(
-    checkpoint: Path, choices: Sequence[ModeChoice], prompts: Sequence[Prompts], lengths: Sequence[Length]
-) -> None:
-    """Raises InputError for more symbols than the models of the chosen modes can write after the longest prompt."""
-    bundle, rooms = find_bundle(checkpoint), list[int]()
-    for choice in choices:
-        for kind in _models(choice, checkpoint, bundle):
-            directory = getattr(bundle, kind)
-            if directory is None:
-                raise InputError(f"mode {choice.label} needs {kind}/ in {checkpoint}, which has none")
-            beside = SUFFIX if choice.mode == INFILL else ""
-            longest = _longest(tuple(text + beside for each in prompts for text in each.texts), directory)
-            rooms.append(read_manifest(directory).text_architecture.positions - longest)
-    room = min(rooms)
-    for length in lengths:
-        if not 1 <= length.count <= room:
-            what = f"{length.flag} must be 1 to {room}" if room >= 1 else f"no {length.flag} is small enough"
-            raise InputError(f"{what}, what the context leaves after the prompt, not {length.count}")
-
-
-@cache
-def _longest(texts: tuple[str, ...], directory: Path) -> int:
-    """Symbols of the longest text, for the model in `directory`."""
-    tokenizer = tokenizer_of(directory)
-    return max(len(symbols_of(tokenizer, text.encode())) for text in texts)
-
-
-def _models(choice: ModeChoice, checkpoint: Path, bundle: Bundle) -> list[str]:
-    """The models of a bundle that a mode uses. Raises InputError where it wants n-grams and there are none."""
-    if choice.mode in SCORED:
-        return [choice.scorer or ("scorer" if bundle.scorer else "ar"), *_drafter(choice, checkpoint, bundle)]
-    if choice.mode == SPECULATIVE:
-        return ["ar", *_drafter(choice, checkpoint, bundle)]
-    return ["local" if choice.mode == "local" else "ar" if choice.mode == "ar" else "chain"]
-
-
-def _drafter(choice: ModeChoice, checkpoint: Path, bundle: Bundle) -> list[str]:
-    """`local`, where the router drafts with it."""
-    ngrams = (checkpoint / NGRAM_NAME).exists()
-    if (
-        choice.mode == SPECULATIVE
-        and choice.drafter in (None, "hosts")
-        and bundle.ar
-        and has_draft_head(read_manifest(bundle.ar))
-    ):
-        return []
-    name = choice.drafter or ("lookup" if choice.mode == SPECULATIVE and not bundle.local else "model")
-    # without a drafter of its own, a router takes what the bundle has: n-grams where there is no local model
-    if choice.drafter in (None, "both") and name != "lookup" and not bundle.local and ngrams:
-        name = "ngram"
-    if name == "ngram" and not ngrams:
-        raise InputError(
-            f"mode {choice.label} needs {NGRAM_NAME} in {checkpoint}, which has none: see `onesweep ngram`"
+def series_of(settings: WanSettings) -> list[RequestSeries]:
+    """Every variant at every length with every kind of prompt, also after idle time."""
+    s = settings
+    return [
+        RequestSeries(variant, length, idle_s, prompts)
+        for prompts in s.prompts
+        for idle_s in ([0.0, s.idle_s] if s.idle_s else [0.0])
+        for variant in (
+            each.having(temperature=s.temperature) if s.temperature is not None else each for each in s.variants
         )
-    return ["local"] if name in ("model", "both") else []
+        for length in s.lengths
+    ]
 
 
-Tell = Callable[[str], None]
-Taken = dict[Arm, list[Sample]]
-
-
-@dataclass
-class WanFigures:
-    """Results of a run."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    links: list[dict[str, Any]] = field(default_factory=list)
-    # Rows of the same requests on the profile `lan` and on plain loopback.
-    control: list[dict[str, Any]] = field(default_factory=list)
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    sweep: dict[str, Any] | None = None  # course and account of one request that took a single sweep, for its picture
-
-
-def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None], tell: Tell) -> WanFigures:
+def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None]) -> BenchReport:
     """Measure every profile. One that cannot be measured gets failed rows with the reason; the others are measured.
 
     :param profiles: those of `settings`; None = loopback.
     """
-    figures, taken = WanFigures(), dict[str, Taken]()
+    rows, samples = list[Row](), list[dict[str, Any]]()
     for name, profile in zip(settings.profiles, profiles, strict=True):
-        arms = settings.arms()
-        tell(f"{name}: {len(arms)} arms x {settings.requests * settings.at_once} requests ...")
-        taken[name] = {arm: [] for arm in arms}
+        taken: Taken = {series: [] for series in series_of(settings)}
+        say(f"{name}: {len(taken)} variants x {settings.requests * settings.at_once} requests ...")
         problem = ""
         try:
-            _measure_profile(settings, profile, taken[name], figures)
+            _measure_profile(settings, profile, taken)
         except OnesweepError as error:
             problem = str(error)
-            tell(f"{name}: {problem}")
-        _fill_up(settings, taken[name], problem)
-        _enter(settings, profile, taken[name], figures)
-    if settings.lengths[0].draws:
-        _compare_pixels(settings, taken, figures, tell)
-    else:
-        _compare_texts(taken, figures)
-    if settings.control and any(profiles):
-        tell("what the lab itself costs: lan against plain loopback ...")
-        try:
-            figures.control = _control(settings)
-        except OnesweepError as error:
-            tell(f"lan against loopback: {error}")
-    return figures
-
-
-def wan_record(settings: WanSettings, figures: WanFigures) -> dict[str, Any]:
-    """Settings, figures and what they were measured on, for a JSON file."""
-    return {
+        for series, found in taken.items():
+            # requests that a problem kept from being made are failures like others
+            missing = range(len(found), settings.requests * settings.at_once)
+            found += [Sample(settings.seed + number, number, error=problem) for number in missing]
+            samples += [_sample_record(name, series, sample) for sample in found]
+        rows += [row_of(name, series, found) | same_as_ar(series, taken) for series, found in taken.items()]
+    record = {
         "bench": "wan",
-        **origin(),
         "settings": settings_record(
             settings,
-            choices=[choice.label for choice in settings.choices],
+            variants=[variant.label for variant in settings.variants],
             lengths=[str(length) for length in settings.lengths],
             hosts=settings.host_count,
         ),
-        "rows": figures.rows,
-        "links": figures.links,
-        "control": figures.control,
-        "sweep": figures.sweep,
-        "samples": figures.samples,
+        "rows": rows,
+        "samples": samples,
     }
+    return BenchReport(wan_table(rows), record, holds=not any(row["failures"] for row in rows))
 
 
-def _testbed(settings: WanSettings, profile: str | Profile) -> AbstractContextManager[Testbed]:
-    return started_testbed(
-        profile, settings.host_count, settings.checkpoint, host_options=("--backend", settings.backend)
-    )
-
-
-def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Taken, figures: WanFigures) -> None:
-    """Fill in `taken` and the figures of the links."""
-    with _testbed(settings, profile or LOOPBACK) as testbed:
-        if testbed.network.lab:
-            figures.links += measure_links(testbed.network.lab, course_of(testbed.network))
-        seats = {Seat(testbed, arm, settings.at_once): arm for arm in taken}
+def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Taken) -> None:
+    backend = ("--backend", settings.backend)
+    with started_testbed(
+        profile or LOOPBACK, settings.host_count, settings.checkpoint, host_options=backend
+    ) as testbed:
+        seats = {Seat(testbed, series, settings.at_once): series for series in taken}
         with open_meter(testbed.profile, len(seats) * settings.requests, "turn") as count:
             for seat, samples in take_turns(list(seats), settings.requests, settings.seed):
                 taken[seats[seat]] += samples
                 count(1)
 
 
-def _fill_up(settings: WanSettings, taken: Taken, problem: str) -> None:
-    """Requests that a problem kept from being made are failures like others."""
-    for samples in taken.values():
-        missing = range(len(samples), settings.requests * settings.at_once)
-        samples += [Sample(settings.seed + number, number, error=problem) for number in missing]
-
-
-def _enter(settings: WanSettings, profile: Profile | None, taken: Taken, figures: WanFigures) -> None:
-    """Rows and samples of a profile."""
-    name = profile.name if profile else LOOPBACK
-    course = Course(node_names(settings.host_count)[1:], profile.link if profile else lambda *_: Link())
-    for arm, samples in taken.items():
-        figures.rows.append(row_of(name, arm, samples))
-        figures.samples += [_sample_record(name, arm, sample) for sample in samples]
-        sweep = single_sweep(name, course, arm, samples)
-        if sweep and (figures.sweep is None or sweep["length"] > figures.sweep["length"]):
-            figures.sweep = sweep
-
-
-def _compare_texts(taken: dict[str, Taken], figures: WanFigures) -> None:
-    """Put into the rows how many of their texts are those of `ar`, where they must be."""
-    found = [same_as_ar(arm, arms) for arms in taken.values() for arm in arms]
-    for row, same in zip(figures.rows, found, strict=True):
-        row.update(same)
-
-
-def _compare_pixels(settings: WanSettings, taken: dict[str, Taken], figures: WanFigures, tell: Tell) -> None:
-    """Put into the rows how many of their pictures are, to the last bit, those that one process draws."""
-    # Other backends add in another order: theirs are the same pictures to a shade or so, which this cannot tell.
-    if settings.backend != DEFAULT_BACKEND:
-        return
-    from onesweep.loadtest.pictures.drawing import pixel_digests  # imports torch: only after the last measurement
-
-    tell("the same pictures in one process ...")
-    bundle, count = find_bundle(settings.checkpoint), settings.requests * settings.at_once
-    expected = {
-        (choice, length): pixel_digests(bundle, choice.mode, choice.codec, length.count, settings.seed, count)
-        for choice in settings.choices
-        for length in settings.lengths
-    }
-    every = [(arm, samples) for arms in taken.values() for arm, samples in arms.items()]
-    for row, (arm, samples) in zip(figures.rows, every, strict=True):
-        drawn = [(s.account["pixels"], expected[arm.choice, arm.length][s.number]) for s in samples if s.account]
-        row.update(same_as_one=sum(one == other for one, other in drawn), compared=len(drawn))
-
-
-def _control(settings: WanSettings) -> list[dict[str, Any]]:
-    """The same requests, in turns, in a lab of links that add next to nothing and on plain loopback."""
-    length = min(settings.lengths, key=lambda length: length.count)
-    with _testbed(settings, CONTROL) as inside, _testbed(settings, LOOPBACK) as outside:
-        arms = [Arm(choice, length, 0.0, settings.prompts[0], settings.temperature) for choice in settings.choices]
-        seats = {Seat(place, arm): arm for arm in arms for place in (inside, outside)}
-        samples = collect(list(seats), settings.requests, settings.seed)
-        return [row_of(seat.testbed.profile, seats[seat], taken) for seat, taken in samples.items()]
-
-
-def _sample_record(profile: str, arm: Arm, sample: Sample) -> dict[str, Any]:
-    record: dict[str, Any] = {"profile": profile, "mode": arm.choice.label, "length": str(arm.length)}
-    asked = {"class" if arm.length.draws else "prompt": arm.prompts.text(sample.number)}
-    record |= {"idle_s": arm.idle_s, "seed": sample.seed, **asked}
+def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[str, Any]:
+    record: dict[str, Any] = {"profile": profile, "mode": series.variant.label, "length": str(series.length)}
+    asked = {"class" if series.length.draws else "prompt": series.prompts.text(sample.number)}
+    record |= {"idle_s": series.idle_s, "seed": sample.seed, **asked}
     if sample.error:
         return record | {"error": sample.error}
     times = {"latency_ms": sample.latency_ms, "first_byte_ms": sample.first_byte_ms}
     record |= {name: round(value, 3) for name, value in (times | asdict(sample.least)).items()}
-    written = "pixels" if arm.length.draws else "text"
+    written = "pixels" if series.length.draws else "text"
     return record | {written: sample.booked[written]}
+
+
+# Rows of the table, one for each series of requests on each profile
+
+
+# The parts of a latency. `rest` is what remains: gRPC, Python, TCP, headers, waiting for a processor.
+PARTS = ("delay", "serialisation", "compute", "queue", "rest")
+
+
+def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Row:
+    """Medians over the requests that ended well; failures are counted, and the most frequent one is quoted."""
+    good, error = ended_well(samples)
+    latencies, parts = sorted(sample.latency_ms for sample in good), [parts_ms(sample) for sample in good]
+
+    def median(value: Callable[[Sample], float]) -> float | None:
+        return statistics.median(map(value, good)) if good else None
+
+    def count(value: Callable[[Sample], int]) -> int | None:
+        """The lower median: a count that some request had, not a mean of two."""
+        return statistics.median_low(map(value, good)) if good else None
+
+    row = {
+        "profile": profile,
+        "mode": series.variant.label,
+        "text": series.prompts.name,
+        "length": series.length.count,
+        "unit": series.length.unit,
+        "temperature": series.variant.get("temperature"),
+        "idle_s": series.idle_s,
+        "requests": len(samples),
+        "failures": len(samples) - len(good),
+        "error": error,
+        "p50_ms": median(lambda s: s.latency_ms),
+        "p95_ms": percentile(latencies, 95),
+        "first_byte_ms": median(lambda s: s.first_byte_ms),
+        "floor_ms": median(lambda s: s.least.total_ms),
+        "ratio": median(lambda s: s.ratio),
+        "sweeps": count(lambda s: int(s.booked["sweeps"])),
+        "hops": count(lambda s: int(s.booked["hops"])),
+        "wire_bytes": count(lambda s: int(s.booked["wire_bytes_total"])),
+        "largest_hop_bytes": count(lambda s: max(s.booked["wire_bytes"], default=0)),
+        "host_seconds": median(lambda s: s.host_ms / 1000),
+        # part by part, so they need not add up to a median latency
+        "parts_ms": {name: statistics.median(part[name] for part in parts) for name in PARTS} if good else None,
+    }
+    if series.length.draws:
+        return row
+    return row | {
+        "tokens": count(lambda s: int(s.booked["output_tokens"])),
+        "tokens_per_s": median(lambda s: int(s.booked["output_tokens"]) / s.latency_ms * 1000),
+        "acceptance": acceptance(good),
+        "same_as_ar": None,
+        "compared": None,
+    }
+
+
+def parts_ms(sample: Sample) -> dict[str, float]:
+    """The parts of one request's latency, milliseconds; they add up to it."""
+    queue_ms = sum(host["queue_ms"] for host in sample.booked["hosts"])
+    known = (sample.least.delay_ms, sample.least.serialisation_ms, sample.least.compute_ms, queue_ms)
+    return dict(zip(PARTS, (*known, sample.latency_ms - sum(known)), strict=True))
+
+
+def acceptance(samples: Sequence[Sample]) -> float | None:
+    """Share of the draft tokens whose place was reached that were right; None where nothing was drafted."""
+    reached = sum(sample.booked.get("reached") or 0 for sample in samples)
+    return sum(sample.booked["accepted"] for sample in samples) / reached if reached else None
+
+
+def same_as_ar(series: RequestSeries, taken: Mapping[RequestSeries, Sequence[Sample]]) -> Row:
+    """Texts equal to those of `ar` with the same seeds, for a mode that promises them; `taken`: of one profile."""
+    variant = series.variant
+    if variant.mode != "ar-speculative":
+        return {}
+    # int8 writes another text, so with the same codec
+    plain = ModeVariant("ar").having(codec=variant.get("codec"), temperature=variant.get("temperature"))
+    theirs, ours = (
+        {s.number: s.account["output_hex"] for s in taken.get(each, ()) if s.account is not None}
+        for each in (replace(series, variant=plain), series)
+    )
+    both = theirs.keys() & ours.keys()
+    same = sum(theirs[number] == ours[number] for number in both)
+    return {"same_as_ar": same, "compared": len(both)} if both else {}
+
+
+def length_of(row: Row) -> str:
+    """The output length that was requested."""
+    return f"{row['length']} {row['unit']}"
+
+
+def _as_ar(row: Row) -> str:
+    """The share of compared texts that are the same."""
+    return "-" if row["compared"] is None else f"{row['same_as_ar']} of {row['compared']}"
+
+
+WAN: Table[Row] = Table(
+    (
+        *map(text_column, ("profile", "text", "mode")),
+        ("length", length_of),
+        ("idle s", lambda row: f"{row['idle_s']:g}"),
+        number_column("first s", "first_byte_ms", 3, scale=1e-3),
+        number_column("p50 s", "p50_ms", 3, scale=1e-3),
+        number_column("floor s", "floor_ms", 3, scale=1e-3),
+        number_column("x floor", "ratio", 2),
+        number_column("sweeps", "sweeps", 0),
+        number_column("tokens/s", "tokens_per_s"),
+        number_column("accepted", "acceptance", 2),
+        number_column("wire bytes", "wire_bytes", 0),
+        number_column("host-s", "host_seconds", 2),
+        ("as ar", _as_ar),
+        text_column("failed", "failures"),
+    )
+)
+
+# Of pictures: no figure of texts, and what a picture takes of the hosts.
+PICTURES: Table[Row] = Table(
+    (
+        *map(text_column, ("profile", "mode")),
+        number_column("levels", "length", 0),
+        number_column("p50 s", "p50_ms", 3, scale=1e-3),
+        number_column("p95 s", "p95_ms", 3, scale=1e-3),
+        number_column("floor s", "floor_ms", 3, scale=1e-3),
+        number_column("x floor", "ratio", 3),
+        number_column("trips", "sweeps", 0),
+        number_column("hops", "hops", 0),
+        number_column("largest hop", "largest_hop_bytes", 0),
+        number_column("wire bytes", "wire_bytes", 0),
+        number_column("host ms a picture", "host_seconds", 1, scale=1e3),
+        ("idle s", lambda row: f"{row['idle_s']:g}"),
+        text_column("failed", "failures"),
+    )
+)
+
+
+def drawn(rows: Sequence[Row]) -> bool:
+    """True for rows of pictures: a bundle either writes or draws."""
+    return any(row["unit"] == LEVELS for row in rows)
+
+
+def wan_table(rows: Sequence[Row]) -> str:
+    """For a terminal; below it, why requests failed."""
+    return "\n".join([(PICTURES if drawn(rows) else WAN).aligned(rows), *failures(rows)])
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each row with requests that failed."""
+    return [
+        f"{row['profile']}, {row['text']}, {row['mode']}, {length_of(row)}: "
+        f"{row['failures']} of {row['requests']} failed, such as: {row['error']}"
+        for row in rows
+        if row["failures"]
+    ]

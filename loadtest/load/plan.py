@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from onesweep.loadtest.workload.caller import Access
 from onesweep.loadtest.workload.prompts import SeededPrompt
 from onesweep.loadtest.workload.testbed import TestbedSettings
-from onesweep.stages.errors import InputError
 from onesweep.stages.settings import setting
 
 # One request as its user saw it, and the class that it falls into.
@@ -68,7 +68,7 @@ def outcome_of(sample: LoadSample, expected: bytes | None) -> Outcome:
 
 
 MOST = 1_000_000  # beyond is a slip of the finger
-MOST_SEED = 1 << 63
+MOST_SEED = (1 << 63) - 1
 GRACE_S = 5.0  # how long after its deadline a request may still be answered before it counts as lost
 
 
@@ -87,8 +87,8 @@ class LoadPlan:
     timeout_s: float  # deadline of a request
     grace_s: float = GRACE_S
     token: str = ""  # token of the users; empty: $ONESWEEP_TOKEN
-    priority: str = "interactive"
     web_fd: int | None = None  # a listening socket for locust's page; None = no page
+    html: str = ""  # file for locust's own report
 
     @property
     def patience_s(self) -> float:
@@ -107,42 +107,35 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """Settings of `onesweep bench loadtest`, but for where its results go."""
+    """Settings of `bench loadtest`."""
 
     target: TestbedSettings = field(default_factory=TestbedSettings)
     mode: str = setting("sweep", "mode, more than one with --find-knee", metavar="M[,M]")
-    users: int = setting(8, "users; with --find-knee the most that are tried", metavar="U", shown="8; 256")
-    seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0)
-    spawn_rate: float | None = setting(
-        None, "users started a second", metavar="R", shown="all within one second", above=0
+    users: int = setting(
+        8, "users; with --find-knee the most that are tried", metavar="U", shown="8; 256", least=1, most=MOST
     )
-    max_bytes: int = setting(128, "bytes to generate", name="--bytes")
-    first_seed: int = setting(0, "first seed", name="--seed", metavar="S")
-    cases: int = setting(64, "distinct texts that users request", name="--texts")
-    warm_up_s: float = setting(3.0, "time under load before the measurement")
-    timeout_s: float = setting(60.0, "deadline of a request", above=0)
+    seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0, most=MOST)
+    spawn_rate: float | None = setting(
+        None, "users started a second", metavar="R", shown="all within one second", above=0, most=MOST
+    )
+    max_bytes: int = setting(128, "bytes to generate", name="--bytes", least=1, most=MOST)
+    first_seed: int = setting(0, "first seed", name="--seed", metavar="S", least=0, most=MOST_SEED)
+    cases: int = setting(64, "distinct texts that users request", name="--texts", least=1, most=MOST)
+    warm_up_s: float = setting(3.0, "time under load before the measurement", least=0, most=MOST)
+    timeout_s: float = setting(60.0, "deadline of a request", above=0, most=MOST)
+    find_knee: bool = setting(False, "1, 2, 4, 8 ... users until latency gives way")
+    over_knee: float | None = setting(
+        None, "find the knee, then this many times its users", metavar="X", shown="no", above=1, most=1000
+    )
+    web: bool = setting(False, "locust's page on 127.0.0.1, until Ctrl-C")
+    web_port: int = setting(8089, "port of that page", metavar="PORT")
+    html: Path | None = setting(None, "write locust's own report there, too")
 
     def plan(self, access: Access, cases: tuple[SeededPrompt, ...], mode: str, users: int) -> LoadPlan:
         rate = float(users) if self.spawn_rate is None else self.spawn_rate
-        return LoadPlan(access, mode, self.max_bytes, cases, users, rate, self.warm_up_s, self.seconds, self.timeout_s)
-
-
-def check_settings(settings: LoadSettings) -> None:
-    """Raises InputError for numbers that no run can have."""
-    for name, number in (
-        ("--users", settings.users),
-        ("--seconds", settings.seconds),
-        ("--spawn-rate", settings.spawn_rate),
-        ("--bytes", settings.max_bytes),
-        ("--texts", settings.cases),
-        ("--timeout-s", settings.timeout_s),
-    ):
-        if number is not None and not 0 < number < MOST:
-            raise InputError(f"{name} must be above 0 and below {MOST}, not {number:g}")
-    if not 0 <= settings.warm_up_s < MOST:
-        raise InputError(f"--warm-up-s must be 0 or more and below {MOST}, not {settings.warm_up_s:g}")
-    if not 0 <= settings.first_seed < MOST_SEED:
-        raise InputError(f"--seed must be from 0 to {MOST_SEED - 1}, not {settings.first_seed}")
+        times = (self.warm_up_s, self.seconds, self.timeout_s)
+        html = str(self.html.resolve()) if self.html else ""
+        return LoadPlan(access, mode, self.max_bytes, cases, users, rate, *times, html=html)
 
 
 @dataclass(frozen=True)

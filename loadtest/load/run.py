@@ -1,15 +1,18 @@
 """One load run: users on a deployment for a while, then every text checked."""
 
+from __future__ import annotations
+
+import os
 import socket
+import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from onesweep.loadtest.load.accounting import Judged, LoadFigures, figures_of, judge
 from onesweep.loadtest.load.generator import Recording, start_generator
-from onesweep.loadtest.load.plan import OK, LoadSettings, Outcome
-from onesweep.loadtest.report.record import origin
+from onesweep.loadtest.load.plan import OK, LoadSample, LoadSettings, Outcome, Window, outcome_of
+from onesweep.loadtest.report.table import Column, Table, number, percentile, text_column
 from onesweep.loadtest.workload.caller import RouterState
 from onesweep.loadtest.workload.testbed import Testbed
 from onesweep.loadtest.workload.texts import Texts
@@ -28,6 +31,10 @@ class LoadResult:
     wrong: str = ""  # the first wrong text beside the right one
     interrupted: bool = False
 
+    def goodput(self, knee: LoadResult) -> float:
+        """Right answers a second, in those of the knee."""
+        return self.figures.throughput_rps / knee.figures.throughput_rps
+
 
 def run_load(settings: LoadSettings, target: Testbed, texts: Texts, mode: str, users: int) -> LoadResult:
     """One run on a deployment that has nothing else to do. Raises OnesweepError."""
@@ -37,19 +44,24 @@ def run_load(settings: LoadSettings, target: Testbed, texts: Texts, mode: str, u
 
 
 def run_with_page(
-    settings: LoadSettings, target: Testbed, texts: Texts, listener: socket.socket, shown: Callable[[LoadResult], None]
+    settings: LoadSettings,
+    target: Testbed,
+    texts: Texts,
+    mode: str,
+    listener: socket.socket,
+    shown: Callable[[LoadResult], None],
 ) -> LoadResult:
     """Like `run_load`, with locust's page until Ctrl-C; what is started from the page is accounted for, too.
 
     :param shown: called with the result when the run itself is over.
     """
-    plan = settings.plan(target.access, texts.cases, settings.mode, settings.users)
+    plan = settings.plan(target.access, texts.cases, mode, settings.users)
     with start_generator(target, plan, listener) as generator:
-        result = result_of(generator.drain(), texts, settings.mode, settings.users)
+        result = result_of(generator.drain(), texts, mode, settings.users)
         shown(result)
         if result.figures.interrupted:
             return result
-        return result_of(generator.drain(), texts, settings.mode, settings.users)
+        return result_of(generator.drain(), texts, mode, settings.users)
 
 
 def result_of(recording: Recording, texts: Texts, mode: str, users: int) -> LoadResult:
@@ -94,7 +106,7 @@ class LoadRun:
     facts: RouterState
 
     def record(self) -> dict[str, Any]:
-        """Settings and origin of the figures."""
+        """Settings of the figures."""
         s = self.settings
         return {
             "profile": self.target.profile,
@@ -107,7 +119,6 @@ class LoadRun:
             "timeout_s": s.timeout_s,
             "distinct_texts": s.cases,
             "first_seed": s.first_seed,
-            **origin(),
         }
 
 
@@ -173,3 +184,195 @@ def over_the_knee(results: list[LoadResult]) -> str:
     if growth < GROWTH:
         return f"throughput grew by a factor of {growth:.2f} only"
     return ""
+
+
+# The table, notes below it, and records for JSON
+
+
+def _counted(name: str) -> Column[LoadResult]:
+    return name, lambda result: str(getattr(result.figures.counts, name))
+
+
+def _measured(title: str, name: str, digits: int = 1) -> Column[LoadResult]:
+    return title, lambda result: number(getattr(result.figures, name), digits)
+
+
+RUNS: Table[LoadResult] = Table(
+    (
+        *map(text_column, ("mode", "users")),
+        *map(_counted, ("requests", "right", "refused", "failed", "lost", "wrong")),
+        _measured("rps", "throughput_rps", 2),
+        _measured("bytes/s", "output_bytes_per_s", 0),
+        _measured("p50 ms", "p50_ms"),
+        _measured("p95 ms", "p95_ms"),
+        _measured("p99 ms", "p99_ms"),
+        _measured("refused p95 ms", "refusal_p95_ms"),
+        _measured("generator", "generator_cores", 2),  # its share of one core
+    )
+)
+
+
+def run_notes(result: LoadResult) -> list[str]:
+    """Sentences about what the table has no room for."""
+    f, o = result.figures, result.figures.outside
+    outside = f"{o.refused} refused, {o.failed} failed, {o.lost} lost, {o.wrong} wrong"
+    notes = [
+        f"window {f.seconds:.1f} s; {o.requests} requests began outside it ({outside})",
+        f"texts compared with those of {result.texts}",
+        f"the load generator took {f.generator_cores:.2f} of one of {os.cpu_count()} cores",
+    ]
+    if f.counts.refused:
+        notes.append(
+            f"refusals came after {number(f.refusal_p50_ms)} ms (p50), {number(f.refusal_p95_ms)} ms (p95) "
+            f"and said to come back in {number(f.retry_after_ms)} ms"
+        )
+    if f.counts.cut:
+        notes.append(f"{f.counts.cut} requests were open when the run was stopped: nothing can be said of them")
+    if f.p95_ms is not None and f.p95_ms / 1000 > f.seconds / 2:
+        notes.append("the window is shorter than two requests: a longer one (--seconds) gives better figures")
+    notes += [f"failed {count} x: {failure}" for failure, count in f.failures.items()]
+    if result.wrong:
+        notes.append(f"wrong text: {result.wrong}")
+    return notes
+
+
+def run_line(result: LoadResult) -> str:
+    """A run in a few words, while others are still to come."""
+    trouble = result.figures.counts.trouble + result.figures.outside.trouble
+    return f"{result.mode}, {_figures(result)}" + (f", {trouble} failed, lost or wrong" if trouble else "")
+
+
+def knee_note(climb: Climb) -> str:
+    """The end of a climb in a sentence."""
+    result = climb.knee_result
+    if result is None:
+        return f"{climb.mode}: no knee: {climb.ended}"
+    found = "knee at" if climb.ended else "no knee up to"
+    end = f"; with {climb.results[-1].users}: {climb.ended}" if climb.ended else ""
+    return f"{climb.mode}: {found} {_figures(result)}{end}"
+
+
+def over_note(knee: LoadResult, over: LoadResult) -> str:
+    """The share of the knee's right answers with many more users, in a sentence."""
+    f = over.figures
+    refused = (
+        f"{f.counts.refused} refusals, p95 {number(f.refusal_p95_ms)} ms"
+        if f.counts.refused
+        else "nobody was refused: the router takes as many requests at once (its --max-requests)"
+    )
+    return f"{over.mode}: {over.users} users get {100 * over.goodput(knee):.0f} % of that; {refused}"
+
+
+def _figures(result: LoadResult) -> str:
+    f = result.figures
+    return (
+        f"{result.users} user{'s' * (result.users > 1)}: {f.throughput_rps:.2f} right answers a second, "
+        f"p95 {number(f.p95_ms)} ms"
+    )
+
+
+def run_record(result: LoadResult) -> dict[str, Any]:
+    """Flat: `throughput_rps`, `p50_ms`, ..., `refused`, `failed`, `lost`, `wrong`, and what else was measured."""
+    figures = asdict(result.figures)
+    counts = figures.pop("counts")
+    return {"mode": result.mode, "users": result.users, **counts, **figures, "texts": result.texts}
+
+
+# The account: every request in exactly one class, and what the classes add up to
+
+
+MESSAGES = 5  # different failures that are shown
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A request and its class. Times are seconds since the window began."""
+
+    sample: LoadSample
+    outcome: Outcome
+    begin_s: float
+    end_s: float
+
+    @property
+    def latency_ms(self) -> float:
+        return self.sample.latency_ms
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Requests in each class; `requests` is their sum."""
+
+    requests: int = 0
+    right: int = 0
+    refused: int = 0
+    failed: int = 0
+    lost: int = 0
+    wrong: int = 0
+    cut: int = 0
+
+    @property
+    def trouble(self) -> int:
+        """Requests that a sound deployment does not have."""
+        return self.failed + self.lost + self.wrong
+
+
+@dataclass(frozen=True)
+class LoadFigures:
+    """Figures of a run. Percentiles are those of right answers; None where there were none."""
+
+    counts: Counts  # requests that began in the window
+    # Those that began before it, while users came and the deployment warmed up, or from locust's page after it.
+    outside: Counts
+    seconds: float  # length of the window as it came out
+    throughput_rps: float  # right answers that arrived in the window, a second
+    output_bytes_per_s: float
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    refusal_p50_ms: float | None  # from sending a request to its refusal
+    refusal_p95_ms: float | None
+    retry_after_ms: float | None  # median of when refusals said to come back
+    generator_cores: float  # processor time of the load generator, a second
+    failures: dict[str, int]  # the most frequent statuses with their sentences, and how often
+    interrupted: bool = False
+
+
+def judge(samples: Iterable[LoadSample], window: Window, texts: dict[int, bytes]) -> list[Judged]:
+    """:param texts: what each answered case gives alone."""
+    return [
+        Judged(s, outcome_of(s, texts.get(s.case)), s.begin_s - window.begin_s, s.end_s - window.begin_s)
+        for s in samples
+    ]
+
+
+def count(judged: Iterable[Judged]) -> Counts:
+    found = Counter(j.outcome for j in judged)
+    return Counts(requests=found.total(), **{outcome.value: found[outcome] for outcome in Outcome})
+
+
+def figures_of(judged: Sequence[Judged], window: Window, max_bytes: int) -> LoadFigures:
+    """:param judged: every request of the run, whenever it began."""
+    inside = [j for j in judged if window.holds(j.sample)]
+    right = sorted(j.latency_ms for j in inside if j.outcome is Outcome.RIGHT)
+    refused = [j for j in inside if j.outcome is Outcome.REFUSED]
+    refusals = sorted(j.latency_ms for j in refused)
+    arrived = sum(j.outcome is Outcome.RIGHT and 0 <= j.end_s < window.seconds for j in judged)
+    rate = arrived / window.seconds if window.seconds > 0 else 0.0
+    failed = [j.sample for j in inside if j.outcome is Outcome.FAILED]
+    failures = Counter(": ".join(filter(None, (each.status, each.message))) for each in failed)
+    return LoadFigures(
+        counts=count(inside),
+        outside=count(j for j in judged if not window.holds(j.sample)),
+        seconds=window.seconds,
+        throughput_rps=rate,
+        output_bytes_per_s=rate * max_bytes,
+        p50_ms=percentile(right, 50),
+        p95_ms=percentile(right, 95),
+        p99_ms=percentile(right, 99),
+        refusal_p50_ms=percentile(refusals, 50),
+        refusal_p95_ms=percentile(refusals, 95),
+        retry_after_ms=statistics.median(j.sample.retry_after_ms or 0 for j in refused) if refused else None,
+        generator_cores=window.processor_s / window.seconds if window.seconds > 0 else 0.0,
+        failures=dict(failures.most_common(MESSAGES)),
+        interrupted=window.interrupted,
+    )

@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 import gevent
@@ -15,6 +16,7 @@ from gevent import pywsgi
 from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
+from locust.html import get_html_report
 from locust.runners import LocalRunner
 
 from onesweep.loadtest.load.plan import CUT, OK, OPEN, Drained, LoadPlan, LoadSample, Message, Window, to_line
@@ -124,7 +126,6 @@ class Asker(User):
             mode=self.plan.mode,
             max_bytes=self.plan.max_bytes,
             seed=chosen.seed,
-            priority=self.plan.priority,
             timeout_s=self.plan.patience_s,
         )
 
@@ -151,6 +152,8 @@ def run_crowd(plan: LoadPlan) -> None:
             stop.wait()
             _drain(runner, ledger, plan.patience_s, stop)
             page.stop(timeout=1)
+        if plan.html:
+            Path(plan.html).write_text(get_html_report(environment), encoding="utf-8")
         runner.quit()
 
 

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.loadtest.commands import absolute, add_measurement
-from onesweep.loadtest.report.record import check_report_options, write_report
+from onesweep.loadtest.commands import BenchReport, absolute, add_measurement, numbers_flag, run_bench
+from onesweep.loadtest.workload.variants import finite
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import flag, from_flags, setting
+from onesweep.stages.settings import check_destination, from_flags, setting
 
 if TYPE_CHECKING:
     from onesweep.loadtest.workload.caller import Access
 
-
-def finite(text: str) -> float:
-    """Raises ValueError for what is no finite number."""
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError
-    return value
+JUDGE = Path(__file__).with_name("fashion.safetensors")
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
@@ -35,58 +28,54 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class QualitySettings:
-    """Settings of `onesweep bench quality`; those without a flag of their own are marked."""
+    """Settings of `bench quality`: of text with `prompts`, of pictures with `pictures`."""
 
-    prompts: Path = field(metadata=flag("held-out text: a file or folder", metavar="PATH"))
+    prompts: Path | None = setting(None, "held-out text: a file or folder", metavar="PATH")
+    pictures: Path | None = setting(None, "pictures with a test part, instead of text", metavar="PATH", type=absolute)
     # None: all that the router serves, without `infill`, whose texts answer another question, and `auto`.
     modes: str | None = setting(
         None,
-        "with settings: sweep:steps=16, chunked:chunk=32, resample:ar:chunk=32:candidates=64",
+        "with settings: sweep:steps=16, resample:ar:chunk=32:candidates=64; of pictures: steps:int8",
         metavar="M[,M]",
         shown="all served",
     )
-    count: int = setting(100, "prompts", least=1)
+    count: int = setting(100, "prompts, or pictures of each row", least=1)
     max_bytes: int = setting(256, "bytes to generate", name="--bytes", least=1)
     prompt_bytes: int = setting(64, "bytes of a prompt", least=1)
-    judge: str | None = setting(None, "smollm2-135m, ngram", metavar="NAME", shown="the first that is installed")
-    train: Path | None = setting(None, "training text", metavar="PATH", shown="train.txt beside the prompts")
-    temperatures: tuple[float, ...] = setting(
-        (), "a row for each, and bits between them", metavar="T[,T]", type=parse_temperatures
+    temperatures: tuple[float, ...] = setting((), "a row for each", metavar="T[,T]", type=parse_temperatures)
+    levels: tuple[int, ...] = setting((12,), "steps from noise to picture", **numbers_flag("--levels", "K"))
+    judge: Path = setting(
+        JUDGE, "judge of pictures; learned from --pictures where there is none", type=absolute, shown="of Fashion-MNIST"
     )
-    seed: int = setting(0, "shifts the prompts; prompt i has S + i", metavar="S", least=0, most=(1 << 63) - 1)
-    weights: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute)
+    seed: int = setting(0, "of the first request; the next has the next", metavar="S", least=0, most=(1 << 63) - 1)
+    checkpoint: Path | None = setting(
+        None, "bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute
+    )
     access: Access | None = None  # from --router and the options of its connection
-    in_flight: int = setting(8, "requests at once", least=1)
-
-
-NOT_CHECKED = ("modes", "weights", "router", "temperatures")  # flags of texts that --check does not generate
+    in_flight: int = setting(8, "requests at once; with --write one", least=1)
+    write: Path | None = setting(None, "the file that mode auto chooses from, for DIR/frontier.json")
 
 
 def add_quality(quality: argparse.ArgumentParser) -> None:
-    add_measurement(quality, QualitySettings, access=True, html=True)
-    quality.add_argument("--check", action="store_true", help="check the panel: human text against texts that cheat")
+    add_measurement(quality, QualitySettings, access=True)
 
 
 def run_quality(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.quality.report import check_page, interval_table, quality_page, quality_table, reasons
-    from onesweep.loadtest.quality.run import run_check
-    from onesweep.loadtest.quality.run import run_quality as quality
     from onesweep.loadtest.workload.caller import Access
-    from onesweep.stages.signals import ends_cleanly
 
-    if options.check and (given := next((flag for flag in NOT_CHECKED if getattr(options, flag)), None)):
-        raise InputError(f"--check generates nothing: leave out --{given}")
     settings = from_flags(QualitySettings, options, access=Access.of(options))
-    check_report_options(options, charts=False)
-    with ends_cleanly():
-        checked = run_check(settings) if options.check else None
-        result = checked or quality(settings)
-    print(quality_table(result.rows))
-    if checked is None:
-        print("\njudge bits a byte, with 95 % intervals over prompts:\n" + interval_table(result.rows))
-    print(f"\n{result.sentence}")
-    sentences = checked.sentences() if checked else []
-    print("".join(f"{line}\n" for line in (*reasons(result.rows), *sentences)), end="")
-    page = check_page if checked else quality_page
-    write_report(options, result.record, lambda: page(result.record, result.rows))
-    return int(checked is not None and not checked.holds)
+    if (settings.prompts is None) == (settings.pictures is None):
+        raise InputError("name what to measure against: --prompts with held-out text, or --pictures")
+    if settings.write is not None:
+        if settings.pictures is not None:
+            raise InputError("--write is for text: mode auto chooses among modes that write")
+        check_destination(settings.write, "--write")
+
+    def bench() -> BenchReport:
+        if settings.pictures is not None:
+            from onesweep.loadtest.quality.pictures import measure_pictures as measure
+        else:
+            from onesweep.loadtest.quality.text import measure_text as measure
+        return measure(settings)
+
+    return run_bench(options, bench)

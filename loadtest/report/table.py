@@ -1,14 +1,12 @@
-"""Results in aligned columns for a terminal, as markdown or as HTML, and the numbers in them."""
+"""Results in aligned columns for a terminal, and the numbers in them."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-from onesweep.loadtest.report.page import text_table
 
 R = TypeVar("R")
 Column = tuple[str, Callable[[R], str]]  # a title, and the cell of a row below it
@@ -16,26 +14,13 @@ Column = tuple[str, Callable[[R], str]]  # a title, and the cell of a row below 
 
 @dataclass(frozen=True)
 class Table(Generic[R]):
-    """Columns of a table, which is the same for a terminal and for a page."""
+    """Columns of a table."""
 
     columns: Sequence[Column[R]]
-    text_columns: int = 1  # from the left, that are no figures
-
-    @property
-    def titles(self) -> list[str]:
-        return [title for title, _ in self.columns]
-
-    def cells(self, rows: Sequence[R]) -> list[list[str]]:
-        return [[cell(row) for _, cell in self.columns] for row in rows]
 
     def aligned(self, rows: Sequence[R]) -> str:
-        return aligned(self.titles, self.cells(rows))
-
-    def markdown(self, rows: Sequence[R]) -> str:
-        return markdown(self.titles, self.cells(rows))
-
-    def html(self, rows: Sequence[R]) -> str:
-        return text_table(self.titles, self.cells(rows), self.text_columns)
+        titles = [title for title, _ in self.columns]
+        return aligned(titles, [[cell(row) for _, cell in self.columns] for row in rows])
 
 
 def text_column(title: str, name: str = "") -> Column[Any]:
@@ -63,12 +48,6 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     lines = [_line(row, widths) for row in (header, ["-" * width for width in widths], *rows)]
     return "\n".join(lines)
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same as a markdown table."""
-    rule = "|---|" + "---:|" * (len(header) - 1)
-    return "\n".join(["| " + " | ".join(header) + " |", rule, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def number(value: float | None, digits: int = 1) -> str:
@@ -106,7 +85,6 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 
 RESAMPLES = 1000  # the ends of an interval then vary by a few percent of its length
 LEVEL = 95.0
-NORMAL = 1.96  # standard deviations that hold LEVEL percent of a normal distribution
 
 
 @dataclass(frozen=True)
@@ -116,17 +94,6 @@ class Estimate:
     value: float
     low: float | None = None
     high: float | None = None
-
-
-def flat(figures: Mapping[str, Estimate], names: Iterable[str]) -> dict[str, float | None]:
-    """Each of `names` with its figure, and NAME_low and NAME_high with its interval; None for what there is not."""
-    record = dict[str, float | None]()
-    for name in names:
-        estimate = figures.get(name)
-        record[name] = estimate.value if estimate else None
-        record[f"{name}_low"] = estimate.low if estimate else None
-        record[f"{name}_high"] = estimate.high if estimate else None
-    return record
 
 
 def resampled(count: int, seed: int) -> NDArray[np.int64]:
@@ -144,21 +111,6 @@ def ratio_of_sums(over: Sequence[float], under: Sequence[float], seed: int) -> E
     with np.errstate(invalid="ignore", divide="ignore"):
         values = a[draws].sum(axis=1) / b[draws].sum(axis=1)
     return Estimate(float(a.sum() / b.sum()), *percentiles(values))
-
-
-def difference_of_ratios(
-    first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]], seed: int
-) -> Estimate:
-    """`ratio_of_sums` of `first` less that of `second`, on the same prompts: drawn together, so paired."""
-    a, b, c, d = (np.asarray(values, float) for values in (*first, *second))
-    draws = resampled(len(a), seed)
-    values = a[draws].sum(axis=1) / b[draws].sum(axis=1) - c[draws].sum(axis=1) / d[draws].sum(axis=1)
-    return Estimate(float(a.sum() / b.sum() - c.sum() / d.sum()), *percentiles(values))
-
-
-def around(value: float, error: float) -> Estimate:
-    """The interval of a normal distribution with standard deviation `error`; none where that is not known."""
-    return Estimate(value) if np.isnan(error) else Estimate(value, value - NORMAL * error, value + NORMAL * error)
 
 
 def percentiles(values: NDArray[np.float64]) -> tuple[float | None, float | None]:

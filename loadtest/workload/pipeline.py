@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
 from onesweep.serving.modes.chunked import ChunkedMode, usual_chunk
@@ -18,7 +17,7 @@ from onesweep.stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import load_chain, load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
+from onesweep.stages.model.codec import codec_named
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.prefill import split_reads
@@ -30,14 +29,10 @@ from onesweep.stages.model.vocabulary import Alphabet
 class Pipeline:
     """All stages of an AR model, on one thread."""
 
-    def __init__(self, directory: Path, backend: str = DEFAULT_BACKEND, codec: str = "fp32") -> None:
-        """Load and gate the weights. Raises OnesweepError.
-
-        :param codec: of hidden states between stages.
-        """
-        self.architecture, maker = read_manifest(directory).text_architecture, backend_named(backend)
+    def __init__(self, directory: Path) -> None:
+        """Load and gate the weights. Raises OnesweepError."""
+        self.architecture, maker = read_manifest(directory).text_architecture, backend_named(DEFAULT_BACKEND)
         self.stages = [maker.stage(load_stage(directory, i)) for i in range(self.architecture.parts)]
-        self.codec = hidden_codec(codec)
 
     def open(self, capacity: int) -> list[list[LayerCache]]:
         """Caches of every stage, for a text of so many symbols."""
@@ -49,8 +44,7 @@ class Pipeline:
         """Read on: hidden states of the last stage after each symbol, piece by piece as hosts read a long prompt."""
         found = []
         for x in split_reads(torch.tensor(symbols)):
-            for index, (stage, held) in enumerate(zip(self.stages, caches, strict=True)):
-                x = self.codec.round_trip(x, FEATURE_LIMIT) if index else x
+            for stage, held in zip(self.stages, caches, strict=True):
                 (x,) = stage.read([CleanPiece(x, held)])
             found.append(x)
         return found
@@ -73,13 +67,6 @@ class Pipeline:
             clean = sample_symbols(logits, DEFAULT_TEMPERATURE, seed, position)
             yield clean
 
-    def surprise(self, before: Sequence[int], text: Sequence[int]) -> float:
-        """-ln of the probability of `text` after `before`, which has at least one symbol; nats."""
-        if not text:
-            return 0.0
-        logits = self.logits([*before, *text[:-1]], self.open(len(before) + len(text) - 1))
-        return float(F.cross_entropy(logits[len(before) - 1 :].double(), torch.tensor(text), reduction="sum"))
-
 
 @dataclass(frozen=True)
 class Work:
@@ -94,12 +81,12 @@ class Work:
 class InProcess:
     """The models of a bundle on one thread. Its texts must be those of any deployment of the bundle."""
 
-    def __init__(self, checkpoint: Path, backend: str = DEFAULT_BACKEND) -> None:
+    def __init__(self, checkpoint: Path) -> None:
         """Load and gate the weights. Raises CheckpointError."""
-        bundle, maker = find_bundle(checkpoint), backend_named(backend)
+        bundle, maker = find_bundle(checkpoint), backend_named(DEFAULT_BACKEND)
         self.chain = read_manifest(bundle.chain) if bundle.chain else None
         self.blocks = [maker.block(block) for block in load_chain(bundle.chain)] if bundle.chain else []
-        self.ar = Pipeline(bundle.ar, backend) if bundle.ar else None
+        self.ar = Pipeline(bundle.ar) if bundle.ar else None
         self._tokenizers = {each: tokenizer_of(path) for each, path in vars(bundle).items() if path}
 
     def generate(self, work: Work) -> bytes:

@@ -199,12 +199,11 @@ def started_testbed(
     profiles: Path | None = None,
     *,
     host_options: Sequence[str] = (),
-    router_options: Sequence[str] = (),
 ) -> Iterator[Testbed]:
     """A ring in a network of its own, ready; both end with the `with` block. Raises OnesweepError."""
     with (
         open_network(profile, hosts, profiles) as network,
-        deployed(network, checkpoint, host_options=host_options, router_options=router_options) as testbed,
+        deployed(network, checkpoint, host_options=host_options) as testbed,
     ):
         yield testbed
 
@@ -220,7 +219,6 @@ class TestbedSettings:
     checkpoint: Path | None = setting(None, "bundle to serve", metavar="DIR", shown="the shipped weights")
     hosts: int | None = setting(None, "hosts that share the blocks", shown="3")
     profiles: Path | None = setting(None, "file with more profiles")
-    router_options: tuple[str, ...] = ()  # more options of the router that is started
 
     @property
     def bundle(self) -> Path:
@@ -261,7 +259,7 @@ def open_testbed(settings: TestbedSettings) -> Iterator[Testbed]:
             testbed.close()
         return
     s = settings
-    with started_testbed(s.profile, s.host_count, s.bundle, s.profiles, router_options=s.router_options) as testbed:
+    with started_testbed(s.profile, s.host_count, s.bundle, s.profiles) as testbed:
         yield testbed
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
@@ -10,9 +9,8 @@ from onesweep.loadtest.workload.caller import check_answer
 from onesweep.loadtest.workload.pipeline import InProcess, Work
 from onesweep.loadtest.workload.prompts import SeededPrompt
 from onesweep.loadtest.workload.testbed import Testbed
-from onesweep.serving.modes.tokenizer import Tokenizer, tokenizer_of
+from onesweep.serving.modes.tokenizer import Tokenizer
 
-TEXT_BYTES = 8  # read for each symbol: more than any tokenizer needs for prose
 # Modes whose texts `InProcess` computes without a deployment, and so without its links, and how: speculation is exact,
 # its texts are those of `ar`.
 IN_PROCESS = {"sweep": "sweep", "chunked": "chunked", "ar": "ar", "ar-speculative": "ar"}
@@ -62,25 +60,3 @@ class Texts:
 def symbols_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
     """A prompt in symbols; it must be UTF-8 where these are tokens."""
     return tokenizer.alphabet.symbols(asyncio.run(tokenizer.encode_text(prompt)))
-
-
-def continued(tokenizer: Tokenizer, prompt: bytes, output: bytes) -> tuple[list[int], list[int]]:
-    """A prompt and what was written after it, each in symbols."""
-    # only the text is left of the symbols that were written, so it is encoded again: together with the prompt where
-    # that leaves the prompt's own symbols as they are
-    before, whole = symbols_of(tokenizer, prompt), symbols_of(tokenizer, prompt + output)
-    if whole[: len(before)] == before:
-        return before, whole[len(before) :]
-    return before, tokenizer.alphabet.symbols(tokenizer.encode_piece(output.decode()))
-
-
-def windows_of(text: Path, symbols: int, size: int, directory: Path) -> list[list[int]]:
-    """A text in symbols of a model: windows of `size` symbols, or less, spread evenly over the file."""
-    count, length = symbols // size, size * TEXT_BYTES
-    room = max(text.stat().st_size - length, 0)
-    spelling, windows = tokenizer_of(directory), []
-    with text.open("rb") as file:
-        for i in range(count if room else 1):
-            file.seek(i * room // max(count - 1, 1))
-            windows.append(symbols_of(spelling, file.read(length).decode(errors="ignore").encode())[:size])
-    return windows

@@ -172,17 +172,7 @@ _BENCH = Family(
     {
         "cost": _commands(
             "onesweep.loadtest.host.commands:",
-            ("overhead", "latency over pure compute, on loopback", ""),
-            ("memory", "memory of a loaded block over an idle server", ""),
-            ("stage", "one step of one part: backends against this machine's floor", ""),
-            ("losses", "backends and codecs: nats lost by an AR model, time saved", "--text held-out.txt"),
-            ("leak", "how much of a text a host reads from the states that it gets", "--text prose.txt"),
-            ("batching", "many requests at once against a bare torch loop", ""),
-            ("audit", "time until audits find a faulty host, and their cost", ""),
-            ("shapes", "large shapes with random weights, stage by stage", ""),
-            ("parity", "a model over hosts against transformers, drafts against none", "--checkpoint smollm2"),
-            "onesweep.loadtest.host.idle:",
-            ("idle", "processor time and wakes of servers without requests", ""),
+            ("host", "a sweep and a byte on top of the model, batching, idle servers", ""),
         ),
         "latency": _commands(
             "onesweep.loadtest.latency.commands:",
@@ -191,36 +181,18 @@ _BENCH = Family(
                 "every mode over emulated far links, against a computed floor",
                 "--profile links-60 --modes sweep,ar",
             ),
-            ("warm", "first requests: after the start, a pause, a reconnect", ""),
-            ("first-token", "a long prompt over far links: in several hops, in one, in memory", "--checkpoint smollm2"),
         ),
         "load and faults": _commands(
             "onesweep.loadtest.load.commands:",
             ("loadtest", "many users at once: latency, throughput, every text checked", "--users 16 --seconds 60"),
             "onesweep.loadtest.faults.commands:",
-            ("flood", "many times more users than the knee, and what is still answered", "--knee 12"),
-            ("soak", "steady load for a long time: memory and descriptors must stay", "--minutes 30"),
             ("chaos", "faults under load: nothing may be lost, no text may change", "--minutes 10 --seed 1"),
             ("chaos-training", "faults under a training: no accepted update may be lost", "--seed 1"),
-            "onesweep.loadtest.fuzz.commands:",
-            ("fuzz", "bad input on purpose, to a deployment that is started for it", "--inputs 5000"),
-            "onesweep.loadtest.faults.commands:",
             ("rounds", "rounds over emulated far links against one place, and against the plan", ""),
         ),
-        "pictures": _commands(
-            "onesweep.loadtest.pictures.bench:",
-            ("pictures", "quality of drawn pictures against seconds over far links", "--data fashion.npz"),
-            ("picture-judge", "train the judge of drawn pictures", "--data fashion.npz --out judge.safetensors"),
-        ),
-        "text": _commands(
+        "quality": _commands(
             "onesweep.loadtest.quality.commands:",
-            ("quality", "quality of each mode's text, beside human text", "--prompts texts/"),
-            "onesweep.loadtest.frontier.commands:",
-            (
-                "frontier",
-                "quality against seconds over far links, and the file that mode auto chooses from",
-                "--write frontier.json",
-            ),
+            ("quality", "quality of each mode's text or pictures, and the file of mode auto", "--prompts texts/"),
         ),
     },
 )
@@ -338,7 +310,7 @@ def walk(family: Family = ROOT, path: Words = ("onesweep",)) -> Iterator[tuple[W
 
 
 def meant(word: str, path: Words) -> list[str]:
-    """Commands that a user may have meant by an unknown `word` after `path`, such as "onesweep bench soak"."""
+    """Commands that a user may have meant by an unknown `word` after `path`, such as "onesweep bench chaos"."""
     there = dict(walk())
 
     def named(within: Words) -> list[Words]:

@@ -16,7 +16,7 @@ from onesweep.serving.router.request import Request
 from onesweep.stages.errors import InputError, regular
 
 VERSION = 1
-WRITTEN_BY = "onesweep bench frontier --write FILE"
+WRITTEN_BY = "onesweep bench quality --write FILE"
 # Modes that can be chosen for any prompt: `infill` needs a suffix, and `auto` chooses itself.
 CHOOSABLE = tuple(mode for mode in MODES if mode not in ("infill", "auto"))
 # What an option can say about a request, in the order of its label; the kinds are those of `Request`.

@@ -68,6 +68,9 @@ def positive_numbers(text: str) -> tuple[float, ...]:
 def add_inspect(inspect: argparse.ArgumentParser) -> None:
     inspect.add_argument("directory", type=Path, metavar="DIR")
     inspect.add_argument("--verify", action="store_true", help="load everything: digests, shapes, loss gate")
+    inspect.add_argument(
+        "--source", type=Path, metavar="MODEL", help="compare with transformers: what it was imported from"
+    )
     inspect.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -146,10 +149,18 @@ def run_inspect(options: argparse.Namespace) -> int:
     from onesweep.stages.checkpoint.inspect import describe, record, verify
 
     print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
+    beside = sys.stderr if options.json else sys.stdout
     checks = verify(options.directory) if options.verify else []
     for check in checks:
-        print(check, file=sys.stderr if options.json else sys.stdout)
-    return 0 if all(check.ok for check in checks) else 1
+        print(check, file=beside)
+    holds = all(check.ok for check in checks)
+    if options.source is not None:
+        from onesweep.stages.importing.reference import compare_with_source
+
+        comparison = compare_with_source(options.directory, options.source)
+        print(comparison, file=beside)
+        holds = holds and comparison.holds
+    return 0 if holds else 1
 
 
 def add_host_options(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from onesweep.loadtest.pictures.judge import accuracy, load_judge
+from onesweep.loadtest.quality.pictures import accuracy, load_judge
 from onesweep.serving.cli.__main__ import main
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.loadtest.host.memory import write_random_chain
 from onesweep.serving.cli.__main__ import main
-from onesweep.stages.checkpoint.checkpoint import save_ar, write_manifest
+from onesweep.stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.block import Block, Codes
+from onesweep.stages.model.partition import equal_probability
 from onesweep.stages.model.pipeline import ArModel
 from tests.stages.conftest import one_thread
 
@@ -30,9 +31,14 @@ def locust() -> None:
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """chain/ and ar/ of two parts. Not to be changed."""
     root = tmp_path_factory.mktemp("bundle")
-    write_random_chain(root / "chain", TINY)
+    codes, nothing = Codes(0, TINY.code_dim), (None, None)
+    partition = equal_probability(2, 0.002, 80.0)
+    write_manifest(root / "chain", Manifest("chain", TINY, nothing, codes, partition, probe_text=PROBE_TEXT))
+    for index in range(2):
+        torch.manual_seed(index)
+        save_block(root / "chain", Block(TINY, index, codes).eval())
     torch.manual_seed(0)
-    write_manifest(root / "ar", Manifest("ar", TINY, (None, None), probe_text=PROBE_TEXT))
+    write_manifest(root / "ar", Manifest("ar", TINY, nothing, probe_text=PROBE_TEXT))
     save_ar(root / "ar", ArModel(TINY).eval())
     return root
 

@@ -5,19 +5,20 @@ from dataclasses import replace
 import pytest
 
 from onesweep.loadtest.faults.clients import LATE, OK, Answer, RouterHealth, SeededRequest, Try
-from onesweep.loadtest.faults.growth import CLIENTS, WARM_UP_S, ProcessLife
 from onesweep.loadtest.faults.serving_ledger import RightTexts, ServingFaultRecord
 from onesweep.loadtest.faults.serving_report import (
     FAULT_HEAD,
-    LIFE_HEAD,
     MODE_HEAD,
+    USAGE_HEAD,
     fault_rows,
-    life_rows,
     mode_rows,
+    serving_report,
+    usage_rows,
     verdict,
 )
 from onesweep.loadtest.faults.serving_run import ChaosResult
 from onesweep.loadtest.faults.settings import ChaosSettings
+from onesweep.loadtest.faults.usage import WARM_UP_S, ProcessUsage
 from onesweep.loadtest.workload.testbed import LOOPBACK
 
 GOOD = Answer(0, 10.0, 12.0, OK, b"a".hex(), [11.0])
@@ -25,11 +26,8 @@ AWAY = replace(GOOD, status=LATE, output="", first=False, tries=[Try(10.0, 10.1,
 HUNG = replace(AWAY, tries=[*AWAY.tries, Try(10.6, 12.0, "DEADLINE_EXCEEDED", "no answer")])
 
 
-def life(name: str, kb_a_second: float) -> ProcessLife:
-    at_s = [float(second) for second in range(int(WARM_UP_S) + 60)]
-    return ProcessLife(name, 7, at_s, [1e5 + kb_a_second * second for second in at_s], [9.0] * len(at_s))
-
-
+SECONDS = [float(second) for second in range(int(WARM_UP_S) + 60)]
+USAGE = ProcessUsage("a-1", 7, SECONDS, [100.0 + second for second in SECONDS], [9] * len(SECONDS))
 RESULT = ChaosResult(
     settings=ChaosSettings(profile=LOOPBACK, minutes=1.0, requests_at_once=2, faults=()),
     cases=(SeededRequest("ar", "The", 3),),
@@ -37,7 +35,7 @@ RESULT = ChaosResult(
     answers=[GOOD, AWAY, HUNG],
     faults=[ServingFaultRecord("kill", "a-1", 10.5, 11.5)],
     health=[RouterHealth(20.0, {})],
-    lives=[life("a-1", 0.0), life(CLIENTS, 100.0)],
+    usages=[USAGE],
     begin_s=5.0,
     end_s=20.0,
     left_out=(),
@@ -46,7 +44,7 @@ RESULT = ChaosResult(
 
 
 def test_rows_are_as_long_as_their_heads() -> None:
-    for head, rows_of in ((MODE_HEAD, mode_rows), (FAULT_HEAD, fault_rows), (LIFE_HEAD, life_rows)):
+    for head, rows_of in ((MODE_HEAD, mode_rows), (FAULT_HEAD, fault_rows), (USAGE_HEAD, usage_rows)):
         rows = rows_of(RESULT)
         assert rows
         assert {len(row) for row in rows} == {len(head)}
@@ -67,7 +65,6 @@ def test_a_sound_run_has_no_trouble() -> None:
         ({"health": []}, "not usable at the end: router: it was never heard"),
         ({"health": [RouterHealth(20.0, {}, sessions=2)]}, "2 sessions are still open on hosts after the last answer"),
         ({"ended": {"a-2": "out of memory"}}, "a-2 had ended: out of memory"),
-        ({"lives": [life("router", 5.0)]}, "router grows by 300.0 ± 0.0 KB of memory a minute"),
     ],
 )
 def test_what_is_left_behind_is_named(changes: dict[str, object], words: str) -> None:
@@ -76,10 +73,15 @@ def test_what_is_left_behind_is_named(changes: dict[str, object], words: str) ->
     assert words in verdict(result)
 
 
-def test_growth_is_for_runs_without_faults() -> None:
-    settings = replace(RESULT.settings, faults=("kill",))
-    assert replace(RESULT, settings=settings, lives=[life("router", 5.0)]).trouble == 0
+def test_what_a_process_holds_is_told_once_warm_at_the_end_and_at_most() -> None:
+    assert usage_rows(RESULT) == [["a-1", "119", "160", "219", "219", "9", "9", "9"]]
+    young = replace(USAGE, at_s=[0.0, 1.0], rss_mb=[5.0, 6.0], descriptors=[1, 2])
+    assert usage_rows(replace(RESULT, usages=[young])) == [["a-1", "1", "6", "6", "6", "2", "2", "2"]]
 
 
-def test_growth_below_the_floor_is_none() -> None:
-    assert replace(RESULT, lives=[life("router", 1.0)]).trouble == 0
+def test_the_report_fails_where_there_is_trouble() -> None:
+    report = serving_report(RESULT)
+    assert report.holds
+    assert "What faults cost" in report.table
+    assert report.record["processes"]["a-1"]["rss_mb"] == [160.0, 219.0, 219.0]
+    assert not serving_report(replace(RESULT, ended={"a-2": "out of memory"})).holds

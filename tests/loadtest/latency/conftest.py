@@ -8,7 +8,7 @@ import pytest
 
 from onesweep.loadtest.lab.profile import Link
 from onesweep.loadtest.latency.floor import Course
-from onesweep.loadtest.latency.interleave import Sample, sample_of
+from onesweep.loadtest.latency.turns import Sample, sample_of
 
 
 def account(**changes: Any) -> dict[str, Any]:

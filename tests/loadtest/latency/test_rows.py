@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.latency.interleave import Sample
-from onesweep.loadtest.latency.rows import PARTS, parts_ms, row_of, same_as_ar, wan_table
-from onesweep.loadtest.workload.arms import Arm, Length, ModeChoice
+from onesweep.loadtest.latency.commands import TOKENS, Length
+from onesweep.loadtest.latency.run import PARTS, parts_ms, row_of, same_as_ar, wan_table
+from onesweep.loadtest.latency.turns import RequestSeries, Sample
+from onesweep.loadtest.workload.prompts import COPYING, NOVEL
+from onesweep.loadtest.workload.variants import ModeVariant
 
 KEYS = {
     *("profile", "mode", "length", "unit", "requests", "p50_ms", "p95_ms", "first_byte_ms", "floor_ms", "sweeps"),
     *("hops", "wire_bytes", "host_seconds", "failures", "ratio", "idle_s", "acceptance"),
 }
-ARM = Arm(ModeChoice("sweep"), Length(8))
+SWEEP = RequestSeries(ModeVariant("sweep"), Length(8))
 Make = Callable[..., Sample]
 
 # 3 x 10 ms of delay, 40,000 bits at 1 Mbit/s, 8 ms of compute
@@ -22,7 +24,7 @@ FLOOR_MS = 30 + 40 + 8
 
 
 def test_medians_over_what_ended_well(sample: Make) -> None:
-    row = row_of("wan", ARM, [*(sample(100.0 + i) for i in range(4)), sample(error="host-2 is lost")])
+    row = row_of("wan", SWEEP, [*(sample(100.0 + i) for i in range(4)), sample(error="host-2 is lost")])
     assert row.keys() >= KEYS
     assert (row["requests"], row["failures"], row["error"]) == (5, 1, "host-2 is lost")
     assert (row["p50_ms"], row["p95_ms"]) == (101.5, 103.0)
@@ -34,7 +36,7 @@ def test_medians_over_what_ended_well(sample: Make) -> None:
 
 
 def test_nothing_ended_well(sample: Make) -> None:
-    row = row_of("wan", ARM, [sample(error="b"), sample(error="a"), sample(error="b")])
+    row = row_of("wan", SWEEP, [sample(error="b"), sample(error="a"), sample(error="b")])
     assert row.keys() >= KEYS
     assert (row["failures"], row["error"]) == (3, "b")
     assert all(row[key] is None for key in ("p50_ms", "p95_ms", "floor_ms", "ratio", "sweeps", "parts_ms"))
@@ -49,9 +51,9 @@ def test_the_parts_add_up(sample: Make) -> None:
 
 
 def test_acceptance_is_a_share_of_all_guesses_that_were_reached(sample: Make) -> None:
-    row = row_of("wan", ARM, [sample(reached=10, accepted=9), sample(reached=30, accepted=11)])
+    row = row_of("wan", SWEEP, [sample(reached=10, accepted=9), sample(reached=30, accepted=11)])
     assert row["acceptance"] == 0.5
-    assert row_of("wan", ARM, [sample(reached=0, accepted=0)])["acceptance"] is None
+    assert row_of("wan", SWEEP, [sample(reached=0, accepted=0)])["acceptance"] is None
 
 
 @pytest.fixture
@@ -65,29 +67,30 @@ def taken(sample: Make) -> Callable[..., list[Sample]]:
     return make
 
 
-def arm(mode: str, temperature: float | None = None, **settings: Any) -> Arm:
-    return Arm(ModeChoice(mode, **settings), Length(8), temperature=temperature)
+def series(mode: str, **settings: Any) -> RequestSeries:
+    return RequestSeries(ModeVariant(mode).having(**settings), Length(8))
 
 
-def test_modes_that_promise_the_texts_of_ar_are_held_to_it(taken: Callable[..., list[Sample]]) -> None:
-    both = {"ar": taken(b"aa", b"cc", b"dd"), "ar-speculative": taken(b"aa", None, b"cc"), "verified": taken(b"aa")}
-    warm = {arm(mode): samples for mode, samples in both.items()}
-    assert same_as_ar(arm("ar-speculative"), warm) == {"same_as_ar": 1, "compared": 2}
-    assert same_as_ar(arm("verified"), warm) == {}  # another text of the same distribution
-    assert same_as_ar(arm("ar-speculative"), warm | {arm("ar-speculative"): taken(None)}) == {}
-    cold = {arm(mode, 0.0): samples for mode, samples in both.items()}
-    assert same_as_ar(arm("verified", 0.0), cold)["compared"] == 1
+def test_speculation_is_held_to_the_texts_of_ar(taken: Callable[..., list[Sample]]) -> None:
+    found = {series("ar"): taken(b"aa", b"cc", b"dd"), series("ar-speculative"): taken(b"aa", None, b"cc")}
+    assert same_as_ar(series("ar-speculative"), found) == {"same_as_ar": 1, "compared": 2}
+    assert same_as_ar(series("ar"), found) == {}
+    assert same_as_ar(series("ar-speculative"), found | {series("ar-speculative"): taken(None)}) == {}
 
 
 def test_a_codec_is_compared_with_its_own(taken: Callable[..., list[Sample]]) -> None:
-    guessing = arm("ar-speculative", codec="int8")
-    found = same_as_ar(
-        guessing, {arm("ar"): taken(b"aa"), arm("ar", codec="int8"): taken(b"cc"), guessing: taken(b"cc")}
-    )
-    assert found["same_as_ar"] == 1
+    guessing = series("ar-speculative", codec="int8")
+    plain = {series("ar"): taken(b"aa"), series("ar", codec="int8"): taken(b"cc")}
+    assert same_as_ar(guessing, plain | {guessing: taken(b"cc")}) == {"same_as_ar": 1, "compared": 1}
 
 
 def test_tokens_a_second_stand_in_the_table(sample: Make) -> None:
-    row = row_of("wan", arm("ar"), [sample(output_tokens=2)] * 2)
+    row = row_of("wan", series("ar"), [sample(output_tokens=2)] * 2)
     assert row["tokens_per_s"] == pytest.approx(20.0)  # two of 100 ms
     assert "20.0" in wan_table([row])
+
+
+def test_settings_that_are_not_named_are_left_to_the_router() -> None:
+    assert series("ar").call(0, 3) == {"prompt": NOVEL.texts[0], "max_bytes": 8, "seed": 3, "mode": "ar"}
+    call = RequestSeries(ModeVariant("ar").having(temperature=0.5), Length(8, TOKENS), 0.0, COPYING).call(1, 3)
+    assert call == {"prompt": COPYING.texts[1], "max_tokens": 8, "seed": 3, "mode": "ar", "temperature": 0.5}

@@ -57,3 +57,10 @@ def settings(bundle: Path) -> Callable[..., LoadSettings]:
         return LoadSettings(TestbedSettings(checkpoint=bundle), **chosen)
 
     return make
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a deployment, or of a load generator's process, take seconds."""
+    for item in items:
+        if {"deployment", "wordless"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)

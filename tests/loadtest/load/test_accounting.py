@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.loadtest.load.accounting import Counts, count, figures_of, judge
 from onesweep.loadtest.load.plan import CUT, OK, OPEN, LoadSample, Outcome, Window, outcome_of
+from onesweep.loadtest.load.run import Counts, count, figures_of, judge
 from onesweep.loadtest.report.table import percentile
 
 TEXTS = {0: b"right", 1: b"other"}

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from onesweep.loadtest.load.accounting import Counts, LoadFigures
-from onesweep.loadtest.load.report import knee_notes
-from onesweep.loadtest.load.run import LoadResult, climb, levels
+from onesweep.loadtest.load.run import Counts, LoadFigures, LoadResult, climb, knee_note, levels, over_note
 
 FIGURES = LoadFigures(
     *(Counts(requests=10, right=10), Counts()), *(10.0, 5.0, 640.0, 90.0, 100.0, 110.0, None, None, None, 0.1, {})
@@ -24,7 +22,7 @@ def test_the_knee_of_a_queue(capacity: int, knee: int, last: int) -> None:
     found = climb("sweep", 256, lambda mode, users: queue(capacity, users))
     assert (found.knee, found.results[-1].users) == (knee, last)
     assert found.knee_result is found.results[-2]
-    (note,) = knee_notes([found])
+    note = knee_note(found)
     assert note.startswith(f"sweep: knee at {knee} user")
     assert f"with {last}: " in note
 
@@ -41,13 +39,13 @@ def test_no_knee_up_to_the_most_users() -> None:
     found = climb("sweep", 6, lambda mode, users: queue(100, users))
     assert [result.users for result in found.results] == [1, 2, 4, 6]
     assert (found.knee, found.ended) == (6, "")
-    assert knee_notes([found]) == ["sweep: no knee up to 6 users: 60.00 right answers a second, p95 100.0 ms"]
+    assert knee_note(found) == "sweep: no knee up to 6 users: 60.00 right answers a second, p95 100.0 ms"
 
 
 def test_a_mode_that_answers_nothing_has_no_knee() -> None:
     found = climb("sweep", 8, lambda mode, users: replace(queue(1, users), figures=replace(FIGURES, p95_ms=None)))
     assert (found.knee, len(found.results)) == (None, 1)
-    assert knee_notes([found]) == ["sweep: no knee: no request was answered"]
+    assert knee_note(found) == "sweep: no knee: no request was answered"
 
 
 def test_an_interrupted_climb_ends() -> None:
@@ -59,3 +57,12 @@ def test_levels_double_and_end_with_the_most() -> None:
     assert list(levels(1)) == [1]
     assert list(levels(8)) == [1, 2, 4, 8]
     assert list(levels(9)) == [1, 2, 4, 8, 9]
+
+
+def test_over_the_knee_the_share_of_its_right_answers_is_told() -> None:
+    knee, over = queue(4, 4), queue(4, 40)
+    assert over_note(knee, over).startswith("sweep: 40 users get 100 % of that; nobody was refused")
+    refused = replace(over.figures, throughput_rps=30.0, refusal_p95_ms=4.0, counts=Counts(10, 5, refused=5))
+    assert over_note(knee, replace(over, figures=refused)) == (
+        "sweep: 40 users get 75 % of that; 5 refusals, p95 4.0 ms"
+    )

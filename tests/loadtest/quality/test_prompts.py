@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.quality.prompts import Document, cut_prompts, held_out_documents, training_documents
+from onesweep.loadtest.quality.text import Document, cut_prompts, digest, held_out_documents
 from onesweep.stages.errors import InputError
 
 TEXT = "".join(f"{i:05d}äöü–" for i in range(3000)).encode()
@@ -13,44 +13,30 @@ DOCUMENT = Document(Path("text"), TEXT)
 
 
 def test_prompts_are_cut_between_characters_evenly_and_without_overlap() -> None:
-    prompts = cut_prompts([DOCUMENT], 20, 30, 50)
     places = []
-    for passage in (*prompts.asked, *prompts.reference):
+    for passage in cut_prompts([DOCUMENT], 20, 30, 50):
         whole = passage.prompt + passage.continuation
         whole.decode()
         passage.prompt.decode()
         assert 27 <= len(passage.prompt) <= 30
         assert 47 <= len(passage.continuation) <= 53
         places.append((TEXT.index(whole), TEXT.index(whole) + len(whole)))
-    assert len(prompts.asked) == len(prompts.reference) == 20
-    ordered = sorted(places)
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(ordered))
-    gaps = [b - a for (a, _), (b, _) in pairwise(places[:20])]
+    assert len(places) == 20
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(places))
+    gaps = [b - a for (a, _), (b, _) in pairwise(places)]
     assert max(gaps) < 2 * min(gaps)
 
 
 def test_the_seed_shifts_them_and_the_same_seed_gives_the_same() -> None:
-    same = cut_prompts([DOCUMENT], 20, 30, 47)
-    assert cut_prompts([DOCUMENT], 20, 30, 47).digest() == same.digest()
-    assert cut_prompts([DOCUMENT], 20, 30, 47, seed=1).digest() != same.digest()
-
-
-def test_what_is_in_no_passage_is_the_rest() -> None:
-    prompts = cut_prompts([DOCUMENT], 5, 30, 50)
-    assert len(prompts.rest) > len(TEXT) - 11 * 80
-    assert not any(passage.continuation in prompts.rest for passage in prompts.asked)
+    same = digest(cut_prompts([DOCUMENT], 20, 30, 47))
+    assert digest(cut_prompts([DOCUMENT], 20, 30, 47)) == same
+    assert digest(cut_prompts([DOCUMENT], 20, 30, 47, seed=1)) != same
 
 
 def test_no_passage_runs_from_one_file_into_the_next() -> None:
     files = [Document(Path(letter), letter.encode() * 1000) for letter in "abc"]
-    for passage in cut_prompts(files, 12, 30, 50).asked:
+    for passage in cut_prompts(files, 12, 30, 50):
         assert len(set(passage.prompt + passage.continuation)) == 1
-
-
-def test_a_suffix_is_what_follows() -> None:
-    passage = cut_prompts([DOCUMENT], 3, 30, 50, suffix_bytes=20).asked[-1]
-    assert passage.prompt + passage.continuation + passage.suffix in TEXT
-    assert len(passage.suffix) >= 14
 
 
 def test_too_little_text_is_a_sentence_with_what_fits() -> None:
@@ -58,27 +44,15 @@ def test_too_little_text_is_a_sentence_with_what_fits() -> None:
         cut_prompts([Document(Path("short"), b"x" * 300)], 4, 30, 50)
 
 
-def test_little_text_leaves_fewer_for_comparison() -> None:
-    prompts = cut_prompts([Document(Path("short"), b"x" * 500)], 4, 30, 50)
-    assert (len(prompts.asked), len(prompts.reference)) == (4, 2)
-
-
-def test_a_folder_of_train_and_valid_files(tmp_path: Path) -> None:
+def test_files_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("words")
+    (tmp_path / ".hidden").write_bytes(b"\xff")
+    assert [d.raw for d in held_out_documents(tmp_path)] == [b"words"]
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.txt").write_text(f"train {name}")
         (tmp_path / name / "valid.txt").write_text(f"valid {name}")
     assert [d.raw for d in held_out_documents(tmp_path)] == [b"valid one", b"valid two"]
-    assert [d.raw for d in training_documents(tmp_path, None)] == [b"train one", b"train two"]
-    assert [d.raw for d in training_documents(tmp_path / "one" / "valid.txt", None)] == [b"train one"]
-    assert [d.raw for d in training_documents(tmp_path, tmp_path / "two")] == [b"train two"]
-
-
-def test_a_folder_of_any_text(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_text("words")
-    (tmp_path / ".hidden").write_bytes(b"\xff")
-    assert [d.raw for d in held_out_documents(tmp_path)] == [b"words"]
-    assert training_documents(tmp_path, None) == []
 
 
 def test_mistakes_end_in_a_sentence(tmp_path: Path) -> None:
@@ -92,5 +66,3 @@ def test_mistakes_end_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_text(" \n")
     with pytest.raises(InputError, match="is empty: --prompts needs text"):
         held_out_documents(tmp_path)
-    with pytest.raises(InputError, match=r"no text at .*: --train takes"):
-        training_documents(tmp_path, tmp_path / "missing")

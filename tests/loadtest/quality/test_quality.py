@@ -1,27 +1,43 @@
 """`onesweep bench quality` over a real ring, on a tiny bundle; and mistakes that end in a sentence."""
 
 import json
-import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
-from onesweep.loadtest.quality.panel import QualityRow
+from onesweep.loadtest.quality import judge, text
+from onesweep.loadtest.quality.text import HUMAN, QualityRow, gram_entropy, option_of, ranked
+from onesweep.loadtest.report.table import Estimate
+from onesweep.loadtest.workload.variants import ModeVariant
 from onesweep.serving.cli.__main__ import main
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
+from onesweep.serving.modes.frontier import read_frontier
 from onesweep.serving.router.topology import local_topology
+from onesweep.stages.checkpoint.manifest import read_manifest
 from tests.conftest import until
 
-SIZES = ["--count", "4", "--bytes", "20", "--prompt-bytes", "16", "--judge", "ngram"]
+SIZES = ["--count", "4", "--bytes", "20", "--prompt-bytes", "16"]
+
+
+class RareBytes:
+    """A judge for which letters are cheap."""
+
+    name = "rare-bytes"
+
+    def judge(self, prompts: Sequence[bytes], outputs: Sequence[bytes], progress: Any) -> list[float]:
+        progress(len(outputs))
+        return [sum(2.0 if chr(byte).isalpha() else 8.0 for byte in output) for output in outputs]
+
+
+@pytest.fixture(autouse=True)
+def judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "check_judge", lambda: None)
+    monkeypatch.setattr(text, "open_judge", RareBytes)
 
 
 @pytest.fixture(scope="module")
@@ -30,60 +46,40 @@ def deployment(bundle: Path) -> Any:
         yield deployed
 
 
+def quality(prompts: Path, *options: object) -> list[str]:
+    return ["bench", "quality", "--prompts", str(prompts), *SIZES, *map(str, options)]
+
+
 @pytest.mark.slow
 def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = ["--json", str(tmp_path / "q.json"), "--html", str(tmp_path / "q.html")]
     modes = ["--modes", "sweep:steps=2,chunked:chunk=5:steps=1", "--temperatures", "0.5,1"]
-    arguments = ["bench", "quality", "--prompts", str(python_docs), "--weights", str(bundle), *modes, *SIZES, *files]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
+    files = ["--json", tmp_path / "q.json", "--write", tmp_path / "frontier.json"]
+    assert main(quality(python_docs, "--checkpoint", bundle, *modes, *files)) == 0
     record = json.loads((tmp_path / "q.json").read_text())
-    rows = [QualityRow.from_record(row) for row in record["rows"]]
-    assert [row.spec or row.mode for row in rows] == [
+    rows = {row["mode"]: row for row in record["rows"]}
+    assert list(rows) == [
         "sweep:steps=2:temperature=0.5",
         "sweep:steps=2:temperature=1.0",
         "chunked:chunk=5:steps=1:temperature=0.5",
         "chunked:chunk=5:steps=1:temperature=1.0",
-        "human",
+        HUMAN,
     ]
-    assert [row.sweeps for row in rows] == [1, 1, 4, 4, None]
-    assert [row.chunk for row in rows][2:] == [5, 5, None]
-    assert all(row.n == 4 for row in rows)
-    assert all(row.figure("judge_bits_per_byte") for row in rows)
-    assert rows[-1].figure("judge_bits_per_byte") < min(row.figure("judge_bits_per_byte") for row in rows[:-1])
-    assert rows[0].figures["judge_minus_human"].low is not None
-    assert "few" in rows[0].reasons["auc"]
-    assert "no auc" in printed
-    assert set(record["weights"]) == {"chain", "ar"}
-    assert (record["judge"], record["seed"], record["prompts"]["count"]) == ("ngram-6", 0, 4)
-    assert len(record["samples"]) == 4
-    page = (tmp_path / "q.html").read_text()
-    assert not re.search(r"(src|href)=|url\(|@import", page)
-    assert page.count("<dl") == 4
-    assert "sweep:steps=2:temperature=0.5" in page
-
-
-@pytest.mark.slow
-def test_the_same_texts_from_a_running_router(
-    deployment: Deployment, python_docs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    records = []
-    for in_flight in ("1", "8"):
-        path = tmp_path / f"{in_flight}.json"
-        arguments = ["--router", deployment.topology.router, "--in-flight", in_flight, "--json", str(path)]
-        assert main(["bench", "quality", "--prompts", str(python_docs), *SIZES, *arguments]) == 0
-        records.append(json.loads(path.read_text()))
-    first, second = records
-    assert first["samples"] == second["samples"]
-    assert {row["mode"] for row in first["rows"]} >= {"sweep", "chunked", "ar", "human"}
-    assert first["weights"]["chain"]
+    assert [row["sweeps"] for row in rows.values()] == [1, 1, 4, 4, None]
+    assert rows[HUMAN]["judge_bits_per_byte"] < min(row["judge_bits_per_byte"] for row in record["rows"][:-1])
+    assert all(row["judge_bits_per_byte_low"] <= row["judge_bits_per_byte_high"] for row in record["rows"])
+    assert all(row["host_ms"] > 0 and row["wire_bytes"] > 0 for row in record["rows"][:-1])
+    assert "judge rare-bytes" in capsys.readouterr().out
+    frontier = read_frontier(tmp_path / "frontier.json")
+    assert [option.mode for option in frontier.options] == ["sweep", "chunked"], "one temperature of each"
+    assert frontier.weights["chain"] == read_manifest(bundle / "chain").digest()
+    assert frontier.human_bits == rows[HUMAN]["judge_bits_per_byte"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("modes", "sentence"),
     [
-        ("ar,local", "mode local cannot be served: its weights are not there; there are sweep, chunked, ar"),
+        ("ar,local", "mode local cannot be served: the router has no local model"),
         ("sweep,sweep:steps=9999", "sweep:steps=9999: steps must be 1 to"),
         ("ar:temperature=1000", "ar:temperature=1000.0: temperature must be 0 to"),
     ],
@@ -91,8 +87,7 @@ def test_the_same_texts_from_a_running_router(
 def test_what_a_router_refuses_is_said_once(
     deployment: Deployment, python_docs: Path, capsys: pytest.CaptureFixture[str], modes: str, sentence: str
 ) -> None:
-    arguments = ["--router", deployment.topology.router, "--modes", modes]
-    assert main(["bench", "quality", "--prompts", str(python_docs), *SIZES, *arguments]) == 2
+    assert main(quality(python_docs, "--router", deployment.topology.router, "--modes", modes)) == 2
     assert capsys.readouterr().err.count(sentence) == 1
     with Client(deployment.topology.router) as client:  # the router hears of its hosts once a second
         until(lambda: not any(host.sessions for host in client.status().hosts))
@@ -102,63 +97,59 @@ def test_what_a_router_refuses_is_said_once(
     ("arguments", "sentence"),
     [
         (["--modes", "swep"], "unknown mode 'swep'"),
-        (["--judge", "gpt"], "unknown judge 'gpt'; choose from smollm2-135m, ngram"),
-        (["--count", "0"], "--count must be at least 1, not 0"),
-        (["--bytes", "0"], "--bytes must be at least 1, not 0"),
+        (["--modes", "chain"], "unknown mode 'chain'"),
         (["--count", "1000000"], "the text has room for"),
-        (["--seed", "-1"], "--seed must be from 0 to"),
-        (["--router", "127.0.0.1:1", "--weights", "x"], "leave out --weights"),
+        (["--router", "127.0.0.1:1", "--checkpoint", "x"], "leave out --checkpoint"),
         (["--temperatures", "a"], "--temperatures 'a' must be numbers"),
+        (["--pictures", "x.npz"], "name what to measure against: --prompts with held-out text, or --pictures"),
         (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json"),
-        (["--html", "/no/such/folder.html"], "cannot write /no/such/folder.html"),
+        (["--write", "/no/such/folder.json"], "choose another --write FILE"),
     ],
 )
 def test_mistakes_end_in_a_sentence(
     python_docs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
-    assert main(["bench", "quality", "--prompts", str(python_docs), "--judge", "ngram", *arguments]) == 2
+    assert main(quality(python_docs, *arguments)) == 2
     assert sentence in capsys.readouterr().err
 
 
+def test_the_judge_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "PACKAGES", ("gguf_of_another_world",))
+    with pytest.raises(Exception, match=r"\(gguf_of_another_world missing\): pip install 'onesweep\[judge\]'"):
+        judge.check_judge()
+
+
 def test_no_router_there(python_docs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "quality", "--prompts", str(python_docs), *SIZES, "--router", "127.0.0.1:1"]) == 1
+    assert main(quality(python_docs, "--router", "127.0.0.1:1")) == 1
     assert "no router answers at 127.0.0.1:1" in capsys.readouterr().err
 
 
-def interrupted(arguments: list[str], ready: Callable[[psutil.Process], bool]) -> tuple[int, str]:
-    """Exit code and last words of a run that gets Ctrl-C when it is `ready`."""
-    # an interpreter of its own: a signal meets it as a user's does, not as a fork of the tests' template
-    script = "import sys; from onesweep.serving.cli.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", script, "bench", "quality", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 90
-        while not ready(psutil.Process(process.pid)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, words = process.communicate(timeout=90)
-    return process.returncode, words
+def test_entropy_is_low_where_the_same_pieces_come_again() -> None:
+    assert gram_entropy([b"abcd" * 50]) == pytest.approx(2.0, abs=0.01)
+    assert gram_entropy([b"abcdefgh"]) > gram_entropy([b"aaaaaaaa"]) == 0.0
+    assert gram_entropy([b"abc"]) == 0.0
 
 
-LONG = ["--count", "500", "--bytes", "64", "--prompt-bytes", "16", "--judge", "ngram", "--modes", "ar"]
+def test_of_temperatures_that_counts_whose_texts_are_as_varied_as_human_text() -> None:
+    cold, warm, other = (
+        ModeVariant("ar").having(temperature=0.5),
+        ModeVariant("ar").having(temperature=1.0),
+        ModeVariant("sweep"),
+    )
+    entropies = {cold.label: 9.0, warm.label: 11.5, other.label: 5.0, HUMAN: 12.0}
+    rows = {label: QualityRow(label, Estimate(1.0), entropy) for label, entropy in entropies.items()}
+    assert ranked({cold: [], other: [], warm: []}, rows) == [other, warm]
 
 
-@pytest.mark.slow
-def test_ctrl_c_leaves_no_host_behind(bundle: Path, python_docs: Path) -> None:
-    started: list[psutil.Process] = []
+def test_an_option_says_what_the_router_chose_and_what_texts_cost() -> None:
+    def result(sweeps: int, host_ms: float, wire: int) -> Any:
+        hosts = [SimpleNamespace(compute_ms=host_ms / 2)] * 2
+        counts = {"sweeps": sweeps, "output_tokens": 10, "chunk": 8, "wire_bytes_total": wire, "scorer": ""}
+        return SimpleNamespace(**counts, hosts=hosts, compute_ms=host_ms + 5.0, ahead_ms=1.0)
 
-    def ready(process: psutil.Process) -> bool:
-        started[:] = process.children()
-        return len(started) == 3
-
-    arguments = ["--prompts", str(python_docs), "--weights", str(bundle), *LONG]
-    assert interrupted(arguments, ready) == (130, "")
-    assert not psutil.wait_procs(started, timeout=20)[1]
-
-
-@pytest.mark.slow
-def test_ctrl_c_cancels_what_is_in_flight(deployment: Deployment, python_docs: Path) -> None:
-    with Client(deployment.topology.router) as client:
-        arguments = ["--prompts", str(python_docs), "--router", deployment.topology.router, *LONG]
-        assert interrupted(arguments, lambda process: client.status().requests > 4) == (130, "")
-        until(lambda: client.status().requests == 0)
+    results = [result(2, 40.0, 100), result(4, 60.0, 300)]
+    option = option_of(ModeVariant("chunked"), results, Estimate(2.0, 1.5, 2.5))
+    assert (option.mode, dict(option.settings)) == ("chunked", {"chunk": 8, "temperature": 0.8})
+    assert (option.bits, option.bits_low, option.bits_high) == (2.0, 1.5, 2.5)
+    assert (option.sweeps, option.sweeps_high, option.output_symbols) == (3.0, 4, 10)
+    assert (option.host_ms, option.router_ms, option.wire_bytes) == (50.0, 4.0, 200.0)

@@ -29,7 +29,7 @@ def test_what_the_options_say_goes_through_json() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["bench loadtest", "bench flood", "bench quality --prompts README.md"],
+    ["bench loadtest", "bench quality --prompts README.md"],
 )
 def test_plain_text_does_not_leave_the_machine_unasked(
     command: str, locust: None, capsys: pytest.CaptureFixture[str]

@@ -76,7 +76,7 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 
 TYPING = [
     ("generat x", 2, "there is no command 'generat'; did you mean `onesweep generate`?"),
-    ("soak --minutes 1", 2, "did you mean `onesweep bench soak`?"),
+    ("chaos --minutes 1", 2, "did you mean `onesweep bench chaos`?"),
     ("coordinate", 2, "did you mean `onesweep train coordinate`?"),
     ("rounds 127.0.0.1:1", 2, "`onesweep train status`"),
     ("train rounds", 2, "`onesweep train simulate`"),

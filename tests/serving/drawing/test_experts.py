@@ -11,16 +11,15 @@ import grpc
 import numpy as np
 import pytest
 
-from onesweep.loadtest.pictures.drawing import pixel_digests
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, RouterError
 from onesweep.serving.drawing import EXPERT_RULES
 from onesweep.serving.router.topology import Topology, local_topology
-from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Servers, until, wait_ready
+from tests.serving.drawing.experts_here import pixel_digests
 from tests.serving.router.test_replicas import doubled
 from tests.stages.pictures.test_hosts import FAR, NAN
 from tests.stages.pictures.tiny import TINY, tiny_experts, tiny_picture_bundle
@@ -62,7 +61,7 @@ def digests(client: Client, mode: str, **settings: Any) -> list[str]:
 def test_pixels_are_those_of_one_process_under_any_mapping(
     mode: str, bundle: Path, three: Topology, servers: Servers
 ) -> None:
-    wanted = pixel_digests(find_bundle(bundle), mode, None, LEVELS, SEED, COUNT)
+    wanted = pixel_digests(bundle / "experts", mode, LEVELS, SEED, COUNT)
     assert len(set(wanted)) == COUNT
     with Client(three.router) as client:
         assert client.status().drawing_modes == MODES

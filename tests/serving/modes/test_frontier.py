@@ -62,7 +62,7 @@ def test_a_record_and_back(tmp_path: Path) -> None:
 def test_a_bad_file(tmp_path: Path, content: object, says: str) -> None:
     path = tmp_path / "f.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(InputError, match="onesweep bench frontier") as error:
+    with pytest.raises(InputError, match="onesweep bench quality") as error:
         read_frontier(path)
     assert str(path) in str(error.value)
     assert says in str(error.value)
@@ -91,7 +91,7 @@ def test_weights_that_were_not_measured() -> None:
     assert frontier.problem({"ar": "", "local": "b" * 64, "chain": "c" * 64}) == ""
     problem = frontier.problem({"ar": "f" * 64, "local": "b" * 64})
     assert "other weights (ar/ aaaaaaaaaaaa, served are ffffffffffff)" in problem
-    assert "onesweep bench frontier" in problem
+    assert "onesweep bench quality" in problem
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """What is imported computes what `transformers` computes from the same files."""
 
+import json
 import shutil
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -12,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from onesweep.serving.cli.__main__ import main
+from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.stages.backends import backend_named
 from onesweep.stages.backends.base import CleanPiece
 from onesweep.stages.checkpoint.checkpoint import load_stage
@@ -94,6 +98,37 @@ def difference(
     with torch.inference_mode():
         expected = model(tokens[None]).logits[0]
     return float((logits_of(directory / "out", manifest, tokens) - expected).abs().max())
+
+
+def test_inspect_compares_with_what_was_imported(
+    transformers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, eos_token_id=299))
+    source, out = tmp_path / "source", tmp_path / "out"
+    model.save_pretrained(source)
+    (source / "tokenizer.json").write_text(tiny_tokenizer(300))
+    assert main(["import", str(source), "--out", str(out), "--blocks", "2", "--untrained"]) == 0
+    inspect = ["inspect", str(out), "--source"]
+    assert main([*inspect, str(source)]) == 0
+    count = min(len(read_manifest(out).probe_tokens), SIZES["max_position_embeddings"])
+    assert f"next tokens as transformers: {count} of {count}; " in capsys.readouterr().out
+
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1.0}))
+    assert main([*inspect, str(source)]) == 1, "another model"
+
+    for folder, code, sentence in (
+        ("nowhere", 2, "no model at"),
+        ("", 1, f"transformers cannot read {tmp_path}: "),
+    ):
+        assert main([*inspect, str(tmp_path / folder)]) == code
+        assert sentence in capsys.readouterr().err
+    assert main(["inspect", str(SHIPPED), "--source", str(source)]) == 2
+    assert "has no imported model" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main([*inspect, str(source)]) == 2
+    assert "--source needs the package transformers" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from onesweep.loadtest.fuzz.attacker import ACK, OPENING, PING, frame
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.server import SERVICE, StageServer, StageSettings
@@ -27,6 +26,7 @@ from onesweep.stages.wire.channel import (
 )
 from onesweep.stages.wire.tls import Security
 from tests.conftest import until
+from tests.fuzz.attacker import ACK, OPENING, PING, frame
 
 
 @pytest.mark.parametrize(

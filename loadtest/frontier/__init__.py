@@ -1,1 +1,0 @@
-"""The frontier: quality against seconds, a point for each mode and setting on each network."""

@@ -1,0 +1,311 @@
+"""Rows of `bench host` on a ring over loopback: a sweep and a byte on top of the model, batching, idle servers."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import psutil
+import torch
+
+from onesweep.loadtest.commands import Row, say
+from onesweep.loadtest.host.commands import HostBenchSettings
+from onesweep.loadtest.workload.pipeline import InProcess, Work
+from onesweep.loadtest.workload.texts import symbols_of
+from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.cli.ports import free_port_block
+from onesweep.serving.client.client import AsyncClient, Client
+from onesweep.serving.drawing import DEFAULT_GUIDANCE
+from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from onesweep.serving.modes.tokenizer import tokenizer_of
+from onesweep.serving.router.topology import local_topology
+from onesweep.stages.checkpoint.bundle import bundle_draws, find_bundle
+from onesweep.stages.checkpoint.checkpoint import load_chain, load_picture_part, load_stage
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.host.parts import plan_host
+from onesweep.stages.model.block import Block
+from onesweep.stages.model.families import PipelineStage
+from onesweep.stages.model.partition import NoisePartition
+from onesweep.stages.model.pipeline import new_caches
+from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.samplers import step_sigmas
+from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.pictures.part import PicturePart
+from onesweep.stages.pictures.trajectory import MAX_LEVELS, DrawPlan, Trajectory, block_sigmas
+from onesweep.stages.signals import run_interruptible
+
+RING = 3
+# Most milliseconds a sweep on top of the model, for a ring of three; a byte is a sweep of `ar`.
+TARGETS_MS = {"sweep": 8.0, "chunked": 8.0, "ar": 2.5}
+IDLE_PERCENT = 0.5  # of a core: a host that waits for work must not cost its owner anything
+SETTLE_S = 15.0  # between the last request and the measurement of idle servers
+
+
+class TextDiffers(OnesweepError):
+    """Two ways that must give the same text do not: nothing that is measured then means anything."""
+
+
+@dataclass(frozen=True)
+class RequestTiming:
+    """One request, served and computed here; milliseconds."""
+
+    latency_ms: float  # at the client, from the call to the end of the account
+    compute_ms: float  # the hosts' own figure
+    in_process_ms: float
+    sweeps: int
+
+
+def measure_ring(settings: HostBenchSettings) -> list[Row]:
+    """Rows of every mode that the bundle has weights for. Raises OnesweepError."""
+    parts = plan_host(settings.checkpoint, (0,)).parts
+    hosts = min(RING, parts) if settings.hosts is None else settings.hosts
+    ring = local_topology(hosts, parts, settings.checkpoint, free_port_block(hosts + 1) + 1)
+    subject = (PictureRequests if bundle_draws(settings.checkpoint) else TextRequests)(settings)
+    all_cores = torch.get_num_threads()
+    say(f"{hosts} hosts on loopback; keep the machine idle ...")
+    with temporary_deployment(ring, settings.checkpoint) as deployment:
+        rows = _overhead_rows(ring.router, subject, hosts) if isinstance(subject, TextRequests) else []
+        served = {mode: run_interruptible(_served(ring.router, mode, subject)) for mode in subject.models}
+        idle = _idle_rows(deployment, settings.idle_s) if settings.idle_s else []
+    # after the hosts have gone: they would share the cores
+    for mode, (alone, together) in served.items():
+        # on a busy machine two threads of one loop wait for each other, and it is slower than one alone
+        bare = max(bare_rate(subject, mode, threads) for threads in (1, all_cores))
+        rows += [
+            Row(f"{mode}: one request after the other", alone, subject.unit),
+            Row(f"{mode}: {settings.batch} requests at once", together, subject.unit),
+            Row(f"{mode}: bare torch loop over {settings.batch}", bare, subject.unit),
+            Row(f"{mode}: at once over the bare loop", together / bare, "x"),
+        ]
+    return rows + idle
+
+
+def _overhead_rows(router: str, subject: TextRequests, hosts: int) -> list[Row]:
+    """Requests one at a time, interleaved: a slow moment of the machine falls on every mode. Raises TextDiffers."""
+    s = subject.settings
+    modes = [mode for mode in TARGETS_MS if ("ar" if mode == "ar" else "sweep") in subject.models]
+    samples: dict[str, list[RequestTiming]] = {mode: [] for mode in modes}
+    torch.set_num_threads(1)  # as the hosts
+    floor = InProcess(s.checkpoint)
+    with Client(router) as client:
+        for mode in modes:  # connections open and kernels load
+            _sample(client, floor, Work(mode, PROMPT, s.max_tokens, 0))
+        for i in range(s.requests):
+            turn = i % len(modes)
+            for mode in modes[turn:] + modes[:turn]:
+                samples[mode].append(_sample(client, floor, Work(mode, PROMPT, s.max_tokens, i)))
+    return [row for mode in modes for row in overhead_rows(mode, hosts, samples[mode])]
+
+
+def _sample(client: Client, floor: InProcess, work: Work) -> RequestTiming:
+    begin = time.perf_counter()
+    result = client.generate(work.prompt, mode=work.mode, max_bytes=work.max_bytes, seed=work.seed)
+    middle = time.perf_counter()
+    text = floor.generate(work)
+    end = time.perf_counter()
+    check_text(work, result.output, text)
+    return RequestTiming((middle - begin) * 1000, result.compute_ms, (end - middle) * 1000, result.sweeps)
+
+
+def check_text(work: Work, served: bytes, text: bytes) -> None:
+    """Raises TextDiffers, with both texts, unless what was served is what the model gives here."""
+    if served != text:
+        raise TextDiffers(
+            f"mode {work.mode}, seed {work.seed}: serving changed the text\n"
+            f"  served:     {served!r}\n  in process: {text!r}"
+        )
+
+
+def overhead_rows(mode: str, hosts: int, samples: list[RequestTiming]) -> list[Row]:
+    """Medians over the requests of one mode."""
+    median = statistics.median
+    overhead = median((s.latency_ms - s.compute_ms) / s.sweeps for s in samples)
+    unit = "byte" if mode == "ar" else "sweep"
+    return [
+        Row(f"{mode}: latency", median(s.latency_ms for s in samples), "ms"),
+        Row(f"{mode}: the model in one process", median(s.in_process_ms for s in samples), "ms"),
+        Row(f"{mode}: latency over compute", median(s.latency_ms / s.compute_ms for s in samples), "x"),
+        Row(f"{mode}: a {unit} on top of the model", overhead, "ms", TARGETS_MS[mode] if hosts == RING else None),
+    ]
+
+
+async def _served(router: str, mode: str, subject: TextRequests | PictureRequests) -> tuple[float, float]:
+    """Tokens or pictures a second, alone and together. Raises TextDiffers when a result depends on its company."""
+    batch, alone, together = subject.settings.batch, list[float](), list[float]()
+    async with AsyncClient(router) as client:
+        expected = [await subject.ask(client, mode, seed) for seed in range(batch)]
+        for turn in range(subject.settings.rounds):
+            begin = time.perf_counter()
+            one = await subject.ask(client, mode, turn % batch)
+            middle = time.perf_counter()
+            results: list[Output] = await asyncio.gather(*(subject.ask(client, mode, seed) for seed in range(batch)))
+            end = time.perf_counter()
+            if results != expected:
+                raise TextDiffers(f"mode {mode}: a result depends on what is asked for beside it")
+            alone.append(one.units / (middle - begin))
+            together.append(sum(each.units for each in results) / (end - middle))
+    return statistics.median(alone), statistics.median(together)
+
+
+def _idle_rows(deployment: Deployment, seconds: float) -> list[Row]:
+    """Processor time of the servers of a ring that has just worked and waits now."""
+    time.sleep(SETTLE_S)
+    processes = {name: psutil.Process(pid) for name, pid in deployment.processes.items()}
+    before = {name: _processor_s(process) for name, process in processes.items()}
+    time.sleep(seconds)
+    shares = {name: 100 * (_processor_s(process) - before[name]) / seconds for name, process in processes.items()}
+    return [Row(f"idle: {name}", share, "% of a core", IDLE_PERCENT) for name, share in shares.items()]
+
+
+def _processor_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+# The yardstick of batching: the same work for a batch as bare torch loops, without hosts, links or care for company.
+# The nets' own code runs, not the runners of the hosts: what torch takes at its best.
+
+
+PROMPT = b"The old man looked at the sea and said that"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A text or a picture; a text of tokens may end early."""
+
+    output: bytes
+    units: int  # tokens of a text; a picture is one
+
+
+class TextRequests:
+    """Requests for text, and the bare loops that write as much."""
+
+    unit = "tokens/s"
+
+    def __init__(self, settings: HostBenchSettings) -> None:
+        """Raises InputError, CheckpointError."""
+        self.settings, bundle = settings, find_bundle(settings.checkpoint)
+        found = {"sweep": bundle.chain, "ar": bundle.ar}
+        self.models: dict[str, Path] = {mode: path for mode, path in found.items() if path is not None}
+        room = min(read_manifest(path).text_architecture.positions for path in self.models.values()) - len(PROMPT)
+        if settings.max_tokens > room:
+            raise InputError(
+                f"--max-tokens must be 1 to {room}, what the context leaves after the prompt, not {settings.max_tokens}"
+            )
+        self.units = settings.max_tokens
+
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> Output:
+        result = await client.generate(PROMPT, mode=mode, max_tokens=self.units, seed=seed)
+        return Output(result.output, result.output_tokens)
+
+    def bare(self, mode: str) -> Callable[[], None]:
+        """A loop over a batch of requests."""
+        directory = self.models[mode]
+        manifest = read_manifest(directory)
+        known = torch.tensor([symbols_of(tokenizer_of(directory), PROMPT)] * self.settings.batch)
+        if mode == "ar":
+            stages = [load_stage(directory, i) for i in range(manifest.architecture.parts)]
+            return partial(_bare_ar, stages, known, self.units)
+        assert manifest.partition is not None
+        return partial(_bare_sweep, load_chain(directory), manifest.partition, known, self.units)
+
+
+class PictureRequests:
+    """Requests for pictures, and the bare loops that draw as many."""
+
+    unit = "pictures/s"
+    units = 1
+
+    def __init__(self, settings: HostBenchSettings) -> None:
+        """Raises InputError, CheckpointError."""
+        self.settings, models = settings, vars(find_bundle(settings.checkpoint))
+        self.models: dict[str, Path] = {mode: models[mode] for mode in ("chain", "steps") if models[mode] is not None}
+        parts = max(read_manifest(path).architecture.parts for path in self.models.values())
+        if not parts <= settings.levels <= MAX_LEVELS:
+            raise InputError(f"--levels must be {parts} to {MAX_LEVELS}, not {settings.levels}")
+
+    def _class_of(self, seed: int, mode: str) -> int:
+        return seed % len(read_manifest(self.models[mode]).picture_architecture.classes)
+
+    async def ask(self, client: AsyncClient, mode: str, seed: int) -> Output:
+        asked = str(self._class_of(seed, mode))
+        drawn = await client.draw(asked, mode=mode, levels=self.settings.levels, seed=seed)
+        return Output(drawn.pixels.tobytes(), self.units)
+
+    def bare(self, mode: str) -> Callable[[], None]:
+        """A loop over a batch of requests."""
+        directory = self.models[mode]
+        manifest = read_manifest(directory)
+        assert manifest.partition is not None
+        parts = [load_picture_part(directory, i) for i in range(manifest.architecture.parts)]
+        classes = tuple(self._class_of(seed, mode) for seed in range(self.settings.batch))
+        plan = DrawPlan(0, classes, self.settings.levels, guidance=DEFAULT_GUIDANCE)
+        nets = [[part] for part in parts] if mode == "chain" else [parts]
+        return partial(_bare_drawing, nets, manifest.partition, plan)
+
+
+@torch.inference_mode()
+def bare_rate(subject: TextRequests | PictureRequests, mode: str, threads: int) -> float:
+    """Tokens or pictures a second of the bare loop; the median over the rounds."""
+    before, rates, loop = torch.get_num_threads(), list[float](), subject.bare(mode)
+    torch.set_num_threads(threads)
+    for _ in range(subject.settings.rounds):
+        begin = time.perf_counter()
+        loop()
+        rates.append(subject.settings.batch * subject.units / (time.perf_counter() - begin))
+    torch.set_num_threads(before)
+    return statistics.median(rates)
+
+
+def _bare_sweep(chain: list[Block], partition: NoisePartition, known: torch.Tensor, slots: int) -> None:
+    """The evaluations of a sweep, batched, and the draw at its end."""
+    start = known.shape[1]
+    estimate = torch.zeros(len(known), slots, chain[0].architecture.code_dim)
+    for block in chain:
+        _, memory = block.read(known)
+        sigmas = step_sigmas(*partition.range(block.index), DEFAULT_STEPS)
+        for sigma in sigmas[:-1]:
+            z = estimate + sigma * torch.randn_like(estimate)
+            logits = block.denoise(z, estimate, torch.full((1, 1), sigma), memory, start)
+            estimate = block.point(logits / DEFAULT_TEMPERATURE)
+    z = estimate + sigmas[-1] * torch.randn_like(estimate)
+    logits = block.denoise(z, estimate, torch.full((1, 1), sigmas[-1]), memory, start)
+    for seed, rows in enumerate(logits):
+        sample_symbols(rows, 1.0, seed, start)
+
+
+def _bare_ar(stages: list[PipelineStage], known: torch.Tensor, count: int) -> None:
+    a, last, source = stages[0].architecture, stages[-1], known
+    alphabet = Alphabet(a.vocabulary)
+    capacity = known.shape[1] + count
+    caches = [new_caches(len(stage.layers), a, capacity, len(known)) for stage in stages]
+    for position in range(count):
+        x = source
+        for stage, held in zip(stages, caches, strict=True):
+            x = stage.read(x, held)
+        logits = last.next_byte(x[:, -1:])[:, 0]
+        source = alphabet.decode(sample_symbols(logits, 1.0, 0, position))[:, None]
+
+
+# E is not rounded between blocks, which changes pixels and no time.
+def _bare_drawing(nets: list[list[PicturePart]], partition: NoisePartition, plan: DrawPlan) -> None:
+    """The evaluations of a drawing, batched. nets: those of each range of noise."""
+    estimate = None
+    for block, parts in enumerate(nets):
+        sigmas, is_last = block_sigmas(partition, block, plan.levels), block == len(nets) - 1
+        architecture = parts[0].architecture
+        trajectory = Trajectory(architecture, plan, partition.sigma_max, sigmas, is_last=is_last, estimate=estimate)
+        while not trajectory.done:
+            piece = trajectory.piece()
+            x = piece.x
+            for part in parts:
+                x = part(x, torch.full((len(x),), piece.sigma), piece.classes)
+            trajectory.supply(x)
+        estimate = trajectory.estimate
+    trajectory.pixels()

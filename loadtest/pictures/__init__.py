@@ -1,1 +1,0 @@
-"""Drawn pictures against real ones: a judge, distances, and quality against seconds."""

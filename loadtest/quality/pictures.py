@@ -1,0 +1,290 @@
+"""Quality of pictures: how far drawn ones are from real ones by a judge's features, and what a picture costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onesweep.loadtest.commands import BenchReport
+from onesweep.loadtest.quality.commands import QualitySettings
+from onesweep.loadtest.report.record import settings_record
+from onesweep.loadtest.report.table import Table, number_column, open_meter, text_column
+from onesweep.loadtest.workload.caller import Access
+from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
+from onesweep.loadtest.workload.variants import ModeVariant, parse_variants
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.serving.client.client import AsyncClient, DrawnPictures
+from onesweep.serving.drawing import DRAWING_MODES
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.stages.signals import run_interruptible
+from onesweep.trainer.blocks.state import digest
+from onesweep.trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
+
+REAL = "training pictures"
+EPOCHS = 6  # passes of a judge that is learned here
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class PictureRow:
+    """Pictures of one mode at one number of levels, or real ones; costs are means over pictures."""
+
+    mode: str  # with its codec, where one was named
+    levels: int | None
+    count: int
+    distance: float  # Frechet distance of the judge's features to those of the test part
+    distance_low: float
+    distance_high: float
+    accuracy: float  # share whose class the judge names
+    trips: int | None = None
+    host_ms: float | None = None
+    wire_bytes: float | None = None
+
+
+TABLE: Table[PictureRow] = Table(
+    (
+        text_column("mode"),
+        number_column("levels", "levels", 0),
+        number_column("FD", "distance", 2),
+        ("95 %", lambda row: f"{row.distance_low:.2f} to {row.distance_high:.2f}"),
+        number_column("accuracy", "accuracy", 3),
+        number_column("trips", "trips", 0),
+        number_column("host ms", "host_ms", 2),
+        number_column("wire bytes", "wire_bytes", 0),
+    )
+)
+
+
+def measure_pictures(settings: QualitySettings) -> BenchReport:
+    """Raises OnesweepError."""
+    s = settings
+    assert s.pictures is not None
+    variants = None if s.modes is None else parse_variants(s.modes, DRAWING_MODES)
+    pictures = load_pictures(s.pictures)
+    if not len(pictures.test):
+        raise InputError(f"{s.pictures} has no test part to compare with")
+    target = TestbedSettings(access=s.access, checkpoint=s.checkpoint or (None if s.access else SHIPPED / "pictures"))
+    check_testbed(target)
+    stored = _judge(s, pictures)
+    real, _ = stored.judge.look(pictures.test.pixels)
+
+    def row(mode: str, levels: int | None, pixels: torch.Tensor, labels: Sequence[int]) -> PictureRow:
+        features, found = stored.judge.look(pixels)
+        low, high = distance_interval(features, real)
+        accuracy = float((found == np.asarray(labels)).mean())
+        return PictureRow(mode, levels, len(pixels), frechet_distance(features, real), low, high, accuracy)
+
+    # as many real pictures have the same bias, so a row can be no better than this one
+    sample = pictures.train.take(torch.from_numpy(np.random.default_rng(0).permutation(len(pictures.train))[: s.count]))
+    rows = [row(REAL, None, sample.pixels, sample.labels.tolist())]
+    with open_testbed(target) as testbed:
+        drawn = run_interruptible(_drawn(testbed.access, variants, pictures.classes, s))
+    for (variant, levels), answers in drawn.items():
+        pixels = torch.from_numpy(np.concatenate([answer.pixels for answer in answers]))
+        labels = list(range(len(pictures.classes))) * len(answers)
+        costs = {
+            "trips": max(answer.sweeps for answer in answers),
+            "host_ms": sum(host.compute_ms for answer in answers for host in answer.hosts) / len(pixels),
+            "wire_bytes": statistics.fmean(answer.wire_bytes_total for answer in answers) / len(pictures.classes),
+        }
+        rows.append(PictureRow(**asdict(row(variant.label, levels, pixels, labels)) | costs))
+    record = {
+        "bench": "quality",
+        "settings": settings_record(s),
+        "judge": stored.digest,
+        "test_pictures": len(pictures.test),
+        "rows": [asdict(each) for each in rows],
+    }
+    words = (
+        f"FD: Frechet distance of 64 features of a judge ({stored.digest[:12]}) to {len(pictures.test)} test pictures: "
+        "it compares with other rows of this judge only"
+    )
+    return BenchReport(f"{TABLE.aligned(rows)}\n\n{words}", record)
+
+
+def _judge(settings: QualitySettings, pictures: PictureSet) -> JudgeFile:
+    """The judge; one that is not there is learned from the training pictures, and kept."""
+    if not settings.judge.exists():
+        save_judge(train_judge(pictures, EPOCHS), settings.judge, pictures)
+    return load_judge(settings.judge)
+
+
+async def _drawn(
+    access: Access, variants: Sequence[ModeVariant] | None, classes: tuple[str, ...], settings: QualitySettings
+) -> dict[tuple[ModeVariant, int], list[DrawnPictures]]:
+    """A picture of every class in each request: `count` pictures at least. Raises OnesweepError."""
+    requests = -(-settings.count // len(classes))
+    async with AsyncClient(access.router, **access.who()) as client:
+        status = await client.status()
+        if tuple(status.pictures.classes) != classes:
+            raise InputError(
+                f"{access.router} draws other classes than {settings.pictures} has: give the data that its nets "
+                "were trained on"
+            )
+        places = asyncio.Semaphore(settings.in_flight)
+        variants = variants or tuple(map(ModeVariant, status.drawing_modes))
+        with open_meter("drawing", len(variants) * len(settings.levels) * requests, "request") as progress:
+
+            async def one(variant: ModeVariant, levels: int, number: int) -> DrawnPictures:
+                fields = {"levels": levels, "seed": settings.seed + number * len(classes), **variant.request()}
+                async with places:
+                    answer = await client.draw(classes, timeout_s=TIMEOUT_S, **fields)
+                progress(1)
+                return answer
+
+            return {
+                (variant, levels): await asyncio.gather(*(one(variant, levels, i) for i in range(requests)))
+                for variant in variants
+                for levels in settings.levels
+            }
+
+
+# The judge: a small classifier, whose features tell how far drawn pictures are from real ones
+
+
+FEATURES = 64
+WIDTH = 32
+BATCH = 128
+LEARNING_RATE = 2e-3
+AT_ONCE = 500  # pictures that are looked at together
+
+
+class PictureJudge(nn.Module):
+    """Two convolutions, 64 features, and a class for each picture."""
+
+    # FID needs Inception's weights, which are not to be had here and know photographs only. So nothing is called FID,
+    # and figures of one judge compare with figures of the same judge alone: its digest is in every record.
+
+    def __init__(self, channels: int, height: int, width: int, classes: int) -> None:
+        super().__init__()
+        self.size = (channels, height, width)
+        self.first = nn.Conv2d(channels, WIDTH, 3, padding=1)
+        self.second = nn.Conv2d(WIDTH, 2 * WIDTH, 3, padding=1)
+        self.features = nn.Linear(2 * WIDTH * (height // 4) * (width // 4), FEATURES)
+        self.head = nn.Linear(FEATURES, classes)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (pictures, 64) and logits (pictures, classes). pixels: (pictures, channels, height, width) uint8."""
+        x = pixels.float() / 255
+        x = F.max_pool2d(F.relu(self.first(x)), 2)
+        x = F.max_pool2d(F.relu(self.second(x)), 2)
+        features = F.relu(self.features(x.flatten(1)))
+        return features, self.head(F.dropout(features, 0.3, self.training))
+
+    @torch.inference_mode()
+    def look(self, pixels: Tensor) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Features (pictures, 64) and classes (pictures,). Raises InputError for pictures of another size."""
+        if pixels.shape[1:] != self.size:
+            raise InputError(
+                f"the judge knows pictures of {self.size}, these have {tuple(pixels.shape[1:])} (channels, height, "
+                "width): give --judge a file that was made for them"
+            )
+        seen = [self(part) for part in pixels.split(AT_ONCE)]
+        features, logits = (torch.cat([each[i] for each in seen]) for i in (0, 1))
+        return features.double().numpy(), logits.argmax(1).numpy()
+
+
+def train_judge(pictures: PictureSet, epochs: int, seed: int = 0) -> PictureJudge:
+    """A judge of these pictures, from their training part alone. epochs: passes over it."""
+    torch.manual_seed(seed)
+    _, channels, height, width = pictures.train.pixels.shape
+    judge = PictureJudge(channels, height, width, len(pictures.classes))
+    steps = epochs * (len(pictures.train) // min(BATCH, len(pictures.train)))
+    optimizer = torch.optim.AdamW(judge.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=max(steps, 2))
+    for _ in range(steps):
+        batch = pictures.train.take(torch.randint(len(pictures.train), (min(BATCH, len(pictures.train)),)))
+        loss = F.cross_entropy(judge(batch.pixels)[1], batch.labels)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return judge.eval().requires_grad_(False)
+
+
+def save_judge(judge: PictureJudge, path: Path, pictures: PictureSet) -> None:
+    """Write a judge, in 16 bits, with its digest. Raises CheckpointError."""
+    # Half the size in the repository; the file is read back before it is used, so figures are those of what is stored.
+    tensors = {name: tensor.half() for name, tensor in judge.state_dict().items()}
+    _, channels, height, width = pictures.train.pixels.shape
+    record = {"size": [channels, height, width], "classes": list(pictures.classes), "data": pictures.digest}
+    text = json.dumps(record)
+    try:
+        save_file(tensors, path, {"judge": text, "sha256": digest(tensors)})
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write {path}: {error}") from None
+
+
+@dataclass(frozen=True)
+class JudgeFile:
+    """A judge as it was stored."""
+
+    judge: PictureJudge
+    classes: tuple[str, ...]
+    digest: str  # of its weights: figures of one judge compare
+
+
+def load_judge(path: Path) -> JudgeFile:
+    """Raises CheckpointError for a file that is no judge, or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        record = json.loads(metadata["judge"])
+        channels, height, width = record["size"]
+        judge = PictureJudge(channels, height, width, len(record["classes"]))
+        if metadata["sha256"] != digest(tensors):
+            raise CheckpointError(f"{path} is damaged: its weights do not have the recorded SHA-256")
+        judge.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    except FileNotFoundError:
+        raise CheckpointError(f"no judge at {path}") from None
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is no judge ({error})") from None
+    return JudgeFile(judge.eval().requires_grad_(False), tuple(record["classes"]), metadata["sha256"])
+
+
+def accuracy(judge: PictureJudge, pictures: LabelledPictures) -> float:
+    """Share of pictures whose class the judge names."""
+    return float((judge.look(pictures.pixels)[1] == pictures.labels.numpy()).mean())
+
+
+# Distances
+
+
+def frechet_distance(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Frechet distance of two Gaussians with the means and covariances of these features, (pictures, features) each.
+
+    |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) (Heusel et al. 2017, arXiv 1706.08500, equation 6).
+    """
+    means, covariances = zip(*((x.mean(0), np.cov(x, rowvar=False)) for x in (one, other)), strict=True)
+    # (C1 C2)^(1/2) has the trace of the root of C1^(1/2) C2 C1^(1/2), which is symmetric.
+    values, vectors = np.linalg.eigh(covariances[0])
+    root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
+    product = np.linalg.eigvalsh(root @ covariances[1] @ root)
+    squared = float(((means[0] - means[1]) ** 2).sum())
+    return squared + float(np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * np.sqrt(product.clip(0)).sum())
+
+
+def distance_interval(
+    drawn: NDArray[np.float64], real: NDArray[np.float64], draws: int = 50, seed: int = 0
+) -> tuple[float, float]:
+    """95 % bootstrap interval of `frechet_distance`, over the drawn pictures. It is biased upwards, as fewer different
+    pictures stand in each draw: its width tells, its place does not."""
+    generator = np.random.default_rng(seed)
+    found = [frechet_distance(drawn[generator.integers(len(drawn), size=len(drawn))], real) for _ in range(draws)]
+    low, high = np.quantile(found, (0.025, 0.975))
+    middle = float(np.median(found))
+    centre = frechet_distance(drawn, real)
+    return centre + low - middle, centre + high - middle

@@ -1,0 +1,374 @@
+"""Quality of text: bits of a judge beside human text, what a text costs, and the file that mode `auto` chooses from.
+
+A judge alone prefers a phrase without end, so the entropy of the runs of four bytes stands beside its bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onesweep.loadtest.commands import BenchReport
+from onesweep.loadtest.quality.commands import QualitySettings
+from onesweep.loadtest.quality.judge import check_judge, open_judge
+from onesweep.loadtest.report.record import origin, settings_record
+from onesweep.loadtest.report.table import Estimate, Table, number_column, open_meter, percentile, ratio_of_sums
+from onesweep.loadtest.workload.caller import Access, RouterState
+from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
+from onesweep.loadtest.workload.variants import ModeVariant, at_temperatures, parse_variants
+from onesweep.serving.client.client import AsyncClient, RequestRefused, Result, RouterError
+from onesweep.serving.modes import MODES
+from onesweep.serving.modes.base import DEFAULT_TEMPERATURE
+from onesweep.serving.modes.frontier import Frontier, Option
+from onesweep.stages.checkpoint.bundle import find_bundle
+from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.model.randomness import Purpose, uniforms
+from onesweep.stages.settings import write_destination
+from onesweep.stages.signals import run_interruptible
+from onesweep.trainer.blocks.data import read_utf8
+
+HUMAN = "human"
+BASIS = "judge_bits_per_byte"
+GRAM = 4  # bytes: long enough to see repeated pieces, short enough to occur twice in human text
+
+
+@dataclass(frozen=True)
+class QualityRow:
+    """Texts of one variant, or the true continuations; costs are means over texts unless they say otherwise."""
+
+    mode: str  # with its settings; `human` for the true continuations
+    bits: Estimate  # that the judge needs for a byte of the text, given the prompt
+    gram_entropy: float  # bits of all runs of four bytes: low where the same pieces come again
+    sweeps: float | None = None
+    seconds: float | None = None  # median latency, with other requests beside it
+    host_ms: float | None = None  # arithmetic on all hosts together
+    router_ms: float | None = None  # arithmetic on the router that is waited for
+    wire_bytes: float | None = None
+
+    def to_record(self) -> dict[str, Any]:
+        record = asdict(self)
+        bits = record.pop("bits")
+        return record | {BASIS: bits["value"], f"{BASIS}_low": bits["low"], f"{BASIS}_high": bits["high"]}
+
+
+TABLE: Table[QualityRow] = Table(
+    (
+        ("mode", lambda row: row.mode),
+        ("judge bits a byte", lambda row: _interval(row.bits)),
+        number_column("4-gram entropy", "gram_entropy", 2),
+        number_column("sweeps", "sweeps"),
+        number_column("s", "seconds", 3),
+        number_column("host ms", "host_ms"),
+        number_column("router ms", "router_ms"),
+        number_column("wire bytes", "wire_bytes", 0),
+    )
+)
+
+
+def measure_text(settings: QualitySettings) -> BenchReport:
+    """Raises OnesweepError."""
+    s = settings
+    assert s.prompts is not None
+    check_judge()
+    variants = None if s.modes is None else at_temperatures(parse_variants(s.modes, MODES), s.temperatures)
+    target = TestbedSettings(access=s.access, checkpoint=s.checkpoint)
+    check_testbed(target)
+    passages = cut_prompts(held_out_documents(s.prompts), s.count, s.prompt_bytes, s.max_bytes, s.seed)
+    with open_testbed(target) as testbed:
+        facts = testbed.facts()
+        if variants is None:
+            every = tuple(ModeVariant(mode) for mode in facts.modes if mode not in ("infill", "auto"))
+            variants = at_temperatures(every, s.temperatures)
+        with open_meter("generating", len(variants) * len(passages)) as progress:
+            results = generate_all(testbed.access, variants, passages, s, facts, progress)
+    texts = {variant.label: [result.output for result in taken] for variant, taken in results.items()}
+    texts[HUMAN] = [passage.continuation for passage in passages]
+    judge, prompts = open_judge(), [passage.prompt for passage in passages]
+    with open_meter("judging", len(texts) * len(passages)) as progress:
+        bits = {label: judge.judge(prompts, outputs, progress) for label, outputs in texts.items()}
+    rows = {label: _bare_row(label, bits[label], outputs, s.seed) for label, outputs in texts.items()}
+    rows |= {variant.label: _with_costs(rows[variant.label], taken) for variant, taken in results.items()}
+    # what was started here is measured by its files, which a router that is found does not show
+    weights = facts.digests if s.access else _bundle_digests(target)
+    if s.write is not None:
+        options = [option_of(variant, results[variant], rows[variant.label].bits) for variant in ranked(results, rows)]
+        frontier = Frontier(tuple(options), weights, judge.name, BASIS, rows[HUMAN].bits.value)
+        write_destination(s.write, json.dumps(frontier.to_record() | origin(), indent=2) + "\n")
+    record = {
+        "bench": "quality",
+        "settings": settings_record(s),
+        "judge": judge.name,
+        "prompts_sha256": digest(passages),
+        "weights": weights,
+        "rows": [row.to_record() for row in rows.values()],
+    }
+    words = f"{s.count} prompts of {s.prompt_bytes} bytes, {s.max_bytes} bytes each; judge {judge.name}"
+    return BenchReport(f"{TABLE.aligned(list(rows.values()))}\n\n{words}", record)
+
+
+def _bare_row(label: str, bits: Sequence[float], outputs: Sequence[bytes], seed: int) -> QualityRow:
+    found = ratio_of_sums(bits, [len(output) for output in outputs], seed)
+    if found is None:
+        raise InputError(f"{label} wrote no byte: there is nothing to judge")
+    return QualityRow(label, found, gram_entropy(outputs))
+
+
+def _with_costs(row: QualityRow, results: Sequence[Result]) -> QualityRow:
+    mean = statistics.fmean
+    return replace(
+        row,
+        sweeps=mean(result.sweeps for result in results),
+        seconds=statistics.median(result.latency_ms for result in results) / 1000,
+        host_ms=mean(host_ms(result) for result in results),
+        router_ms=mean(router_ms(result) for result in results),
+        wire_bytes=mean(result.wire_bytes_total for result in results),
+    )
+
+
+def gram_entropy(outputs: Sequence[bytes]) -> float:
+    """Bits of the runs of GRAM bytes of all texts together. It grows with their number: compare equal numbers."""
+    counts = Counter(output[i : i + GRAM] for output in outputs for i in range(len(output) - GRAM + 1))
+    total = counts.total()
+    return sum(n / total * math.log2(total / n) for n in counts.values()) if total else 0.0
+
+
+def host_ms(result: Result) -> float:
+    """Arithmetic on the hosts."""
+    return sum(host.compute_ms for host in result.hosts)
+
+
+def router_ms(result: Result) -> float:
+    """Arithmetic on the router that sweeps wait for: a drafter's."""
+    return max(result.compute_ms - result.ahead_ms - host_ms(result), 0.0)
+
+
+def ranked(results: dict[ModeVariant, list[Result]], rows: dict[str, QualityRow]) -> list[ModeVariant]:
+    """One temperature of each variant: that whose texts are most nearly as varied as human text."""
+    # not the one of the best bits: colder texts please a judge cheaply
+    wanted = rows[HUMAN].gram_entropy
+    best: dict[ModeVariant, ModeVariant] = {}
+    for variant in sorted(results, key=lambda variant: abs(rows[variant.label].gram_entropy - wanted)):
+        best.setdefault(variant.having(temperature=None), variant)
+    return [variant for variant in results if variant in best.values()]
+
+
+def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -> Option:
+    """An entry of the frontier: a variant with the settings that the router chose for it, its bits and its costs."""
+    chosen = variant.having(
+        scorer=variant.get("scorer") or next((result.scorer for result in results if result.scorer), None),
+        temperature=DEFAULT_TEMPERATURE if variant.get("temperature") is None else variant.get("temperature"),
+    )
+    if variant.mode == "chunked":
+        chosen = chosen.having(chunk=max(result.chunk for result in results) or None)
+    sweeps = sorted(result.sweeps for result in results)
+    return Option(
+        mode=variant.mode,
+        settings=chosen.settings,
+        bits=bits.value,
+        output_symbols=max(round(statistics.fmean(result.output_tokens for result in results)), 1),
+        sweeps=statistics.fmean(sweeps),
+        sweeps_high=percentile(sweeps, 95) or 0.0,
+        host_ms=statistics.median(map(host_ms, results)),
+        router_ms=statistics.median(map(router_ms, results)),
+        wire_bytes=statistics.fmean(result.wire_bytes_total for result in results),
+        bits_low=bits.low,
+        bits_high=bits.high,
+    )
+
+
+def _bundle_digests(target: TestbedSettings) -> dict[str, str]:
+    """Manifest digests of the weights that were started here."""
+    found = vars(find_bundle(target.bundle))
+    return {name: read_manifest(path).digest() for name, path in found.items() if path is not None}
+
+
+def _interval(estimate: Estimate) -> str:
+    """With its 95 % interval over prompts, where it has one."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.3f}"
+    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+
+
+# Continuations from a router
+
+
+TRIES = 20  # of one request while the router is busy
+TIMEOUT_S = 600.0  # far links and many candidates: a slow text is no reason to end a run of hours
+
+
+def generate_all(
+    access: Access,
+    variants: Sequence[ModeVariant],
+    passages: Sequence[Passage],
+    settings: QualitySettings,
+    facts: RouterState,
+    progress: Callable[[int], object],
+) -> dict[ModeVariant, list[Result]]:
+    """One Result for each variant and passage; passage i has the seed of the settings + i.
+
+    Raises RequestRefused or RouterError, once.
+    """
+
+    async def generate() -> dict[ModeVariant, list[Result]]:
+        async with AsyncClient(access.router, **access.who()) as client:
+            places = asyncio.Semaphore(1 if settings.write else min(settings.in_flight, facts.request_limit))
+
+            async def one(variant: ModeVariant, number: int) -> Result:
+                async with places:
+                    request = {"prompt": passages[number].prompt, "max_bytes": settings.max_bytes, **variant.request()}
+                    result = await _patiently(client, variant, request | {"seed": settings.seed + number})
+                progress(1)
+                return result
+
+            # one at a time: what the router refuses is known at once, and not after an hour of others
+            first = {variant: await one(variant, 0) for variant in variants}
+            others = range(1, len(passages))
+            return {
+                variant: [first[variant], *await _all_or_none([one(variant, i) for i in others])]
+                for variant in variants
+            }
+
+    return run_interruptible(generate())
+
+
+async def _all_or_none(requests: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Raises the first error, with the other requests cancelled."""
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def _patiently(client: AsyncClient, variant: ModeVariant, request: dict[str, Any]) -> Result:
+    for _ in range(TRIES):
+        try:
+            return await client.generate(timeout_s=TIMEOUT_S, **request)
+        except RequestRefused as refused:
+            raise RequestRefused(f"{variant.label}: {refused}", refused.code) from None
+        except RouterError as error:
+            if error.retry_after_ms is None:
+                raise RouterError(f"{variant.label}: {error}", error.code) from None
+            await asyncio.sleep(error.retry_after_ms / 1000)
+    raise ServiceError(f"{variant.label}: the router was busy {TRIES} times: try a smaller --in-flight")
+
+
+# Prompts from held-out text, each with its human continuation
+
+
+VALID = "valid.txt"  # held-out text, where training text lies beside it
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file."""
+
+    path: Path
+    raw: bytes
+
+
+def held_out_documents(path: Path) -> list[Document]:
+    """A file, or a folder's `valid.txt` files, else its .txt files, else all of its files.
+
+    Raises InputError for a path without text, and for text that is not UTF-8.
+    """
+    documents = [Document(file, read_utf8(file)) for file in _held_out_files(path)]
+    if not any(document.raw.strip() for document in documents):
+        raise InputError(f"{path} is empty: --prompts needs text to cut prompts from")
+    return documents
+
+
+def _held_out_files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise InputError(f"no text at {path}: --prompts takes a file or a folder of UTF-8 text")
+    if path.is_file():
+        return [path]
+    every = sorted(
+        file
+        for file in path.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )
+    if not every:
+        raise InputError(f"no file under {path}: --prompts takes a file or a folder of UTF-8 text")
+    return [file for file in every if file.name == VALID] or [f for f in every if f.suffix == ".txt"] or every
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of human text: a prompt and its true continuation, both cut between characters."""
+
+    prompt: bytes
+    continuation: bytes
+
+
+def digest(passages: Sequence[Passage]) -> str:
+    """SHA-256 of passages, each part with its length."""
+    whole = hashlib.sha256()
+    for passage in passages:
+        for part in (passage.prompt, passage.continuation):
+            whole.update(len(part).to_bytes(4, "big") + part)
+    return whole.hexdigest()
+
+
+def cut_prompts(
+    documents: Sequence[Document], count: int, prompt_bytes: int, output_bytes: int, seed: int = 0
+) -> tuple[Passage, ...]:
+    """`count` passages evenly over the text; no two overlap, none runs over the end of a file.
+
+    The seed shifts them. Raises InputError for too little text.
+    """
+    window = prompt_bytes + output_bytes
+    slots = [
+        (document.raw, start)
+        for number, document in enumerate(documents)
+        for start in _starts(len(document.raw), window, seed, number)
+    ]
+    if len(slots) < count:
+        raise InputError(
+            f"the text has room for {len(slots)} prompts of {window} bytes with what follows them, not for {count}: "
+            "give more text, or a smaller --count or --bytes"
+        )
+    chosen = np.linspace(0, len(slots), count, endpoint=False).astype(int)
+    cuts = [slots[i] for i in chosen.tolist()]
+    return tuple(_passage(raw, start, prompt_bytes, output_bytes) for raw, start in cuts)
+
+
+def _starts(size: int, window: int, seed: int, document: int) -> range:
+    """Starts of neighbouring windows, shifted by what remains of the file."""
+    slots = max(size, 0) // window
+    spare = max(size, 0) - slots * window
+    shift = min(int(uniforms(seed, Purpose.WINDOWS, 0, 1, 1, document)[0, 0] * (spare + 1)), spare)
+    return range(shift, shift + slots * window, window)
+
+
+def _passage(raw: bytes, start: int, prompt_bytes: int, output_bytes: int) -> Passage:
+    begin = _forward(raw, start)
+    border = max(_back(raw, start + prompt_bytes), begin)
+    end = max(_back(raw, start + prompt_bytes + output_bytes), border)
+    return Passage(raw[begin:border], raw[border:end])
+
+
+def _forward(raw: bytes, at: int) -> int:
+    while at < len(raw) and raw[at] & 0xC0 == 0x80:
+        at += 1
+    return at
+
+
+def _back(raw: bytes, at: int) -> int:
+    while 0 < at < len(raw) and raw[at] & 0xC0 == 0x80:
+        at -= 1
+    return at

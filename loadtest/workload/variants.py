@@ -1,0 +1,170 @@
+"""A variant that is measured: a mode with its settings, such as `sweep`, `ar-speculative:lookup:int8` or
+`resample:ar:chunk=32:candidates=64`.
+
+Help reads this file: nothing heavy here.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onesweep.serving.drawing import DRAWING_MODES
+from onesweep.serving.drawing.request import DrawingRequest
+from onesweep.serving.modes import DRAFTERS, MODES, SCORERS
+from onesweep.serving.router.request import Request
+from onesweep.stages.errors import InputError, one_of
+
+# Settings whose value is enough: no two have a value in common.
+WORDS = (
+    dict.fromkeys(SCORERS, "scorer")
+    | dict.fromkeys(DRAFTERS, "drafter")
+    | dict.fromkeys(("fp32", "int8", "int4"), "codec")
+)
+# The others, and their kind. Their ranges are the router's to check: it alone knows the model.
+KEYS: dict[str, type] = {
+    "chunk": int,
+    "candidates": int,
+    "steps": int,
+    "temperature": float,
+    "sampler": str,
+    "draft": int,
+    "branches": int,
+    "budget_ms": int,
+    "guidance": float,
+    "solver": str,
+}
+ORDER = ("scorer", "drafter", "codec", *KEYS)
+
+
+@dataclass(frozen=True)
+class ModeVariant:
+    """Requests of one kind; settings that are not named are the router's to choose."""
+
+    mode: str
+    settings: tuple[tuple[str, Any], ...] = ()  # in the order of ORDER
+
+    def get(self, name: str) -> Any:  # noqa: ANN401 - whatever a setting is
+        return dict(self.settings).get(name)
+
+    def having(self, **changes: Any) -> "ModeVariant":  # noqa: ANN401
+        """The same with other settings; None leaves one out."""
+        found = dict(self.settings) | changes
+        return ModeVariant(self.mode, tuple((name, found[name]) for name in ORDER if found.get(name) is not None))
+
+    def request(self) -> dict[str, Any]:
+        """Keyword arguments of `Client.generate` or `Client.draw`, but for what is asked."""
+        return {"mode": self.mode, **dict(self.settings)}
+
+    @property
+    def label(self) -> str:
+        """The text that `parse_variant` reads."""
+        return ":".join([self.mode, *(str(v) if n in WORDS.values() else f"{n}={v}" for n, v in self.settings)])
+
+
+def parse_variant(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) -> ModeVariant:
+    """:param modes: names that are known. Raises InputError."""
+    text = text.strip()
+    mode = next((name for name in modes if text == name or text.startswith(f"{name}:")), None)
+    if mode is None:
+        name = text.partition(":")[0]
+        raise InputError(f"unknown mode {name!r} in --modes{one_of(name, dict.fromkeys(modes))}")
+    settings: dict[str, Any] = {}
+    for part in text[len(mode) + 1 :].split(":") if text != mode else ():
+        name, equals, value = part.partition("=")
+        if not equals:
+            name, value = WORDS.get(part, ""), part
+            if not name:
+                raise InputError(
+                    f"--modes {text!r}: {part!r} is not a setting; after the mode come, with colons between, a codec, "
+                    f"a drafter or a scorer ({', '.join(WORDS)}), or KEY=VALUE with the keys {', '.join(KEYS)}"
+                )
+        elif name not in KEYS:
+            raise InputError(f"--modes {text!r}: unknown key {name!r}{one_of(name, KEYS)}")
+        if name in settings:
+            raise InputError(f"--modes {text!r} names {name} twice")
+        settings[name] = _value(text, name, value)
+    variant = ModeVariant(mode).having(**settings)
+    _check_request(text, variant)
+    return variant
+
+
+def parse_variants(text: str, modes: Collection[str] = (*MODES, *DRAWING_MODES)) -> tuple[ModeVariant, ...]:
+    """The variants of "M,M". Raises InputError."""
+    variants = tuple(parse_variant(part, modes) for part in text.split(",") if part.strip())
+    if not variants:
+        raise InputError("--modes is empty: name one or more, such as sweep,ar")
+    return distinct(variants)
+
+
+def at_temperatures(variants: Sequence[ModeVariant], temperatures: Sequence[float]) -> tuple[ModeVariant, ...]:
+    """Each variant at each temperature; one that names its own keeps it."""
+    if not temperatures:
+        return tuple(variants)
+    return distinct(
+        [
+            variant.having(temperature=temperature)
+            for variant in variants
+            for temperature in (temperatures if variant.get("temperature") is None else [variant.get("temperature")])
+        ]
+    )
+
+
+def distinct(variants: Sequence[ModeVariant]) -> tuple[ModeVariant, ...]:
+    """`variants`. Raises InputError when one is there twice."""
+    check_different([variant.label for variant in variants], "--modes")
+    return tuple(variants)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """The profiles of "P,P". Raises InputError."""
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names:
+        raise InputError("--profile is empty: name one or more")
+    check_different(names, "--profile")
+    return names
+
+
+def check_different(values: Sequence[str], option: str) -> None:
+    """Raises InputError when a value is there twice."""
+    doubled = sorted({value for value in values if list(values).count(value) > 1})
+    if doubled:
+        raise InputError(f"{option} names {doubled[0]!r} twice")
+
+
+def finite(text: str) -> float:
+    """Raises ValueError for what is no finite number."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _value(text: str, name: str, value: str) -> int | float | str:
+    kind = KEYS.get(name, str)
+    try:
+        return finite(value) if kind is float else kind(value)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise InputError(f"--modes {text!r}: {name} must be {wanted}, not {value!r}") from None
+
+
+def _check_request(text: str, variant: ModeVariant) -> None:
+    """Raise InputError for what no request's message can carry, before a router is asked."""
+    # `local` writes or draws: the bundle decides
+    problem = ""
+    for fits in (_writes, _draws):
+        try:
+            if fits(variant):
+                return
+        except (InputError, TypeError) as error:
+            problem = problem or str(error)
+    raise InputError(f"--modes {text!r}: {problem}")
+
+
+def _writes(variant: ModeVariant) -> bool:
+    return variant.mode in MODES and bool(Request(prompt=b"x", **variant.request()).message())
+
+
+def _draws(variant: ModeVariant) -> bool:
+    return variant.mode in DRAWING_MODES and bool(DrawingRequest(classes=("0",), **variant.request()).message())

@@ -1,0 +1,159 @@
+"""Everything that is read from files, or a registry, which others may have written."""
+
+import hashlib
+import io
+import json
+import struct
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.serving.modes.frontier import Frontier, Option, read_frontier
+from onesweep.serving.router.topology import local_topology, read_topology
+from onesweep.stages.checkpoint.bundle import FRONTIER_NAME
+from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from onesweep.stages.checkpoint.weights import read_weights
+from onesweep.stages.wire.auth import HOST, Identity
+from onesweep.stages.wire.registry import Registration, read_entry, write_entry
+from onesweep.stages.wire.tls import Tls, check_authority
+from onesweep.stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
+from onesweep.trainer.pictures.data import IDX_NAMES, load_pictures
+
+FRONTIER = Frontier(
+    (
+        Option("local", (), 2.5, 256, 0.0, 0.0, 0.0, 200.0, 0.0),
+        Option("resample", (("scorer", "ar"), ("chunk", 32)), 2.0, 256, 8.0, 8.0, 90.0, 30.0, 9e3, 1.9, 2.1),
+    ),
+    {"ar": "a" * 64, "local": "b" * 64},
+    "judge",
+    "judge_bits_per_byte",
+    1.5,
+)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Something that reads bytes of a kind."""
+
+    name: str
+    sample: bytes
+    read: Callable[[bytes], object]  # raises OnesweepError
+
+
+def readers(directory: Path) -> list[Reader]:
+    """All of them, with a sample each. They read files in `directory`."""
+
+    def file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+        path = directory / name
+        path.touch(0o600)
+
+        def written(data: bytes) -> object:
+            path.write_bytes(data)
+            return read(path)
+
+        return written
+
+    tokens = directory / "sample"
+    write_tokens(
+        tokens, [Key("ann", token_hash("a"), ("generate",), rate=2.5, concurrent=3), Key("bo", token_hash("b"))]
+    )
+    tiny, shapes = _tiny_weights()
+    found = [
+        Reader("topology", local_topology(2, 3, SHIPPED).to_toml().encode(), file("topology.toml", read_topology)),
+        Reader("tokens", tokens.read_bytes(), file("tokens.toml", read_tokens)),
+        Reader("frontier", json.dumps(FRONTIER.to_record()).encode(), file(FRONTIER_NAME, read_frontier)),
+        Reader("entry", write_entry(Registration("paris", "10.0.0.1:7701", (0, 1))), _entry),
+        Reader("weights", tiny, file("w", lambda path: read_weights(path, path.stat().st_size, _digest(path), shapes))),
+    ]
+    for kind in ("chain", "ar", "pictures/chain", "pictures/steps"):
+        sample = (SHIPPED / kind / MANIFEST_NAME).read_bytes()
+        (directory / kind).mkdir(parents=True)
+        manifest = file(f"{kind}/{MANIFEST_NAME}", lambda path: read_manifest(path.parent))
+        found.append(Reader(f"manifest of {kind}", sample, manifest))
+    found += _pictures(directory, file)
+    if find_spec("cryptography") is not None:
+        found += _certificates(directory, file)
+    return found
+
+
+def _entry(data: bytes) -> object:
+    return read_entry("paris", data)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _tiny_weights() -> tuple[bytes, dict[str, tuple[int, ...]]]:
+    import torch
+    from safetensors.torch import save
+
+    return save({"a": torch.ones(2, 3), "b": torch.zeros(4)}), {"a": (2, 3), "b": (4,)}
+
+
+def _pictures(
+    directory: Path, file: Callable[[str, Callable[[Path], object]], Callable[[bytes], object]]
+) -> list[Reader]:
+    """Data to train on: one file of each kind, or one array of an archive, beside others that are whole."""
+    import numpy as np
+    from PIL import Image
+
+    def saved(write: Callable[[io.BytesIO], object]) -> bytes:
+        write(buffer := io.BytesIO())
+        return buffer.getvalue()
+
+    pixels, labels = np.arange(8 * 16, dtype=np.uint8).reshape(8, 4, 4), np.arange(8, dtype=np.uint8) % 2
+    names = np.array(["cat", "dog"])
+    archive = saved(
+        lambda out: np.savez(out, train_x=pixels, train_y=labels, test_x=pixels, test_y=labels, classes=names)
+    )
+    png = saved(lambda out: Image.fromarray(pixels[0]).save(out, "PNG"))
+    folders, idx = directory / "folders", directory / "idx"
+    idx.mkdir()
+    for name, array in zip(IDX_NAMES["train"], (pixels, labels), strict=True):
+        head = b"\0\0\x08" + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape)
+        (idx / name).write_bytes(head + array.tobytes())
+    for name in ("cat", "dog"):
+        (folders / name).mkdir(parents=True)
+        for number in range(2):
+            (folders / name / f"{number}.png").write_bytes(png)
+
+    # the checksums of an archive keep damage from what lies in it, but not a liar
+    def within(name: str) -> Callable[[bytes], object]:
+        def packed(data: bytes) -> object:
+            path = directory / "packed.npz"
+            with zipfile.ZipFile(io.BytesIO(archive)) as source, zipfile.ZipFile(path, "w") as out:
+                for each in source.namelist():
+                    out.writestr(each, data if each == name else source.read(each))
+            return load_pictures(path)
+
+        return packed
+
+    images = IDX_NAMES["train"][0]
+    found = [
+        Reader("npz", archive, file("pictures.npz", load_pictures)),
+        Reader("IDX", (idx / images).read_bytes(), file(f"idx/{images}", lambda path: load_pictures(idx))),
+        Reader("PNG", png, file("folders/cat/0.png", lambda path: load_pictures(folders))),
+    ]
+    with zipfile.ZipFile(io.BytesIO(archive)) as source:
+        return found + [
+            Reader(f"{name} of an npz", source.read(name), within(name)) for name in ("train_x.npy", "classes.npy")
+        ]
+
+
+def _certificates(
+    directory: Path, file: Callable[[str, Callable[[Path], object]], Callable[[bytes], object]]
+) -> list[Reader]:
+    from onesweep.stages.wire.certificates import Authority
+
+    authority = Authority.create(directory / "pki", days=5)
+    leaf = authority.issue(Identity(HOST, "paris"), ("127.0.0.1",), 5)
+    ca, key = directory / "pki" / "ca.pem", leaf.path.with_suffix(".key")
+    return [
+        Reader("certificate", leaf.path.read_bytes(), file("leaf.pem", lambda path: Tls(ca, path, key).read())),
+        Reader("key", key.read_bytes(), file("leaf.key", lambda path: Tls(ca, leaf.path, path).read())),
+        Reader("authority", ca.read_bytes(), lambda data: check_authority(ca, data)),
+    ]

@@ -1,0 +1,112 @@
+"""`onesweep bench host`: its rows are there and add up; nothing here asserts how fast anything is."""
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from onesweep.loadtest.commands import Row
+from onesweep.loadtest.host import ring, shapes
+from onesweep.loadtest.host.ring import RequestTiming, TextDiffers, check_text, overhead_rows
+from onesweep.loadtest.workload.pipeline import InProcess, Work
+from onesweep.serving.cli.__main__ import main
+from tests.stages.pictures.tiny import tiny_picture_bundle
+
+WORK = Work("sweep", b"prompt", 4, 0)
+SAMPLES = [RequestTiming(10.0 + i, 4.0, 5.0, 2) for i in range(20)]
+
+
+def measured(path: Path, *options: object) -> dict[str, float]:
+    """Values of a run, by the names of their rows."""
+    assert main(["bench", "host", *map(str, options), "--json", str(path)]) == 0
+    record = json.loads(path.read_text())
+    assert record["bench"] == "host"
+    assert record["machine"]["cores"] > 0
+    return {row["name"]: row["value"] for row in record["rows"]}
+
+
+@pytest.mark.slow
+def test_a_whole_run(bundle: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(ring, "SETTLE_S", 0.0)
+    sizes = ["--requests", 2, "--max-tokens", 8, "--batch", 4, "--rounds", 2, "--idle-s", 1]
+    values = measured(tmp_path / "host.json", "--checkpoint", bundle, *sizes)
+    kinds = [name.partition(":")[0] for name in values]
+    assert list(dict.fromkeys(kinds)) == ["sweep", "chunked", "ar", "idle"]
+    assert {"ar: a byte on top of the model", "sweep: 4 requests at once", "idle: router"} <= set(values)
+    assert all(value > 0 for name, value in values.items() if not name.startswith("idle"))
+    together, bare = values["ar: 4 requests at once"], values["ar: bare torch loop over 4"]
+    assert values["ar: at once over the bare loop"] == pytest.approx(together / bare)
+    assert "ar: at once over the bare loop" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_bundle_that_draws_is_measured_by_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--checkpoint", tiny_picture_bundle(tmp_path / "bundle"), "--batch", 4, "--rounds", 2, "--idle-s", 0]
+    values = measured(tmp_path / "host.json", *options, "--levels", 3)
+    assert {name.partition(":")[0] for name in values} == {"chain", "steps"}
+    assert main(["bench", "host", *map(str, options), "--levels", "2"]) == 2
+    assert "--levels must be 3 to 256, not 2" in capsys.readouterr().err
+
+
+def test_rows_are_medians_and_the_overhead_is_one_sweep_s_share() -> None:
+    rows = {row.name: row for row in overhead_rows("sweep", 3, SAMPLES)}
+    assert rows["sweep: latency"].value == 19.5
+    assert rows["sweep: latency over compute"].value == pytest.approx(19.5 / 4)
+    assert rows["sweep: a sweep on top of the model"] == Row(
+        "sweep: a sweep on top of the model", (19.5 - 4) / 2, "ms", 8.0
+    )
+    assert overhead_rows("ar", 1, SAMPLES)[-1].at_most is None, "the aim is for a ring of three"
+
+
+@pytest.mark.parametrize(("value", "met"), [(2.5, "yes"), (2.6, "no")])
+def test_a_row_says_whether_its_aim_is_met(value: float, met: str) -> None:
+    assert Row("a byte", value, "ms", 2.5).cells == ("a byte", f"{value:.3g}", "ms", "2.5", met)
+    assert Row("a byte", 1234.5, "ms").cells == ("a byte", "1,234", "ms", "", "")
+
+
+def test_a_text_that_serving_changed_is_an_error_with_both() -> None:
+    check_text(WORK, b"text", b"text")
+    with pytest.raises(TextDiffers, match=r"(?s)sweep, seed 0.*b'text'.*b'Text'"):
+        check_text(WORK, b"text", b"Text")
+
+
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
+def test_the_model_in_one_process_gives_as_many_bytes_as_asked_and_the_same_again(bundle: Path, mode: str) -> None:
+    floor = InProcess(bundle)
+    first, again, other = (floor.generate(Work(mode, b"prompt", 40, seed)) for seed in (1, 1, 2))
+    assert len(first) == 40
+    assert first == again != other
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_large_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    monkeypatch.setattr(shapes, "MEASURE_S", 0.01)
+    monkeypatch.setattr(shapes, "COPIED_BYTES", 1 << 20)
+    values = measured(tmp_path / "shapes.json", "--widths", "64,128", "--slots", 8, "--dtype", dtype)
+    assert len(values) == 8
+    assert all(value > 0 for value in values.values())
+
+
+def test_a_shape_that_does_not_fit_the_memory_is_refused(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Memory:
+        available = 1 << 20
+
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    assert main(["bench", "host", "--widths", "128"]) == 2
+    assert "--widths 128: a block takes 0.0 GB, 0.0 GB of memory are free" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--batch", "65"], "--batch must be from 1 to 64, not 65"),
+        (["--max-tokens", "500"], "--max-tokens must be 1 to 469, what the context leaves after the prompt, not 500"),
+        (["--widths", "100"], "--widths must be multiples of 64, not 100"),
+        (["--widths", "64", "--device", "tpu"], "tpu"),
+        (["--json", "/no/such/folder.json"], "cannot write /no/such/folder.json: No such file or directory"),
+    ],
+)
+def test_mistakes_end_in_a_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    assert main(["bench", "host", *arguments]) == 2
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""Pictures: the judge and its distance, and a whole run over a ring that draws."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import sqrtm
+
+from onesweep.loadtest.quality.pictures import (
+    accuracy,
+    distance_interval,
+    frechet_distance,
+    load_judge,
+    save_judge,
+    train_judge,
+)
+from onesweep.serving.cli.__main__ import main
+from onesweep.stages.errors import CheckpointError, InputError
+from onesweep.trainer.pictures.data import load_pictures
+from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
+
+
+@pytest.fixture(scope="module")
+def bright(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures whose class is how bright they are, in the classes of the tiny bundle."""
+    generator = np.random.default_rng(0)
+    labels = (np.arange(300) % 3).astype(np.uint8)
+    pixels = (labels[:, None, None, None] * 90 + generator.integers(60, size=(300, 1, 8, 8))).astype(np.uint8)
+    path = tmp_path_factory.mktemp("data") / "bright.npz"
+    parts = {"train_x": pixels[:200], "train_y": labels[:200], "test_x": pixels[200:], "test_y": labels[200:]}
+    np.savez(path, **parts, classes=np.array(TINY.classes))  # type: ignore[arg-type]
+    return path
+
+
+def test_the_frechet_distance_is_that_of_gaussians() -> None:
+    generator = np.random.default_rng(0)
+    one = generator.normal(size=(400, 5)) @ generator.normal(size=(5, 5))
+    other = generator.normal(size=(300, 5)) + 1.5
+    means = [x.mean(0) for x in (one, other)]
+    first, second = (np.cov(x, rowvar=False) for x in (one, other))
+    expected = ((means[0] - means[1]) ** 2).sum() + np.trace(first + second - 2 * sqrtm(first @ second).real)
+    assert frechet_distance(one, other) == pytest.approx(expected, rel=1e-9)
+    assert frechet_distance(one, one) == pytest.approx(0, abs=1e-9)
+    assert frechet_distance(one, one + 3) == pytest.approx(5 * 9)
+    low, high = distance_interval(one, other)
+    assert low < frechet_distance(one, other) < high
+
+
+def test_a_judge_learns_is_kept_and_is_refused_when_damaged(bright: Path, tmp_path: Path) -> None:
+    path, pictures = tmp_path / "judge.safetensors", load_pictures(bright)
+    save_judge(train_judge(pictures, epochs=30), path, pictures)
+    stored = load_judge(path)
+    assert accuracy(stored.judge, pictures.test) > 0.9
+    assert stored.classes == TINY.classes
+    with pytest.raises(InputError, match=r"the judge knows pictures of \(1, 8, 8\), these have \(1, 9, 8\)"):
+        stored.judge.look(torch.zeros(1, 1, 9, 8, dtype=torch.uint8))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="do not have the recorded SHA-256"):
+        load_judge(path)
+    path.write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match="is no judge"):
+        load_judge(path)
+
+
+@pytest.mark.slow
+def test_a_whole_run(bright: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judge, record = tmp_path / "judge.safetensors", tmp_path / "record.json"
+    bench = ["bench", "quality", "--pictures", str(bright), "--judge", str(judge), "--count", "100"]
+    served = ["--checkpoint", str(tiny_picture_bundle(tmp_path / "bundle")), "--levels", "3,6"]
+    assert main([*bench, *served, "--modes", "chain,steps:int8,local", "--json", str(record)]) == 0
+    rows = json.loads(record.read_text())["rows"]
+    assert [(row["mode"], row["levels"]) for row in rows] == [
+        ("training pictures", None),
+        *((mode, levels) for mode in ("chain", "steps:int8", "local") for levels in (3, 6)),
+    ]
+    assert [row["trips"] for row in rows] == [None, 1, 1, 4, 7, 0, 0]
+    assert all(row["count"] == 102 for row in rows[1:]), "a picture of every class in each request"
+    assert judge.exists(), "it was learned from the pictures"
+    assert "FD" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--modes", "chian"], "unknown mode 'chian' in --modes (did you mean chain?)"),
+        (["--write", "frontier.json"], "--write is for text"),
+        (["--judge", __file__], "is no judge"),
+    ],
+)
+def test_mistakes_end_in_a_sentence(
+    bright: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["bench", "quality", "--pictures", str(bright), *arguments]) in (1, 2)
+    assert message in capsys.readouterr().err

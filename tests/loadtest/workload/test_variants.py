@@ -1,0 +1,72 @@
+"""What is named by --modes."""
+
+import pytest
+
+from onesweep.loadtest.workload.variants import ModeVariant, at_temperatures, parse_names, parse_variant, parse_variants
+from onesweep.stages.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("ar", {}),
+        (" ar:int8 ", {"codec": "int8"}),
+        ("sweep:steps=16:fp32", {"codec": "fp32", "steps": 16}),
+        ("chunked:chunk=4", {"chunk": 4}),
+        ("resample:ar:chunk=12:candidates=64", {"scorer": "ar", "chunk": 12, "candidates": 64}),
+        ("ar-speculative:lookup:int8", {"drafter": "lookup", "codec": "int8"}),
+        ("ar:temperature=0", {"temperature": 0.0}),
+        ("local", {}),
+        ("steps:int8", {"codec": "int8"}),
+        ("experts:once:int4", {"codec": "int4"}),
+    ],
+)
+def test_a_mode_and_its_settings(text: str, settings: dict[str, object]) -> None:
+    variant = parse_variant(text)
+    assert variant.request() == {"mode": variant.mode, **settings}
+    assert parse_variant(variant.label) == variant
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "--modes is empty"),
+        ("swep", "unknown mode 'swep' in --modes (did you mean sweep or steps?); choose from sweep, chunked"),
+        (":int8", "unknown mode ''"),
+        ("ar:", "'' is not a setting; after the mode come, with colons between, a codec, a drafter or a scorer"),
+        ("ar:deep", "'deep' is not a setting"),
+        ("sweep:size=3", "unknown key 'size'; choose from chunk, candidates, steps, temperature"),
+        ("sweep:steps=few", "steps must be a whole number, not 'few'"),
+        ("ar:temperature=nan", "temperature must be a number, not 'nan'"),
+        ("sweep:int8:fp32", "names codec twice"),
+        ("chunked:chunk=0", "chunk must be a whole number from 1"),
+        ("ar,sweep,ar", "--modes names 'ar' twice"),
+    ],
+)
+def test_what_is_no_mode(text: str, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_variants(text)
+    assert says in str(caught.value)
+
+
+def test_each_variant_at_each_temperature_but_where_it_names_its_own() -> None:
+    found = at_temperatures(parse_variants("sweep,ar:temperature=1"), (0.7, 0.9))
+    assert [variant.label for variant in found] == [
+        "sweep:temperature=0.7",
+        "sweep:temperature=0.9",
+        "ar:temperature=1.0",
+    ]
+    assert at_temperatures(found, ()) == found
+
+
+def test_having_leaves_settings_in_one_order() -> None:
+    plain = ModeVariant("ar")
+    assert plain.having(temperature=0.5, codec="int8") == plain.having(codec="int8").having(temperature=0.5)
+    assert plain.having(codec="int8").having(codec=None) == plain
+
+
+def test_lists_of_profiles() -> None:
+    assert parse_names(" lan, wan-50 ") == ("lan", "wan-50")
+    for text in (",", "a,a"):
+        with pytest.raises(InputError):
+            parse_names(text)
