@@ -32,13 +32,10 @@ SIZES = ("parts", "layers", "width", "heads", "context_length", "context")
 
 def run_blocks(options: argparse.Namespace) -> int:
     """Train a chain's blocks."""
-    from onesweep.trainer.blocks.progress import Progress
-    from onesweep.trainer.blocks.service import listening
     from onesweep.trainer.blocks.train import train_blocks
 
-    progress, config = Progress(), config_of(options, context=options.context)
-    with listening(options.listen, progress):
-        manifest = train_blocks(config, corpus_of(options), options.out, options.block, progress)
+    config = config_of(options, context=options.context)
+    manifest = train_blocks(config, corpus_of(options), options.out, options.block)
     for name, nats in manifest.metrics.get("chain", {}).items():
         if name.endswith("_nats"):
             print(f"{name:32} {nats:.3f}")
@@ -49,16 +46,13 @@ def run_blocks(options: argparse.Namespace) -> int:
 
 def run_ar(options: argparse.Namespace) -> int:
     """Train an AR model."""
-    from onesweep.trainer.blocks.progress import Progress
-    from onesweep.trainer.blocks.service import listening
     from onesweep.trainer.blocks.train import train_ar
 
-    progress, config = Progress(), config_of(options)
+    config = config_of(options)
     stages = config.architecture.parts if options.stages is None else options.stages
     layers = config.architecture.parts * config.architecture.layers if options.layers is None else options.layers
     out = options.out or Path("runs/local" if stages == 1 else "runs/ar")
-    with listening(options.listen, progress):
-        manifest = train_ar(config, corpus_of(options), out, layers, stages, progress)
+    manifest = train_ar(config, corpus_of(options), out, layers, stages)
     bits = manifest.metrics["ar"]["valid_next_byte_bits"]
     print(f"{out}: {layers} layers in {stages} stage{'s' * (stages > 1)}, {bits:.3f} bits/byte on validation text")
     return 0
@@ -66,14 +60,11 @@ def run_ar(options: argparse.Namespace) -> int:
 
 def run_scorer(options: argparse.Namespace) -> int:
     """Train a pipeline whose workers hold one stage each."""
-    from onesweep.trainer.blocks.progress import Progress
-    from onesweep.trainer.blocks.service import listening
     from onesweep.trainer.blocks.train import train_scorer
 
     lookahead = given({name: getattr(options, name) for name in ("refresh_every", "copies")})
-    progress, config = Progress(), config_of(options, lookahead=lookahead)
-    with listening(options.listen, progress):
-        manifest = train_scorer(config, corpus_of(options), options.out, progress)
+    config = config_of(options, lookahead=lookahead)
+    manifest = train_scorer(config, corpus_of(options), options.out)
     bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.own_architecture
     print(f"{options.out}: {a.parts} stages of {a.layers} layers, {bits:.3f} bits/byte on validation text")
     return 0
@@ -130,23 +121,6 @@ def _measure_workers(options: argparse.Namespace, config: TrainingConfig) -> int
     ]
     print("\n".join(markdown(head, rows)))
     return 0
-
-
-def run_watch(options: argparse.Namespace) -> int:
-    """Print a training's progress until it ends; 1 if it failed, 130 if it was stopped."""
-    import asyncio
-
-    from onesweep.trainer.blocks.progress import TrainingState
-    from onesweep.trainer.blocks.service import describe, follow
-
-    async def watch() -> TrainingState:
-        state = TrainingState.STARTING
-        async for moment in follow(options.address, options.interval):
-            print(describe(moment), flush=True)
-            state = moment.state
-        return state
-
-    return {TrainingState.FAILED: 1, TrainingState.STOPPED: 130}.get(asyncio.run(watch()), 0)
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
@@ -303,11 +277,6 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def add_watch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("address", metavar="HOST:PORT")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="least time between two lines")
-
-
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
     add_data_options(parser)
@@ -332,7 +301,6 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help=help)
     parser.add_argument("--steps", type=int, metavar="N", help="steps of each block, or of the AR model")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise (0)")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="report progress to `train watch` here (loopback only)")
 
 
 def _size_options(parser: argparse.ArgumentParser) -> None:

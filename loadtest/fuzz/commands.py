@@ -14,7 +14,7 @@ from onesweep.stages.settings import add_flags, check_destination, from_flags, s
 from onesweep.stages.signals import ends_cleanly, run_interruptible
 
 NEEDED = ("fastapi", "uvicorn")
-WIRE = ("stage", "router", "answers", "answered", "http", "training")  # targets that are reached over sockets
+WIRE = ("stage", "router", "answers", "answered", "http")  # targets that are reached over sockets
 INSIDE = ("host", "files")  # targets in this process
 TARGETS = (*WIRE, *INSIDE)
 

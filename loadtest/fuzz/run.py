@@ -23,14 +23,14 @@ from onesweep.loadtest.fuzz.files import FilesTarget
 from onesweep.loadtest.fuzz.healthy import Captures, Healthy, record
 from onesweep.loadtest.fuzz.http import HttpTarget
 from onesweep.loadtest.fuzz.inside import HostTarget
-from onesweep.loadtest.fuzz.servers import RouterTarget, StageTarget, TrainingTarget
+from onesweep.loadtest.fuzz.servers import RouterTarget, StageTarget
 from onesweep.loadtest.fuzz.testbed import LEASE_S, ROUTER, STAGE, FuzzTestbed, ProcessWatch, open_fuzz_testbed
 from onesweep.loadtest.report.record import commit, this_machine
 from onesweep.loadtest.report.table import Table, aligned, number_column, percentile, text_column
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 
-SHARES = {"stage": 17, "router": 4, "answers": 1, "http": 3, "training": 1, "answered": 1}
+SHARES = {"stage": 17, "router": 4, "answers": 1, "http": 3, "answered": 1}
 SHARES |= {"host": 10, "files": 70}  # parts of the inputs by target; those in this process are quick
 EMPTY_S = 3 * LEASE_S  # a session that was just used keeps its lease
 
@@ -90,7 +90,6 @@ async def _targets(settings: FuzzSettings, testbed: FuzzTestbed, captures: Captu
         "router": lambda rng: RouterTarget(testbed, captures, rng),
         "answers": lambda rng: AnswersTarget(testbed, captures, rng),
         "http": lambda rng: HttpTarget(testbed, rng),
-        "training": lambda rng: TrainingTarget(testbed, rng),
         "answered": lambda rng: AnsweredTarget(testbed, captures, rng),
         "host": lambda rng: HostTarget(testbed.checkpoint, captures.hops, rng),
         "files": lambda rng: FilesTarget(rng),

@@ -1,16 +1,11 @@
-"""Targets `stage`, `router` and `training`: every call of the three servers, and their ports themselves."""
+"""Targets `stage` and `router`: every call of the two servers, and their ports themselves."""
 
 import asyncio
 import random
 import secrets
-import shutil
-import tempfile
-import time
 from collections.abc import Awaitable, Sequence
-from pathlib import Path
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError, Message
 
 from onesweep.loadtest.fuzz.base import FuzzTarget, RawCaller, all_of, garbage
@@ -18,16 +13,12 @@ from onesweep.loadtest.fuzz.healthy import Captures
 from onesweep.loadtest.fuzz.inputs import Inputs
 from onesweep.loadtest.fuzz.inside import Refresh
 from onesweep.loadtest.fuzz.testbed import FuzzTestbed
-from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import ServiceError
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import PROTOCOL
-from onesweep.trainer.v1 import training_pb2
 
 STAGE_SERVICE = "/stages.v1.StageService"
 ROUTER_SERVICE = "/serving.v1.RouterService"
-TRAINING_SERVICE = "trainer.v1.TrainingService"
 HEALTH = ("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 MOST_HOPS = 8  # of a batch
@@ -36,11 +27,6 @@ BRIEF_S = 2.0  # deadline of an answer that has no end of its own
 ROUTER_BRIEF_S = 2.5  # longer than the longest request that is still right takes on a busy machine
 AUTHORIZATIONS = ("", "Bearer", "Bearer ", "Basic x", "bearer y", "Bearer " + "z" * 3000)
 PATIENT = 50  # messages of an answer; the rest is left
-PROGRESS = f"/{TRAINING_SERVICE}/Progress"
-SMALL = "steps = 1000000\n[architecture]\nlayers = 1\nwidth = 32\nheads = 2\n"
-READY_S = 120.0
-PROGRESS_S = 0.3
-TRAINING = "training"
 
 
 class StageTarget(FuzzTarget):
@@ -195,63 +181,3 @@ class RouterTarget(FuzzTarget):
                 tuple((f"k{n}", "v" * 10) for n in range(rng.randrange(60))),
             )
         )
-
-
-class TrainingTarget(FuzzTarget):
-    """The service of a running training."""
-
-    name = "training"
-
-    def __init__(self, testbed: FuzzTestbed, rng: random.Random) -> None:
-        super().__init__()
-        self.testbed, self.rng = testbed, rng
-        self.address = f"127.0.0.1:{free_port_block(1)}"
-        self.directory = Path(tempfile.mkdtemp(prefix="onesweep-fuzz-"))
-        request = training_pb2.ProgressRequest
-        self.inputs = Inputs(request, [request(interval_seconds=1.0).SerializeToString()], rng)
-
-    async def send(self, count: int) -> None:
-        # the training runs only meanwhile: it would take a processor
-        if TRAINING not in self.testbed.extra:
-            self._begin()
-            await asyncio.to_thread(self._wait_up)
-        self.testbed.extra[TRAINING].thaw()
-        caller = RawCaller(self.address, self.tally)
-        try:
-            calls: list[Awaitable[object]] = [
-                caller.read(PROGRESS, data, 1, PROGRESS_S) for data in self.inputs.take(count)
-            ]
-            calls += [garbage(self.address, self.rng, self.tally) for _ in range(max(count // 20, 1))]
-            self.tally.inputs += len(calls)
-            await all_of(calls)
-        finally:
-            await caller.close()
-            self.testbed.extra[TRAINING].freeze()
-
-    async def close(self) -> None:
-        if TRAINING in self.testbed.extra:
-            await asyncio.to_thread(self.testbed.extra.pop(TRAINING).stop)
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _begin(self) -> None:
-        text = self.directory / "text.txt"
-        text.write_text("The sea was calm. " * 5000)
-        config = self.directory / "small.toml"
-        config.write_text(SMALL)
-        files = ("--out", str(self.directory / "chain"), "--data", str(text), "--config", str(config))
-        self.testbed.spawn(
-            TRAINING, "train", "blocks", *files, "--listen", self.address, "--threads", "1", "--block", "0"
-        )
-
-    def _wait_up(self) -> None:
-        """Raises ServiceError when the service does not come up."""
-        deadline = time.monotonic() + READY_S
-        with grpc.insecure_channel(self.address) as channel:
-            while True:
-                try:
-                    grpc.channel_ready_future(channel).result(timeout=1.0)
-                    return
-                except grpc.FutureTimeoutError:
-                    if time.monotonic() > deadline or self.testbed.processes()[TRAINING] is None:
-                        words = self.testbed.log(TRAINING).read_text()[-300:]
-                        raise ServiceError(f"the training to be fuzzed does not come up: {words}") from None

@@ -161,7 +161,6 @@ _TRAIN = Family(
             ("audit", "check from a run's log that no update was lost or merged twice", "runs/rounds"),
             "onesweep.trainer.commands:",
             ("memory", "measure what training one block takes, against the whole model", "--json"),
-            ("watch", "follow a training that was started with --listen", "127.0.0.1:7900"),
         ),
         "pictures": (_TRAIN_PICTURES,),
     },

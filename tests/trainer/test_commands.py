@@ -14,8 +14,6 @@ import torch
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError
 from onesweep.trainer.options import set_threads
-from tests.conftest import until
-from tests.trainer.processes import ended, launched
 
 Command = Callable[..., Any]
 
@@ -86,23 +84,6 @@ def test_memory_prints_a_table_or_json(onesweep: Command, given: list[object]) -
     assert record["ratios"]["block / end to end"] == pytest.approx(block / whole)
 
 
-def test_watch_follows_a_real_training(
-    tmp_path: Path, onesweep: Command, given: list[object], unused_port: int
-) -> None:
-    address, outcomes = f"127.0.0.1:{unused_port}", list[Any]()
-    words = ["train", "ar", *given, "--steps", 60, "--out", tmp_path, "--listen", address]
-    process = launched(tmp_path / "words", *words)
-
-    def watched() -> bool:
-        outcomes.append(onesweep("train", "watch", address, "--interval", 0.05))
-        return outcomes[-1].code == 0 or not process.is_alive()
-
-    until(watched, 60)
-    assert ended(process, 60) == 0
-    assert outcomes[-1].code == 0
-    assert outcomes[-1].out.splitlines()[-1].startswith("ar  step 60/60  finished")
-
-
 # Mistakes
 
 
@@ -130,14 +111,11 @@ FILES = {
         ("BLOCKS --block 2", 2, "this chain has blocks 0 to 1"),
         ("BLOCKS --context chained --block 1", 2, "train it first"),
         ("AR --layers 3 --stages 2", 2, "3 layers cannot be cut into 2 equal stages"),
-        ("AR --listen 0.0.0.0:7000", 2, "has no encryption"),
-        ("AR --listen here", 2, "must be HOST:PORT"),
         ("evaluate . --data TEXT", 1, "no checkpoint in"),
         ("evaluate . --windows 0", 2, "windows must be at least 1"),
         ("init new --width 30 --heads 4", 2, "width 30 must be an even multiple of heads 4"),
         ("init new --parts 0", 2, "parts must be a whole number"),
         ("train memory --width -1", 2, "width must be a whole number"),
-        ("train watch here", 2, "must be HOST:PORT"),
     ],
 )
 def test_a_mistake_is_one_sentence(

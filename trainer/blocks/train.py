@@ -25,15 +25,12 @@ from onesweep.trainer.blocks.config import TrainingConfig, in_symbols_of
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.diagnostics import chain_diagnostics
 from onesweep.trainer.blocks.lookahead import ScorerTask, Workers
-from onesweep.trainer.blocks.progress import Progress, TrainingState
 from onesweep.trainer.blocks.run import Run, Task, state_path
 from onesweep.trainer.blocks.state import StepLog, read_records
 from onesweep.trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
 
 
-def train_blocks(
-    config: TrainingConfig, corpus: Corpus, out: Path, only: int | None = None, progress: Progress | None = None
-) -> Manifest:
+def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | None = None) -> Manifest:
     """Train the blocks of a chain into the checkpoint `out`, in order, skipping those that are done.
 
     Only the block being trained has gradients and optimizer state. `only` picks one block; a `chained` one needs
@@ -50,15 +47,13 @@ def train_blocks(
             print(f"block {index}: already trained in {out}")
             state_path(out / RUN_FOLDER, f"block-{index}").unlink(missing_ok=True)
             continue
-        manifest = _train_block(config, corpus, out, manifest, index, progress)
+        manifest = _train_block(config, corpus, out, manifest, index)
     if manifest.complete and "chain" not in manifest.metrics:
-        manifest = diagnose(config, corpus, out, manifest, progress)
+        manifest = diagnose(config, corpus, out, manifest)
     return manifest
 
 
-def train_ar(
-    config: TrainingConfig, corpus: Corpus, out: Path, layers: int, stages: int, progress: Progress | None = None
-) -> Manifest:
+def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, layers: int, stages: int) -> Manifest:
     """Train an AR model of `layers` layers end to end, and store it cut into `stages` equal stages."""
     if layers < 1 or stages < 1 or layers % stages:
         raise ConfigError(
@@ -70,17 +65,17 @@ def train_ar(
     torch.manual_seed(config.seed)
     model = ArModel(architecture)
     task = ArTask("ar", model, corpus, config)
-    return _train_pipeline(config, corpus, out, task, model.stages, "end to end", progress)
+    return _train_pipeline(config, corpus, out, task, model.stages, "end to end")
 
 
-def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path, progress: Progress | None = None) -> Manifest:
+def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
     """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/lookahead.py."""
     config = in_symbols_of(config, corpus)
     architecture = replace(config.architecture, context="own")
     torch.manual_seed(config.seed)
     workers = Workers(architecture, config.lookahead)
     task = ScorerTask("scorer", workers, corpus, config)
-    return _train_pipeline(config, corpus, out, task, workers.stages, "block by block", progress)
+    return _train_pipeline(config, corpus, out, task, workers.stages, "block by block")
 
 
 def _train_pipeline(
@@ -90,7 +85,6 @@ def _train_pipeline(
     task: Task,
     stages: Sequence[ArStage],
     objective: str,
-    progress: Progress | None,
 ) -> Manifest:
     architecture = stages[0].architecture
     corpus.require(architecture.context_length + 1)
@@ -100,7 +94,7 @@ def _train_pipeline(
         state_path(out / RUN_FOLDER, task.name).unlink(missing_ok=True)
         return manifest
     model = ArModel(architecture, list(stages))
-    _train(task, config, out, manifest, progress, "ar", lambda: save_ar(out, model.eval()))
+    _train(task, config, out, manifest, "ar", lambda: save_ar(out, model.eval()))
     return read_manifest(out)
 
 
@@ -109,12 +103,11 @@ def _train(
     config: TrainingConfig,
     out: Path,
     manifest: Manifest,
-    progress: Progress | None,
     name: str,
     save: Callable[[], object],
 ) -> Run:
     """Run to the end, and put measurements, under this name, and weights into the checkpoint."""
-    run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)
+    run = Run(task, config, out / RUN_FOLDER, identity(manifest))
     losses = run.train()
     # Measurements first: after a kill in between, a part without them would count as done.
     add_metrics(out, {name: losses})
@@ -124,9 +117,7 @@ def _train(
     return run
 
 
-def _train_block(
-    config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest, index: int, progress: Progress | None
-) -> Manifest:
+def _train_block(config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest, index: int) -> Manifest:
     assert manifest.codes is not None
     assert manifest.partition is not None
     before = _blocks_before(config, out, manifest, index)
@@ -138,7 +129,7 @@ def _train_block(
     def save() -> None:
         save_block(out, block.eval(), _probe_features(before, manifest))
 
-    run = _train(task, config, out, manifest, progress, f"block-{index}", save)
+    run = _train(task, config, out, manifest, f"block-{index}", save)
     # The signal came after the last step: this block is saved, the next one is not begun.
     if run.asked_to_stop:
         raise Interrupted(f"block {index} is trained and saved; stopped as asked, run again to go on")
@@ -158,13 +149,9 @@ def _blocks_before(config: TrainingConfig, out: Path, manifest: Manifest, index:
     return [load_block(out, i) for i in range(index)]
 
 
-def diagnose(
-    config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest, progress: Progress | None
-) -> Manifest:
+def diagnose(config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest) -> Manifest:
     """Measure a whole chain on validation text, into `chain.jsonl` and the manifest; returns the manifest."""
     assert manifest.partition is not None
-    if progress is not None:
-        progress.enter(TrainingState.EVALUATING)
     blocks = [load_block(out, i) for i in range(config.architecture.parts)]
     text = corpus.valid_batch(config.valid_windows, config.architecture.context_length + 1)
     losses = chain_diagnostics(blocks, manifest.partition, text, STEPS_PER_BLOCK)

@@ -50,7 +50,7 @@ class Publisher:
         losses = self.spec.evaluate(weights, self.corpus)
         add_metrics(self.out, {"valid": losses, "rounds": numbers})
         if chain and "chain" not in read_manifest(self.out).metrics:
-            diagnose(self.spec.config, self.corpus, self.out, read_manifest(self.out), None)
+            diagnose(self.spec.config, self.corpus, self.out, read_manifest(self.out))
         elif not chain:
             nats = losses["next_byte"]
             add_metrics(self.out, {"ar": {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}})

@@ -157,7 +157,6 @@ SERVERS = [
     ("http --router {ring} --listen {taken}", 1, "in use"),
     ("http --router {ring} --listen 0.0.0.0:0", 2, "--insecure"),
     ("draw sneaker --compare --out x.png --router {ring}", 2, "the router at {ring} serves no model that draws"),
-    ("train watch {nobody}", 1, "{nobody}"),
     ("train status {nobody} --once --patience 0", 1, "no coordinator answers at {nobody}"),
 ]
 
