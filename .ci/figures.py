@@ -193,10 +193,6 @@ def _weights(record: Record) -> dict[str, float]:
     return {"nats": row["nats"], "mb": row["weights_mb"]}
 
 
-def _training(record: Record) -> dict[str, float]:
-    return {f"{name.replace(' ', '_')}_mib": use["total"] / 2**20 for name, use in record["bytes"].items()}
-
-
 LOSSES = "onesweep bench losses --text $TEXT/valid.txt --symbols 1024"
 MEASUREMENTS: dict[str, Measurement] = {
     "overhead": Measurement(
@@ -268,8 +264,6 @@ MEASUREMENTS: dict[str, Measurement] = {
     "weights_float32": Measurement(f"{LOSSES} --checkpoint $MODEL --backends torch --codecs fp32", _weights),
     "weights_bfloat16": Measurement(f"{LOSSES} --checkpoint $MODEL_BF16 --backends torch --codecs fp32", _weights),
     "weights_q4": Measurement(f"{LOSSES} --checkpoint $MODEL_Q4 --backends torch --codecs fp32", _weights),
-    "training": Measurement("onesweep train memory", _training, prints=True),
-    "training6": Measurement("onesweep train memory --parts 6 --layers 1", _training, prints=True),
 }
 
 

@@ -32,7 +32,7 @@ from onesweep.trainer.rounds.transfer import Parcel, piece_of
 from onesweep.trainer.rounds.worker import join_request, spec_of
 from onesweep.trainer.rounds.worker_state import WorkerProgress, load_worker, save_worker
 from onesweep.trainer.v1 import rounds_pb2
-from tests.trainer.rounds.network.test_features_travel import chained
+from tests.trainer.rounds.network.test_features_travel import scorer
 from tests.trainer.small import corpus
 
 SIZES: list[list[tuple[int, ...]]] = [[(3, 5), (7,)], [()], [(0, 4), (16,)], [(257,), (2, 128)], [(2, 3, 4), (1, 1)]]
@@ -89,8 +89,8 @@ class Training:
     def __init__(self) -> None:
         self.folder, self.loop = Path(tempfile.mkdtemp()), asyncio.new_event_loop()
         self.file = self.folder / "file"
-        rounds = replace(chained.rounds, rounds=1 << 20, codec="int8", down_codec="int8")
-        self.spec = RunSpec.begin(replace(chained, rounds=rounds), corpus, self.folder)
+        rounds = replace(scorer.rounds, rounds=1 << 20, codec="int8", down_codec="int8")
+        self.spec = RunSpec.begin(replace(scorer, rounds=rounds), corpus, self.folder)
         self.stack = contextlib.ExitStack()
         self.run = self.begun()
 

@@ -364,8 +364,6 @@ def chain_losses(checkpoint: Path, backend: str, text: Path | None, device: str 
     losses = []
     for index in range(manifest.architecture.parts):
         block = load_block(directory, index, torch.device(device))
-        if not block.reads_bytes:  # of a chained chain: it needs the features of the block before
-            continue
         high, low = manifest.partition.range(index)
         runner = backend_named(backend, torch.device(device)).block(block)
         sums = torch.tensor([_losses(runner, block, window, (high * low) ** 0.5) for window in windows])

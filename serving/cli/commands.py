@@ -160,7 +160,6 @@ _TRAIN = Family(
             ),
             ("audit", "check from a run's log that no update was lost or merged twice", "runs/rounds"),
             "onesweep.trainer.commands:",
-            ("memory", "measure what training one block takes, against the whole model", "--json"),
         ),
         "pictures": (_TRAIN_PICTURES,),
     },

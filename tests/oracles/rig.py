@@ -251,8 +251,7 @@ def trained(what: str, directory: Path, stop_at: tuple[str, int] | None = None) 
         elif what == "scorer":
             train_scorer(tiny(), text, out)
         else:
-            context = replace(tiny().architecture, context=what)
-            train_blocks(tiny(architecture=context), text, out)
+            train_blocks(tiny(), text, out)
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         if stop_at is not None:

@@ -25,9 +25,7 @@ with tempfile.TemporaryDirectory() as _directory:
     corpus = load_corpus(Path(_directory) / "words.txt")
 
 tiny = TrainingConfig(
-    architecture=Architecture(
-        parts=2, layers=2, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8, context="own"
-    ),
+    architecture=Architecture(parts=2, layers=2, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8),
     noise=NoiseConfig(partition="equal_probability"),
     steps=6,
     sequences=2,

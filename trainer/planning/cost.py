@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import torch
 
 from onesweep.stages.settings import check, limits
-from onesweep.trainer.blocks.memory import FP32_BYTES
 from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.planning.inventory import PartInventory
+from onesweep.trainer.planning.inventory import FP32_BYTES, PartInventory
 from onesweep.trainer.planning.traffic import SEGMENT_BYTES, WorkerTraffic, wire_bytes
 from onesweep.trainer.rounds.file_server import KEPT
 from onesweep.trainer.rounds.merging import new_outer
@@ -105,8 +104,7 @@ def timing_of(traffic: WorkerTraffic, settings: RoundSettings, link: WorkerLink,
     training_s = settings.steps_per_round * step_s
     sending_s = sum(link.up_s(up) + SUBMIT_TRIPS * trip_s for up in traffic.ups)
     fetching_s = sum(link.down_s(down) + begin_s for down in traffic.downs)
-    refresh_s = sum(link.down_s(copy) + FETCH_TRIPS * trip_s for copy in traffic.copies)
-    fetching_s += refresh_s / settings.copies_every
+    fetching_s += sum(link.down_s(copy) + FETCH_TRIPS * trip_s for copy in traffic.copies)
     fetching_s += traffic.hops * (step_s + 2 * travel_s + trip_s)
     together_s = training_s + fetching_s
     round_s = max(together_s, sending_s) if settings.ahead else together_s + sending_s

@@ -2,15 +2,18 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from onesweep.stages.errors import ConfigError
 from onesweep.stages.settings import Bounds
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.memory import saved_for_backward
 from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
 from onesweep.trainer.options import markdown
 from onesweep.trainer.planning.cost import (
@@ -54,8 +57,7 @@ def variants(config: TrainingConfig, as_set: bool) -> dict[str, TrainingConfig]:
         "eager e3m0": _travelling(eager, "e3m0"),
         "fragments": replace(_travelling(eager, "e3m0"), fragments=count),
     }
-    chained = base.model == "chain" and config.architecture.context == "chained"
-    if config.architecture.parts > 1 and (chained or base.model == "scorer"):
+    if config.architecture.parts > 1 and base.model == "scorer":
         rounds["features"] = replace(plain, context_by="features")
     found = {"as set": config} if as_set else {}
     found |= {name: replace(config, rounds=changed) for name, changed in rounds.items()}
@@ -225,7 +227,7 @@ def _wire(traffic: WorkerTraffic) -> float:
         for up, down, count in zip(traffic.ups, traffic.downs, traffic.fetched, strict=True)
     )
     own += traffic.rounds * (wire_bytes(traffic.features) + wire_bytes(traffic.made))
-    return wire_bytes(traffic.first) + own + traffic.refreshes * sum(map(wire_bytes, traffic.copies))
+    return wire_bytes(traffic.first) + own + traffic.versions * sum(map(wire_bytes, traffic.copies))
 
 
 STEPS = 5  # measured steps, after one that warms up. Their median counts, for the chunks differ from step to step.
@@ -253,6 +255,22 @@ def measure_step(config: TrainingConfig, corpus: Corpus) -> MeasuredStep:
         times.append(time.monotonic() - begin)
         activations = max(activations, sum(saved.values()))
     return MeasuredStep(statistics.median(times[1:]), activations)
+
+
+@contextmanager
+def saved_for_backward(not_counted: set[int]) -> Iterator[dict[int, int]]:
+    """Collects address -> bytes of every storage that the graph keeps, each once, but those in `not_counted`."""
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        # By storage: several views of one tensor are saved, and are held once.
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in not_counted:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield saved
 
 
 HEAD = (

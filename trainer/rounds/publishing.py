@@ -56,19 +56,16 @@ class Publisher:
             add_metrics(self.out, {"ar": {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}})
 
     def _publish_chain(self, weights: Mapping[str, Tensors]) -> None:
-        manifest, checked = self.spec.checkpoint, list[tuple[Block, Tensor | None]]()
+        manifest, checked = self.spec.checkpoint, list[Block]()
         assert manifest.partition is not None
-        features: Tensor | None = None
         for index, part in enumerate(self.spec.parts):
             block = self.spec.module(index)
             assert isinstance(block, Block)
             load(block, weights[part])
-            given = None if block.reads_bytes else features
-            measures, features = probe_block(block.eval(), manifest.partition, probe_symbols(manifest), given)
-            _check(part, measures)
-            checked.append((block, given))
-        for block, given in checked:
-            save_block(self.out, block, given)
+            _check(part, probe_block(block.eval(), manifest.partition, probe_symbols(manifest)))
+            checked.append(block)
+        for block in checked:
+            save_block(self.out, block)
 
     def _publish_pipeline(self, weights: Mapping[str, Tensors]) -> None:
         model = self.spec.pipeline(weights)

@@ -1,12 +1,11 @@
-"""Engines of rounds, and the one in this process: real training and ledger, virtual time and links."""
+"""Rounds in one process: real training and ledger, virtual time and links."""
 
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ class Simulation:
         self.ledger = Ledger(self.settings, parts, Store(), spec.identity(corpus))
         scored = self.settings.robust == "scored"
         self.loss = HeldOut(spec, corpus, self.ledger.weights, spec.config.seed) if scored else None
-        self.copies = {name: CopyLine(self.settings, 0, weights) for name, weights in parts.items()}
+        self.copies = {name: CopyLine(self.settings.copies_codec, 0, weights) for name, weights in parts.items()}
         # By part and replica that read them: features of a round, and when the first of them are there.
         self.passed: dict[tuple[int, int], tuple[float, list[Tensor]]] = {}
         self.traffic = RoundsTraffic()
@@ -310,55 +309,14 @@ class VirtualWorker:
 FATES = ("in_time", "lost", "lie", "scramble", "against")
 
 
-@dataclass(frozen=True)
-class WorkerTally:
-    """One real worker."""
-
-    made: int = 0  # local steps
-    merged: float = 0.0  # those of them that were merged, late ones times their worth
-    busy_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Result of a run."""
-
-    weights: dict[str, Tensors] = field(repr=False)  # the newest version of every part, as workers have it
-    traffic: RoundsTraffic
-    workers: int
-    tallies: Sequence[WorkerTally] = ()  # of real workers, part by part, replica by replica
-
-
-class RoundsEngine(Protocol):
-    def check(self, config: TrainingConfig, fleet: SimulatedWorkers) -> None:
-        """Raise ConfigError for what this engine cannot do."""
-        ...
-
-    def train(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> Trained:
-        """Make all rounds of a run that `check` let pass. Raises OnesweepError."""
-        ...
-
-
-def check_real(fleet: SimulatedWorkers) -> None:
-    """Raise ConfigError where a fleet asks of real workers what only virtual ones have."""
-    for name, usual in asdict(SimulatedWorkers()).items():
-        if name not in ("slowness", "pace_s", "seed") and getattr(fleet, name) != usual:
-            raise ConfigError(f"{name} is of virtual workers, real ones have slowness and pace_s: leave it out")
-
-
-class InProcessEngine:
-    def check(self, config: TrainingConfig, fleet: SimulatedWorkers) -> None:
-        if fleet.pace_s:
-            raise ConfigError("pace_s is of real workers, and these are virtual: give step_s instead")
-        honest, lockstep = SimulatedWorkers(), config.rounds.deadline == "lockstep"
-        absent = any(getattr(fleet, name) != getattr(honest, name) for name in FATES)
-        if config.rounds.by_features and (absent or (len(set(fleet.slowness)) > 1 and not lockstep)):
-            raise ConfigError(
-                'virtual workers that read features are in every round: give deadline = "lockstep", '
-                f'and leave out {", ".join(FATES)}; or context_by = "copies"'
-            )
-
-    def train(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> Trained:
-        engine = Simulation(spec, corpus, fleet)
-        traffic = engine.run()
-        return Trained(engine.published(), traffic, len(engine.workers))
+def check_fleet(config: TrainingConfig, fleet: SimulatedWorkers) -> None:
+    """Raise ConfigError for a fleet that cannot train a run of these settings."""
+    if fleet.pace_s:
+        raise ConfigError("pace_s is of real workers, and these are virtual: give step_s instead")
+    honest, lockstep = SimulatedWorkers(), config.rounds.deadline == "lockstep"
+    absent = any(getattr(fleet, name) != getattr(honest, name) for name in FATES)
+    if config.rounds.by_features and (absent or (len(set(fleet.slowness)) > 1 and not lockstep)):
+        raise ConfigError(
+            'virtual workers that read features are in every round: give deadline = "lockstep", '
+            f'and leave out {", ".join(FATES)}; or context_by = "copies"'
+        )

@@ -241,7 +241,7 @@ class Worker:
             self.features.begin(order.round)
         weights = self.cache.fetch(order.base, self.rounds.down_codec)
         if fragment.sending is not None and fragment.sending.done():
-            self._settle(fragment)  # sent while the order was awaited, as `patient` does: these weights may have it
+            self._settle(fragment)  # sent while the order was awaited: these weights may have it
         self.learner.load(fragment.begin(order.round, order.base.version, weights))
         if fragment.index == self.progress.turn:
             self.progress.steps = 0

@@ -124,7 +124,7 @@ def test_bash_completes_commands_options_and_choices(tmp_path: Path) -> None:
     assert completed(tmp_path, "onesweep", "gen") == {"generate"}
     assert completed(tmp_path, "onesweep", "bench", "cha") == {"chaos", "chaos-training"}
     assert completed(tmp_path, "onesweep", "generate", "--max") == {"--max-bytes", "--max-tokens"}
-    assert completed(tmp_path, "onesweep", "train", "blocks", "--context", "") == {"own", "chained"}
+    assert completed(tmp_path, "onesweep", "init", "--kind", "") == {"chain", "ar"}
     assert completed(tmp_path, "onesweep", "completion", "") == {*SHELLS, "--help"}
     assert completed(tmp_path, "onesweep", "inspect", "scr") == {"script"}
 

@@ -96,7 +96,7 @@ TYPING = [
     ("draw sneaker --seed 18446744073709551616 --out x.png", 2, "seed must be"),
     ("draw sneaker --guidance much --out x.png", 2, "--guidance must be a number, not 'much'"),
     ("up --hosts 2 --topology t.toml", 2, "exclude each other"),
-    ("train blocks --context bot", 2, "'bot' is none of own, chained"),
+    ("init x --kind bot", 2, "'bot' is none of chain, ar"),
     ("completion bsh", 2, "did you mean bash"),
 ]
 FILES = [

@@ -66,9 +66,8 @@ print((peak() - before) / max(part.bytes for part in manifest.parts))
 """
 
 
-@pytest.mark.parametrize("context", ["own", "chained"])
-def test_a_chain_is_loaded_and_gated_like_any_other(tmp_path: Path, context: str) -> None:
-    manifest = create_untrained(tmp_path, "chain", replace(TINY, context=context), seed=3)
+def test_a_chain_is_loaded_and_gated_like_any_other(tmp_path: Path) -> None:
+    manifest = create_untrained(tmp_path, "chain", TINY, seed=3)
     assert manifest.complete
     assert manifest.training == {"steps": 0, "seed": 3}
     blocks = load_chain(tmp_path)

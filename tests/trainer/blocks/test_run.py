@@ -216,7 +216,7 @@ STEPS = 24
 @pytest.mark.parametrize(
     ("arguments", "log", "save_every_s"),
     [
-        (["blocks", "--context", "chained"], "block-1.jsonl", 0.1),
+        (["blocks"], "block-1.jsonl", 0.1),
         (["ar", "--layers", "2", "--stages", "2"], "ar.jsonl", 0.0),
     ],
 )

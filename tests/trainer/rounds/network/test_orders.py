@@ -102,10 +102,10 @@ def test_who_asks_hears_that_the_question_has_come_before_the_answer(
 ) -> None:
     """Else who continues at once would hand in only after it has waited."""
     monkeypatch.setattr(onesweep.trainer.rounds.client, "LONG_POLL_S", 60.0)
-    net, asked = network(overlap="patient"), threading.Event()
+    net, asked = network(overlap="eager"), threading.Event()
     place, link = net.join(part=0), net.link()
     with ThreadPoolExecutor(1) as pool:
-        request = rounds_pb2.NextRequest(worker="hand", lease=place.lease, after=0)
+        request = rounds_pb2.NextRequest(worker="hand", lease=place.lease, after=1)
         answer = pool.submit(link.next, request, asked.set)
         assert asked.wait(40)
         assert not answer.done()

@@ -200,8 +200,7 @@ def test_a_machine_that_cannot_begin_says_why(
 
 
 def test_features_of_one_text_do_not_serve_a_site(network: Start, machine: Machine) -> None:
-    chained = replace(config, architecture=replace(config.architecture, context="chained"))
-    net = network(chained, replicas=1, context_by="features")
+    net = network(config, replicas=1, model="scorer")
     with pytest.raises(ConfigError, match='a site needs context_by = "copies"'):
         machine(0, net, part=1).result(WITHIN_S)
 
@@ -214,8 +213,8 @@ def test_gradients_are_means_over_machines_and_none_where_no_machine_has_one() -
     assert [None if p.grad is None else p.grad.tolist() for p in one] == [[2.0, 0.0], None, [1.0, 2.0, 3.0]]
 
 
-def test_a_site_trains_a_block_by_copies_of_earlier_ones(network: Start, machine: Machine) -> None:
-    net = network(replace(config, architecture=replace(config.architecture, context="chained")), replicas=1)
+def test_a_site_trains_a_stage_by_copies_of_the_others(network: Start, machine: Machine) -> None:
+    net = network(config, replicas=1, model="scorer", context_by="copies")
     jobs = [machine(number, net, part=1) for number in range(3)]
     assert net.work("plain", part=0) == 3
     assert [job.result(WITHIN_S) for job in jobs] == [3, 6, 6]
