@@ -158,7 +158,7 @@ _TRAIN = Family(
                 "--vary steps_per_round=10,100",
                 ("rounds",),
             ),
-            ("audit", "check from a run's log that no update was lost or merged twice", "runs/rounds"),
+            ("audit", "check that no update of a run was lost or merged twice", "runs/rounds"),
             "onesweep.trainer.commands:",
         ),
         "pictures": (_TRAIN_PICTURES,),

@@ -255,11 +255,11 @@ def run_simulate(options: argparse.Namespace) -> int:
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="where the rounds are kept: it has a log.jsonl")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the rounds: it has a rounds.sqlite3")
 
 
 def run_audit(options: argparse.Namespace) -> int:
-    """Check the log of rounds against its files; 1 with a line for each thing that should not be."""
+    """Check the events of rounds against their files; 1 with a line for each thing that should not be."""
     from onesweep.trainer.rounds.audit import audit
 
     found = audit(options.directory)

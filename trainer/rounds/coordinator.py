@@ -38,7 +38,6 @@ T = TypeVar("T")
 MAX_WAIT_S = 60.0
 TICK_S = 0.05
 STORE_RETRY_S = 2.0  # between two tries to write what the disk did not take
-MEMBERS = "members.json"
 
 
 class Coordinator:
@@ -53,7 +52,7 @@ class Coordinator:
         directory: Path,
         settings: CoordinatorSettings,
     ) -> None:
-        """:param directory: for places and incoming updates.
+        """:param directory: for incoming updates and features.
 
         Raises ConfigError where workers may bring other text than those that they pass features on to; DataError where
         there is too little text to score updates.
@@ -68,7 +67,7 @@ class Coordinator:
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
         self.weights = WeightServer(ledger, spec.config.rounds)
         replicas = spec.config.rounds.replicas
-        self.members = Members(directory / MEMBERS, len(spec.parts), replicas, settings.lease_s, self.clock())
+        self.members = Members(ledger.store, len(spec.parts), replicas, settings.lease_s, self.clock())
         self.features = FeatureRelay(spec, ledger, self.members, directory)
         for record in ledger.store.records():
             if "worker" in record:
