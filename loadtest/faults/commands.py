@@ -1,10 +1,9 @@
-"""The commands `bench chaos`, `chaos-training`, `soak`, `flood` and `rounds`."""
+"""The commands `bench chaos`, `chaos-training`, `soak` and `flood`."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,10 +12,9 @@ from onesweep.loadtest.commands import add_measurement, say
 from onesweep.loadtest.faults.settings import (
     ChaosSettings,
     FloodFlags,
-    RoundsBenchSettings,
     TrainingChaosSettings,
 )
-from onesweep.loadtest.report.record import check_report_options, origin, this_command, write_report
+from onesweep.loadtest.report.record import check_report_options, origin, write_report
 from onesweep.stages.errors import InputError, Interrupted, OnesweepError, one_of
 from onesweep.stages.settings import from_flags
 from onesweep.stages.signals import ends_cleanly
@@ -31,9 +29,8 @@ SOAK_MINUTES = 30.0
 
 add_chaos = partial(add_measurement, settings=ChaosSettings, html=True, svg=True)
 add_soak = partial(add_chaos, only=SOAK)
-add_chaos_training = partial(add_measurement, settings=TrainingChaosSettings, html=True, svg=True)
+add_chaos_training = partial(add_measurement, settings=TrainingChaosSettings)
 add_flood = partial(add_measurement, settings=FloodFlags, access=True)
-add_rounds = partial(add_measurement, settings=RoundsBenchSettings)
 
 
 def run_chaos(options: argparse.Namespace) -> int:
@@ -58,16 +55,28 @@ def _run_chaos(options: argparse.Namespace, settings: ChaosSettings) -> int:
 
 
 def run_chaos_training(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.faults.training_report import training_report
+    from onesweep.loadtest.faults.training_figures import measure_training
+    from onesweep.loadtest.faults.training_report import tables, training_record, verdict
     from onesweep.loadtest.faults.training_run import check_training_chaos, run_training_chaos
 
     settings = from_flags(TrainingChaosSettings, options)
+    if settings.faults == ("none",):
+        settings = replace(settings, faults=())
     check_training_chaos(settings)
     check_report_options(options)
+    head = origin()  # the machine as it is before
     with ends_cleanly():
+        if not settings.faults and settings.faults is not None:
+            figures = measure_training(settings, say)
+            say(figures.table())
+            write_report(options, head | figures.record())
+            return 0
         result = run_training_chaos(settings, say)
-    words = "something was lost or counted twice, had no end, or is worse than it may be: see above"
-    return _finish(training_report(result), options, words)
+    say("\n\n".join([*tables(result), *(f"- {words}" for words in verdict(result))]))
+    write_report(options, head | training_record(result))
+    if result.trouble:
+        raise OnesweepError("something was lost or counted twice, had no end, or is worse than it may be: see above")
+    return 0
 
 
 def _finish(report: FaultReport, options: argparse.Namespace, trouble: str) -> int:
@@ -133,17 +142,3 @@ def _flood_settings(flags: FloodFlags, options: argparse.Namespace) -> FloodSett
     users = flags.knee or 1
     load = LoadSettings(target, flags.mode, users, flags.seconds, max_bytes=flags.max_bytes, timeout_s=flags.timeout_s)
     return FloodSettings(load, flags.at, flags.knee, flags.polite, batch=flags.batch)
-
-
-def run_rounds(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.faults.rounds_bench import check_bench, measure_rounds, rounds_record, rounds_table
-
-    settings = from_flags(RoundsBenchSettings, options)
-    settings = replace(settings, config=settings.config.resolve())
-    check_bench(settings)
-    check_report_options(options)
-    with ends_cleanly():
-        figures = measure_rounds(settings, lambda words: print(words, file=sys.stderr, flush=True))
-    print(rounds_table(figures))
-    write_report(options, rounds_record(settings, figures, this_command()))
-    return 0

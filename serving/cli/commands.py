@@ -202,8 +202,6 @@ _BENCH = Family(
             ("chaos-training", "faults under a training: no accepted update may be lost", "--seed 1"),
             "onesweep.loadtest.fuzz.commands:",
             ("fuzz", "bad input on purpose, to a deployment that is started for it", "--inputs 5000"),
-            "onesweep.loadtest.faults.commands:",
-            ("rounds", "rounds over emulated far links against one place, and against the plan", ""),
         ),
         "pictures": _commands(
             "onesweep.loadtest.pictures.bench:",

@@ -1,15 +1,19 @@
 """The durable store: killed at any moment it loses nothing, and damage is noticed."""
 
 import errno
+import hashlib
+import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 import onesweep.trainer.rounds.audit
 import onesweep.trainer.rounds.store
@@ -192,6 +196,26 @@ def test_what_was_stored_is_there_again(tmp_path: Path) -> None:
         assert ledger.close("p", 1002.0).updates == ("w0-2", "w1-2")
     found = audit(tmp_path)
     assert (found.problems, found.accepted, found.merged, found.versions) == ([], 6, 6, {"p": 3})
+
+
+def own_digest(path: Path) -> str:
+    """SHA-256 over names in order, shapes, kinds and bytes, by code that shares nothing with the store's."""
+    found = hashlib.sha256()
+    for name, array in sorted(load_file(path).items()):
+        found.update(f"{name} {tuple(array.shape)} torch.{array.dtype.name}\n".encode() + array.tobytes())
+    return found.hexdigest()
+
+
+def test_a_reader_of_its_own_finds_every_update_once(tmp_path: Path) -> None:
+    fill(tmp_path)
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        events = [json.loads(text) for (text,) in database.execute("SELECT record FROM events ORDER BY number")]
+    taken = {event["id"]: event for event in events if event["kind"] == "accepted"}
+    closed = [event for event in events if event["kind"] == "closed"]
+    assert sorted(name for event in closed for name in event["updates"]) == ["w0-0", "w0-1", "w1-0", "w1-1"]
+    assert taken.keys() == {"w0-0", "w0-1", "w1-0", "w1-1", "w0-2"}
+    assert own_digest(tmp_path / UPDATES / "p" / "w0-2.safetensors") == taken["w0-2"]["sha256"]
+    assert own_digest(tmp_path / VERSIONS / "p" / "2.safetensors") == closed[-1]["sha256"]
 
 
 def test_the_command_says_what_the_audit_found(tmp_path: Path, onesweep: Callable[..., Any]) -> None:
