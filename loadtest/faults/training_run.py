@@ -117,7 +117,7 @@ def handed_in(logs: Iterable[Path]) -> set[tuple[str, int]]:
 
 
 def lost_updates(entries: Sequence[LogEntry], heard: Mapping[str, set[tuple[str, int]]], rounds: int) -> list[str]:
-    """What workers heard and the coordinator does not know; :param rounds: that each part should have made."""
+    """Updates that only their worker knows to be taken; :param rounds: that each part should have made."""
     known = Counter(
         (entry.record["worker"], entry.part, entry.record["round"])
         for entry in entries

@@ -5,7 +5,6 @@ import io
 import json
 import random
 import shutil
-import struct
 import tempfile
 import time
 import warnings
@@ -28,7 +27,7 @@ from onesweep.stages.wire.auth import HOST, Identity
 from onesweep.stages.wire.registry import Registration, read_entry, write_entry
 from onesweep.stages.wire.tls import Tls, check_authority
 from onesweep.stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
-from onesweep.trainer.pictures.data import IDX_NAMES, load_pictures
+from onesweep.trainer.pictures.data import load_pictures
 
 LITERALS = (
     *(b"nan", b"-inf", b"1e999", b"NaN", b"Infinity", b"9" * 400, b"9" * 5000, b"-1", b"0", b"true", b"null", b"1.5"),
@@ -185,11 +184,7 @@ def _pictures(
         lambda out: np.savez(out, train_x=pixels, train_y=labels, test_x=pixels, test_y=labels, classes=names)
     )
     png = saved(lambda out: Image.fromarray(pixels[0]).save(out, "PNG"))
-    folders, idx = directory / "folders", directory / "idx"
-    idx.mkdir()
-    for name, array in zip(IDX_NAMES["train"], (pixels, labels), strict=True):
-        head = b"\0\0\x08" + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape)
-        (idx / name).write_bytes(head + array.tobytes())
+    folders = directory / "folders"
     for name in ("cat", "dog"):
         (folders / name).mkdir(parents=True)
         for number in range(2):
@@ -206,10 +201,8 @@ def _pictures(
 
         return packed
 
-    images = IDX_NAMES["train"][0]
     found = [
         Reader("npz", archive, file("pictures.npz", load_pictures)),
-        Reader("IDX", (idx / images).read_bytes(), file(f"idx/{images}", lambda path: load_pictures(idx))),
         Reader("PNG", png, file("folders/cat/0.png", lambda path: load_pictures(folders))),
     ]
     with zipfile.ZipFile(io.BytesIO(archive)) as source:

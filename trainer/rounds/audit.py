@@ -57,7 +57,7 @@ NEWEST = """
 
 @dataclass
 class Audit:
-    """What was counted; `problems` has one sentence for each thing that should not be."""
+    """Counts of a run's events; `problems` has one sentence for each thing that should not be."""
 
     accepted: int = 0
     merged: int = 0

@@ -99,7 +99,7 @@ class Store:
         self.events.append(record)
 
     def members(self) -> Sequence[Record]:
-        """What was saved of each place."""
+        """The places, as they were saved."""
         return self.places
 
     def save_members(self, records: Sequence[Record]) -> None:
