@@ -115,27 +115,11 @@ def timing_of(traffic: WorkerTraffic, settings: RoundSettings, link: WorkerLink,
 MERGED = 3  # tensors of a part that a merge holds beside the updates: their mean, the step, and the next version
 
 
-@dataclass(frozen=True)
-class WorkerMemory:
-    """Bytes that a worker holds."""
+def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSettings, activations: int = 0) -> int:
+    """Bytes of a worker at its peak: the backward pass of a step, or the end of a round.
 
-    weights: int
-    gradients: int  # gone when a round ends
-    optimizer: int  # state of Muon and AdamW, all float32
-    copies: int  # frozen parts that it reads or looks ahead through, or the features of one step
-    rounds: int  # the version that the round began with, the codec's error feedback, the state of the overlap
-    encoding: int  # held only while an update is encoded and saved
-    activations: int | None = None  # activations of one step, if they were measured
-
-    @property
-    def total(self) -> int:
-        """The larger of two moments: the backward pass of a step, and the end of a round."""
-        stays = self.weights + self.optimizer + self.copies + self.rounds
-        return stays + max(self.gradients + (self.activations or 0), self.encoding)
-
-
-def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSettings) -> WorkerMemory:
-    """Memory of a worker, without activations."""
+    activations: of one step, where they were measured.
+    """
     # Beside the weights it holds the version that the round began with (`held` of trainer/rounds/cache.py). A lossy
     # codec adds its error feedback; a worker that does not wait adds its own last update, a base and the momentum of
     # its own updates.
@@ -144,14 +128,8 @@ def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSe
     # Feedback: the update, the wanted and the decoded one, the rest. Saving: update, weights, payload twice.
     feedback = 4 * whole + traffic.up if lossy else 0
     encoding = max(feedback, 2 * whole + 2 * traffic.up)
-    return WorkerMemory(
-        weights=whole,
-        gradients=whole,
-        optimizer=part.optimizer_bytes,
-        copies=part.copied_bytes + feature_bytes(part),
-        rounds=rounds,
-        encoding=encoding,
-    )
+    stays = whole + part.optimizer_bytes + part.copied_bytes + feature_bytes(part) + rounds
+    return stays + max(whole + activations, encoding)
 
 
 def coordinator_memory(
