@@ -22,7 +22,7 @@ from onesweep.trainer.blocks.checkpoint_dir import (
 from onesweep.trainer.blocks.config import TrainingConfig, in_symbols_of
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.diagnostics import chain_diagnostics
-from onesweep.trainer.blocks.lookahead import ScorerTask, Workers
+from onesweep.trainer.blocks.lookahead import ScorerTask, StagesInOneProcess
 from onesweep.trainer.blocks.run import Run, Task, state_path
 from onesweep.trainer.blocks.state import StepLog
 from onesweep.trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
@@ -70,7 +70,7 @@ def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
     """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/lookahead.py."""
     config = in_symbols_of(config, corpus)
     torch.manual_seed(config.seed)
-    workers = Workers(config.architecture, config.lookahead)
+    workers = StagesInOneProcess(config.architecture, config.lookahead)
     task = ScorerTask("scorer", workers, corpus, config)
     return _train_pipeline(config, corpus, out, task, workers.stages, "block by block")
 

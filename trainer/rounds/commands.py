@@ -26,14 +26,12 @@ from onesweep.trainer.options import (
     choices,
     config_of,
     corpus_of,
-    given,
     numbers,
     print_json,
 )
 from onesweep.trainer.rounds.settings import (
     CoordinatorSettings,
     SimulatedWorkers,
-    Throttle,
     WatchSettings,
     WorkerSettings,
 )
@@ -64,7 +62,6 @@ def add_work(work: argparse.ArgumentParser) -> None:
     work.add_argument("--config", type=Path, metavar="FILE", help="refuse a run of another architecture than in here")
     add_flags(work, WorkerSettings)
     add_flags(work, WatchSettings, only=("patience_s",))
-    add_flags(work, SimulatedWorkers, only=("pace_s",))
     add_device_option(work)
     _add_log_option(work)
 
@@ -125,7 +122,6 @@ def run_work(options: argparse.Namespace) -> int:
         state=options.state or Path("runs/work") / name,
         device=check_device(options.device),
         architecture=architecture_digest(load_config(options.config).architecture) if options.config else "",
-        throttle=Throttle(SimulatedWorkers(**given({"pace_s": options.pace_s}))),
     )
     corpus, stop, watch = corpus_of(options), _stop_on_signals(), from_flags(WatchSettings, options)
     if settings.site is None and settings.machines > 1:
@@ -235,8 +231,6 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 
 def run_simulate(options: argparse.Namespace) -> int:
     """Make rounds for every combination of what is varied."""
-    from dataclasses import asdict
-
     from onesweep.trainer.rounds.comparison import run_variants, table, variants
 
     config, fleet = config_of(options), from_flags(SimulatedWorkers, options)
@@ -248,7 +242,7 @@ def run_simulate(options: argparse.Namespace) -> int:
             f"{result.variant}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True
         )
     if options.json:
-        print_json({"results": [asdict(result) for result in results]})
+        print_json({"results": [{**vars(each), "traffic": vars(each.traffic)} for each in results]})
     else:
         print("\n".join(table(results)))
     return 0

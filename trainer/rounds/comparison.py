@@ -15,14 +15,12 @@ from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.options import markdown
 from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import Simulation, check_fleet
+from onesweep.trainer.rounds.simulation import RoundsTraffic, Simulation
 from onesweep.trainer.rounds.spec import RunSpec, replica_seed
 
 ONE_PLACE = "one place"
-NEVER = "never"  # A sync interval: one merge, at the end
 TOP = ("sequences", "learning_rate", "matrix_learning_rate", "warmup_steps", "weight_decay")
 SECTIONS = ("architecture", "noise", "lookahead")
-MAX_VARIANTS = 1000
 
 
 @dataclass(frozen=True)
@@ -61,18 +59,18 @@ class VariantResult:
     losses: dict[str, float]  # validation losses in nats; "next_byte" is that of the end
     rounds: int
     workers: int
-    up_bytes: int
-    down_bytes: int
-    copies_bytes: int
-    features_bytes: int
-    updates: dict[str, int]
-    busy: float  # share of the time in which a worker trained, on average
-    seconds: float  # virtual
+    traffic: RoundsTraffic
+
+    @property
+    def busy(self) -> float:
+        """Share of the time in which a worker trained, on average."""
+        return self.traffic.busy_s / (self.workers * self.traffic.seconds)
 
     @property
     def work(self) -> float:
         """Updates that were merged, as a share of one of each worker in each round."""
-        merged = self.updates.get("in time", 0) + self.updates.get("late", 0) - self.updates.get("left out", 0)
+        updates = self.traffic.updates
+        merged = updates["in time"] + updates["late"] - updates["left out"]
         return merged / (self.workers * self.rounds)
 
 
@@ -96,10 +94,8 @@ def variants(
         variant = RoundsVariant(tuple(zip(varied, values, strict=True)), config, fleet)
         for name, text in variant.varied:
             variant = _with(variant, name, text)
-        check_fleet(variant.config, variant.fleet)
+        variant.fleet.check_run(variant.config)
         found.append(variant)
-        if len(found) > MAX_VARIANTS:
-            raise ConfigError(f"more than {MAX_VARIANTS} ways to compare; vary less")
     return found
 
 
@@ -107,8 +103,6 @@ def _with(variant: RoundsVariant, name: str, text: str) -> RoundsVariant:
     """The variant with one thing changed: a name of [rounds], the fleet or TOP, or SECTION.NAME."""
     config, settings, fleet = variant.config, variant.config.rounds, variant.fleet
     section, dot, key = name.partition(".")
-    if name == "steps_per_round" and text == NEVER:
-        return replace(variant, config=replace(config, rounds=replace(settings, steps_per_round=max(config.steps, 1))))
     if name in _names(settings):
         return replace(variant, config=replace(config, rounds=_changed(settings, name, text)))
     if name in _names(fleet):
@@ -158,18 +152,9 @@ def _run(variant: RoundsVariant, seed: int, corpus: Corpus) -> VariantResult:
         corpus = PooledCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, variant.pooled)
     spec = RunSpec.of(replace(variant.config, seed=seed), corpus)
     engine = Simulation(spec, corpus, replace(variant.fleet, seed=seed))
-    traffic, workers = engine.run(), len(engine.workers)
-    return VariantResult(
-        variant=variant.name,
-        seed=seed,
-        losses=spec.evaluate(engine.published(), corpus),
-        rounds=spec.rounds,
-        workers=workers,
-        **{f"{what}_bytes": getattr(traffic, f"{what}_bytes") for what in ("up", "down", "copies", "features")},
-        updates=dict(traffic.updates),
-        busy=traffic.busy_s / (workers * traffic.seconds),
-        seconds=traffic.seconds,
-    )
+    traffic = engine.run()
+    losses = spec.evaluate(engine.published(), corpus)
+    return VariantResult(variant.name, seed, losses, spec.rounds, len(engine.workers), traffic)
 
 
 Rows = Sequence[VariantResult]  # results of one variant, a seed each
@@ -180,15 +165,15 @@ def _mean(value: Callable[[VariantResult], float], form: str) -> Callable[[Rows]
 
 
 def _share(kind: str) -> Callable[[VariantResult], float]:
-    return lambda row: row.updates.get(kind, 0) / max(sum(row.updates.values()) - row.updates.get("left out", 0), 1)
+    return lambda row: row.traffic.updates[kind] / max(row.traffic.updates.total() - row.traffic.updates["left out"], 1)
 
 
 COLUMNS: Mapping[str, Callable[[Rows], str]] = {
     "rounds": lambda rows: str(rows[0].rounds),
-    "up MB": _mean(lambda row: row.up_bytes / row.workers / 1e6, ".2f"),
-    "down MB": _mean(lambda row: row.down_bytes / row.workers / 1e6, ".2f"),
-    "copies MB": _mean(lambda row: row.copies_bytes / row.workers / 1e6, ".2f"),
-    "features MB": _mean(lambda row: row.features_bytes / row.workers / 1e6, ".2f"),
+    "up MB": _mean(lambda row: row.traffic.up_bytes / row.workers / 1e6, ".2f"),
+    "down MB": _mean(lambda row: row.traffic.down_bytes / row.workers / 1e6, ".2f"),
+    "copies MB": _mean(lambda row: row.traffic.copies_bytes / row.workers / 1e6, ".2f"),
+    "features MB": _mean(lambda row: row.traffic.features_bytes / row.workers / 1e6, ".2f"),
     "in time": _mean(_share("in time"), ".0%"),
     "late": _mean(_share("late"), ".0%"),
     "not merged": _mean(
@@ -196,7 +181,7 @@ COLUMNS: Mapping[str, Callable[[Rows], str]] = {
     ),
     "work": _mean(lambda row: row.work, ".0%"),
     "busy": _mean(lambda row: row.busy, ".0%"),
-    "hours": _mean(lambda row: row.seconds / 3600, ".2f"),
+    "hours": _mean(lambda row: row.traffic.seconds / 3600, ".2f"),
 }
 
 

@@ -4,14 +4,11 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from onesweep.stages.errors import ConfigError
-from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.rounds.codecs import CODECS, ErrorFeedback, Tensors, scale, shapes, subtract
@@ -143,9 +140,6 @@ class VirtualWorker:
         self.engine, self.settings, self.index, self.replica = engine, spec.config.rounds, index, replica
         self.seed = replica_seed(spec.config.seed, replica)
         self.lies = replica >= self.settings.replicas - engine.fleet.liars
-        if self.lies and engine.fleet.scramble:
-            order = torch.randperm(len(corpus.train), generator=torch.Generator().manual_seed(self.seed))
-            corpus = replace(corpus, train=corpus.train[order])
         task = spec.task(index, corpus, self.seed)
         self.learner = Learner(task, spec.config)
         self.part = spec.parts[index]
@@ -240,7 +234,7 @@ class VirtualWorker:
             round=fragment.round,
             steps=min(fragment.steps, self.settings.steps_per_round),
             sequences=fragment.steps * self.learner.config.sequences,
-            delta=self._lie(fragment.own) if self.lies else fragment.own,
+            delta=scale(fragment.own, engine.fleet.lie) if self.lies else fragment.own,
         )
         fragment.sent, fragment.merged, fragment.steps = update.id, False, 0
         fragment.count += 1
@@ -256,17 +250,6 @@ class VirtualWorker:
             engine.at(there, self.go_on)
         else:
             self.go_on(now)
-
-    def _lie(self, own: Tensors) -> Tensors:
-        """The update of a liar, which may know those of the honest that are there."""
-        engine, against = self.engine, self.engine.fleet.against
-        others = [worker for worker in engine.workers if worker.index == self.index and not worker.lies]
-        honest = [other for worker in others if (other := worker.fragments[self.turn].own) is not None]
-        if against and honest:
-            # number by number against the sign of their mean (arXiv 1911.11815), by their spread (1902.06156)
-            each = {name: torch.stack([delta[name] for delta in honest]) for name in own}
-            own = {n: (mean := e.mean(0)) - against * e.std(0, correction=0) * mean.sign() for n, e in each.items()}
-        return scale(own, engine.fleet.lie)
 
     def hear(self, merged: tuple[str, ...]) -> None:
         for fragment in self.fragments:
@@ -303,20 +286,3 @@ class VirtualWorker:
         size = codec.size(shapes(fragment.base))
         self.engine.traffic.down_bytes += size
         return size
-
-
-# What makes a virtual worker miss a round of those that pass features on to it.
-FATES = ("in_time", "lost", "lie", "scramble", "against")
-
-
-def check_fleet(config: TrainingConfig, fleet: SimulatedWorkers) -> None:
-    """Raise ConfigError for a fleet that cannot train a run of these settings."""
-    if fleet.pace_s:
-        raise ConfigError("pace_s is of real workers, and these are virtual: give step_s instead")
-    honest, lockstep = SimulatedWorkers(), config.rounds.deadline == "lockstep"
-    absent = any(getattr(fleet, name) != getattr(honest, name) for name in FATES)
-    if config.rounds.by_features and (absent or (len(set(fleet.slowness)) > 1 and not lockstep)):
-        raise ConfigError(
-            'virtual workers that read features are in every round: give deadline = "lockstep", '
-            f'and leave out {", ".join(FATES)}; or context_by = "copies"'
-        )

@@ -103,6 +103,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         create_untrained(tmp_path / "file" / "below", "chain", TINY)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_one_part_at_a_time_is_in_memory(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -213,6 +213,7 @@ def test_a_full_disk_leaves_the_last_state(small_disk: Callable[[str], Path], un
 STEPS = 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "log", "save_every_s"),
     [

@@ -52,14 +52,9 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object]) -> N
     again = onesweep("train", "simulate", *flags, *vary, "--json")
     results = json.loads(again.out)["results"]
     assert len(results) == 10
-    up = {result["variant"]: result["up_bytes"] for result in results}
+    up = {result["variant"]: result["traffic"]["up_bytes"] for result in results}
     assert up["codec=fp32 in_time=1"] > 6 * up["codec=e3m0 in_time=1"]
-    assert results[2]["updates"] == {"in time": 4}
-
-
-def test_never_is_one_merge_at_the_end(onesweep: Command, flags: list[object]) -> None:
-    found = onesweep("train", "simulate", *flags, "--vary", "steps_per_round=2,never", "--json")
-    assert [result["rounds"] for result in json.loads(found.out)["results"]] == [2, 1]
+    assert results[2]["traffic"]["updates"] == {"in time": 4}
 
 
 @pytest.mark.parametrize(
@@ -70,10 +65,8 @@ def test_never_is_one_merge_at_the_end(onesweep: Command, flags: list[object]) -
         ({"replicas": ["two"]}, "replicas does not take 'two'"),
         ({"in_time": ["2"]}, "in_time must be a number from 0 to 1, not 2.0"),
         ({"lost": ["-1"]}, "lost must be a number from 0 to 1, not -1.0"),
-        ({"pace_s": ["4000"]}, "pace_s must be a number from 0 to 3600, not 4000.0"),
         ({"slowness": ["1:0"]}, "slowness must be a list, each a finite number above 0, not "),
         ({"seed": ["1"]}, "nothing is called 'seed'"),
-        ({"replicas": [str(n % 9 + 1) for n in range(1001)]}, "more than 1000 ways"),
     ],
 )
 def test_what_cannot_be_varied_is_said(vary: dict[str, list[str]], message: str) -> None:
@@ -128,7 +121,7 @@ def test_other_sections_can_be_varied() -> None:
     vary = {"architecture.layers": ["2"], "noise.partition": ["uniform"]}
     (variant,) = variants(tiny, SimulatedWorkers(), vary)
     assert (variant.config.architecture.layers, variant.config.noise.partition) == (2, "uniform")
-    for wrong in ({"noise.partitions": ["uniform"]}, {"rounds.model": ["ar"]}, {"pace_s": ["1"]}):
+    for wrong in ({"noise.partitions": ["uniform"]}, {"rounds.model": ["ar"]}):
         with pytest.raises(ConfigError):
             variants(tiny, SimulatedWorkers(), wrong)
 
@@ -136,11 +129,7 @@ def test_other_sections_can_be_varied() -> None:
 def test_a_pace_makes_steps_as_slow_as_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    pace = Throttle(SimulatedWorkers(slowness=(1.0, 10.0), pace_s=5.0))
-    for replica in (0, 1, 2):
-        with pace.step(replica):
-            pass
-    assert [round(seconds) for seconds in slept] == [5, 50, 5]
-    assert pace.steps == 3
-    assert SimulatedWorkers(slowness=(3.0,)).rest_s(0, 2.0) == 4.0
-    assert SimulatedWorkers().rest_s(0, 2.0) == 0.0
+    pace = Throttle(5.0)
+    with pace.step():
+        pass
+    assert (round(slept[0]), pace.steps) == (5, 1)

@@ -16,7 +16,7 @@ from onesweep.trainer.rounds.comparison import variants
 from onesweep.trainer.rounds.features import FeatureFormat
 from onesweep.trainer.rounds.parts import Learner, see
 from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import Simulation, check_fleet
+from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec
 from tests.trainer.small import corpus, tiny
 
@@ -99,7 +99,7 @@ def test_features_that_cannot_be_are_refused() -> None:
         RunSpec.of(huge, corpus)
     for fleet in (SimulatedWorkers(lost=0.1), SimulatedWorkers(lie=-1.0)):
         with pytest.raises(ConfigError, match="virtual workers that read features are in every round"):
-            check_fleet(fed, fleet)
+            fleet.check_run(fed)
 
 
 def test_features_can_be_varied_and_planned() -> None:

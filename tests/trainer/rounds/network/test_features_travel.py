@@ -63,8 +63,8 @@ class StopAfter(Throttle):
         self.stop, self.last = stop, steps
 
     @contextmanager
-    def step(self, replica: int) -> Iterator[None]:
-        with super().step(replica):
+    def step(self) -> Iterator[None]:
+        with super().step():
             yield
         if self.steps == self.last:
             self.stop.set()

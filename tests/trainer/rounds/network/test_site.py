@@ -166,6 +166,7 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
     assert losses[-1] < losses[0] - 0.5
 
 
+@pytest.mark.slow
 def test_who_does_not_belong_to_a_site_is_told_why(network: Start, machine: Machine, unused_port: int) -> None:
     net = network(config, replicas=1, model="ar")
     first = machine(0, net)
