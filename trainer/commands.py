@@ -15,30 +15,25 @@ from onesweep.trainer.options import (
     config_of,
     corpus_of,
     given,
-    markdown,
-    numbers,
     positive,
     print_json,
     set_threads,
 )
 
 if TYPE_CHECKING:
-    from onesweep.trainer.blocks.config import TrainingConfig
+    pass
 
-SIZES = ("parts", "layers", "width", "heads", "context_length", "context")
+SIZES = ("parts", "layers", "width", "heads", "context_length")
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
 
 def run_blocks(options: argparse.Namespace) -> int:
     """Train a chain's blocks."""
-    from onesweep.trainer.blocks.progress import Progress
-    from onesweep.trainer.blocks.service import listening
     from onesweep.trainer.blocks.train import train_blocks
 
-    progress, config = Progress(), config_of(options, context=options.context)
-    with listening(options.listen, progress):
-        manifest = train_blocks(config, corpus_of(options), options.out, options.block, progress)
+    config = config_of(options)
+    manifest = train_blocks(config, corpus_of(options), options.out, options.block)
     for name, nats in manifest.metrics.get("chain", {}).items():
         if name.endswith("_nats"):
             print(f"{name:32} {nats:.3f}")
@@ -49,16 +44,13 @@ def run_blocks(options: argparse.Namespace) -> int:
 
 def run_ar(options: argparse.Namespace) -> int:
     """Train an AR model."""
-    from onesweep.trainer.blocks.progress import Progress
-    from onesweep.trainer.blocks.service import listening
     from onesweep.trainer.blocks.train import train_ar
 
-    progress, config = Progress(), config_of(options)
+    config = config_of(options)
     stages = config.architecture.parts if options.stages is None else options.stages
     layers = config.architecture.parts * config.architecture.layers if options.layers is None else options.layers
     out = options.out or Path("runs/local" if stages == 1 else "runs/ar")
-    with listening(options.listen, progress):
-        manifest = train_ar(config, corpus_of(options), out, layers, stages, progress)
+    manifest = train_ar(config, corpus_of(options), out, layers, stages)
     bits = manifest.metrics["ar"]["valid_next_byte_bits"]
     print(f"{out}: {layers} layers in {stages} stage{'s' * (stages > 1)}, {bits:.3f} bits/byte on validation text")
     return 0
@@ -66,101 +58,23 @@ def run_ar(options: argparse.Namespace) -> int:
 
 def run_scorer(options: argparse.Namespace) -> int:
     """Train a pipeline whose workers hold one stage each."""
-    from onesweep.trainer.blocks.progress import Progress
-    from onesweep.trainer.blocks.service import listening
     from onesweep.trainer.blocks.train import train_scorer
 
     lookahead = given({name: getattr(options, name) for name in ("refresh_every", "copies")})
-    progress, config = Progress(), config_of(options, lookahead=lookahead)
-    with listening(options.listen, progress):
-        manifest = train_scorer(config, corpus_of(options), options.out, progress)
+    config = config_of(options, lookahead=lookahead)
+    manifest = train_scorer(config, corpus_of(options), options.out)
     bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.own_architecture
     print(f"{options.out}: {a.parts} stages of {a.layers} layers, {bits:.3f} bits/byte on validation text")
     return 0
 
 
-def run_memory(options: argparse.Namespace) -> int:
-    """Measure one training step's memory three ways."""
-    from onesweep.trainer.blocks.memory import measure_training
-
-    sizes = {name: getattr(options, name) for name in SIZES}
-    config = config_of(options, sequences=options.sequences, architecture=given(sizes))
-    if options.workers:
-        return _measure_workers(options, config)
-    uses = measure_training(config, corpus_of(options))
-    block, blocks = uses["block"].total, config.architecture.parts
-    ratios = {f"block / {name}": block / uses[name].total for name in ("end to end", "ar")}
-    if options.json:
-        print_json({"bytes": {name: use.to_record() for name, use in uses.items()}, "ratios": ratios})
-        return 0
-    print(f"{'MiB':12}" + "".join(f"{key:>12}" for key in uses["block"].to_record()))
-    for name, use in uses.items():
-        print(f"{name:12}" + "".join(f"{value / 2**20:12.1f}" for value in use.to_record().values()))
-    for name, ratio in ratios.items():
-        print(f"{name} = {ratio:.3f} (1/{blocks} = {1 / blocks:.3f})")
-    return 0
-
-
-def _measure_workers(options: argparse.Namespace, config: TrainingConfig) -> int:
-    """Measure worker processes."""
-    from onesweep.trainer.rounds.footprint import measure_workers
-
-    found = measure_workers(config, options.data, options.workers)
-    if options.json:
-        print_json({"blocks": {count: [each.to_record() for each in parts] for count, parts in found.items()}})
-        return 0
-    layers = config.architecture.parts * config.architecture.layers
-    head = (
-        "blocks",
-        "layers in each",
-        "worker of block",
-        "process, MiB",
-        "of it the model's",
-        "of end to end",
-        "1/B + 10 %",
-    )
-    rows = [
-        [
-            *map(str, (count, layers // count, each.part)),
-            *(f"{size / 2**20:.0f}" for size in (each.peak, each.held)),
-            *(f"{share:.3f}" for share in (each.held / found[1][0].held, 1 / count + 0.1)),
-        ]
-        for count, parts in found.items()
-        for each in parts
-    ]
-    print("\n".join(markdown(head, rows)))
-    return 0
-
-
-def run_watch(options: argparse.Namespace) -> int:
-    """Print a training's progress until it ends; 1 if it failed, 130 if it was stopped."""
-    import asyncio
-
-    from onesweep.trainer.blocks.progress import TrainingState
-    from onesweep.trainer.blocks.service import describe, follow
-
-    async def watch() -> TrainingState:
-        state = TrainingState.STARTING
-        async for moment in follow(options.address, options.interval):
-            print(describe(moment), flush=True)
-            state = moment.state
-        return state
-
-    return {TrainingState.FAILED: 1, TrainingState.STOPPED: 130}.get(asyncio.run(watch()), 0)
-
-
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
-    from onesweep.stages.checkpoint.bundle import find_bundle
     from onesweep.trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
 
     corpus = corpus_of(options)
     scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
-    results = [
-        scorer.score(path, find_bundle(directory).ar)
-        for directory in options.checkpoints
-        for path in checkpoints(directory)
-    ]
+    results = [scorer.score(path) for directory in options.checkpoints for path in checkpoints(directory)]
     divergences = [
         found
         for directory in options.checkpoints
@@ -171,7 +85,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
         settings = {"windows": options.windows, "min_context": options.min_context, "steps_per_block": options.steps}
         records = {
             "checkpoints": [asdict(result) for result in results],
-            "divergences": [found.to_record() for found in divergences],
+            "divergences": [asdict(found) for found in divergences],
         }
         print_json({"text": text, **settings, **records})
         return 0
@@ -185,7 +99,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
         print(
             f"drafter {found.drafter} against scorer {found.scorer} at temperature {found.temperature:g}: total "
             f"variation {found.total_variation:.3f}, KL {found.kl_bits:.3f} bits a symbol (reverse "
-            f"{found.reverse_kl_bits:.3f}); `verified` takes about {found.verified_sweeps:.0f} sweeps for 256 symbols"
+            f"{found.reverse_kl_bits:.3f})"
         )
     return 0
 
@@ -271,7 +185,6 @@ def add_blocks(parser: argparse.ArgumentParser) -> None:
     _training_options(parser)
     add("--out", type=Path, metavar="DIR", default=Path("runs/chain"), help="the checkpoint (%(default)s)")
     add("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
-    add("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
 
 
 def add_ar(parser: argparse.ArgumentParser) -> None:
@@ -290,22 +203,6 @@ def add_scorer(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--refresh-every", type=int, metavar="STEPS", help="steps between two exchanges of the stages")
     parser.add_argument("--copies", choices=("fp32", "int8"), help="format of the exchanged stages")
-
-
-def add_memory(parser: argparse.ArgumentParser) -> None:
-    add_config_options(parser)
-    add_data_options(parser)
-    _size_options(parser)
-    parser.add_argument("--sequences", type=int, metavar="N", help="windows in a batch")
-    parser.add_argument(
-        "--workers", type=numbers, metavar="B[,B]", help="instead: real worker processes, the layers in B blocks"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def add_watch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("address", metavar="HOST:PORT")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="least time between two lines")
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
@@ -332,7 +229,6 @@ def _training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help=help)
     parser.add_argument("--steps", type=int, metavar="N", help="steps of each block, or of the AR model")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise (0)")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="report progress to `train watch` here (loopback only)")
 
 
 def _size_options(parser: argparse.ArgumentParser) -> None:
@@ -341,7 +237,6 @@ def _size_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, metavar="N")
     parser.add_argument("--heads", type=int, metavar="N")
     parser.add_argument("--context-length", type=int, metavar="N")
-    parser.add_argument("--context", choices=("own", "chained"), help="blocks read bytes (own) or features (chained)")
 
 
 def add_distill(parser: argparse.ArgumentParser) -> None:

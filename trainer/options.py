@@ -21,9 +21,8 @@ MAX_THREADS = 1024
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
-    """`--config`, `--profile`."""
+    """`--config`."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML; flags win over them")
-    parser.add_argument("--profile", metavar="P", help="onesweep (default) or blocktrain")
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +48,7 @@ def config_of(options: argparse.Namespace, **flags: Any) -> TrainingConfig:  # n
     set_threads(options.threads)
     for name in ("steps", "seed"):
         flags.setdefault(name, getattr(options, name, None))
-    return load_config(options.config, options.profile, **flags)
+    return load_config(options.config, **flags)
 
 
 def corpus_of(options: argparse.Namespace) -> Corpus:
@@ -87,16 +86,6 @@ def choices(text: str) -> tuple[str, list[str]]:
     if not equals or not all(parts := values.split(",")):
         raise argparse.ArgumentTypeError(f"must be NAME=VALUE[,VALUE], not {text!r}")
     return name, parts
-
-
-def assignments(text: str) -> dict[str, list[str]]:
-    """NAME=VALUE[,VALUE], any number of them, separated by spaces."""
-    return dict(choices(word) for word in text.split())
-
-
-def words(text: str) -> list[str]:
-    """WORD[,WORD]."""
-    return text.split(",")
 
 
 def numbers(text: str) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from google.protobuf.message import DecodeError
-from target import Target, changed_header, changed_json, changed_message
+from target import Target, changed_header, changed_message
 
 from onesweep.stages.errors import CodecError, OnesweepError
 from onesweep.stages.wire.status import StatusError
@@ -21,7 +21,7 @@ from onesweep.trainer.rounds.cache import WeightCache
 from onesweep.trainer.rounds.codecs import CODECS, receive, scale, shapes
 from onesweep.trainer.rounds.coordinator import Coordinator
 from onesweep.trainer.rounds.features import FeatureFormat
-from onesweep.trainer.rounds.members import Members, Place
+from onesweep.trainer.rounds.members import Place
 from onesweep.trainer.rounds.publishing import Publisher
 from onesweep.trainer.rounds.server import ledger_of
 from onesweep.trainer.rounds.service import RoundsService, WorkerAccess
@@ -32,16 +32,16 @@ from onesweep.trainer.rounds.transfer import Parcel, piece_of
 from onesweep.trainer.rounds.worker import join_request, spec_of
 from onesweep.trainer.rounds.worker_state import WorkerProgress, load_worker, save_worker
 from onesweep.trainer.v1 import rounds_pb2
-from tests.trainer.rounds.network.test_features_travel import chained
+from tests.trainer.rounds.network.test_features_travel import scorer
 from tests.trainer.small import corpus
 
 SIZES: list[list[tuple[int, ...]]] = [[(3, 5), (7,)], [()], [(0, 4), (16,)], [(257,), (2, 128)], [(2, 3, 4), (1, 1)]]
 LIKE = [dict(zip("ab", sizes, strict=False)) for sizes in SIZES]
 FORMATS = (FeatureFormat(1, 2, 8, 16), FeatureFormat(1, 1, 1, 1))
 METHODS = rounds_pb2.DESCRIPTOR.services_by_name["RoundsService"].methods
-# Kinds of input of `rounds`: a method's requests, one of two answers, or else a file that worker or coordinator keep.
+# Kinds of input of `rounds`: a method's requests, one of two answers, or else the file that a worker keeps.
 KINDS = [*(getattr(rounds_pb2, each.input_type.name) for each in METHODS), rounds_pb2.JoinResponse, rounds_pb2.Weights]
-WORKER_FILE, MEMBERS_FILE = len(KINDS), len(KINDS) + 1
+WORKER_FILE = len(KINDS)
 # Bits of an input's second byte. Lease, round and digest are put right unless a bit says to leave them.
 SECOND_PLACE, OWN_LEASE, OWN_DIGEST, OWN_PIECES = 1, 2, 4, 8
 ROUNDS = 100  # of one coordinator, whose ledger grows
@@ -74,7 +74,7 @@ def update() -> Target:
 
 
 def rounds() -> Target:
-    """Calls to a training's coordinator, what workers read of its answers, and files that both keep.
+    """Calls to a training's coordinator, what workers read of its answers, and the file that a worker keeps.
 
     The first byte chooses one, bits of the second are those above. Messages follow, each behind its length in 2 bytes,
     or a file.
@@ -89,8 +89,8 @@ class Training:
     def __init__(self) -> None:
         self.folder, self.loop = Path(tempfile.mkdtemp()), asyncio.new_event_loop()
         self.file = self.folder / "file"
-        rounds = replace(chained.rounds, rounds=1 << 20, codec="int8", down_codec="int8")
-        self.spec = RunSpec.begin(replace(chained, rounds=rounds), corpus, self.folder)
+        rounds = replace(scorer.rounds, rounds=1 << 20, codec="int8", down_codec="int8")
+        self.spec = RunSpec.begin(replace(scorer, rounds=rounds), corpus, self.folder)
         self.stack = contextlib.ExitStack()
         self.run = self.begun()
 
@@ -121,12 +121,10 @@ class Training:
     def parse(self, data: bytes) -> None:
         if len(data) < 2:
             return
-        which, flags = data[0] % (len(KINDS) + 2), data[1]
+        which, flags = data[0] % (len(KINDS) + 1), data[1]
         self.file.write_bytes(data[2:])
         if which == WORKER_FILE:
             load_worker(self.file)
-        elif which == MEMBERS_FILE:
-            Members(self.file, 2, 1, 30.0, 0.0)
         elif messages := [KINDS[which].FromString(each) for each in split(data[2:])]:
             self.put_right(messages, flags)
             if which < len(METHODS):
@@ -190,8 +188,6 @@ class Training:
         small = dict(sorted(run.ledger.weights(part).items(), key=lambda named: named[1].numel())[:2])
         save_worker(self.file, self.spec.run, WorkerProgress(part), {"base": small})
         yield bytes([WORKER_FILE, 0]) + self.file.read_bytes()
-        run.members.save(run.members.records())
-        yield bytes([MEMBERS_FILE, 0]) + run.members.path.read_bytes()
 
     def talk(self, run: Coordinator) -> Iterator[list[Any]]:
         """Messages of each call, and both answers."""
@@ -218,9 +214,9 @@ class Training:
         yield [rounds_pb2.LeaveRequest()]
 
     def mutate(self, rng: random.Random, data: bytes) -> bytes:
-        which = data[0] % (len(KINDS) + 2) if data else 0
+        which = data[0] % (len(KINDS) + 1) if data else 0
         if which >= len(KINDS):
-            return data[:2] + (changed_header if which == WORKER_FILE else changed_json)(rng, data[2:])
+            return data[:2] + changed_header(rng, data[2:])
         parts = list(split(data[2:]))
         at = rng.randrange(max(len(parts), 1))
         parts[at : at + 1] = [changed_message(KINDS[which])(rng, b"".join(parts[at : at + 1]))]

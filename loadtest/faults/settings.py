@@ -1,4 +1,4 @@
-"""Settings of the commands `bench chaos`, `bench chaos-training`, `wan train` and `bench rounds`."""
+"""Settings of the commands `bench chaos`, `bench chaos-training` and `wan train`, and their flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from onesweep.stages.settings import setting
 
 ROUNDS_A_MINUTE = 10  # of the run that ships: about what two cores make, faults included
 SHIPPED_RUN = Path(__file__).with_name("run.toml")
-SIX_WORKERS = Path(__file__).with_name("six.toml")
 
 
 ABLE = "all that can be done"
@@ -69,7 +68,10 @@ class RunFile:
     parts: int
     replicas: int
     sequences: int
+    steps_per_round: int
     codec: str
+    model: str
+    fragments: int
 
     @property
     def workers(self) -> tuple[int, ...]:
@@ -82,18 +84,14 @@ class RunFile:
         from onesweep.trainer.blocks.config import load_config
 
         config = load_config(path or SHIPPED_RUN)
-        if config.rounds.model != "chain":
-            raise InputError(f"{path}: faults are for the training of a chain, not of {config.rounds.model!r}")
-        if config.rounds.fragments != 1:
-            raise InputError(
-                f"{path}: faults are for parts that travel whole, not in {config.rounds.fragments} fragments"
-            )
         text = (path or SHIPPED_RUN).read_text(encoding="utf-8")
         if path is None:
             # the section [rounds] is the last of the run that ships
             text = f"{text.rstrip()}\nrounds = {max(round(minutes * ROUNDS_A_MINUTE), 2)}\n"
-        rounds = config.rounds
-        return cls(text, config.architecture.parts, rounds.replicas, config.sequences, rounds.codec)
+        rounds, parts = config.rounds, config.architecture.parts
+        parts = 1 if rounds.model == "ar" else parts
+        sizes = (parts, rounds.replicas, config.sequences, rounds.steps_per_round)
+        return cls(text, *sizes, rounds.codec, rounds.model, rounds.fragments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +102,15 @@ class TrainingChaosSettings(FaultSettings):
     seed: int = setting(0, "Seed for the fault schedule", **SEED)
     # the loss of one run says little: each is compared with the same run without faults
     seeds: tuple[int, ...] = setting((0, 1, 2), "Seeds of the training, each with and without faults", metavar="N[,N]")
-    faults: tuple[str, ...] | None = setting(None, "Kinds, such as kill,twin", shown=ABLE, metavar="F[,F]")
+    faults: tuple[str, ...] | None = setting(None, "Kinds, such as kill,twin; or none", shown=ABLE, metavar="F[,F]")
     count: int | None = setting(None, "Number of faults", shown="1.2 a minute, each kind at least once", **COUNT)
     config: Path | None = setting(None, **OWN_RUN)
     data: Path | None = setting(None, **DATA)
+    up_mbps: float | None = setting(
+        20.0, "Without faults: rate of each worker's uplink", metavar="M", above=0, most=1e5
+    )
+    # workers that share cores rest until then, as slower machines would compute
+    pace_s: float = setting(0.4, "Without faults: seconds of a local step, at least", least=0, most=3600)
     lease_s: float = 6.0
     patience_s: float = 300.0  # seconds without progress after which the run is given up
 
@@ -144,18 +147,3 @@ def check_text(data: Path | None) -> None:
     """Raise InputError for training text that is not there."""
     if data is not None and not data.exists():
         raise InputError(f"no text at {data}: give a file or a folder of UTF-8 text")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundsBenchSettings:
-    """The training of `onesweep bench rounds`, its links, and its repetitions."""
-
-    config: Path = setting(SIX_WORKERS, "Settings of the run", shown="a small model, 3 blocks")
-    data: Path | None = setting(None, **DATA)
-    profile: str = setting("links-60", "Links between workers and coordinator, or loopback", metavar="P")
-    profiles: Path | None = setting(None, PROFILES)
-    up_mbps: float | None = setting(20.0, "Rate of each worker's uplink", metavar="M", above=0, most=1e5)
-    # workers that share cores rest until then, as slower machines would compute
-    pace_s: float = setting(0.4, "Seconds of a local step, at least", least=0, most=3600)
-    seeds: tuple[int, ...] = setting((0,), "Seeds: a run over the links and one here for each", metavar="N[,N]")
-    within_s: float = setting(3600.0, "Give a run up after that", least=1, most=1e6)

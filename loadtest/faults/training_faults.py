@@ -13,7 +13,6 @@ from typing import Any
 
 from onesweep.loadtest.faults.base import Conditions, Fault, no_link
 from onesweep.loadtest.faults.process import Disk, Program
-from onesweep.loadtest.faults.proof import STATE, StateReader
 from onesweep.loadtest.faults.settings import RunFile
 from onesweep.loadtest.faults.training_testbed import COORDINATOR_NODE, TrainingSetup, TrainingTestbed
 from onesweep.loadtest.workload.testbed import Network
@@ -23,6 +22,7 @@ from onesweep.stages.errors import OnesweepError
 COORDINATOR = "coordinator"
 BYZANTINE_WORKER = ("-P", "-m", "onesweep.loadtest.faults.byzantine_worker")
 LIES_TOLD, LIE_S = 2, 120.0  # updates of a byzantine worker, and how long it may take to hand them in
+STATE = "worker.safetensors"  # as a worker names it
 CAUGHT_S = 30.0  # how long a transfer of a worker is waited for, to be cut in its middle
 GLANCE_S = 0.005
 KEPT_NORMS = 16
@@ -36,17 +36,11 @@ class FaultyTraining(TrainingTestbed):
     ) -> None:
         super().__init__(setup, network, directory, disk)
         self.sequences = run.sequences  # that a worker reads in a step
-        self.states = StateReader(run.codec)
         # Twins and byzantine workers, by the worker whose name they bear.
         self.others: dict[str, Program] = {}
         self.logs: dict[str, list[Path]] = {}  # of twins, by worker
         self.sabotage: list[Path] = []  # logs of byzantine workers, with a line for each of their updates
         self.notes: list[str] = []  # about the fault that is under way
-
-    def look(self) -> None:
-        """Read what is new in the log and in the workers' states. Raises ServiceError."""
-        self.log.look()
-        self.states.look({name: self.state(name) for name in self.names})
 
     def program(self, target: str) -> Program:
         return self.coordinator if target == COORDINATOR else self.workers[target]
@@ -74,7 +68,6 @@ class FaultyTraining(TrainingTestbed):
     def put_back(self, target: str) -> None:
         """Kill a worker, and give it the state that was kept, as from a restored backup."""
         self.workers[target].kill()
-        self.states.look({target: self.state(target)})
         _copy(self._kept(target), self.state(target))
 
     def start_twin(self, target: str) -> None:

@@ -1,10 +1,10 @@
-"""A training as it is seen from outside: its coordinator's log and views of the run."""
+"""A training as it is seen from outside: its coordinator's events and views of the run."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
+import sqlite3
 import subprocess
 import threading
 import time
@@ -17,14 +17,13 @@ from google.protobuf.json_format import ParseDict, ParseError
 from onesweep.stages.errors import ServiceError
 from onesweep.trainer.v1 import rounds_pb2
 
-LOG_NAME = "log.jsonl"
-FIRST_DIGEST = "0" * 64  # in the first line, in place of the digest of the line before
+READ_S = 10.0  # how long who reads events waits for who writes them
 AGAIN_S = 0.5  # between two tries to reach a coordinator
 
 
 @dataclass(frozen=True)
 class LogEntry:
-    """One line of the log: the run, an update that was `accepted` or `dropped`, or a round that was `closed`."""
+    """One event: the run, an update that was `accepted` or `dropped`, or a round that was `closed`."""
 
     at_s: float  # when it was first seen, seconds of the monotonic clock
     record: dict[str, Any]
@@ -38,29 +37,27 @@ class LogEntry:
         return str(self.record.get("part", ""))
 
 
-class LogFollower:
-    """The log of a run's rounds, read while the coordinator writes it. A line counts when its end is there."""
+class EventFollower:
+    """The events of a run's rounds, read while the coordinator writes them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.entries: list[LogEntry] = []
-        self._size, self._last = 0, FIRST_DIGEST
 
     def look(self) -> list[LogEntry]:
-        """The lines since the last look. Raises ServiceError where a line that was there has changed or gone."""
-        try:
-            with self.path.open("rb") as file:
-                if file.seek(0, 2) < self._size:
-                    raise ServiceError(f"{self.path} has become shorter than what was committed to it")
-                file.seek(self._size)
-                lines = file.read().splitlines(keepends=True)
-        except FileNotFoundError:
+        """The events since the last look. Raises ServiceError where one that was there has gone."""
+        if not self.path.exists():
             return []
-        now, new = time.monotonic(), []
-        for line in lines:
-            if not line.endswith(b"\n"):
-                break
-            new.append(LogEntry(now, self._read(line)))
+        known, now = len(self.entries), time.monotonic()
+        try:
+            with contextlib.closing(sqlite3.connect(self.path, timeout=READ_S)) as database:
+                count = database.execute("SELECT COUNT(*) FROM events").fetchone()[0]
+                query = "SELECT record FROM events ORDER BY number LIMIT -1 OFFSET ?"
+                new = [LogEntry(now, json.loads(text)) for (text,) in database.execute(query, (known,))]
+        except sqlite3.OperationalError:  # it is just being made, or the disk has no room for who reads
+            return []
+        if count < known:
+            raise ServiceError(f"{self.path} has {count} events, and had {known}")
         self.entries += new
         return new
 
@@ -71,16 +68,6 @@ class LogFollower:
     @property
     def accepted(self) -> int:
         return sum(entry.kind == "accepted" for entry in self.entries)
-
-    def _read(self, line: bytes) -> dict[str, Any]:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict) or record.get("before") != self._last:
-            raise ServiceError(f"{self.path} does not go on from the line that was its last: {line[:80]!r}")
-        self._size, self._last = self._size + len(line), hashlib.sha256(line).hexdigest()
-        return record
 
 
 @dataclass(frozen=True)

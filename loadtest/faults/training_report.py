@@ -1,4 +1,6 @@
-"""The report of a training under faults: sentences, tables and a JSON record."""
+"""The report of a training under faults: sentences, tables and JSON."""
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -6,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 from onesweep.loadtest.commands import BenchReport
-from onesweep.loadtest.faults.proof import Proof
 from onesweep.loadtest.faults.report import ReportTable, fault_report, seconds
 from onesweep.loadtest.faults.training_run import AIM_NATS, TrainingFaultRecord, TrainingResult, final_nats
 from onesweep.loadtest.report.table import percentile
@@ -16,34 +17,24 @@ FAULT_HEAD = (
     *("fault", "times", "next update p50 s", "max s", "next merge p50 s", "max s"),
     *("its own next update p50 s", "max s"),
 )
-DONE_HEAD = ("at s", "fault", "on", "for s", "next update s", "next merge s", "its own next update s", "what was hit")
 WAITS = ("accepted_s", "merged_s", "back_s")
 LIE_HEAD = ("lie", "handed in", "accepted", "refused")
 SCORE_HEAD = ("nats a byte", "undisturbed", "with faults", "difference")
 
 
 def training_report(result: TrainingResult) -> BenchReport:
-    """The report of `bench chaos-training`."""
-    tables = report_tables(result)[::-1]
-    return fault_report(tables, verdict(result), training_record(result), trouble=result.trouble)
+    """The report of `bench chaos-training` under faults."""
+    return fault_report(tables(result), verdict(result), training_record(result), trouble=result.trouble)
 
 
-def report_tables(result: TrainingResult) -> list[ReportTable]:
-    """The most important one first."""
+def tables(result: TrainingResult) -> list[ReportTable]:
+    """Sabotage, how long faults kept work away, and the losses."""
     kinds: dict[str, list[TrainingFaultRecord]] = {}
     for fault in result.faults:
         kinds.setdefault(fault.kind, []).append(fault)
     waits = [
         [kind, str(len(found)), *(cell for name in WAITS for cell in _waits(found, name))]
         for kind, found in kinds.items()
-    ]
-    faults = [
-        [
-            *(f"{fault.begin_s - result.begin_s:.1f}", fault.kind, fault.target, f"{fault.end_s - fault.begin_s:.1f}"),
-            *(seconds(getattr(fault, name)) for name in WAITS),
-            fault.note or "-",
-        ]
-        for fault in result.faults
     ]
     lies = [
         [lie, str(found.total()), *(str(found[outcome]) for outcome in ("accepted", "refused"))]
@@ -56,10 +47,9 @@ def report_tables(result: TrainingResult) -> list[ReportTable]:
         if name in result.scores
     ]
     return [
-        ReportTable("What it came to", SCORE_HEAD, scores),
-        ReportTable("How long faults kept work away", FAULT_HEAD, waits),
         ReportTable("Sabotage", LIE_HEAD, lies),
-        ReportTable("Faults", DONE_HEAD, faults),
+        ReportTable("How long faults kept work away", FAULT_HEAD, waits),
+        ReportTable("What it came to", SCORE_HEAD, scores),
     ]
 
 
@@ -83,13 +73,13 @@ def verdict(result: TrainingResult) -> list[str]:
         f"{result.rounds} rounds of {result.run.parts} parts in {result.seconds / 60:.1f} min "
         f"under {len(result.faults)} faults ({result.reference.seconds / 60:.1f} min without): "
         + ("the run ended" if result.finished else "NO END"),
-        f"train audit: {result.audit}",
-        _proof_words(result.proof),
+        *(
+            f"seed {each.settings.seeds[0]}: {each.audit}; {each.heard} times a worker heard that its update was taken"
+            for each in (result, *result.others)
+        ),
         _gap_words(result),
     ]
-    for other in result.others:
-        words.append(f"seed {other.settings.seeds[0]}: {_proof_words(other.proof)}; {other.audit}")
-    words += [f"wrong: {p}" for each in (result, *result.others) for p in each.proof.problems[:SHOWN]]
+    words += [f"wrong: {problem}" for each in (result, *result.others) for problem in each.lost[:SHOWN]]
     words += [ending for other in result.others for ending in other.endings]
     words += [*result.endings, *result.omissions]
     words += [f"of honest workers {n} x not taken: {why}" for why, n in result.refused.most_common(SHOWN)]
@@ -98,6 +88,7 @@ def verdict(result: TrainingResult) -> list[str]:
 
 
 def training_record(result: TrainingResult) -> dict[str, Any]:
+    """Times are seconds since the run began."""
     begin_s, settings = result.begin_s, result.settings
     return {
         "profile": settings.profile,
@@ -115,23 +106,14 @@ def training_record(result: TrainingResult) -> dict[str, Any]:
         ],
         "scores_nats": result.scores,
         "undisturbed": {"seconds": result.reference.seconds, "scores_nats": result.reference.scores},
-        "proof": asdict(result.proof),
         "audit": result.audit,
+        "lost": result.lost,
         "finished": result.finished,
         "ended": result.ended,
         "sabotage": result.verdicts,
         "honest_refusals": dict(result.refused),
         "log": [{"at_s": entry.at_s - begin_s, **entry.record} for entry in result.entries],
     }
-
-
-def _proof_words(proof: Proof) -> str:
-    if proof.problems:
-        return f"{len(proof.problems)} problems with {proof.accepted} accepted updates"
-    return (
-        f"{proof.accepted} updates accepted, {proof.merged} merged; {proof.heard} times a worker heard that one was "
-        f"taken, each in the log once; {proof.compared} hashed where they were made and again where they were taken"
-    )
 
 
 def _gap_words(result: TrainingResult) -> str:

@@ -1,15 +1,16 @@
-"""One run of `bench chaos-training`: without faults, then with them, then the proof and the ledger."""
+"""One run of `bench chaos-training`: without faults, then with them, then what was lost."""
 
 from __future__ import annotations
 
 import math
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,14 +29,13 @@ from onesweep.loadtest.faults.base import (
     select,
 )
 from onesweep.loadtest.faults.process import answer_of
-from onesweep.loadtest.faults.proof import Proof, handed_in, prove
-from onesweep.loadtest.faults.rounds_bench import PairedDifference, check_seeds, paired
 from onesweep.loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
 from onesweep.loadtest.faults.training_faults import COORDINATOR, TRAINING_FAULTS, FaultyTraining
 from onesweep.loadtest.faults.training_observer import LogEntry
 from onesweep.loadtest.faults.training_testbed import POLL_S, TrainingSetup, TrainingTestbed, open_training_testbed
 from onesweep.serving.cli.deployment import MODULE
 from onesweep.stages.errors import InputError, OnesweepError, ServiceError
+from onesweep.stages.settings import read_toml
 
 FAULTS_A_MINUTE = 1.2
 MOST_WORKERS = 60
@@ -48,6 +48,9 @@ THOUSANDTHS = 1000.0
 WINDOWS, MIN_CONTEXT = 32, 1
 EVALUATE_S = 600.0
 NEXT_BYTE = "next byte"
+# Quantiles 0.975 of Student's distribution with 1, 2, ... degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+MAX_SEEDS = len(STUDENT) + 1
 
 Scores = dict[str, float]  # nats a byte of validation text, by the names that `onesweep evaluate` gives them
 
@@ -90,6 +93,7 @@ def with_waits(fault: TrainingFaultRecord, entries: Sequence[LogEntry]) -> Train
     )
 
 
+HANDED_IN = re.compile(r"round (\d+) of (\S+) is handed in")
 NOT_TAKEN = re.compile(r"round \d+ of \S+ was not taken: (.+)")
 GIVEN_UP = re.compile(r"round \d+ was closed without us")
 DIGITS = re.compile(r"\d+(\.\d+)?(e[+-]\d+)?")
@@ -106,9 +110,55 @@ def refusals(logs: Iterable[Path]) -> Counter[str]:
     return found
 
 
+def handed_in(logs: Iterable[Path]) -> set[tuple[str, int]]:
+    """Parts and rounds of which a worker heard that its update was taken, by its own logs."""
+    words = "".join(log.read_text(errors="replace") for log in logs if log.exists())
+    return {(part, int(number)) for number, part in HANDED_IN.findall(words)}
+
+
+def lost_updates(entries: Sequence[LogEntry], heard: Mapping[str, set[tuple[str, int]]], rounds: int) -> list[str]:
+    """Updates that only their worker knows to be taken; :param rounds: that each part should have made."""
+    known = Counter(
+        (entry.record["worker"], entry.part, entry.record["round"])
+        for entry in entries
+        if entry.kind in ("accepted", "dropped")
+    )
+    closed = Counter(entry.part for entry in entries if entry.kind == "closed")
+    parts = entries[0].record["parts"] if entries else {}
+    return [
+        *(f"{part} made {closed[part]} rounds of {rounds}" for part in parts if closed[part] != rounds),
+        *(
+            f"{worker} heard that round {number} of {part} was taken: it is known {known[worker, part, number]} times"
+            for worker, taken in heard.items()
+            for part, number in sorted(taken)
+            if known[worker, part, number] != 1
+        ),
+    ]
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Mean of the first less the second, seed by seed, and half of its 95 % interval; None with one seed."""
+
+    mean: float
+    half: float | None
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.4f}" + (f" ± {self.half:.4f}" if self.half is not None else " (one seed: no interval)")
+
+
+def paired(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
+    """Student's interval for the mean of paired differences."""
+    each = [a - b for a, b in zip(first, second, strict=True)]
+    if len(each) < 2:
+        return PairedDifference(each[0], None)
+    half = STUDENT[len(each) - 2] * statistics.stdev(each) / math.sqrt(len(each))
+    return PairedDifference(statistics.mean(each), half)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(FaultRun):
-    """A run's log, proof and scores."""
+    """A run's events and scores."""
 
     settings: TrainingChaosSettings
     run: RunFile
@@ -117,7 +167,8 @@ class TrainingResult(FaultRun):
     scores: Scores
     faults: list[TrainingFaultRecord]
     entries: list[LogEntry]
-    proof: Proof
+    heard: int  # times that a worker's own log has an update as taken
+    lost: list[str]  # a sentence for each update that the coordinator has not once, and each part that ended early
     audit: str  # the words of `onesweep train audit`
     sound: bool  # the audit found nothing wrong
     finished: bool
@@ -137,7 +188,7 @@ class TrainingResult(FaultRun):
     @property
     def losses(self) -> int:
         """The number of things that no single run may have."""
-        return len(self.proof.problems) + len(self.ended) + (not self.sound) + (not self.finished)
+        return len(self.lost) + len(self.ended) + (not self.sound) + (not self.finished)
 
     @property
     def trouble(self) -> int:
@@ -148,9 +199,17 @@ class TrainingResult(FaultRun):
 
 def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Selection[FaultyTraining]]:
     """The first run and its faults. Raises OnesweepError for what can be refused before anything is started."""
-    check_seeds(settings.seeds, settings.config or SHIPPED_RUN)
+    seeds, config = settings.seeds, settings.config or SHIPPED_RUN
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or len(seeds) > MAX_SEEDS:
+        raise InputError(f"--seeds takes up to {MAX_SEEDS} different whole numbers of at least 0, not {seeds}")
+    if "seed" in read_toml(config):
+        raise InputError(f"{config} has a seed; leave it out, --seeds says it")
     settings = settings.runs()[0]
     run = settings.run_file()
+    if settings.faults != () and run.model != "chain":
+        raise InputError(f"{config}: faults are for the training of a chain, not of {run.model!r}")
+    if settings.faults != () and run.fragments != 1:
+        raise InputError(f"{config}: faults are for parts that travel whole, not in {run.fragments} fragments")
     if not 1 <= len(run.workers) <= MOST_WORKERS:
         raise InputError(f"{run.parts} parts of {run.replicas} workers; at most {MOST_WORKERS} find room here")
     selection = select(TRAINING_FAULTS, settings, Conditions(settings.profile, codec=run.codec), FAULTS_A_MINUTE)
@@ -246,16 +305,10 @@ class _DisturbedRun:
         finally:
             training.close()
         end_s = time.monotonic()
-        training.look()
+        training.log.look()
         entries, directory = training.log.entries, training.out / "rounds"
         logs = {name: [training.workers[name].log, *training.logs.get(name, [])] for name in training.names}
-        proof = prove(
-            [entry.record for entry in entries],
-            self.rounds,
-            training.states.statements.values(),
-            {name: handed_in(files) for name, files in logs.items()},
-            directory,
-        )
+        heard = {name: handed_in(files) for name, files in logs.items()}
         command = [sys.executable, *MODULE, "train", "audit", str(directory)]
         audit = subprocess.run(command, capture_output=True, text=True)
         over = [f"{planned.kind} of {planned.target}: the run was over" for planned in schedule[done:]]
@@ -267,7 +320,8 @@ class _DisturbedRun:
             scores=evaluate(training.out, self.settings.data) if finished else {},
             faults=[with_waits(fault, entries) for fault in self.faults],
             entries=entries,
-            proof=proof,
+            heard=sum(map(len, heard.values())),
+            lost=lost_updates(entries, heard, self.rounds),
             audit=(audit.stdout + audit.stderr).strip(),
             sound=audit.returncode == 0,
             finished=finished,
@@ -335,7 +389,7 @@ class _DisturbedRun:
 
     def _tick(self) -> None:
         time.sleep(POLL_S)
-        self.training.look()
+        self.training.log.look()
         if len(self.training.log.entries) != self._entries:
             self._entries, self.moved_s = len(self.training.log.entries), time.monotonic()
         for program in self.training.programs:

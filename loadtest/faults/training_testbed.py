@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from onesweep.loadtest.faults.process import Disk, Program, open_disk
-from onesweep.loadtest.faults.training_observer import LOG_NAME, LogFollower, RunView, RunWatcher
+from onesweep.loadtest.faults.training_observer import EventFollower, RunView, RunWatcher
 from onesweep.loadtest.lab.profile import ROUTER, Profile
 from onesweep.loadtest.workload.testbed import LOOPBACK, Network, open_network
 from onesweep.serving.cli.deployment import MODULE
 from onesweep.stages.errors import ServiceError
+
+STORE, DATABASE = "rounds", "rounds.sqlite3"  # as a coordinator names them; to import it would import torch
 
 POLL_S = 0.05
 COORDINATOR_NODE = ROUTER  # workers have the nodes `host-1`, `host-2`, ...
@@ -55,7 +57,7 @@ class TrainingTestbed:
         self.setup, self.network, self.directory, self.disk = setup, network, directory, disk
         self.address = network.address(COORDINATOR_NODE)
         self.out = (directory if disk is None else disk.path) / "out"
-        self.log = LogFollower(self.out / "rounds" / LOG_NAME)
+        self.log = EventFollower(self.out / STORE / DATABASE)
         self.names = tuple(f"w{number}" for number in range(len(setup.parts)))  # of the workers
         self._data = () if setup.data is None else ("--data", str(setup.data))
         self.coordinator = self._program(

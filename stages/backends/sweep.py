@@ -10,14 +10,12 @@ from torch import Tensor
 
 from onesweep.stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.codec import ESTIMATE_LIMIT, FEATURE_LIMIT, HiddenInt8, StateCodec
+from onesweep.stages.model.codec import ESTIMATE_LIMIT, StateCodec
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.prefill import split_reads
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.samplers import SAMPLERS, step_sigmas
-
-FEATURES = HiddenInt8()  # how clean features travel between `chained` blocks
 
 
 @dataclass(frozen=True)
@@ -35,28 +33,14 @@ class SweepPlan:
 # E is encoded at every block boundary, even within a host: a fraction of a millisecond, and the text does not depend on
 # which host has which block.
 @dataclass(frozen=True)
-class BlockInput:
-    """Decoded input of a block from the one before."""
-
-    estimate: Tensor  # E, (slots, code_dim)
-    # Clean features of the positions read in this sweep, (positions, width); None unless the chain is `chained`.
-    features: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Boundary:
     """Encoded state that passes from one block to the next: the payload of a hop."""
 
     estimate: bytes
-    features: bytes
 
-    def decode(self, architecture: Architecture, codec: StateCodec, known: int, slots: int) -> BlockInput:
-        """The input of the next block. `known`: positions read in this sweep. Raises CodecError."""
-        a, features = architecture, None
-        estimate = codec.decode(self.estimate, slots, a.code_dim, ESTIMATE_LIMIT)
-        if a.context == "chained":
-            features = FEATURES.decode(self.features, known, a.width, FEATURE_LIMIT)
-        return BlockInput(estimate, features)
+    def decode(self, architecture: Architecture, codec: StateCodec, slots: int) -> Tensor:
+        """E for the next block, (slots, code_dim). Raises CodecError."""
+        return codec.decode(self.estimate, slots, architecture.code_dim, ESTIMATE_LIMIT)
 
 
 class BlockWork:
@@ -74,27 +58,26 @@ class BlockWork:
         plan: SweepPlan,
         codec: StateCodec,
         clean: Tensor,
-        before: BlockInput | Boundary | None,
+        before: Tensor | Boundary | None,
         reads: Sequence[int] = (),
     ) -> None:
         """clean: the new symbols, (positions,) int64.
 
-        :param before: from the block before; None for block 0. A Boundary is decoded here: raises CodecError.
+        :param before: E from the block before, (slots, code_dim); None for block 0. A Boundary is decoded here: raises
+            CodecError.
         :param reads: of a replay, see `split_reads`.
         """
         a = self.architecture = architecture
         self.index, self.caches, self.plan, self.codec = index, caches, plan, codec
         self.is_last = index == a.parts - 1
         if isinstance(before, Boundary):
-            before = before.decode(a, codec, len(clean), plan.slots)
-        known = clean if before is None or before.features is None else before.features
-        self._unread = deque(split_reads(known, reads))
-        self._features: list[Tensor] = []
+            before = before.decode(a, codec, plan.slots)
+        self._unread = deque(split_reads(clean, reads))
         self._sampler = SAMPLERS[plan.sampler](
             plan.seed, plan.start, plan.slots, a.code_dim, partition.sigma_max, plan.temperature
         )
         self._evaluation = index * plan.steps
-        self._estimate = torch.zeros(plan.slots, a.code_dim) if before is None else before.estimate
+        self._estimate = torch.zeros(plan.slots, a.code_dim) if before is None else before
         high, low = partition.range(index)
         self._levels: deque[tuple[float, float | None]] = deque(pairwise(step_sigmas(high, low, plan.steps)))
         if self.is_last:
@@ -126,7 +109,6 @@ class BlockWork:
         """Go on with what a runner made of `piece`."""
         if isinstance(result, Tensor):
             self._unread.popleft()
-            self._features.append(result)
             return
         sigma, sigma_next = self._levels.popleft()
         if sigma_next is not None:
@@ -140,13 +122,10 @@ class BlockWork:
         The boundary is encoded even when the next block is on the same host, so that the text does not depend on
         which host holds which block.
         """
-        plan, a = self.plan, self.architecture
+        plan = self.plan
         if self.is_last:
             return sample_symbols(self._logits, plan.temperature, plan.seed, plan.start)
-        features = b""
-        if a.context == "chained":
-            features = FEATURES.encode(torch.cat(self._features) if self._features else torch.empty(0, a.width))
-        return Boundary(self.codec.encode(self._estimate), features)
+        return Boundary(self.codec.encode(self._estimate))
 
 
 def run_unbatched(work: BlockWork, runner: BlockRunner) -> Boundary | bytes:

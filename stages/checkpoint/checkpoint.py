@@ -57,9 +57,9 @@ def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block
     if not isinstance(block, Block):
         raise CheckpointError(f"{directory} holds blocks that draw, not blocks that write")
     assert manifest.partition is not None
-    probe = _load(directory, manifest, index, block, device)
+    _load(directory, manifest, index, block, device)
     known = probe_symbols(manifest).to(device)
-    measured, _ = probe_block(block, manifest.partition, known, probe.get(PROBE_INPUT))
+    measured = probe_block(block, manifest.partition, known)
     _gate(directory, manifest, index, measured)
     return block.eval().requires_grad_(False)
 
@@ -158,18 +158,16 @@ def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> 
         os.close(handle)
 
 
-def save_block(directory: Path, block: Block, features: Tensor | None = None, half: bool = False) -> Tensor:
+def save_block(directory: Path, block: Block, half: bool = False) -> None:
     """Put a block into the checkpoint in `directory`, whose manifest must exist.
 
-    features: the block before's clean features on the probe text, for a `chained` block; half: in 16 bits, to which
-    the block is rounded. Returns this block's own.
+    half: in 16 bits, to which the block is rounded.
     """
     _round(block, half)
     manifest = read_manifest(directory)
     assert manifest.partition is not None
-    measures, out = probe_block(block, manifest.partition, probe_symbols(manifest), features)
-    _save_part(directory, block, "block", {} if features is None else {PROBE_INPUT: features}, measures, half)
-    return out
+    measures = probe_block(block, manifest.partition, probe_symbols(manifest))
+    _save_part(directory, block, "block", {}, measures, half)
 
 
 def save_ar(directory: Path, model: ArModel) -> None:
@@ -228,8 +226,7 @@ def halve(source: Path, out: Path) -> Manifest:
         elif manifest.kind == "ar":
             before = save_stage(out, load_stage(source, index), before, half=True)
         else:
-            part = load_block(source, index)
-            before = save_block(out, part, before if part.embedding is None else None, half=True)
+            save_block(out, load_block(source, index), half=True)
     return read_manifest(out)
 
 

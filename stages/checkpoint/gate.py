@@ -25,7 +25,7 @@ PROBE_TEXT = (
     "He had not slept. At the gate a boy asked him what he carried, and he said that he did not know; "
     "it was sealed, and it was only one of three. \n"
 )
-# A part that reads features or hidden states carries its own probe input: a host can then measure its part's loss
+# A part that reads hidden states carries its own probe input: a host can then measure its part's loss
 # without the parts before it. AR stages without a head are gated on the relative error of their output.
 PROBE_INPUT = "probe.input"
 # Tensors in a part's file: what enters and leaves the part on the probe text where no bytes or losses do.
@@ -55,22 +55,18 @@ def probe_shapes(part: Block | PipelineStage | PicturePart | RouterNet, position
         a = part.architecture
         shapes: dict[str, tuple[int, ...]] = {PROBE_OUTPUT: (a.tokens, a.patch_dim if part.has_head else a.features)}
         return shapes if part.reads_patches else shapes | {PROBE_INPUT: (a.tokens, a.features)}
+    if isinstance(part, Block):
+        return {}
     names = [PROBE_INPUT] if part.embedding is None else []
-    if not isinstance(part, Block) and not part.is_last:
+    if not part.is_last:
         names.append(PROBE_OUTPUT)
     return dict.fromkeys(names, (positions, part.architecture.width))
 
 
 @torch.inference_mode()
-def probe_block(
-    block: Block, partition: NoisePartition, known: Tensor, features: Tensor | None
-) -> tuple[Measures, Tensor]:
-    """Cross-entropies (nats) of both heads of a block on the probe text.
-
-    known: of `probe_symbols`; features: (positions, width) from the block before, where the block is `chained`.
-    Returns the measures and the block's own clean features (positions, width).
-    """
-    clean, memory = block.read(known if features is None else features[None])
+def probe_block(block: Block, partition: NoisePartition, known: Tensor) -> Measures:
+    """Cross-entropies (nats) of both heads of a block on the probe text. known: of `probe_symbols`."""
+    clean, memory = block.read(known)
     high, low = partition.range(block.index)
     sigma = torch.full((1, 1), (high * low) ** 0.5, device=known.device)
     half = known.shape[1] // 2
@@ -79,11 +75,10 @@ def probe_block(
     prefix = [(keys[:, :, :half], values[:, :, :half]) for keys, values in memory]
     z = block.codes[target] + sigma[..., None] * noise
     denoised = block.denoise(z, torch.zeros_like(z), sigma, prefix, half)
-    measures = {
+    return {
         "next_byte_nats": _cross_entropy(block.next_byte(clean)[:, :-1], known[:, 1:]),
         "denoise_nats": _cross_entropy(denoised, target),
     }
-    return measures, clean[0]
 
 
 @torch.inference_mode()

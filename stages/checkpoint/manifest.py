@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from onesweep.stages.errors import CheckpointError, InputError, regular
-from onesweep.stages.model.architecture import VOCABULARY, Architecture
+from onesweep.stages.model.architecture import CONTEXT, VOCABULARY, Architecture
 from onesweep.stages.model.block import Codes
 from onesweep.stages.model.families import TextArchitecture, read_architecture
 from onesweep.stages.model.llama import LlamaArchitecture, drop_defaults
@@ -88,6 +88,8 @@ class Manifest:
         """All of it, without what goes without saying: where symbols are bytes, and options that are not used."""
         record = asdict(self)
         drop_defaults(record["architecture"].get("base", record["architecture"]))
+        if isinstance(self.architecture, Architecture):
+            record["architecture"]["context"] = CONTEXT
         if isinstance(self.architecture, PictureArchitecture):
             del record["codes"], record["probe_text"], record["probe_tokens"], record["tokenizer"], record["files"]
         elif self.tokenizer == "bytes":

@@ -245,9 +245,7 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
             room = min(a.positions, WARM_POSITIONS)
             caches, half = new_caches(a.layers_in(index), a, room, device=parts.device), room // 2
             slots = min(room - half, MAX_LOGITS // a.vocabulary)
-            reads_symbols = a.context == "own" or index == 0
-            clean = torch.zeros(half, dtype=torch.int64) if reads_symbols else torch.zeros(half, a.width)
-            for piece in split_reads(clean):
+            for piece in split_reads(torch.zeros(half, dtype=torch.int64)):
                 runner.read([CleanPiece(piece, caches)])
             state = torch.zeros(slots, a.code_dim)
             runner.denoise([NoisyPiece(state, state, 1.0, half, caches)])

@@ -120,7 +120,7 @@ class HostPlan:
         return (*self.blocks, source.manifest.architecture.parts) if own_experts else self.blocks
 
     def message_bytes(self) -> int:
-        """Largest message that a hop can need, with room for those that leave with it: of a sweep the features and
+        """Largest message that a hop can need, with room for those that leave with it: of a sweep the
         estimates of a full context, of a step the hidden states of a piece and of candidates, of pictures all that
         may travel."""
         if self.draws:
@@ -129,7 +129,7 @@ class HostPlan:
         sizes = list[int]()
         if self.chain is not None:
             a = self.chain.manifest.own_architecture
-            sizes.append(a.positions * (a.width + 4 * a.code_dim + ROW_BYTES))
+            sizes.append(a.positions * (4 * a.code_dim + ROW_BYTES))
         for source in self.pipelines.values():
             p = source.manifest.text_architecture
             sizes.append((max_new_symbols(p.positions) + most_scored(p.width)) * (4 * p.width + ROW_BYTES))

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.backends.sweep import BlockInput, SweepPlan
+from onesweep.stages.backends.sweep import SweepPlan
 from onesweep.stages.host.grammar import GrammarSettings
 from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import StateCodec
@@ -50,7 +50,7 @@ class SweepRequest(WorkRequest):
 
     plan: SweepPlan
     codec: StateCodec
-    before: BlockInput | None  # none before block 0
+    before: Tensor | None  # E, (slots, code_dim); none before block 0
 
 
 @dataclass(frozen=True, eq=False)

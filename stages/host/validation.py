@@ -204,13 +204,11 @@ def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, source: ModelSource) -> S
     try:
         codec = codec_named(sweep.codec)
         if not first:
-            before = Boundary(sweep.estimate, sweep.features).decode(a, codec, known, sweep.slots)
+            before = Boundary(sweep.estimate).decode(a, codec, sweep.slots)
     except CodecError as error:
         raise invalid(str(error)) from None
     if first and sweep.estimate:
         raise invalid("block 0 starts from noise: its message carries no estimate")
-    if sweep.features and (first or a.context != "chained"):
-        raise invalid("this block reads symbols: its message carries no features")
     denoising = SweepPlan(seed, start, sweep.slots, sweep.steps, temperature, sampler)
     return SweepRequest("chain", sweep.number, sweep.start, clean, tuple(sweep.reads), denoising, codec, before)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onesweep.stages.backends.base import BranchPiece, CleanPiece, Denoised
-from onesweep.stages.backends.sweep import BlockInput, BlockWork, Boundary
+from onesweep.stages.backends.sweep import BlockWork, Boundary
 from onesweep.stages.host.drafter import HeadDrafter, Law
 from onesweep.stages.host.grammar import Grammar
 from onesweep.stages.host.hop_work import HopWork, KernelCall
@@ -92,9 +92,9 @@ class SweepWork(HopWork):
             self._begin(outcome)
         else:
             self.outcome, sweep = self.hop, self.hop.sweep
-            sweep.block, sweep.estimate, sweep.features = self.following, outcome.estimate, outcome.features
+            sweep.block, sweep.estimate = self.following, outcome.estimate
 
-    def _begin(self, before: BlockInput | Boundary | None) -> None:
+    def _begin(self, before: Tensor | Boundary | None) -> None:
         source, request, index = self.session.parts.chain_source, self.request, self._left.popleft()
         assert source is not None
         architecture, partition = source.manifest.own_architecture, source.manifest.partition

@@ -1,7 +1,6 @@
 """The shapes of the two model families: a chain of diffusion blocks and an AR pipeline."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from onesweep.stages.errors import ShapeError
 
@@ -9,8 +8,7 @@ from onesweep.stages.errors import ShapeError
 VOCABULARY = 256
 MAX_LAYERS = 1024  # every layer is built before its tensors are compared with their file: that takes time
 
-# What a block's clean stream reads: the text (`own`) or the features of the block before (`chained`).
-Context = Literal["own", "chained"]
+CONTEXT = "own"  # what a block's clean stream reads, in manifests: the text. There is no other.
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,6 @@ class Architecture:
     context_length: int = 512
     code_dim: int = 32
     condition_dim: int = 64
-    context: Context = "own"
     vocabulary: int = VOCABULARY
 
     def __post_init__(self) -> None:
@@ -43,8 +40,6 @@ class Architecture:
             raise ShapeError(
                 f"architecture: width {self.width} must be an even multiple of heads {self.heads} (rotary pairs)"
             )
-        if self.context not in ("own", "chained"):
-            raise ShapeError(f"architecture: context must be 'own' or 'chained', not {self.context!r}")
 
     @property
     def head_dim(self) -> int:

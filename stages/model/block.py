@@ -44,7 +44,7 @@ class Codes:
 class Block(nn.Module):
     """Layers of one noise range. Holds everything that a host or a worker needs, and nothing of other blocks.
 
-    :param index: position in the chain; block 0 takes the most noise and always reads bytes.
+    :param index: position in the chain; block 0 takes the most noise.
     """
 
     layers: Sequence[Layer]
@@ -57,8 +57,7 @@ class Block(nn.Module):
         self.architecture, self.index, self._codes = a, index, codes
         # Standard deviation of a unit code's entries, which c_in is meant to undo: not the papers' 0.5.
         self.data_std = a.code_dim**-0.5
-        self.reads_bytes = a.context == "own" or index == 0
-        self.embedding = nn.Embedding(a.vocabulary, a.width) if self.reads_bytes else None
+        self.embedding = nn.Embedding(a.vocabulary, a.width)
         self.state_in = nn.Linear(a.code_dim, a.width, bias=False)
         self.estimate_in = nn.Linear(a.code_dim, a.width, bias=False)
         self.slot = nn.Parameter(torch.zeros(a.width))
@@ -79,14 +78,14 @@ class Block(nn.Module):
         self.condition.frequencies = noise_frequencies()
 
     def read(
-        self, source: Tensor, caches: list[LayerCache] | None = None
+        self, symbols: Tensor, caches: list[LayerCache] | None = None
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Run clean positions, appending to `caches`.
 
-        source: symbols (batch, positions) int64, or features (batch, positions, width). Returns features (batch,
-        positions, width) and each layer's keys and values of all clean positions so far.
+        symbols: (batch, positions) int64. Returns features (batch, positions, width) and each layer's keys and values
+        of all clean positions so far.
         """
-        x = self.embedding(source) if self.embedding is not None else source
+        x = self.embedding(symbols)
         start = caches[0].length if caches else 0
         rotary = self.rotary[:, start : start + x.shape[1]]
         memory = []

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.errors import ShapeError
+from onesweep.stages.model.architecture import CONTEXT, Architecture
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
 from onesweep.stages.model.pipeline import ArStage
 
@@ -25,7 +26,12 @@ def new_stage(architecture: TextArchitecture, index: int) -> PipelineStage:
 
 def read_architecture(record: Mapping[str, Any]) -> TextArchitecture:
     """The architecture of a manifest's JSON object, of whatever family. Raises ShapeError, KeyError or TypeError."""
-    return LlamaArchitecture.from_record(record) if "family" in record else Architecture(**record)
+    if "family" in record:
+        return LlamaArchitecture.from_record(record)
+    sizes = dict(record)
+    if (context := sizes.pop("context")) != CONTEXT:
+        raise ShapeError(f"architecture: context must be {CONTEXT!r}, not {context!r}: every block reads the text")
+    return Architecture(**sizes)
 
 
 # torch's own meta device imports the compiler with its first random number: 1.7 s of processor in every host.

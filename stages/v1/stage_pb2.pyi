@@ -846,7 +846,6 @@ class Sweep(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
     ESTIMATE_FIELD_NUMBER: _builtins.int
-    FEATURES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     block: _builtins.int
@@ -865,8 +864,6 @@ class Sweep(_message.Message):
     """stochastic, ode; empty: ode"""
     estimate: _builtins.bytes
     """E after the blocks so far; empty before block 0"""
-    features: _builtins.bytes
-    """clean features of the block before, int8; empty unless the chain is `chained`"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a replay: lengths of the reads in which the first symbols of `clean` came before"""
@@ -887,11 +884,10 @@ class Sweep(_message.Message):
         steps: _builtins.int = ...,
         sampler: _builtins.str = ...,
         estimate: _builtins.bytes = ...,
-        features: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "clean", b"clean", "codec", b"codec", "estimate", b"estimate", "features", b"features", "number", b"number", "reads", b"reads", "sampler", b"sampler", "sampling", b"sampling", "slots", b"slots", "start", b"start", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "clean", b"clean", "codec", b"codec", "estimate", b"estimate", "number", b"number", "reads", b"reads", "sampler", b"sampler", "sampling", b"sampling", "slots", b"slots", "start", b"start", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

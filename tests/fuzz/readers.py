@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from onesweep.stages.wire.auth import HOST, Identity
 from onesweep.stages.wire.registry import Registration, read_entry, write_entry
 from onesweep.stages.wire.tls import Tls, check_authority
 from onesweep.stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
-from onesweep.trainer.pictures.data import IDX_NAMES, load_pictures
+from onesweep.trainer.pictures.data import load_pictures
 
 FRONTIER = Frontier(
     (
@@ -111,11 +110,7 @@ def _pictures(
         lambda out: np.savez(out, train_x=pixels, train_y=labels, test_x=pixels, test_y=labels, classes=names)
     )
     png = saved(lambda out: Image.fromarray(pixels[0]).save(out, "PNG"))
-    folders, idx = directory / "folders", directory / "idx"
-    idx.mkdir()
-    for name, array in zip(IDX_NAMES["train"], (pixels, labels), strict=True):
-        head = b"\0\0\x08" + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape)
-        (idx / name).write_bytes(head + array.tobytes())
+    folders = directory / "folders"
     for name in ("cat", "dog"):
         (folders / name).mkdir(parents=True)
         for number in range(2):
@@ -132,10 +127,8 @@ def _pictures(
 
         return packed
 
-    images = IDX_NAMES["train"][0]
     found = [
         Reader("npz", archive, file("pictures.npz", load_pictures)),
-        Reader("IDX", (idx / images).read_bytes(), file(f"idx/{images}", lambda path: load_pictures(idx))),
         Reader("PNG", png, file("folders/cat/0.png", lambda path: load_pictures(folders))),
     ]
     with zipfile.ZipFile(io.BytesIO(archive)) as source:

@@ -184,7 +184,7 @@ def training(directory: Path) -> dict[str, Any]:
         where.mkdir()
         return where
 
-    for what, run in (("own", "block-1"), ("chained", "block-1"), ("ar", "ar"), ("scorer", "scorer")):
+    for what, run in (("chain", "block-1"), ("ar", "ar"), ("scorer", "scorer")):
         found[what] = rig.trained(what, fresh())
         assert rig.trained(what, fresh(), stop_at=(run, 5)) == found[what], "a stop changes nothing"
     late = {"in_time": 0.6, "lost": 0.2, "slowness": (1.0, 3.0)}
@@ -193,7 +193,7 @@ def training(directory: Path) -> dict[str, Any]:
         "nesterov": ({}, {"outer": "nesterov", "codec": "int8", "down_codec": "int8", "deadline": "lockstep"}),
         "scorer": ({}, {"model": "scorer", "context_by": "copies", "codec": "int8", "deadline": "lockstep"}),
         "late": (late, {"model": "ar", "deadline": "adaptive", "codec": "e3m0", "down_codec": "int8", "rounds": 4}),
-        "eager": ({}, {"model": "ar", "overlap": "eager", "codec": "ternary"}),
+        "eager": ({}, {"model": "ar", "overlap": "eager", "codec": "e3m0"}),
         "fragments": ({}, {"fragments": 2, "steps_per_round": 4}),
     }
     for name, (fleet, settings) in ways.items():
@@ -228,7 +228,7 @@ def commands(ring: Ring, directory: Path) -> dict[str, Any]:
         "evaluate": (False, ("evaluate", ring.weights, "--data", text, "--windows", 2, "--steps", 1, *alone)),
         "train simulate": (
             False,
-            ("train", "simulate", *tiny, "--steps", 4, "--vary", "codec=fp32,int8", "--out", directory / "rounds"),
+            ("train", "simulate", *tiny, "--steps", 4, "--vary", "codec=fp32,int8"),
         ),
     }
     found = {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -32,9 +33,9 @@ from onesweep.stages.host.work import begin_work
 from onesweep.stages.model.codec import CODECS, HIDDEN
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import copy_of, put_work, work_of
+from onesweep.trainer.blocks import run
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus, load_corpus
-from onesweep.trainer.blocks.progress import Progress
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.train import train_ar, train_blocks, train_scorer
 from onesweep.trainer.rounds.codecs import CODECS as UPDATE_CODECS
@@ -213,17 +214,21 @@ def corpus(directory: Path) -> Corpus:
     return load_corpus(path)
 
 
-class StopAt(Progress):
-    """Asks, as Ctrl-C does, to stop at a step of one run."""
+@contextlib.contextmanager
+def stopping_at(task_name: str, done: int) -> Iterator[None]:
+    """Asks, as Ctrl-C does, one task to stop when so many of its steps are done."""
 
-    def __init__(self, run: str, step: int) -> None:
-        super().__init__()
-        self.run, self.step = run, step
+    train_step = run.train_step
 
-    def reach(self, step: int) -> None:
-        super().reach(step)
-        if (self.now.run, step) == (self.run, self.step):
+    def step_of(task: run.Task, optimizers: Any, config: Any, step: int, *rest: Any) -> dict[str, Any]:
+        record = train_step(task, optimizers, config, step, *rest)
+        if (task.name, step + 1) == (task_name, done):
             signal.raise_signal(signal.SIGINT)
+        return record
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "train_step", step_of)
+        yield
 
 
 def weights_of(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -240,23 +245,23 @@ def trained(what: str, directory: Path, stop_at: tuple[str, int] | None = None) 
     """The weights of a training into `directory`, which may be stopped on its way and run again."""
     text, out = corpus(directory), directory / "out"
 
-    def train(progress: Progress) -> None:
+    def train() -> None:
         if what == "ar":
-            train_ar(tiny(), text, out, layers=2, stages=2, progress=progress)
+            train_ar(tiny(), text, out, layers=2, stages=2)
         elif what == "scorer":
-            train_scorer(tiny(), text, out, progress=progress)
+            train_scorer(tiny(), text, out)
         else:
-            context = replace(tiny().architecture, context=what)
-            train_blocks(tiny(architecture=context), text, out, progress=progress)
+            train_blocks(tiny(), text, out)
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         if stop_at is not None:
             try:
-                train(StopAt(*stop_at))
+                with stopping_at(*stop_at):
+                    train()
             except Interrupted:
                 stopped = checkpoint_of(out)
             assert len(stopped) < tiny().architecture.parts
-        train(Progress())
+        train()
     return checkpoint_of(out)
 
 

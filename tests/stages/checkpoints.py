@@ -10,7 +10,7 @@ from onesweep.stages.model.block import Block
 from onesweep.stages.model.pipeline import ArStage
 
 Copy = Callable[[str], Path]
-ALL = pytest.mark.parametrize("name", ["chain", "chained", "ar"])
+ALL = pytest.mark.parametrize("name", ["chain", "ar"])
 
 
 def load(directory: Path, part: int) -> Block | ArStage:

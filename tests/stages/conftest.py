@@ -17,7 +17,7 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
 from onesweep.stages.checkpoint.gate import PROBE_TEXT, probe_bytes
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest
-from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host
+from onesweep.stages.host.parts import Parts, load_parts, plan_host
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.partition import NoisePartition
@@ -78,10 +78,10 @@ def fit(module: nn.Module, loss: Callable[[], Tensor], steps: int = 40) -> None:
         optimizer.step()
 
 
-def block_loss(block: Block, features: Tensor | None) -> Tensor:
+def block_loss(block: Block) -> Tensor:
     known = probe_bytes(PROBE_TEXT, block.architecture.context_length)
     half = known.shape[1] // 2
-    clean, memory = block.read(known if features is None else features[None])
+    clean, memory = block.read(known)
     prefix = [(keys[:, :, :half], values[:, :, :half]) for keys, values in memory]
     z = block.codes[known[:, half:]] + torch.randn(1, known.shape[1] - half, block.codes.shape[1])
     denoised = block.denoise(z, torch.zeros_like(z), torch.ones(1, 1), prefix, half)
@@ -98,12 +98,10 @@ def write_chain(directory: Path, **changes: Any) -> None:
     partition = NoisePartition("equal_entropy", boundaries)
     manifest = Manifest("chain", a, (None, None), codes, partition, PROBE_TEXT, 0.02, "bytes", data, training, metrics)
     write_manifest(directory, manifest)
-    features: Tensor | None = None
     for index in range(a.parts):
         block = Block(a, index, codes)
-        entering = None if block.reads_bytes else features
-        fit(block, lambda block=block, entering=entering: block_loss(block, entering))
-        features = save_block(directory, block.eval(), entering).clone()
+        fit(block, lambda block=block: block_loss(block))
+        save_block(directory, block.eval())
 
 
 def write_ar(directory: Path) -> None:
@@ -117,10 +115,9 @@ def write_ar(directory: Path) -> None:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """chain/ (own), chained/ and ar/, each of two parts. Not to be changed: `checkpoint` gives copies."""
+    """chain/ and ar/, each of two parts. Not to be changed: `checkpoint` gives copies."""
     root = tmp_path_factory.mktemp("trained")
     write_chain(root / "chain")
-    write_chain(root / "chained", context="chained")
     write_ar(root / "ar")
     return root
 
@@ -167,23 +164,16 @@ def directory(tmp_path: Path, block: Block) -> Path:
 
 # A host's parts, and a host
 @pytest.fixture(scope="module")
-def loaded(bundles: Path) -> dict[str, Parts]:
+def whole(bundles: Path) -> Parts:
     """All three parts of both models, as one host holds them."""
-    plans: dict[str, HostPlan] = {name: plan_host(bundles / name, (0, 1, 2)) for name in ("own", "chained")}
-    return {name: load_parts(plan) for name, plan in plans.items()}
-
-
-@pytest.fixture(scope="module")
-def whole(loaded: dict[str, Parts]) -> Parts:
-    return loaded["own"]
+    return load_parts(plan_host(bundles / "own", (0, 1, 2)))
 
 
 @pytest.fixture
-def parts(loaded: dict[str, Parts]) -> Parts:
+def parts(whole: Parts) -> Parts:
     """Watched runners."""
-    own = loaded["own"]
-    chain = {i: Watched(runner) for i, runner in own.chain.items()}
-    return Parts(own.plan, chain, {i: Watched(stage) for i, stage in own.ar.items()})  # type: ignore[arg-type]
+    chain = {i: Watched(runner) for i, runner in whole.chain.items()}
+    return Parts(whole.plan, chain, {i: Watched(stage) for i, stage in whole.ar.items()})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

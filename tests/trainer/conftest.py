@@ -35,14 +35,6 @@ def one_thread() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_pictures() -> Iterator[None]:
-    """Drawing takes longer than training a tiny model; tests of pictures call `draw_curves` themselves."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onesweep.trainer.blocks.train.draw_curves", lambda directory: None)
-        yield
-
-
 @pytest.fixture(scope="session")
 def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The text of `corpus`."""

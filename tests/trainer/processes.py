@@ -9,7 +9,9 @@ from pathlib import Path
 
 from onesweep.serving.cli.parser import parse
 from onesweep.stages.errors import OnesweepError
-from onesweep.trainer.rounds.processes import PRELOADED
+
+# torch takes seconds to import, and so does `torch._dynamo`, which every process would import with its first optimizer
+PRELOADED = ["onesweep.trainer.rounds.worker", "torch._dynamo"]
 
 
 def launched(log: Path, *arguments: object) -> BaseProcess:

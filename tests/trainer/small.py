@@ -1,12 +1,15 @@
 """A small text, models, tensors and updates, always the same."""
 
 import random
+import sqlite3
 import tempfile
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from onesweep.stages.errors import ResumeError
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block, Codes
 from onesweep.stages.model.partition import equal_probability
@@ -14,7 +17,7 @@ from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig
 from onesweep.trainer.blocks.data import load_corpus
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.rounds.codecs import Tensors
-from onesweep.trainer.rounds.store import Update
+from onesweep.trainer.rounds.store import DATABASE, Record, Update, connect, read_events
 
 _WORDS = ["the", "ship", "sailed", "north", "and", "nobody", "saw", "it", "again", "naïve"]
 _random = random.Random(0)
@@ -25,9 +28,7 @@ with tempfile.TemporaryDirectory() as _directory:
     corpus = load_corpus(Path(_directory) / "words.txt")
 
 tiny = TrainingConfig(
-    architecture=Architecture(
-        parts=2, layers=2, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8, context="own"
-    ),
+    architecture=Architecture(parts=2, layers=2, width=16, heads=2, context_length=32, code_dim=8, condition_dim=8),
     noise=NoiseConfig(partition="equal_probability"),
     steps=6,
     sequences=2,
@@ -67,6 +68,17 @@ def tensors(seed: int, scale: float = 1.0) -> Tensors:
         "bias": scale * torch.randn(7, generator=generator),
         "gain": scale * torch.randn((), generator=generator),
     }
+
+
+def events_of(rounds: Path) -> list[Record]:
+    """What a coordinator, which may run, has committed in its folder `rounds`."""
+    if not (rounds / DATABASE).exists():
+        return []
+    try:
+        with closing(connect(rounds / DATABASE)) as database:
+            return read_events(database)
+    except (sqlite3.Error, ResumeError):  # it is just being made
+        return []
 
 
 def update(number: int = 0, worker: int = 0, **changes: object) -> Update:

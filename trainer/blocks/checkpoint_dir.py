@@ -178,15 +178,14 @@ def create_untrained(directory: Path, kind: Kind, architecture: Architecture, se
     except OSError as error:
         raise ConfigError(f"cannot write into {directory}: {error.strerror}; give another directory") from None
     write_manifest(directory, _manifest(kind, architecture, seed))
-    out: Tensor | None = None
+    hidden: Tensor | None = None
     for index in range(architecture.parts):
         torch.manual_seed(seed + index)
         if kind == "chain":
             codes = Codes(NoiseConfig().code_seed, architecture.code_dim)
-            read = out if architecture.context == "chained" else None
-            out = save_block(directory, Block(architecture, index, codes).eval(), read)
+            save_block(directory, Block(architecture, index, codes).eval())
         else:
-            out = save_stage(directory, ArStage(architecture, index).eval(), out)
+            hidden = save_stage(directory, ArStage(architecture, index).eval(), hidden)
     return read_manifest(directory)
 
 

@@ -1,14 +1,13 @@
-"""Settings of a training run: a profile, a TOML file, flags; in that order, the later wins."""
+"""Settings of a training run: a TOML file, and over it flags."""
 
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from onesweep.stages.errors import ConfigError, one_of
+from onesweep.stages.errors import ConfigError
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.partition import Kind
 from onesweep.stages.settings import check, from_toml, limits, read_toml
@@ -16,8 +15,6 @@ from onesweep.trainer.blocks.round_settings import RoundSettings
 
 if TYPE_CHECKING:
     from onesweep.trainer.blocks.data import Corpus
-
-log = logging.getLogger(__name__)
 
 MAX_WHOLE = 2**53
 
@@ -91,7 +88,6 @@ class RunConfig:
 class TrainingConfig(RunConfig):
     """One run. All ways of training that are compared (blocks, AR, local AR) use the same data, steps and batch."""
 
-    profile: str = "onesweep"
     architecture: Architecture = field(default_factory=Architecture)
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
@@ -113,53 +109,26 @@ class TrainingConfig(RunConfig):
             raise ConfigError("chunks must be sizes of at least 1, or 0 for the whole window, not ()")
 
 
-PROFILES: dict[str, TrainingConfig] = {
-    "onesweep": TrainingConfig(),
-    # The recipe of BlockTrain (arXiv 2606.24722): [1, 10], the whole sequence noised at once with the true prefix
-    # at every position, equal probability; for comparison with its table, not for text.
-    "blocktrain": TrainingConfig(
-        profile="blocktrain",
-        noise=NoiseConfig(partition="equal_probability", sigma_min=1.0, sigma_max=10.0),
-        chunks=(1,),
-        self_condition=0.0,
-    ),
-}
-
-
 def in_symbols_of(config: TrainingConfig, corpus: Corpus) -> TrainingConfig:
     """The same run for a model of the corpus' symbols."""
     return replace(config, architecture=replace(config.architecture, vocabulary=corpus.vocabulary))
 
 
-def load_config(path: Path | None, profile: str | None = None, **flags: object) -> TrainingConfig:
-    """Merge a profile, the TOML file at `path` and `flags` (None = not given; `context` goes to the architecture).
+def load_config(path: Path | None, **flags: object) -> TrainingConfig:
+    """Merge the TOML file at `path` and `flags` (None = not given).
 
     Raises ConfigError that names the file, the key and what it may be.
     """
-    table = read_toml(path) if path else {}
-    named = table.pop("profile", "onesweep")
-    name = profile or named
-    if not isinstance(name, str) or name not in PROFILES:
-        raise ConfigError(f"unknown profile {name!r}{one_of(str(name), PROFILES)}")
-    config = from_toml(TrainingConfig, table, str(path), PROFILES[name])
-    given = {key: value for key, value in flags.items() if value is not None}
-    if "context" in given:
-        given["architecture"] = {"context": given.pop("context")}
-    config = from_toml(TrainingConfig, given, "flags", config)
-    # Below sigma 1 a slot settles on one byte, and the cross-entropy from noise is that of a bet: 26.6 nats at 0.15.
-    if config.profile == "blocktrain" and config.noise.sigma_min < 1:
-        least = config.noise.sigma_min
-        log.warning("blocktrain's figures are read at sigma 1, and sigma_min is %g: set it to 1", least)
-    return config
+    config = from_toml(TrainingConfig, read_toml(path) if path else {}, str(path))
+    return from_toml(TrainingConfig, {key: value for key, value in flags.items() if value is not None}, "flags", config)
 
 
 def parse_config(text: str, where: str) -> TrainingConfig:
     """Settings as another machine sends them: all of `TrainingConfig` as JSON. Raises ConfigError."""
     try:
         record = json.loads(text)
-        profile = record.pop("profile")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} are damaged: {error}") from None
-    if not isinstance(profile, str) or profile not in PROFILES:
-        raise ConfigError(f"{where}: unknown profile {profile!r}{one_of(str(profile), PROFILES)}")
-    return from_toml(TrainingConfig, record, where, PROFILES[profile])
+    if not isinstance(record, dict):
+        raise ConfigError(f"{where} are damaged: they are no object")
+    return from_toml(TrainingConfig, record, where)

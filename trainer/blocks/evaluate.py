@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +15,7 @@ from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_m
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import (
-    DRAWS,
-    ROWS,
-    chain_diagnostics,
-    clean_features,
-    next_byte_nats,
-    noise_floors,
-)
+from onesweep.trainer.blocks.diagnostics import ROWS, chain_diagnostics, next_byte_nats
 from onesweep.trainer.blocks.tokens import TextTokenizer
 
 
@@ -68,11 +60,8 @@ class Scorer:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, not {getattr(self, name)}")
 
-    def score(self, directory: Path, reference: Path | None = None) -> CheckpointScores:
-        """Score one checkpoint. Raises CheckpointError, DataError or InputError.
-
-        :param reference: an AR model, by whose odds the from-noise figures of a chain have a floor.
-        """
+    def score(self, directory: Path) -> CheckpointScores:
+        """Score one checkpoint. Raises CheckpointError, DataError or InputError."""
         manifest = read_manifest(directory)
         context = manifest.own_architecture.context_length
         if self.min_context >= context:
@@ -85,9 +74,7 @@ class Scorer:
         # No more windows than fit side by side, so that no symbol is scored twice.
         text = corpus.valid_batch(min(self.windows, len(corpus.valid) // (context + 1)), context + 1)
         chain = manifest.kind == "chain"
-        scores = (
-            self._chain(directory, manifest, text, corpus, reference) if chain else self._ar(directory, text, corpus)
-        )
+        scores = self._chain(directory, manifest, text, corpus) if chain else self._ar(directory, text, corpus)
         return CheckpointScores(
             directory=str(directory),
             kind=manifest.kind,
@@ -106,20 +93,17 @@ class Scorer:
         return [TextScore.of("next byte", nats / len(text), text[:, self.min_context :], corpus)]
 
     @torch.inference_mode()
-    def _chain(
-        self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus, reference: Path | None
-    ) -> list[TextScore]:
+    def _chain(self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus) -> list[TextScore]:
         trained = [i for i, part in enumerate(manifest.parts) if part is not None]
-        if manifest.own_architecture.context == "chained":
-            trained = [i for position, i in enumerate(trained) if position == i]
         if not trained:
             raise CheckpointError(f"no block of {directory} is trained yet")
         blocks = [load_block(directory, i) for i in trained]
         nats = [0.0] * len(blocks)
         for row in range(0, len(text), ROWS):
             part = text[row : row + ROWS]
-            for i, (features, _) in enumerate(clean_features(blocks, part[:, :-1])):
-                nats[i] += next_byte_nats(blocks[i].next_byte(features), part, self.min_context) * len(part)
+            for i, block in enumerate(blocks):
+                logits = block.next_byte(block.read(part[:, :-1])[0])
+                nats[i] += next_byte_nats(logits, part, self.min_context) * len(part)
         scored = text[:, self.min_context :]
         scores = [
             TextScore.of(f"next byte, block {block.index}", total / len(text), scored, corpus)
@@ -130,38 +114,10 @@ class Scorer:
             losses = chain_diagnostics(blocks, manifest.partition, text, self.steps, self.min_context)
             slots = scored[:, :-1]  # a window's last symbol is a target of the heads, but fills no slot
             scores += [TextScore.of(_DIAGNOSTICS[name], value, slots, corpus) for name, value in losses.items()]
-            if reference is not None and _reads_alike(read_manifest(reference), manifest):
-                model = load_ar(reference)
-                floors = noise_floors(blocks, manifest.partition, model, text, self.steps, self.min_context)
-                scores += [
-                    TextScore.of(_FLOORS[name], value, slots[:: -(-len(slots) // count)], corpus)
-                    for name, (value, count) in floors.items()
-                ]
         return scores
 
 
-_DIAGNOSTICS = {
-    "sigma_max_nats": "denoise at sigma_max",
-    "from_noise_nats": "from noise",
-    "from_noise_scrambled_nats": "from noise, scrambled prefix",
-    "last_block_from_noise_nats": "from noise, last block alone",
-    "from_noise_sigma1_nats": "from noise, read at sigma 1",
-    "from_noise_sigma1_scrambled_nats": "from noise, read at sigma 1, scrambled prefix",
-}
-
-_FLOORS = {
-    "bayes_nats": "from noise: Bayes floor",
-    "sigma1_bayes_nats": "from noise, read at sigma 1: Bayes floor",
-    "averaged_nats": f"read at sigma 1, averaged over {DRAWS} draws of noise",
-    "averaged_bayes_nats": f"averaged over {DRAWS} draws of noise: Bayes floor",
-    "averaged_reference_nats": "next byte of ar/, the same windows",
-}
-
-
-def _reads_alike(reference: Manifest, chain: Manifest) -> bool:
-    """True where the two read the same symbols, and the first as many of them."""
-    longest = [manifest.text_architecture.positions for manifest in (reference, chain)]
-    return reference.tokenizer == chain.tokenizer and longest[0] >= longest[1]
+_DIAGNOSTICS = {"from_noise_nats": "from noise", "from_noise_sigma1_nats": "from noise, read at sigma 1"}
 
 
 def spelled(corpus: Corpus, directory: Path, manifest: Manifest) -> Corpus:
@@ -179,14 +135,11 @@ def checkpoints(directory: Path) -> list[Path]:
 
 def _describe(manifest: Manifest) -> str:
     a = manifest.own_architecture
-    noun = "stage" if manifest.kind == "ar" else f"{a.context}-context block"
+    noun = "stage" if manifest.kind == "ar" else "block"
     return (
         f"{a.parts} {noun}{'s' * (a.parts > 1)} of {a.layers} layer{'s' * (a.layers > 1)}, width {a.width}, "
         f"context {a.positions} {manifest.tokenizer}"
     )
-
-
-TEXT_SYMBOLS = 256  # length of a text for which `verified_sweeps` is computed
 
 
 @dataclass(frozen=True)
@@ -199,14 +152,6 @@ class Divergence:
     total_variation: float
     kl_bits: float  # KL(p || q): about 2^(chunk * this) candidates stand for a chunk of the scorer's own text
     reverse_kl_bits: float  # KL(q || p): what a symbol of the drafter's text costs more under the scorer
-
-    @property
-    def verified_sweeps(self) -> float:
-        """Sweeps that rejection sampling takes for 256 symbols: 1 + N TV."""
-        return 1 + TEXT_SYMBOLS * self.total_variation
-
-    def to_record(self) -> dict[str, Any]:
-        return {**asdict(self), "verified_sweeps": self.verified_sweeps}
 
 
 def bundle_divergences(

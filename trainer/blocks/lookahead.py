@@ -39,7 +39,7 @@ class OwnHead(nn.Module):
         return self.head(self.norm(hidden))
 
 
-class Workers(nn.Module):
+class StagesInOneProcess(nn.Module):
     """The stages in training and their copies of each other, as if each were on a machine of its own."""
 
     stages: Sequence[ArStage]
@@ -102,7 +102,7 @@ def stage_losses(
 class ScorerTask:
     """All workers of a scorer in one process. They share batches, and nothing else but the copies."""
 
-    def __init__(self, name: str, workers: Workers, corpus: Corpus, config: TrainingConfig) -> None:
+    def __init__(self, name: str, workers: StagesInOneProcess, corpus: Corpus, config: TrainingConfig) -> None:
         self.name, self.module, self.corpus, self.config = name, workers, corpus, config
         self.trained = [nn.ModuleList([stage, *workers.heads[i : i + 1]]) for i, stage in enumerate(workers.stages)]
         self.length = workers.stages[0].architecture.context_length

@@ -64,41 +64,34 @@ class BlockLoss:
     total: Tensor
     denoise: Tensor
     next_byte: Tensor
-    clean: Tensor  # clean features (batch, length, width) that the next `chained` block reads; still part of the graph
-    logits: Tensor  # logits of the noisy slots (batch, length, vocabulary); still part of the graph
 
 
 def block_loss(
     block: Block,
     text: Tensor,
-    features: Tensor | None,
     layout: ChunkLayout,
     corruption: Corruption,
     *,
     self_condition: bool,
     anchor: float,
-    estimate: Tensor | None = None,
 ) -> BlockLoss:
     """CE of the noisy slots + `anchor` * CE of the clean next byte.
 
-    text: (batch, length + 1) int64; features: the block before's clean features (batch, length, width), detached,
-    where the block is `chained`. The estimate input is `estimate` (batch, length, code_dim) where that is given,
-    else the block's own first guess with `self_condition`, else zero.
+    text: (batch, length + 1) int64. The estimate input is the block's own first guess with `self_condition`, else zero.
     """
     known, following = text[:, :-1], text[:, 1:]
-    clean, memory = block.read(known if features is None else features)
+    clean, memory = block.read(known)
     z = block.codes[known] + corruption.sigma[..., None] * corruption.eps
     mask = layout.mask().to(z.device)
-    if estimate is None:
-        estimate = torch.zeros_like(z)
-        if self_condition:
-            # No gradient: when served, the estimate is an input from an earlier evaluation.
-            with torch.no_grad():
-                estimate = block.point(block.denoise(z, estimate, corruption.sigma, memory, 0, mask))
+    estimate = torch.zeros_like(z)
+    if self_condition:
+        # No gradient: when served, the estimate is an input from an earlier evaluation.
+        with torch.no_grad():
+            estimate = block.point(block.denoise(z, estimate, corruption.sigma, memory, 0, mask))
     logits = block.denoise(z, estimate, corruption.sigma, memory, 0, mask)
     denoise = F.cross_entropy(logits.flatten(0, -2), known.reshape(-1))
     next_byte = F.cross_entropy(block.next_byte(clean).float().flatten(0, -2), following.reshape(-1))
-    return BlockLoss(denoise + anchor * next_byte, denoise.detach(), next_byte.detach(), clean, logits)
+    return BlockLoss(denoise + anchor * next_byte, denoise.detach(), next_byte.detach())
 
 
 def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ MAX_SECONDS = 1e7
 
 Model = Literal["chain", "scorer", "ar"]
 OuterName = Literal["mean", "nesterov"]
-OverlapName = Literal["none", "eager", "patient"]
+OverlapName = Literal["none", "eager"]
 DeadlineName = Literal["lockstep", "fixed", "adaptive"]
 LateName = Literal["drop", "stale", "keep"]
-CodecName = Literal["fp32", "int8", "e3m0", "ternary", "top7", "top32"]
+CodecName = Literal["fp32", "int8", "e3m0", "top7", "top32"]
 SPARSE: tuple[CodecName, ...] = ("top7", "top32")  # codecs that leave most numbers out
 ContextBy = Literal["auto", "copies", "features"]
 RobustName = Literal["auto", "none", "scored"]
@@ -36,8 +36,7 @@ class RoundSettings:
     # In 30 rounds of 16 steps on tiny batches, rate 1 with momentum 0.3 was 0.03 nats better than a mean.
     outer_rate: float = field(default=1.0, metadata=limits(least=1e-6, most=10))
     outer_momentum: float = field(default=0.3, metadata=limits(least=0, most=1))
-    # While its update travels, a worker waits, or continues from the last version and its own update;
-    # `patient` waits until the round is closed, and continues so if it was closed without its update.
+    # While its update travels, a worker waits, or continues from the last version and its own update.
     overlap: OverlapName = "none"
     deadline: DeadlineName = "adaptive"
     # Seconds after which a round is closed with what has come, if anything has; `lockstep` has no deadline.
@@ -57,14 +56,12 @@ class RoundSettings:
     # int8 and 87 % with fp32 (`onesweep train plan --link links-60 --up-mbps 20 --step-s 0.4`).
     codec: CodecName = "int8"  # how updates travel to the coordinator
     down_codec: CodecName = "int8"  # how new versions travel to the workers: `fp32` whole, the others as differences
-    # How blocks of a `chained` chain and stages of a scorer get what they read: from copies of the parts before, which
-    # they run, or as the features that the workers of these parts make, step by step. Copies are older, by a round: a
-    # scorer learns much less from them, so `auto` has it read features, where its settings allow that.
+    # How stages of a scorer get what they read: from copies of the stages before, which they run, or as the features
+    # that the workers of these stages make, step by step. Copies are older, by a round: a scorer learns much less from
+    # them, so `auto` has it read features, where its settings allow that.
     context_by: ContextBy = "auto"
     # How copies travel of the parts that another is trained with: `fp32` whole, the others as differences.
     copies_codec: CodecName = "fp32"
-    # Rounds of a part between two refreshes of the copies that others have of it.
-    copies_every: int = field(default=1, metadata=limits(least=1, most=MAX_COUNT))
     # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
     fragments: int = field(default=1, metadata=limits(least=1, most=256))
     # `scored`: an update must lower the loss on held-out text; `none` merges all that is not absurd; `auto` scores
@@ -85,8 +82,8 @@ class RoundSettings:
             )
         if self.context_by == "features" and not self._may_read_features:
             raise ConfigError(
-                "context_by = features is for parts that go through their rounds together and whole: give model = "
-                '"chain" or "scorer", fragments = 1 and overlap = "none"; or context_by = "copies"'
+                "context_by = features is for stages that go through their rounds together and whole: give model = "
+                '"scorer", fragments = 1 and overlap = "none"; or context_by = "copies"'
             )
         if self.fragments > 1 and {self.codec, self.down_codec} & set(SPARSE):
             raise ConfigError(f"codecs {' and '.join(SPARSE)} are for whole parts: give fragments = 1")
@@ -94,16 +91,15 @@ class RoundSettings:
     @property
     def by_features(self) -> bool:
         """True if parts read what the workers of the parts before make while the round lasts."""
-        auto = self.context_by == "auto" and self.model == "scorer" and self._may_read_features
-        return auto or self.context_by == "features"
+        return self.context_by != "copies" and self._may_read_features
 
     @property
     def _may_read_features(self) -> bool:
-        return self.model != "ar" and self.fragments == 1 and self.overlap == "none"
+        return self.model == "scorer" and self.fragments == 1 and self.overlap == "none"
 
     def up_codec(self, round_: int) -> CodecName:
         """The codec of a round's updates: the last ones send all that a sparse codec had left out."""
-        return "ternary" if self.codec in SPARSE and round_ == self.rounds - 1 else self.codec
+        return "e3m0" if self.codec in SPARSE and round_ == self.rounds - 1 else self.codec
 
     def version_codec(self, version: int) -> CodecName:
         """The codec of a version: the last one is whole, where a sparse codec would leave out most of it."""

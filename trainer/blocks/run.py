@@ -20,7 +20,6 @@ from onesweep.stages.errors import ConfigError, Interrupted, ResumeError
 from onesweep.trainer.blocks.config import RunConfig
 from onesweep.trainer.blocks.data import precision
 from onesweep.trainer.blocks.optimizer import OptimizerSet
-from onesweep.trainer.blocks.progress import Progress, TrainingState
 from onesweep.trainer.blocks.state import StepLog, exclusive, load_state, save_state
 
 MAX_GRADIENT_NORM = 1.0
@@ -81,12 +80,11 @@ class Run:
         config: RunConfig,
         directory: Path,
         identity: str,
-        progress: Progress | None = None,
         clock: Clock | None = None,
     ) -> None:
         """identity: digest of config and data; a state of another identity is not resumed."""
         self.task, self.config, self.identity = task, config, identity
-        self.progress, self.clock = progress or Progress(), clock or Clock()
+        self.clock = clock or Clock()
         directory.mkdir(parents=True, exist_ok=True)
         self.state_path = state_path(directory, task.name)
         self.lock_path = directory / f"{task.name}.lock"
@@ -125,14 +123,12 @@ class Run:
     def _loop(self) -> dict[str, float]:
         saved_at = evaluated_at = time.monotonic()
         began = saved_at - self.spent_s
-        self.progress.begin(self.task.name, self.step, self.config.steps)
         with _bar(self.task.name, self.step, None if math.isfinite(self.clock.budget_s) else self.config.steps) as bar:
             last = self.done >= 1 or self.config.steps == 0
             while not last:
                 record = train_step(self.task, self.optimizers, self.config, self.step, self.done)
                 now = time.monotonic()
                 self.step, self.spent_s = self.step + 1, now - began
-                self.progress.reach(self.step)
                 bar.update()
                 last = self.done >= 1
                 # A run with a time budget cannot say in steps when to evaluate.
@@ -157,13 +153,11 @@ class Run:
         return final
 
     def _evaluate(self) -> dict[str, float]:
-        self.progress.enter(TrainingState.EVALUATING)
         self.task.module.eval()
         with torch.inference_mode():
             return self.task.evaluate()
 
     def _log(self, record: dict[str, Any]) -> None:
-        self.progress.record({key: value for key, value in record.items() if key.endswith("nats")})
         self.log.append({"step": self.step, "time": round(time.time(), 1), **record})
 
     def _save(self) -> None:

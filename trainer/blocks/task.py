@@ -13,7 +13,7 @@ from onesweep.stages.model.pipeline import ArModel
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import block_diagnostics, next_byte_nats
+from onesweep.trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
 from onesweep.trainer.blocks.losses import BlockLoss, ChunkLayout, Corruption, block_loss, next_byte_loss
 from onesweep.trainer.blocks.run import StepLoss
 
@@ -44,19 +44,17 @@ class BlockBatch:
         layout, generator, self_condition = draw_chunks(config, block.index, block.architecture.context_length, step)
         return cls(layout, Corruption.draw(block, partition, layout, batch, generator), self_condition)
 
-    def loss(self, block: Block, text: Tensor, features: Tensor | None, anchor: float) -> BlockLoss:
+    def loss(self, block: Block, text: Tensor, anchor: float) -> BlockLoss:
         found = self.layout, self.corruption
-        return block_loss(block, text, features, *found, self_condition=self.self_condition, anchor=anchor)
+        return block_loss(block, text, *found, self_condition=self.self_condition, anchor=anchor)
 
 
 class BlockTask:
-    """One block; the blocks before it run forward only, where the chain is `chained`."""
+    """One block, which needs no other."""
 
-    def __init__(
-        self, block: Block, before: list[Block], partition: NoisePartition, corpus: Corpus, config: TrainingConfig
-    ) -> None:
+    def __init__(self, block: Block, partition: NoisePartition, corpus: Corpus, config: TrainingConfig) -> None:
         self.name = f"block-{block.index}"
-        self.module, self.before, self.partition = block, before, partition
+        self.module, self.partition = block, partition
         self.corpus, self.config = corpus, config
         self.length = block.architecture.context_length
         self.trained = [block]
@@ -64,8 +62,7 @@ class BlockTask:
     def loss(self, step: int) -> StepLoss:
         text = self.corpus.batch(self.config.seed, step, self.config.sequences, self.length + 1)
         batch = BlockBatch.draw(self.module, self.partition, self.config, step, len(text))
-        loss = batch.loss(self.module, text, self._read(step, text[:, :-1]), self.config.anchor)
-        self._made(step, loss.clean)
+        loss = batch.loss(self.module, text, self.config.anchor)
         return StepLoss(
             loss.total,
             {
@@ -76,34 +73,16 @@ class BlockTask:
         )
 
     def evaluate(self) -> dict[str, float]:
-        """Validation losses of this block alone; the from-noise CE starts from pure noise at its own sigma_max."""
-        block = self.module
+        """Validation losses of this block alone; those from noise start at its own sigma_max."""
         text = self.corpus.valid_batch(self.config.valid_windows, self.length + 1)
-        features = self._features(text[:, :-1])
-        clean, _ = block.read(text[:, :-1] if features is None else features)
-        next_byte = next_byte_nats(block.next_byte(clean), text)
-        losses = block_diagnostics(self.before, block, self.partition, text, STEPS_PER_BLOCK)
+        clean, _ = self.module.read(text[:, :-1])
+        next_byte = next_byte_nats(self.module.next_byte(clean), text)
+        losses = chain_diagnostics([self.module], self.partition, text, STEPS_PER_BLOCK)
         return {
             "valid_next_byte_nats": next_byte,
             "valid_next_byte_bits": self.corpus.bits(next_byte, text[:, 1:]),
             **{f"valid_{name}": nats for name, nats in losses.items()},
         }
-
-    def _read(self, step: int, known: Tensor) -> Tensor | None:
-        """Features (sequences, positions, width) that the block reads in place of bytes; None if it reads bytes."""
-        return self._features(known)
-
-    def _made(self, step: int, clean: Tensor) -> None:
-        """Take the features (sequences, positions, width) that the next block of a `chained` chain reads."""
-
-    def _features(self, known: Tensor) -> Tensor | None:
-        if self.module.reads_bytes:
-            return None
-        x = known
-        with torch.no_grad():
-            for block in self.before:
-                x, _ = block.read(x)
-        return x.float()
 
 
 class ArTask:

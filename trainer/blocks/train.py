@@ -5,10 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from onesweep.stages.checkpoint.checkpoint import load_block, replace_file, save_ar, save_block
-from onesweep.stages.checkpoint.gate import probe_block, probe_symbols
+from onesweep.stages.checkpoint.checkpoint import load_chain, save_ar, save_block
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
 from onesweep.stages.errors import ConfigError, Interrupted
 from onesweep.stages.model.block import Block
@@ -24,20 +22,17 @@ from onesweep.trainer.blocks.checkpoint_dir import (
 from onesweep.trainer.blocks.config import TrainingConfig, in_symbols_of
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.diagnostics import chain_diagnostics
-from onesweep.trainer.blocks.lookahead import ScorerTask, Workers
-from onesweep.trainer.blocks.progress import Progress, TrainingState
+from onesweep.trainer.blocks.lookahead import ScorerTask, StagesInOneProcess
 from onesweep.trainer.blocks.run import Run, Task, state_path
-from onesweep.trainer.blocks.state import StepLog, read_records
+from onesweep.trainer.blocks.state import StepLog
 from onesweep.trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
 
 
-def train_blocks(
-    config: TrainingConfig, corpus: Corpus, out: Path, only: int | None = None, progress: Progress | None = None
-) -> Manifest:
+def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | None = None) -> Manifest:
     """Train the blocks of a chain into the checkpoint `out`, in order, skipping those that are done.
 
-    Only the block being trained has gradients and optimizer state. `only` picks one block; a `chained` one needs
-    those before it in `out`. Raises OnesweepError with what to do.
+    Only the block being trained has gradients and optimizer state. `only` picks one block. Raises OnesweepError with
+    what to do.
     """
     config = in_symbols_of(config, corpus)
     architecture = config.architecture
@@ -50,15 +45,13 @@ def train_blocks(
             print(f"block {index}: already trained in {out}")
             state_path(out / RUN_FOLDER, f"block-{index}").unlink(missing_ok=True)
             continue
-        manifest = _train_block(config, corpus, out, manifest, index, progress)
+        manifest = _train_block(config, corpus, out, manifest, index)
     if manifest.complete and "chain" not in manifest.metrics:
-        manifest = diagnose(config, corpus, out, manifest, progress)
+        manifest = diagnose(config, corpus, out, manifest)
     return manifest
 
 
-def train_ar(
-    config: TrainingConfig, corpus: Corpus, out: Path, layers: int, stages: int, progress: Progress | None = None
-) -> Manifest:
+def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, layers: int, stages: int) -> Manifest:
     """Train an AR model of `layers` layers end to end, and store it cut into `stages` equal stages."""
     if layers < 1 or stages < 1 or layers % stages:
         raise ConfigError(
@@ -66,21 +59,20 @@ def train_ar(
             "give --layers as a multiple of --stages, both at least 1"
         )
     config = in_symbols_of(config, corpus)
-    architecture = replace(config.architecture, parts=stages, layers=layers // stages, context="own")
+    architecture = replace(config.architecture, parts=stages, layers=layers // stages)
     torch.manual_seed(config.seed)
     model = ArModel(architecture)
     task = ArTask("ar", model, corpus, config)
-    return _train_pipeline(config, corpus, out, task, model.stages, "end to end", progress)
+    return _train_pipeline(config, corpus, out, task, model.stages, "end to end")
 
 
-def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path, progress: Progress | None = None) -> Manifest:
+def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
     """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/lookahead.py."""
     config = in_symbols_of(config, corpus)
-    architecture = replace(config.architecture, context="own")
     torch.manual_seed(config.seed)
-    workers = Workers(architecture, config.lookahead)
+    workers = StagesInOneProcess(config.architecture, config.lookahead)
     task = ScorerTask("scorer", workers, corpus, config)
-    return _train_pipeline(config, corpus, out, task, workers.stages, "block by block", progress)
+    return _train_pipeline(config, corpus, out, task, workers.stages, "block by block")
 
 
 def _train_pipeline(
@@ -90,7 +82,6 @@ def _train_pipeline(
     task: Task,
     stages: Sequence[ArStage],
     objective: str,
-    progress: Progress | None,
 ) -> Manifest:
     architecture = stages[0].architecture
     corpus.require(architecture.context_length + 1)
@@ -100,7 +91,7 @@ def _train_pipeline(
         state_path(out / RUN_FOLDER, task.name).unlink(missing_ok=True)
         return manifest
     model = ArModel(architecture, list(stages))
-    _train(task, config, out, manifest, progress, "ar", lambda: save_ar(out, model.eval()))
+    _train(task, config, out, manifest, "ar", lambda: save_ar(out, model.eval()))
     return read_manifest(out)
 
 
@@ -109,100 +100,41 @@ def _train(
     config: TrainingConfig,
     out: Path,
     manifest: Manifest,
-    progress: Progress | None,
     name: str,
     save: Callable[[], object],
 ) -> Run:
     """Run to the end, and put measurements, under this name, and weights into the checkpoint."""
-    run = Run(task, config, out / RUN_FOLDER, identity(manifest), progress)
+    run = Run(task, config, out / RUN_FOLDER, identity(manifest))
     losses = run.train()
     # Measurements first: after a kill in between, a part without them would count as done.
     add_metrics(out, {name: losses})
     save()
     run.finish()
-    draw_curves(out / RUN_FOLDER)
     return run
 
 
-def _train_block(
-    config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest, index: int, progress: Progress | None
-) -> Manifest:
+def _train_block(config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest, index: int) -> Manifest:
     assert manifest.codes is not None
     assert manifest.partition is not None
-    before = _blocks_before(config, out, manifest, index)
     # The same start whether blocks are trained in one command or one each.
     torch.manual_seed(config.seed + index)
     block = Block(config.architecture, index, manifest.codes)
-    task = BlockTask(block, before, manifest.partition, corpus, config)
+    task = BlockTask(block, manifest.partition, corpus, config)
 
-    def save() -> None:
-        save_block(out, block.eval(), _probe_features(before, manifest))
-
-    run = _train(task, config, out, manifest, progress, f"block-{index}", save)
+    run = _train(task, config, out, manifest, f"block-{index}", lambda: save_block(out, block.eval()))
     # The signal came after the last step: this block is saved, the next one is not begun.
     if run.asked_to_stop:
         raise Interrupted(f"block {index} is trained and saved; stopped as asked, run again to go on")
     return read_manifest(out)
 
 
-def _blocks_before(config: TrainingConfig, out: Path, manifest: Manifest, index: int) -> list[Block]:
-    """The blocks whose features block `index` reads: none unless the chain is `chained`."""
-    if config.architecture.context == "own":
-        return []
-    for earlier in range(index):
-        if manifest.parts[earlier] is None:
-            raise ConfigError(
-                f"block {index} reads the features of block {earlier}, which is not trained yet in {out}; "
-                f"train it first (--block {earlier}), or all in order (no --block)"
-            )
-    return [load_block(out, i) for i in range(index)]
-
-
-def diagnose(
-    config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest, progress: Progress | None
-) -> Manifest:
+def diagnose(config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest) -> Manifest:
     """Measure a whole chain on validation text, into `chain.jsonl` and the manifest; returns the manifest."""
     assert manifest.partition is not None
-    if progress is not None:
-        progress.enter(TrainingState.EVALUATING)
-    blocks = [load_block(out, i) for i in range(config.architecture.parts)]
     text = corpus.valid_batch(config.valid_windows, config.architecture.context_length + 1)
-    losses = chain_diagnostics(blocks, manifest.partition, text, STEPS_PER_BLOCK)
+    losses = chain_diagnostics(load_chain(out), manifest.partition, text, STEPS_PER_BLOCK)
     log = StepLog(out / RUN_FOLDER / "chain.jsonl")
     # A measurement before a kill is replaced.
     log.cut(-1)
     log.append({"step": config.steps, "steps_per_block": STEPS_PER_BLOCK, **losses})
     return add_metrics(out, {"chain": {**losses, "steps_per_block": STEPS_PER_BLOCK}})
-
-
-def _probe_features(before: list[Block], manifest: Manifest) -> Tensor | None:
-    features = None
-    for block in before:
-        assert manifest.partition is not None
-        _, features = probe_block(block, manifest.partition, probe_symbols(manifest), features)
-    return features
-
-
-def draw_curves(directory: Path) -> Path | None:
-    """Draw every NAME.jsonl of `directory` into curves.png; None without matplotlib (extra `plots`)."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("no picture of the curves: install onesweep[plots]")
-        return None
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for path in sorted(directory.glob("*.jsonl")):
-        records = read_records(path)
-        for key, style in (("next_byte_nats", "-"), ("denoise_nats", ":"), ("valid_next_byte_nats", "o")):
-            points = [(r["step"], r[key]) for r in records if key in r]
-            if points:
-                axes.plot(*zip(*points, strict=True), style, markersize=3, linewidth=1, label=f"{path.stem} {key[:-5]}")
-    axes.set_xlabel("step")
-    axes.set_ylabel("cross-entropy, nats a symbol")
-    axes.grid(alpha=0.3)
-    if axes.lines:
-        axes.legend(fontsize=7)
-    target = directory / "curves.png"
-    replace_file(target, lambda path: figure.savefig(path, dpi=120, format="png"))
-    return target

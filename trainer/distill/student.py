@@ -151,7 +151,7 @@ def one_stage(
 ) -> Architecture | LlamaArchitecture:
     """The same shapes with these of the layers, in one stage."""
     if not isinstance(architecture, LlamaArchitecture):
-        return replace(architecture, parts=1, layers=len(layers), context="own")
+        return replace(architecture, parts=1, layers=len(layers))
     window = architecture.window
     if window is not None:
         sliding = tuple(i for i, number in enumerate(layers) if architecture.slides(number))

@@ -104,9 +104,7 @@ def add_experts(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser, out: Path, start: str) -> None:
-    parser.add_argument(
-        "--data", type=Path, metavar="PATH", required=True, help="npz, folder of IDX files, or a folder for each class"
-    )
+    parser.add_argument("--data", type=Path, metavar="PATH", required=True, help="npz, or a folder for each class")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML")
     parser.add_argument(
         "--steps",

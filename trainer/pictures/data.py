@@ -1,11 +1,9 @@
-"""Pictures with classes: folders of PNG or JPEG, IDX files, npz archives. All is checked before it is decoded."""
+"""Pictures with classes: folders of PNG or JPEG, npz archives. All is checked before it is decoded."""
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import math
-import struct
 import tokenize
 import warnings
 import zipfile
@@ -13,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -30,10 +28,6 @@ MAX_BYTES = 2 << 30  # of decoded pixels: they are held in memory
 # Others can hide a program, a film or a whole document; two are enough.
 SUFFIXES = (".png", ".jpg", ".jpeg")
 FASHION = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
-IDX_NAMES = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
 
 
 @dataclass(frozen=True)
@@ -80,16 +74,12 @@ class PictureSet:
 
 
 def load_pictures(path: Path) -> PictureSet:
-    """The pictures at `path`: an npz archive, a folder with IDX files, or a folder with a folder for each class.
+    """The pictures at `path`: an npz archive, or a folder with a folder for each class.
 
     A part of the training pictures is cut off for validation. Raises DataError.
     """
     try:
-        if path.is_dir():
-            is_idx = any(_idx_path(path, name) for names in IDX_NAMES.values() for name in names)
-            classes, train, test = _read_idx(path) if is_idx else _read_folders(path)
-        else:
-            classes, train, test = _read_npz(path)
+        classes, train, test = _read_folders(path) if path.is_dir() else _read_npz(path)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     _check_classes(path, classes, train)
@@ -194,43 +184,6 @@ def _check_size(where: Path, width: int, height: int) -> None:
 
 def _numbered(count: int) -> tuple[str, ...]:
     return tuple(map(str, range(count)))
-
-
-# IDX
-
-
-def _idx_path(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
-
-
-def _read_idx(folder: Path) -> tuple[tuple[str, ...], LabelledPictures, LabelledPictures]:
-    parts = {}
-    for part, names in IDX_NAMES.items():
-        found = [_idx_path(folder, name) for name in names]
-        missing = [name for name, path in zip(names, found, strict=True) if path is None]
-        if missing and part == "train":
-            raise DataError(f"{folder} lacks {missing[0]}, or the same with .gz")
-        arrays = [_read_idx_file(path) for path in found if path is not None]
-        if not missing:
-            parts[part] = _labelled(folder, *arrays)
-    train = parts["train"]
-    test = parts.get("test") or LabelledPictures(train.pixels[:0], train.labels[:0])
-    count = int(train.labels.max()) + 1
-    is_fashion = count == len(FASHION) and "fashion" in str(folder.resolve())
-    return FASHION if is_fashion else _numbered(count), train, test
-
-
-def _read_idx_file(path: Path) -> NDArray[np.uint8]:
-    """An array of bytes: magic 00 00 08 and the number of dimensions, each dimension in 4 bytes, then the numbers."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        try:
-            head = file.read(4)
-            if len(head) < 4 or head[:3] != b"\0\0\x08" or not 1 <= head[3] <= 4:
-                raise DataError(f"{path} is no IDX file of bytes")
-            shape = struct.unpack(f">{head[3]}I", file.read(4 * head[3]))
-            return _read_array(cast(IO[bytes], file), shape, np.dtype(np.uint8), str(path))
-        except (EOFError, gzip.BadGzipFile, struct.error, OSError) as error:
-            raise DataError(f"{path} is damaged: {error}") from None
 
 
 # Folders

@@ -70,7 +70,7 @@ def run_plan(options: argparse.Namespace) -> int:
     config = config_of(options, rounds=given({"steps_per_round": asked.steps_per_round}))
     config = shape_model(config, asked.params, asked.block_count, asked.layers)
     config = staff(config, asked.workers, options.config is not None)
-    step_s, activations = options.step_s, None
+    step_s, activations = options.step_s, 0
     if options.measure:
         measured = measure_step(config, corpus_of(options))
         step_s, activations = measured.seconds, measured.activations
@@ -78,11 +78,11 @@ def run_plan(options: argparse.Namespace) -> int:
     if options.json:
         record = {
             "model": asdict(config.architecture),
-            "parts": len(rows[0].traffic),
+            "parts": 1 if config.rounds.model == "ar" else config.architecture.parts,
             "replicas": config.rounds.replicas,
             "link": asdict(link),
             "step_s": step_s,
-            "rows": [row.to_record() for row in rows],
+            "rows": [asdict(row) for row in rows],
         }
         print_json(record)
         return 0

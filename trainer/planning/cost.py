@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 import torch
 
 from onesweep.stages.settings import check, limits
-from onesweep.trainer.blocks.memory import FP32_BYTES
 from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.planning.inventory import PartInventory
+from onesweep.trainer.planning.inventory import FP32_BYTES, PartInventory
 from onesweep.trainer.planning.traffic import SEGMENT_BYTES, WorkerTraffic, wire_bytes
 from onesweep.trainer.rounds.file_server import KEPT
 from onesweep.trainer.rounds.merging import new_outer
@@ -105,8 +104,7 @@ def timing_of(traffic: WorkerTraffic, settings: RoundSettings, link: WorkerLink,
     training_s = settings.steps_per_round * step_s
     sending_s = sum(link.up_s(up) + SUBMIT_TRIPS * trip_s for up in traffic.ups)
     fetching_s = sum(link.down_s(down) + begin_s for down in traffic.downs)
-    refresh_s = sum(link.down_s(copy) + FETCH_TRIPS * trip_s for copy in traffic.copies)
-    fetching_s += refresh_s / settings.copies_every
+    fetching_s += sum(link.down_s(copy) + FETCH_TRIPS * trip_s for copy in traffic.copies)
     fetching_s += traffic.hops * (step_s + 2 * travel_s + trip_s)
     together_s = training_s + fetching_s
     round_s = max(together_s, sending_s) if settings.ahead else together_s + sending_s
@@ -117,27 +115,11 @@ def timing_of(traffic: WorkerTraffic, settings: RoundSettings, link: WorkerLink,
 MERGED = 3  # tensors of a part that a merge holds beside the updates: their mean, the step, and the next version
 
 
-@dataclass(frozen=True)
-class WorkerMemory:
-    """Bytes that a worker holds."""
+def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSettings, activations: int = 0) -> int:
+    """Bytes of a worker at its peak: the backward pass of a step, or the end of a round.
 
-    weights: int
-    gradients: int  # gone when a round ends
-    optimizer: int  # state of Muon and AdamW, all float32
-    copies: int  # frozen parts that it reads or looks ahead through, or the features of one step
-    rounds: int  # the version that the round began with, the codec's error feedback, the state of the overlap
-    encoding: int  # held only while an update is encoded and saved
-    activations: int | None = None  # activations of one step, if they were measured
-
-    @property
-    def total(self) -> int:
-        """The larger of two moments: the backward pass of a step, and the end of a round."""
-        stays = self.weights + self.optimizer + self.copies + self.rounds
-        return stays + max(self.gradients + (self.activations or 0), self.encoding)
-
-
-def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSettings) -> WorkerMemory:
-    """Memory of a worker, without activations."""
+    activations: of one step, where they were measured.
+    """
     # Beside the weights it holds the version that the round began with (`held` of trainer/rounds/cache.py). A lossy
     # codec adds its error feedback; a worker that does not wait adds its own last update, a base and the momentum of
     # its own updates.
@@ -146,14 +128,8 @@ def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSe
     # Feedback: the update, the wanted and the decoded one, the rest. Saving: update, weights, payload twice.
     feedback = 4 * whole + traffic.up if lossy else 0
     encoding = max(feedback, 2 * whole + 2 * traffic.up)
-    return WorkerMemory(
-        weights=whole,
-        gradients=whole,
-        optimizer=part.optimizer_bytes,
-        copies=part.copied_bytes + feature_bytes(part),
-        rounds=rounds,
-        encoding=encoding,
-    )
+    stays = whole + part.optimizer_bytes + part.copied_bytes + feature_bytes(part) + rounds
+    return stays + max(whole + activations, encoding)
 
 
 def coordinator_memory(

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from onesweep.stages.errors import ConfigError
 from onesweep.stages.model.block import Codes
 from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.memory import FP32_BYTES, trained_bytes
+from onesweep.trainer.blocks.optimizer import OptimizerSet
 from onesweep.trainer.rounds.codecs import Shapes, numel, parameter_shapes
 from onesweep.trainer.rounds.features import FeatureFormat, is_fed, passes_on
 from onesweep.trainer.rounds.parts import HEAD
@@ -19,6 +20,7 @@ from onesweep.trainer.rounds.spec import RunSpec
 FORWARD, THROUGH, TRAINED = 1, 2, 3
 FITTED = (1, 2, 3)  # heads of the small models whose sizes tell how a model grows with its width
 MAX_WIDTH = 1 << 20
+FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,6 @@ class PartInventory:
 
 def take_inventory(config: TrainingConfig) -> tuple[PartInventory, ...]:
     """All parts of a model, made of tensors without memory, so that a model of any size may be asked for."""
-    if config.rounds.model != "chain":
-        config = replace(config, architecture=replace(config.architecture, context="own"))
     spec = RunSpec(config, Codes(config.noise.code_seed, config.architecture.code_dim), None)
     names = spec.parts
     with torch.device("meta"):
@@ -78,10 +78,18 @@ def take_inventory(config: TrainingConfig) -> tuple[PartInventory, ...]:
     )
 
 
+def trained_bytes(module: nn.Module, config: TrainingConfig) -> int:
+    """Weights and gradients once, one moment under Muon and two under AdamW: all fp32."""
+    muon, adamw = (
+        sum(p.numel() for p in optimizer.param_groups[0]["params"])
+        for optimizer in OptimizerSet(module, config).optimizers
+    )
+    return (3 * muon + 4 * adamw) * FP32_BYTES
+
+
 def before(config: TrainingConfig, index: int) -> range:
     """Parts that part `index` runs for their features."""
-    chained = config.rounds.model == "chain" and config.architecture.context == "chained"
-    return range(index if (chained or config.rounds.model == "scorer") and not is_fed(config, index) else 0)
+    return range(index if config.rounds.model == "scorer" and not is_fed(config, index) else 0)
 
 
 def later(config: TrainingConfig, index: int) -> range:

@@ -2,25 +2,20 @@
 
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from onesweep.stages.errors import ConfigError
 from onesweep.stages.settings import Bounds
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.memory import saved_for_backward
 from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
 from onesweep.trainer.options import markdown
-from onesweep.trainer.planning.cost import (
-    RunTiming,
-    WorkerLink,
-    WorkerMemory,
-    coordinator_memory,
-    timing_of,
-    worker_memory,
-)
+from onesweep.trainer.planning.cost import WorkerLink, coordinator_memory, timing_of, worker_memory
 from onesweep.trainer.planning.inventory import fit_width, numbers_of, take_inventory
 from onesweep.trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
 from onesweep.trainer.rounds.features import check_features
@@ -54,8 +49,7 @@ def variants(config: TrainingConfig, as_set: bool) -> dict[str, TrainingConfig]:
         "eager e3m0": _travelling(eager, "e3m0"),
         "fragments": replace(_travelling(eager, "e3m0"), fragments=count),
     }
-    chained = base.model == "chain" and config.architecture.context == "chained"
-    if config.architecture.parts > 1 and (chained or base.model == "scorer"):
+    if config.architecture.parts > 1 and base.model == "scorer":
         rounds["features"] = replace(plain, context_by="features")
     found = {"as set": config} if as_set else {}
     found |= {name: replace(config, rounds=changed) for name, changed in rounds.items()}
@@ -75,52 +69,21 @@ class PlanRow:
     """Cost of one variant. Times and bytes of a worker are those of the worker that has most."""
 
     name: str
-    config: TrainingConfig
-    traffic: Sequence[WorkerTraffic]  # part by part
-    timing: RunTiming
-    memory: WorkerMemory
+    rounds: int
+    steps_per_round: int
+    codec: str
+    down_codec: str
+    overlap: str
+    fragments: int
+    up_bytes: int
+    down_bytes: int
+    all_bytes: int  # of all workers, both ways, as the coordinator counts them
+    all_wire_bytes: int  # the same with the headers of all protocols
+    seconds: float
+    round_s: float
+    used: float  # share of the rounds in which a worker trains
+    worker_bytes: int
     coordinator_bytes: int
-
-    @property
-    def up_bytes(self) -> int:
-        return max(traffic.up_in_all for traffic in self.traffic)
-
-    @property
-    def down_bytes(self) -> int:
-        return max(traffic.down_in_all for traffic in self.traffic)
-
-    @property
-    def all_bytes(self) -> int:
-        """Bytes of all workers, both ways, as the coordinator counts them."""
-        replicas = self.config.rounds.replicas
-        return replicas * sum(traffic.up_in_all + traffic.down_in_all for traffic in self.traffic)
-
-    @property
-    def all_wire_bytes(self) -> float:
-        """The same with the headers of all protocols."""
-        replicas = self.config.rounds.replicas
-        return replicas * sum(_wire(traffic) for traffic in self.traffic)
-
-    def to_record(self) -> dict[str, Any]:
-        rounds = self.config.rounds
-        return {
-            "name": self.name,
-            "rounds": rounds.rounds,
-            "steps_per_round": rounds.steps_per_round,
-            "codec": rounds.codec,
-            "down_codec": rounds.down_codec,
-            "overlap": rounds.overlap,
-            "fragments": rounds.fragments,
-            "up_bytes": self.up_bytes,
-            "down_bytes": self.down_bytes,
-            "all_bytes": self.all_bytes,
-            "all_wire_bytes": round(self.all_wire_bytes),
-            "seconds": self.timing.seconds,
-            "round_s": self.timing.round_s,
-            "used": self.timing.used,
-            "worker": {**asdict(self.memory), "total": self.memory.total},
-            "coordinator_bytes": self.coordinator_bytes,
-        }
 
 
 def shape_model(config: TrainingConfig, params: float | None, blocks: int | None, layers: int | None) -> TrainingConfig:
@@ -165,7 +128,7 @@ def staff(config: TrainingConfig, workers: int | None, planned: bool) -> Trainin
 
 
 def make_plan(
-    config: TrainingConfig, link: WorkerLink, step_s: float, as_set: bool = False, activations: int | None = None
+    config: TrainingConfig, link: WorkerLink, step_s: float, as_set: bool = False, activations: int = 0
 ) -> list[PlanRow]:
     """All rows. Raises ConfigError.
 
@@ -198,24 +161,30 @@ def describe(config: TrainingConfig) -> str:
     )
 
 
-def _row(
-    name: str, config: TrainingConfig, link: WorkerLink, pass_s: float, passes: int, activations: int | None
-) -> PlanRow:
+def _row(name: str, config: TrainingConfig, link: WorkerLink, pass_s: float, passes: int, activations: int) -> PlanRow:
     """passes: those of the step whose activations were measured."""
     config = settled(config)
     parts, rounds = take_inventory(config), config.rounds
     traffic = [traffic_of(part, rounds) for part in parts]
     pairs = list(zip(parts, traffic, strict=True))
     timings = [timing_of(each, rounds, link, pass_s * part.passes) for part, each in pairs]
-    memories = [worker_memory(part, each, rounds) for part, each in pairs]
-    known = activations if max(part.passes for part in parts) == passes else None
+    timing = max(timings, key=lambda timing: timing.seconds)
+    known = activations if max(part.passes for part in parts) == passes else 0
+    settings = {each: getattr(rounds, each) for each in ("codec", "down_codec", "overlap", "fragments")}
     return PlanRow(
-        name,
-        config,
-        traffic,
-        max(timings, key=lambda timing: timing.seconds),
-        replace(max(memories, key=lambda memory: memory.total), activations=known),
-        coordinator_memory(parts, traffic, rounds),
+        name=name,
+        rounds=rounds.rounds,
+        steps_per_round=rounds.steps_per_round,
+        **settings,
+        up_bytes=max(each.up_in_all for each in traffic),
+        down_bytes=max(each.down_in_all for each in traffic),
+        all_bytes=rounds.replicas * sum(each.up_in_all + each.down_in_all for each in traffic),
+        all_wire_bytes=round(rounds.replicas * sum(map(_wire, traffic))),
+        seconds=timing.seconds,
+        round_s=timing.round_s,
+        used=timing.used,
+        worker_bytes=max(worker_memory(part, each, rounds, known) for part, each in pairs),
+        coordinator_bytes=coordinator_memory(parts, traffic, rounds),
     )
 
 
@@ -225,7 +194,7 @@ def _wire(traffic: WorkerTraffic) -> float:
         for up, down, count in zip(traffic.ups, traffic.downs, traffic.fetched, strict=True)
     )
     own += traffic.rounds * (wire_bytes(traffic.features) + wire_bytes(traffic.made))
-    return wire_bytes(traffic.first) + own + traffic.refreshes * sum(map(wire_bytes, traffic.copies))
+    return wire_bytes(traffic.first) + own + traffic.versions * sum(map(wire_bytes, traffic.copies))
 
 
 STEPS = 5  # measured steps, after one that warms up. Their median counts, for the chunks differ from step to step.
@@ -255,10 +224,23 @@ def measure_step(config: TrainingConfig, corpus: Corpus) -> MeasuredStep:
     return MeasuredStep(statistics.median(times[1:]), activations)
 
 
-HEAD = (
-    *("way", "rounds", "up", "down", "all", "hours", "used", "weights", "gradients", "optimizer", "copies", "rounds'"),
-    *("encoding", "activations", "worker", "coordinator"),
-)
+@contextmanager
+def saved_for_backward(not_counted: set[int]) -> Iterator[dict[int, int]]:
+    """Collects address -> bytes of every storage that the graph keeps, each once, but those in `not_counted`."""
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        # By storage: several views of one tensor are saved, and are held once.
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in not_counted:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield saved
+
+
+HEAD = ("way", "rounds", "up", "down", "all", "hours", "used", "worker", "coordinator")
 
 
 def table(rows: Sequence[PlanRow]) -> list[str]:
@@ -267,16 +249,11 @@ def table(rows: Sequence[PlanRow]) -> list[str]:
 
 
 def _cells(row: PlanRow) -> list[str]:
-    m, rounds = row.memory, row.config.rounds
-    held = (m.weights, m.gradients, m.optimizer, m.copies, m.rounds, m.encoding)
     return [
         row.name,
-        f"{rounds.rounds} x {rounds.steps_per_round}",
+        f"{row.rounds} x {row.steps_per_round}",
         *map(size, (row.up_bytes, row.down_bytes, row.all_bytes)),
-        f"{row.timing.seconds / 3600:.3g}",
-        f"{row.timing.used:.1%}",
-        *map(size, held),
-        "-" if m.activations is None else size(m.activations),
-        size(m.total),
-        size(row.coordinator_bytes),
+        f"{row.seconds / 3600:.3g}",
+        f"{row.used:.1%}",
+        *map(size, (row.worker_bytes, row.coordinator_bytes)),
     ]

@@ -24,8 +24,8 @@ class WorkerTraffic:
     downs: tuple[int, ...]  # one version of each fragment after the first
     copies: tuple[int, ...]  # one refresh of each fragment of the parts that it has copies of
     rounds: int
-    versions: int  # versions that it fetches of its last fragment after the first; of the other fragments one more
-    refreshes: int  # refreshes of each copy after the first
+    # Versions that it fetches of its last fragment and of each copy after the first; of the other fragments one more.
+    versions: int
     features: int = 0  # features that it reads in one round
     made: int = 0  # features that it makes for the next part in one round
     hops: int = 0  # that a step's features make from the first part to the last
@@ -53,7 +53,7 @@ class WorkerTraffic:
     @property
     def down_in_all(self) -> int:
         own = sum(count * size for count, size in zip(self.fetched, self.downs, strict=True))
-        return self.first + own + self.refreshes * sum(self.copies) + self.rounds * self.features
+        return self.first + own + self.versions * sum(self.copies) + self.rounds * self.features
 
 
 def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
@@ -73,7 +73,6 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
         copies=tuple(version_bytes(f, copy) for like in part.copied.values() for f in fragments_of(like, settings)),
         rounds=settings.rounds,
         versions=versions,
-        refreshes=versions // settings.copies_every,
         features=part.reads.size if part.reads else 0,
         made=part.makes.size if part.makes else 0,
         hops=part.hops,

@@ -1,17 +1,63 @@
-"""The proof that nothing was lost: every accepted update was merged once, or is still there."""
+"""The audit: queries which show that every accepted update was merged or left out once, or is still there."""
 
-# It is a proof against faults, not against an attacker with access to the directory: the log's chain has no secret.
+# It shows faults, not what an attacker with access to the directory did.
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from onesweep.stages.errors import ResumeError
-from onesweep.trainer.rounds.store import LOG, Record, load_checked, read_log, update_path, version_path
+from onesweep.trainer.rounds.store import DATABASE, connect, load_checked, update_path, version_path
+
+# Each row of a query is one thing that should not be. That nothing is taken or merged twice, the database holds itself.
+RULES = {
+    "round {} of {} merged {}, which was not there to be merged": """
+        SELECT m.round, m.part, m.id FROM merges m
+        JOIN events c ON c.kind = 'closed' AND c.part = m.part AND c.round = m.round
+        LEFT JOIN events a ON a.kind = 'accepted' AND a.part = m.part AND a.id = m.id AND a.number < c.number
+        WHERE a.number IS NULL""",
+    "round {} of {} was closed without {}, which was there to be merged": """
+        SELECT c.round, c.part, a.id FROM events c
+        JOIN events a ON a.kind = 'accepted' AND a.part = c.part AND a.number < c.number AND a.round <= c.round
+        LEFT JOIN merges m ON m.part = a.part AND m.id = a.id
+        WHERE c.kind = 'closed' AND (m.round IS NULL OR m.round > c.round)""",
+    "round {} of {} was closed after {} others": """
+        SELECT round, part, before FROM (
+            SELECT round, part, ROW_NUMBER() OVER (PARTITION BY part ORDER BY number) - 1 AS before
+            FROM events WHERE kind = 'closed')
+        WHERE round != before""",
+    "{} of {} was dropped, and was not late": """
+        SELECT d.id, d.part FROM events d
+        LEFT JOIN events c ON c.kind = 'closed' AND c.part = d.part AND c.round = d.round AND c.number < d.number
+        WHERE d.kind = 'dropped' AND c.number IS NULL""",
+    "round {} of {} decided about {} against its score": """
+        SELECT m.round, m.part, m.id FROM merges m
+        JOIN events c ON c.kind = 'closed' AND c.part = m.part AND c.round = m.round
+        JOIN events a ON a.kind = 'accepted' AND a.part = m.part AND a.id = m.id
+        JOIN json_each(c.record, '$.scores') s ON s.key = json_extract(a.record, '$.voter')
+        WHERE json_extract(s.value, '$.kept') != m.kept""",
+}
+COUNTS = {
+    "accepted": "SELECT COUNT(*) FROM events WHERE kind = 'accepted'",
+    "dropped": "SELECT COUNT(*) FROM events WHERE kind = 'dropped'",
+    "merged": "SELECT COUNT(*) FROM merges WHERE kept",
+    "left_out": "SELECT COUNT(*) FROM merges WHERE NOT kept",
+}
+PENDING = """
+    SELECT a.part, a.id, json_extract(a.record, '$.sha256') FROM events a
+    LEFT JOIN merges m ON m.part = a.part AND m.id = a.id
+    WHERE a.kind = 'accepted' AND m.id IS NULL"""
+NEWEST = """
+    SELECT s.key, COALESCE(c.round + 1, 0), COALESCE(json_extract(c.record, '$.sha256'), s.value) FROM events r
+    JOIN json_each(r.record, '$.stored') s
+    LEFT JOIN events c ON c.number = (SELECT MAX(number) FROM events WHERE kind = 'closed' AND part = s.key)
+    WHERE r.kind = 'run'"""
 
 
 @dataclass
 class Audit:
-    """The contents of a log; `problems` has one sentence for each thing that should not be."""
+    """Counts of a run's events; `problems` has one sentence for each thing that should not be."""
 
     accepted: int = 0
     merged: int = 0
@@ -23,104 +69,43 @@ class Audit:
 
 
 def audit(directory: Path) -> Audit:
-    """Read the log of a store, which no process needs to have open, and check it against the files."""
-    log = directory / LOG
-    if not log.exists():
-        return Audit(problems=[f"{directory} has no {LOG}: give the folder `rounds` of a coordinator's --out"])
-    while True:
+    """Check the events of a store against each other and the files; a coordinator may have it open."""
+    path = directory / DATABASE
+    if not path.exists():
+        return Audit(problems=[f"{directory} has no {DATABASE}: give the folder `rounds` of a coordinator's --out"])
+    try:
+        with closing(connect(path)) as database:
+            while True:
+                before = _last(database)
+                found = _audit(database, directory)
+                # files go when a running coordinator merges them: then there are more events, and all is read again
+                if not found.problems or _last(database) == before:
+                    return found
+    except sqlite3.Error as error:
+        return Audit(problems=[f"{path} is damaged: {error}"])
+
+
+def _audit(database: sqlite3.Connection, directory: Path) -> Audit:
+    pending, newest = database.execute(PENDING).fetchall(), database.execute(NEWEST).fetchall()
+    found = Audit(
+        **{name: database.execute(query).fetchone()[0] for name, query in COUNTS.items()},
+        pending=len(pending),
+        versions={part: number for part, number, _ in newest},
+    )
+    if not newest:
+        found.problems.append(f"{DATABASE} does not begin with its run")
+    damage = [row for row in database.execute("PRAGMA quick_check") if row != ("ok",)]
+    found.problems += [f"{DATABASE} is damaged: {words}" for (words,) in damage]
+    found.problems += [words.format(*row) for words, query in RULES.items() for row in database.execute(query)]
+    files = [(update_path(directory, part, name), sha256) for part, name, sha256 in pending]
+    for file, sha256 in [*files, *((version_path(directory, part, n), sha256) for part, n, sha256 in newest)]:
         try:
-            records, size, _ = read_log(log)
+            load_checked(file, sha256)
         except ResumeError as error:
-            return Audit(problems=[str(error)])
-        reader = _Reader(directory)
-        found = reader.read(records)
-        # files go when a running coordinator merges them: then the log has grown, and says so
-        if not found.problems or read_log(log)[1] == size:
-            return found
+            found.problems.append(str(error))
+    return found
 
 
-class _Reader:
-    """Follows a log, record by record."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.found, self.line = directory, Audit(), 1
-        self.pending: dict[tuple[str, str], Record] = {}
-        self.seen: set[tuple[str, str]] = set()
-        self.handed_in: set[tuple[str, str, int]] = set()
-        self.newest: dict[str, tuple[int, str]] = {}
-
-    def read(self, records: list[Record]) -> Audit:
-        """Follow the records, up to one that makes no sense: nothing is known of those after it."""
-        if not records or records[0].get("kind") != "run":
-            self._wrong("the log does not begin with its run")
-            return self.found
-        try:
-            self.newest = {part: (0, sha256) for part, sha256 in records[0]["stored"].items()}
-            for self.line, record in enumerate(records[1:], 2):
-                self._follow(record)
-            self._check_files()
-        except (KeyError, TypeError, ValueError, AttributeError):
-            self._wrong(f"line {self.line} of the log is no record of this run")
-        self.found.pending = len(self.pending)
-        self.found.versions = {part: version for part, (version, _) in self.newest.items()}
-        return self.found
-
-    def _follow(self, record: Record) -> None:
-        match record["kind"]:
-            case "accepted":
-                self._take(record)
-                self.pending[record["part"], record["id"]] = record
-                self.found.accepted += 1
-            case "dropped":
-                self._take(record)
-                if record["round"] >= self.newest[record["part"]][0]:
-                    self._wrong(f"{record['id']} of {record['part']} was dropped, and was not late")
-                self.found.dropped += 1
-            case "closed":
-                self._close(record)
-            case kind:
-                raise ValueError(kind)
-
-    def _take(self, record: Record) -> None:
-        part, name, worker, round_ = record["part"], record["id"], record["worker"], record["round"]
-        if (part, name) in self.seen:
-            self._wrong(f"{name} of {part} was taken twice")
-        if (part, worker, round_) in self.handed_in:
-            self._wrong(f"{worker} handed in twice for round {round_} of {part}")
-        self.seen.add((part, name))
-        self.handed_in.add((part, worker, round_))
-
-    def _close(self, record: Record) -> None:
-        part, number = record["part"], record["round"]
-        if number != self.newest[part][0]:
-            self._wrong(f"round {number} of {part} was closed when {self.newest[part][0]} was open")
-        for merged, names in ((True, record["updates"]), (False, record.get("left_out", ()))):
-            for name in names:
-                if (update := self.pending.pop((part, name), None)) is None:
-                    self._wrong(f"round {number} of {part} merged {name}, which was not there to be merged")
-                    continue
-                if ("scores" not in record or record["scores"][update["voter"]]["kept"]) is not merged:
-                    self._wrong(
-                        f"round {number} of {part} {'merged' if merged else 'left out'} {name} against its score"
-                    )
-                self.found.merged += merged
-                self.found.left_out += not merged
-        for (other, name), left in self.pending.items():
-            if other == part and left["round"] <= number:
-                self._wrong(f"round {number} of {part} was closed without {name}, which was there to be merged")
-        self.newest[part] = number + 1, record["sha256"]
-
-    def _check_files(self) -> None:
-        for (part, name), record in self.pending.items():
-            self._check(update_path(self.directory, part, name), record["sha256"])
-        for part, (number, sha256) in self.newest.items():
-            self._check(version_path(self.directory, part, number), sha256)
-
-    def _check(self, path: Path, sha256: str) -> None:
-        try:
-            load_checked(path, sha256)
-        except ResumeError as error:
-            self._wrong(str(error))
-
-    def _wrong(self, sentence: str) -> None:
-        self.found.problems.append(sentence)
+def _last(database: sqlite3.Connection) -> int:
+    """The number of events."""
+    return int(database.execute("SELECT COUNT(*) FROM events").fetchone()[0])

@@ -19,11 +19,6 @@ E3M0_GROUP = 128
 E3M0_VALUES = torch.tensor([0.0, *(2.0**power for power in range(-6, 1))])
 E3M0_BOUNDARIES = (E3M0_VALUES[1:] + E3M0_VALUES[:-1]) / 2
 E3M0_SIGN = 8
-TERNARY_GROUP = 256
-TERNARY_DIGITS = 5
-TERNARY_ZERO = 0.7
-TERNARY_POWERS = 3 ** torch.arange(TERNARY_DIGITS)
-TERNARY_SIGNS = torch.tensor([0.0, 1.0, -1.0])
 TOP_SHARE = 256
 
 Raw = NDArray[np.uint8]
@@ -216,40 +211,6 @@ class E3M0Codec(TensorCodec):
         return (values * _floats(raw[:split]).repeat_interleave(E3M0_GROUP)[:total]).reshape(shape)
 
 
-class TernaryCodec(TensorCodec):
-    """-1, 0 or 1 times one float32 scale for 256 numbers, five to a byte."""
-
-    # Zeros and scale are those of ternary weight networks (arXiv 1605.04711): numbers nearer to 0 than 0.7 of their
-    # group's mean size are 0, and the scale is the mean size of the others. That is coarse and needs error feedback
-    # (after which, with Muon inside, two bits are said to cost nothing: arXiv 2505.23725). A tensor is the scales of
-    # its groups, then base-3 numbers of five digits, the lowest first; digit 0 stands for 0, 1 for plus and 2 for
-    # minus.
-
-    name, bits = "ternary", 8 / TERNARY_DIGITS
-
-    def tensor_size(self, shape: tuple[int, ...]) -> int:
-        return 4 * _groups(shape, TERNARY_GROUP) + _groups(shape, TERNARY_DIGITS)
-
-    def write(self, values: Tensor) -> bytes:
-        flat = values.reshape(-1)
-        groups = _padded(flat, TERNARY_GROUP)
-        sizes = groups.abs()
-        # the zeros that fill the last group do not count in its mean
-        numbers = torch.full((len(groups), 1), TERNARY_GROUP)
-        numbers[-1:] -= groups.numel() - len(flat)
-        is_large = sizes > TERNARY_ZERO * sizes.sum(dim=1, keepdim=True) / numbers
-        scales = (sizes * is_large).sum(dim=1) / is_large.sum(dim=1).clamp(min=1)
-        digits = (is_large * torch.where(groups < 0, 2, 1)).reshape(-1)[: len(flat)]
-        packed = (_padded(digits, TERNARY_DIGITS) * TERNARY_POWERS).sum(dim=1)
-        return _float_bytes(scales) + packed.to(torch.uint8).numpy().tobytes()
-
-    def read(self, raw: Raw, shape: tuple[int, ...]) -> Tensor:
-        split, total = 4 * _groups(shape, TERNARY_GROUP), math.prod(shape)
-        packed = torch.from_numpy(raw[split:].astype(np.int64))
-        digits = (packed[:, None] // TERNARY_POWERS % 3).reshape(-1)[:total]
-        return (TERNARY_SIGNS[digits] * _floats(raw[:split]).repeat_interleave(TERNARY_GROUP)[:total]).reshape(shape)
-
-
 class TopCodec(TensorCodec):
     """The largest of each `group` numbers, by size; the others are 0."""
 
@@ -303,7 +264,6 @@ CODECS: dict[CodecName, TensorCodec] = {
     "fp32": Fp32Codec(),
     "int8": RowInt8Codec(),
     "e3m0": E3M0Codec(),
-    "ternary": TernaryCodec(),
     "top7": TopCodec("top7", group=7, levels=2),
     "top32": TopCodec("top32", group=32, levels=3),
 }

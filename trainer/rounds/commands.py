@@ -23,19 +23,15 @@ from onesweep.trainer.options import (
     add_config_options,
     add_data_options,
     add_device_option,
-    assignments,
     choices,
     config_of,
     corpus_of,
-    given,
     numbers,
     print_json,
-    words,
 )
 from onesweep.trainer.rounds.settings import (
     CoordinatorSettings,
     SimulatedWorkers,
-    Throttle,
     WatchSettings,
     WorkerSettings,
 )
@@ -51,7 +47,6 @@ if TYPE_CHECKING:
 
 def add_coordinate(coordinate: argparse.ArgumentParser) -> None:
     coordinate.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, with a section [rounds]")
-    coordinate.add_argument("--profile", metavar="P", help="onesweep (default) or blocktrain")
     add_data_options(coordinate)
     add_flags(coordinate, CoordinatorSettings)
     _add_log_option(coordinate)
@@ -67,7 +62,6 @@ def add_work(work: argparse.ArgumentParser) -> None:
     work.add_argument("--config", type=Path, metavar="FILE", help="refuse a run of another architecture than in here")
     add_flags(work, WorkerSettings)
     add_flags(work, WatchSettings, only=("patience_s",))
-    add_flags(work, SimulatedWorkers, only=("pace_s",))
     add_device_option(work)
     _add_log_option(work)
 
@@ -90,7 +84,7 @@ def run_coordinate(options: argparse.Namespace) -> int:
 
     start_log(check_log_format(options.log_format), "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
-    config = load_config(options.config, options.profile)
+    config = load_config(options.config)
     if config.rounds.robust == "auto":
         scored = has_strangers(settings) and (options.data is not None or not settings.own_data)
         config = replace(config, rounds=replace(config.rounds, robust="scored" if scored else "none"))
@@ -128,7 +122,6 @@ def run_work(options: argparse.Namespace) -> int:
         state=options.state or Path("runs/work") / name,
         device=check_device(options.device),
         architecture=architecture_digest(load_config(options.config).architecture) if options.config else "",
-        throttle=Throttle(SimulatedWorkers(**given({"pace_s": options.pace_s}))),
     )
     corpus, stop, watch = corpus_of(options), _stop_on_signals(), from_flags(WatchSettings, options)
     if settings.site is None and settings.machines > 1:
@@ -223,14 +216,6 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         "--vary", type=choices, action="append", default=[], metavar="NAME=VALUE[,VALUE]", help="of [rounds], or below"
     )
     parser.add_argument(
-        "--arm",
-        type=assignments,
-        action="append",
-        metavar="'NAME=VALUE ...'",
-        help="what differs in a way of its own; --vary varies each",
-    )
-    parser.add_argument("--engine", type=words, metavar="NAME[,NAME]", help="inprocess (default), grpc")
-    parser.add_argument(
         "--one-place",
         nargs="?",
         const="too",
@@ -241,41 +226,34 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, metavar="N", help="local steps of each worker")
     fleet = parser.add_argument_group("workers", "of virtual ones, speeds and links; their seconds are not real")
     add_flags(fleet, SimulatedWorkers)
-    parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/rounds"), help="one file an arm and seed")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_simulate(options: argparse.Namespace) -> int:
-    """Make rounds for every combination of what is varied; what is done already is not done again."""
-    from dataclasses import asdict
-
-    from onesweep.trainer.rounds.comparison import arms, run_arms, table, tally_table
+    """Make rounds for every combination of what is varied."""
+    from onesweep.trainer.rounds.comparison import run_variants, table, variants
 
     config, fleet = config_of(options), from_flags(SimulatedWorkers, options)
-    engines, varied = given({"engine": options.engine}), dict(options.vary)
-    ways = [{**engines, **own, **varied} for own in options.arm or [{}]]
-    compared = [
-        arm for i, way in enumerate(ways) for arm in arms(config, fleet, way, bool(options.one_place) and i == 0)
-    ]
-    if options.one_place == "only":
-        compared = [arm for arm in compared if arm.pooled > 1]
+    compared = variants(config, fleet, dict(options.vary), options.one_place)
     results = []
-    for result in run_arms(compared, options.seeds, corpus_of(options), options.out):
+    for result in run_variants(compared, options.seeds, corpus_of(options)):
         results.append(result)
-        print(f"{result.arm}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True)
+        print(
+            f"{result.variant}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True
+        )
     if options.json:
-        print_json({"results": [asdict(result) for result in results]})
+        print_json({"results": [{**vars(each), "traffic": vars(each.traffic)} for each in results]})
     else:
-        print("\n".join([*table(results), *tally_table(results)]))
+        print("\n".join(table(results)))
     return 0
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="where the rounds are kept: it has a log.jsonl")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the rounds: it has a rounds.sqlite3")
 
 
 def run_audit(options: argparse.Namespace) -> int:
-    """Check the log of rounds against its files; 1 with a line for each thing that should not be."""
+    """Check the events of rounds against their files; 1 with a line for each thing that should not be."""
     from onesweep.trainer.rounds.audit import audit
 
     found = audit(options.directory)

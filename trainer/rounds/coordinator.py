@@ -38,7 +38,6 @@ T = TypeVar("T")
 MAX_WAIT_S = 60.0
 TICK_S = 0.05
 STORE_RETRY_S = 2.0  # between two tries to write what the disk did not take
-MEMBERS = "members.json"
 
 
 class Coordinator:
@@ -53,7 +52,7 @@ class Coordinator:
         directory: Path,
         settings: CoordinatorSettings,
     ) -> None:
-        """:param directory: for places and incoming updates.
+        """:param directory: for incoming updates and features.
 
         Raises ConfigError where workers may bring other text than those that they pass features on to; DataError where
         there is too little text to score updates.
@@ -68,7 +67,7 @@ class Coordinator:
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
         self.weights = WeightServer(ledger, spec.config.rounds)
         replicas = spec.config.rounds.replicas
-        self.members = Members(directory / MEMBERS, len(spec.parts), replicas, settings.lease_s, self.clock())
+        self.members = Members(ledger.store, len(spec.parts), replicas, settings.lease_s, self.clock())
         self.features = FeatureRelay(spec, ledger, self.members, directory)
         for record in ledger.store.records():
             if "worker" in record:
@@ -167,13 +166,9 @@ class Coordinator:
                 stack.callback(asked.remove, done)
                 await waiting()
             while True:
-                changed, wanted = self._changed, self._next_round(fragment, done)
+                changed, wanted = self._changed, self._wanted_round(member, fragment, done)
                 if wanted is None:
                     return rounds_pb2.NextResponse(end=rounds_pb2.End(rounds=self.spec.rounds))
-                if wanted > self._furthest(fragment) and self._is_given_up(fragment) and self._is_at_rest(member):
-                    again = self.ledger.round(fragment)
-                    if not self.features.is_missed(member.place, again):  # else it could not be made now either
-                        wanted, member.passed[fragment] = again, again - 1
                 if wanted <= self._furthest(fragment) and self.features.may_begin(member.place, wanted):
                     held_by_part = {h.part: h for h in request.held}
                     order = await self._alone(self._filled, Order(round=wanted), fragment, held_by_part)
@@ -371,6 +366,17 @@ class Coordinator:
         if due is not None:
             order.seconds_left = max(due - self.clock(), 0.0)
         return order
+
+    def _wanted_round(self, member: Member, fragment: str, done: int) -> int | None:
+        """The round that a worker is to make: the open one again where it was given up, else the next."""
+        wanted, again = self._next_round(fragment, done), self.ledger.round(fragment)
+        if wanted is None or wanted <= self._furthest(fragment):
+            return wanted
+        is_made_again = self._is_given_up(fragment) and self._is_at_rest(member)
+        if not is_made_again or self.features.is_missed(member.place, again):  # it could not be made now either
+            return wanted
+        member.passed[fragment] = again - 1
+        return again
 
     def _next_round(self, fragment: str, done: int) -> int | None:
         """The round after those that are done; None where there is no more."""

@@ -59,15 +59,8 @@ def passes_on(config: TrainingConfig, index: int) -> bool:
 
 
 def check_features(config: TrainingConfig) -> None:
-    """Raise ConfigError where features are asked for that no part reads, or more of them than a file may hold."""
-    if not config.rounds.by_features:
-        return
-    if config.rounds.model == "chain" and config.architecture.context != "chained":
-        raise ConfigError(
-            "context_by = features is for parts that read the features of those before them: "
-            'give context = "chained" in [architecture], or context_by = "copies"'
-        )
-    if (size := FeatureFormat.of(config).size) > MAX_FILE_BYTES:
+    """Raise ConfigError where the features of a round are more than a file may hold."""
+    if config.rounds.by_features and (size := FeatureFormat.of(config).size) > MAX_FILE_BYTES:
         raise ConfigError(
             f"the features of a round are {size:,} bytes, above {MAX_FILE_BYTES:,}: "
             'give fewer steps_per_round or sequences, or context_by = "copies"'

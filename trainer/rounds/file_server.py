@@ -31,23 +31,23 @@ MOST_DIGITS = 18  # of a round
 
 
 class CopyLine:
-    """One fragment as workers of other parts have it: a line of versions of its own, refreshed now and then."""
+    """One fragment as workers of other parts have it: a line of versions of its own."""
 
     # The rounded difference to the copy before travels, so that what one refresh rounds away is in the next.
 
-    def __init__(self, settings: RoundSettings, version: int, weights: Tensors) -> None:
-        """:param version, weights: with which the line begins."""
-        self.settings = settings
+    def __init__(self, codec: CodecName, version: int, weights: Tensors) -> None:
+        """:param version, weights: with which the line begins; :param codec: of the differences."""
+        self.codec = codec
         # Number of refreshes, version of the last one, and the copy.
         self.number, self.version, self.tensors = 0, version, weights
         # To the last few copies from those before, by number; none in `fp32`, where a copy travels whole.
         self.differences: dict[int, bytes] = {}
 
     def follow(self, version: int, weights: Tensors) -> None:
-        """Refresh the copy from the newest version, if it is old enough."""
-        if version - self.version < self.settings.copies_every:
+        """Refresh the copy from the newest version."""
+        if version == self.version:
             return
-        self.tensors, difference = publish(weights, self.tensors, self.settings.copies_codec)
+        self.tensors, difference = publish(weights, self.tensors, self.codec)
         self.number, self.version = self.number + 1, version
         if difference:
             self.differences[self.number] = difference
@@ -97,7 +97,7 @@ class WeightServer:
     def copy(self, fragment: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
         """The newest copy of a fragment, for a worker of another part."""
         version, weights = self.ledger.round(fragment), self.ledger.weights(fragment)
-        copy = self._copies.setdefault(fragment, CopyLine(self.settings, version, weights))
+        copy = self._copies.setdefault(fragment, CopyLine(self.settings.copies_codec, version, weights))
         copy.follow(version, weights)
         line, codec = f"{fragment}-{self._copy}", self.settings.copies_codec
         known = held is not None and self._digests.get((line, held.version)) == held.digest

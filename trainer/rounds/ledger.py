@@ -50,7 +50,7 @@ class CurvePoint:
 
 
 class LossCurves:
-    """A curve of losses for each fragment, from the records of a log in their order; a restart does not cut it."""
+    """A curve of losses for each fragment, from the events of a run in their order; a restart does not cut it."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[str, str], Record] = {}
@@ -155,7 +155,7 @@ class Ledger:
         :param identity: names the run; a store of another is refused with ResumeError.
         """
         self.settings, self.store, self.curves = settings, store, LossCurves()
-        # Names this run, not another of the same settings; it lasts as long as the directory. Empty in older logs.
+        # Names this run, not another of the same settings; it lasts as long as the directory.
         self.incarnation = secrets.token_hex(8)
         # Chooses the held-out text of each merge; never leaves this directory.
         self.secret = secrets.token_hex(6)
@@ -343,11 +343,11 @@ class Ledger:
 
     def _resume(self, identity: str, records: Sequence[Record]) -> None:
         first, *others = records
-        self.incarnation, self.secret = first.get("incarnation", ""), first.get("secret", "0")
-        if first.get("kind") != "run" or first["identity"] != identity:
+        if first["kind"] != "run" or first["identity"] != identity:
             raise ResumeError(
                 "these rounds belong to a run with other settings or data; give the same to go on, or another --out"
             )
+        self.incarnation, self.secret = first["incarnation"], first["secret"]
         begun = {name: fragment.digests[0] for name, fragment in self._fragments.items()}
         if first["parts"] != begun:
             raise ResumeError("these rounds began with other weights; the same settings on another version?")
@@ -369,7 +369,7 @@ class Ledger:
 
 
 def _voter(record: Record) -> str:
-    return str(record.get("voter") or record["worker"])
+    return str(record["voter"])
 
 
 class _Fragment:

@@ -1,20 +1,14 @@
 """Members: the places of a run, and the leases of the workers that have them."""
 
-import json
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import grpc
 
-from onesweep.stages.checkpoint.checkpoint import replace_file
-from onesweep.stages.errors import ResumeError
 from onesweep.stages.wire.status import StatusError
+from onesweep.trainer.rounds.store import Record, Store
 from onesweep.trainer.v1 import rounds_pb2
-
-Record = dict[str, Any]
 
 RETRY_MS = 2000
 ANOTHER = "another process works as {}: give each worker a --name of its own, and a token where one is asked for"
@@ -90,12 +84,13 @@ class Members:
     Times are seconds on a clock that only goes forward.
     """
 
-    def __init__(self, path: Path, parts: int, replicas: int, lease_s: float, now_s: float) -> None:
-        """Raises ResumeError when `path` is there and is not what was written."""
-        self.path, self.parts, self.replicas, self.lease_s = path, parts, replicas, lease_s
+    def __init__(self, store: Store, parts: int, replicas: int, lease_s: float, now_s: float) -> None:
+        """:param store: where the places were kept, and will be."""
+        self.store, self.parts, self.replicas, self.lease_s = store, parts, replicas, lease_s
         self.is_closed: Callable[[Place], bool] = lambda place: False  # nobody may take it
         self._members: dict[Place, Member] = {}
-        for member in _read(path, now_s):
+        for record in store.members():
+            member = _member(record, now_s)
             if member.place.part < parts and member.place.replica < replicas:
                 self._members[member.place] = member
 
@@ -174,7 +169,7 @@ class Members:
 
     def save(self, records: Sequence[Record]) -> None:
         """Write it to the disk; may run on another thread. Raises CheckpointError."""
-        replace_file(self.path, lambda path: path.write_text(json.dumps(records, indent=1), encoding="utf-8"))
+        self.store.save_members(records)
 
     def at(self, place: Place) -> Member | None:
         """The member that has a place, or had it last."""
@@ -205,21 +200,14 @@ class Members:
         return self.is_closed(place) or (member is not None and self.is_here(member, now_s))
 
 
-def _read(path: Path, now_s: float) -> list[Member]:
-    if not path.exists():
-        return []
-    try:
-        return [
-            Member(
-                str(record["worker"]),
-                Place(int(record["part"]), int(record["replica"])),
-                str(record["lease"]),
-                now_s if record["lease"] else float("-inf"),
-                str(record["device"]),
-                str(record.get("key", "")),
-                {str(fragment): int(number) for fragment, number in record["finished"].items()},
-            )
-            for record in json.loads(path.read_text(encoding="utf-8"))
-        ]
-    except (OSError, ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ResumeError(f"{path} is damaged ({error}); delete it: workers will join again") from None
+def _member(record: Record, now_s: float) -> Member:
+    """A place as it was saved; where somebody had it, the lease begins anew."""
+    return Member(
+        record["worker"],
+        Place(record["part"], record["replica"]),
+        record["lease"],
+        now_s if record["lease"] else float("-inf"),
+        record["device"],
+        record["key"],
+        record["finished"],
+    )

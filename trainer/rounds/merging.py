@@ -176,8 +176,7 @@ class Overlap:
     """The weights that a worker starts from while its update travels; one for each worker and fragment.
 
     `none`: a worker waits for the version that its update went into. `eager`: it continues at once, its own part of the
-    merge applied. `patient` is the same for a worker that does not go ahead: in time, it starts from the merge; late,
-    it applies its own part instead of waiting on.
+    merge applied.
     """
 
     # `eager` (arXiv 2502.12996): it applies its own part of the merge before the others' arrive. In the paper every

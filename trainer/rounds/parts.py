@@ -7,8 +7,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArStage
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
@@ -40,21 +38,10 @@ class PartTask(Task, Protocol):
 
 
 class BlockPart(BlockTask):
-    """A block; a `chained` one reads the features of copies of those before it, or is fed."""
+    """A block, which reads nothing of the others."""
 
-    def __init__(
-        self, block: Block, before: list[Block], partition: NoisePartition, corpus: Corpus, config: TrainingConfig
-    ) -> None:
-        super().__init__(block, before, partition, corpus, config)
-        self.copies: Mapping[str, nn.Module] = {block_name(copy.index): copy for copy in before}
-        self.neighbours = Neighbours()
-
-    def _read(self, step: int, known: Tensor) -> Tensor | None:
-        feed = self.neighbours.feed
-        return super()._read(step, known) if feed is None else feed(step).to(known.device)
-
-    def _made(self, step: int, clean: Tensor) -> None:
-        self.neighbours.pass_on(step, clean)
+    copies: Mapping[str, nn.Module] = {}
+    neighbours = Neighbours()
 
 
 class StagePart:
@@ -112,8 +99,7 @@ class ArPart(ArTask):
 def see(part: PartTask, published: Mapping[str, Tensors]) -> None:
     """Give a part newer weights of all that it has copies of."""
     for name, copy in part.copies.items():
-        weights = published[name]
-        share(copy, stage_weights(weights) if isinstance(copy, ArStage) else weights)
+        share(copy, stage_weights(published[name]))
 
 
 def place_on(part: PartTask, device: str) -> PartTask:

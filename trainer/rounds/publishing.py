@@ -50,25 +50,22 @@ class Publisher:
         losses = self.spec.evaluate(weights, self.corpus)
         add_metrics(self.out, {"valid": losses, "rounds": numbers})
         if chain and "chain" not in read_manifest(self.out).metrics:
-            diagnose(self.spec.config, self.corpus, self.out, read_manifest(self.out), None)
+            diagnose(self.spec.config, self.corpus, self.out, read_manifest(self.out))
         elif not chain:
             nats = losses["next_byte"]
             add_metrics(self.out, {"ar": {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}})
 
     def _publish_chain(self, weights: Mapping[str, Tensors]) -> None:
-        manifest, checked = self.spec.checkpoint, list[tuple[Block, Tensor | None]]()
+        manifest, checked = self.spec.checkpoint, list[Block]()
         assert manifest.partition is not None
-        features: Tensor | None = None
         for index, part in enumerate(self.spec.parts):
             block = self.spec.module(index)
             assert isinstance(block, Block)
             load(block, weights[part])
-            given = None if block.reads_bytes else features
-            measures, features = probe_block(block.eval(), manifest.partition, probe_symbols(manifest), given)
-            _check(part, measures)
-            checked.append((block, given))
-        for block, given in checked:
-            save_block(self.out, block, given)
+            _check(part, probe_block(block.eval(), manifest.partition, probe_symbols(manifest)))
+            checked.append(block)
+        for block in checked:
+            save_block(self.out, block)
 
     def _publish_pipeline(self, weights: Mapping[str, Tensors]) -> None:
         model = self.spec.pipeline(weights)

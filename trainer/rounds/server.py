@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import grpc
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from onesweep.stages.errors import InputError, Interrupted
 from onesweep.stages.signals import stop_on_signals
@@ -20,7 +22,6 @@ from onesweep.stages.wire.tokens import Keyring
 from onesweep.stages.wire.web_access import check_framework
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.service import add_health
 from onesweep.trainer.rounds.coordinator import Coordinator
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.publishing import Publisher
@@ -94,10 +95,21 @@ async def open_port(coordinator: Coordinator, keyring: Keyring) -> OpenPort:
     rounds_pb2_grpc.add_RoundsServiceServicer_to_server(
         RoundsService(coordinator, WorkerAccess(keyring, mutual)), server
     )
-    checks = add_health(server, SERVICE)
+    checks = _add_health(server)
     port = bind(server, settings.listen, settings.security, mutual)
     await server.start()
     return OpenPort(server, checks, port)
+
+
+def _add_health(server: grpc.aio.Server) -> HealthChecks:
+    """Health of the process and of its service, both serving, and reflection of them."""
+    checks = HealthChecks()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    for name in ("", SERVICE):
+        checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+    return checks
 
 
 async def _serve(coordinator: Coordinator, keyring: Keyring, listening: Callable[[int], None]) -> None:

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from onesweep.stages.errors import ConfigError
 from onesweep.stages.settings import check, flag, setting
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
+
+if TYPE_CHECKING:
+    from onesweep.trainer.blocks.config import TrainingConfig
 
 # Modules that need torch are imported when a command runs, so nothing here may.
 
@@ -22,6 +25,8 @@ MAX_PACE_S = 3600.0
 MAX_PATIENCE_S = 1e7
 PATIENCE_S = 600.0
 MOST_MACHINES = 64  # of a site
+# What makes a virtual worker miss a round of those that pass features on to it.
+ABSENT = ("in_time", "lost", "lie")
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ class WorkerSettings:
     )
     machine: int = setting(0, "number of this one at its site; 0 is the first, which dials the coordinator", least=0)
     machines: int = setting(1, "how many the site has", least=1, most=MOST_MACHINES)
-    throttle: Throttle = field(default_factory=lambda: Throttle())
+    pace_s: float = setting(0.0, "what a local step takes at least", least=0, most=MAX_PACE_S)
+    throttle: Throttle | None = None  # in place of one that has `pace_s`
 
 
 @dataclass(frozen=True)
@@ -75,12 +81,11 @@ class WatchSettings:
 
 @dataclass(frozen=True)
 class SimulatedWorkers:
-    """Speeds and links of virtual workers, and the fate of their updates. Seconds are virtual, but for `pace_s`."""
+    """Speeds and links of virtual workers, and the fate of their updates. Seconds are virtual."""
 
     step_s: float = setting(1.0, "seconds of a local step", above=0)
     # From the front again when there are more replicas.
     slowness: tuple[float, ...] = setting((1.0,), "times a replica takes longer, one by one", metavar="N[,N]", above=0)
-    pace_s: float = setting(0.0, "real workers: what a local step takes at least", least=0, most=MAX_PACE_S)
     latency_s: float = setting(0.1, "of a message", above=0)
     up_mbps: float = setting(20.0, "of a worker's link", above=0)
     down_mbps: float = setting(100.0, "likewise", above=0)
@@ -90,8 +95,6 @@ class SimulatedWorkers:
     lost: float = setting(0.0, "of the updates that never come", metavar="SHARE", least=0, most=1)
     lie: float = setting(1.0, "times a liar's updates are too long; below 0 they point back", metavar="N")
     liars: int = setting(1, "of the last replicas", least=1)
-    against: float = setting(0.0, "deviations from the honest mean, against it", metavar="N", least=0)
-    scramble: bool = setting(False, "a liar's text is its bytes in random order")
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -101,12 +104,18 @@ class SimulatedWorkers:
         if self.lost == 1:
             raise ConfigError("with lost = 1 no update ever comes")
 
+    def check_run(self, config: TrainingConfig) -> None:
+        """Raise ConfigError where such workers cannot train a run of these settings."""
+        honest, lockstep = SimulatedWorkers(), config.rounds.deadline == "lockstep"
+        absent = any(getattr(self, name) != getattr(honest, name) for name in ABSENT)
+        if config.rounds.by_features and (absent or (len(set(self.slowness)) > 1 and not lockstep)):
+            raise ConfigError(
+                'virtual workers that read features are in every round: give deadline = "lockstep", '
+                f'and leave out {", ".join(ABSENT)}; or context_by = "copies"'
+            )
+
     def training_s(self, replica: int, steps: int) -> float:
         return steps * self.step_s * self._slowness(replica)
-
-    def rest_s(self, replica: int, took_s: float) -> float:
-        """Pause of a real worker after a local step that took so long."""
-        return max(self._slowness(replica) * max(took_s, self.pace_s) - took_s, 0.0)
 
     def up_s(self, size: int) -> float:
         """A message of `size` bytes on its way to the coordinator."""
@@ -127,19 +136,16 @@ class SimulatedWorkers:
 
 
 class Throttle:
-    """Makes a worker's real steps as slow as on a slower machine, and adds up the time they took."""
+    """Makes a worker's local steps as slow as on a slower machine, and counts them."""
 
-    def __init__(self, fleet: SimulatedWorkers | None = None) -> None:
-        """:param fleet: whose `slowness` and `pace_s` hold here; none for a machine's own speed."""
-        self.fleet = fleet or SimulatedWorkers()
-        self.steps = 0
-        self.busy_s = 0.0
+    def __init__(self, pace_s: float = 0.0) -> None:
+        """:param pace_s: what a step takes at least."""
+        self.pace_s, self.steps = pace_s, 0
 
     @contextmanager
-    def step(self, replica: int) -> Iterator[None]:
+    def step(self) -> Iterator[None]:
         """Around one local step."""
         begin = time.monotonic()
         yield
-        time.sleep(self.fleet.rest_s(replica, time.monotonic() - begin))
+        time.sleep(max(self.pace_s - (time.monotonic() - begin), 0.0))
         self.steps += 1
-        self.busy_s += time.monotonic() - begin

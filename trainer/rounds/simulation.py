@@ -1,18 +1,14 @@
-"""Engines of rounds, and the one in this process: real training and ledger, virtual time and links."""
+"""Rounds in one process: real training and ledger, virtual time and links."""
 
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from onesweep.stages.errors import ConfigError
-from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.rounds.codecs import CODECS, ErrorFeedback, Tensors, scale, shapes, subtract
@@ -50,7 +46,7 @@ class Simulation:
         self.ledger = Ledger(self.settings, parts, Store(), spec.identity(corpus))
         scored = self.settings.robust == "scored"
         self.loss = HeldOut(spec, corpus, self.ledger.weights, spec.config.seed) if scored else None
-        self.copies = {name: CopyLine(self.settings, 0, weights) for name, weights in parts.items()}
+        self.copies = {name: CopyLine(self.settings.copies_codec, 0, weights) for name, weights in parts.items()}
         # By part and replica that read them: features of a round, and when the first of them are there.
         self.passed: dict[tuple[int, int], tuple[float, list[Tensor]]] = {}
         self.traffic = RoundsTraffic()
@@ -144,9 +140,6 @@ class VirtualWorker:
         self.engine, self.settings, self.index, self.replica = engine, spec.config.rounds, index, replica
         self.seed = replica_seed(spec.config.seed, replica)
         self.lies = replica >= self.settings.replicas - engine.fleet.liars
-        if self.lies and engine.fleet.scramble:
-            order = torch.randperm(len(corpus.train), generator=torch.Generator().manual_seed(self.seed))
-            corpus = replace(corpus, train=corpus.train[order])
         task = spec.task(index, corpus, self.seed)
         self.learner = Learner(task, spec.config)
         self.part = spec.parts[index]
@@ -241,7 +234,7 @@ class VirtualWorker:
             round=fragment.round,
             steps=min(fragment.steps, self.settings.steps_per_round),
             sequences=fragment.steps * self.learner.config.sequences,
-            delta=self._lie(fragment.own) if self.lies else fragment.own,
+            delta=scale(fragment.own, engine.fleet.lie) if self.lies else fragment.own,
         )
         fragment.sent, fragment.merged, fragment.steps = update.id, False, 0
         fragment.count += 1
@@ -257,17 +250,6 @@ class VirtualWorker:
             engine.at(there, self.go_on)
         else:
             self.go_on(now)
-
-    def _lie(self, own: Tensors) -> Tensors:
-        """The update of a liar, which may know those of the honest that are there."""
-        engine, against = self.engine, self.engine.fleet.against
-        others = [worker for worker in engine.workers if worker.index == self.index and not worker.lies]
-        honest = [other for worker in others if (other := worker.fragments[self.turn].own) is not None]
-        if against and honest:
-            # number by number against the sign of their mean (arXiv 1911.11815), by their spread (1902.06156)
-            each = {name: torch.stack([delta[name] for delta in honest]) for name in own}
-            own = {n: (mean := e.mean(0)) - against * e.std(0, correction=0) * mean.sign() for n, e in each.items()}
-        return scale(own, engine.fleet.lie)
 
     def hear(self, merged: tuple[str, ...]) -> None:
         for fragment in self.fragments:
@@ -304,61 +286,3 @@ class VirtualWorker:
         size = codec.size(shapes(fragment.base))
         self.engine.traffic.down_bytes += size
         return size
-
-
-# What makes a virtual worker miss a round of those that pass features on to it.
-FATES = ("in_time", "lost", "lie", "scramble", "against")
-
-
-@dataclass(frozen=True)
-class WorkerTally:
-    """One real worker."""
-
-    made: int = 0  # local steps
-    merged: float = 0.0  # those of them that were merged, late ones times their worth
-    busy_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Trained:
-    """Result of a run."""
-
-    weights: dict[str, Tensors] = field(repr=False)  # the newest version of every part, as workers have it
-    traffic: RoundsTraffic
-    workers: int
-    tallies: Sequence[WorkerTally] = ()  # of real workers, part by part, replica by replica
-
-
-class RoundsEngine(Protocol):
-    def check(self, config: TrainingConfig, fleet: SimulatedWorkers) -> None:
-        """Raise ConfigError for what this engine cannot do."""
-        ...
-
-    def train(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> Trained:
-        """Make all rounds of a run that `check` let pass. Raises OnesweepError."""
-        ...
-
-
-def check_real(fleet: SimulatedWorkers) -> None:
-    """Raise ConfigError where a fleet asks of real workers what only virtual ones have."""
-    for name, usual in asdict(SimulatedWorkers()).items():
-        if name not in ("slowness", "pace_s", "seed") and getattr(fleet, name) != usual:
-            raise ConfigError(f"{name} is of virtual workers, real ones have slowness and pace_s: leave it out")
-
-
-class InProcessEngine:
-    def check(self, config: TrainingConfig, fleet: SimulatedWorkers) -> None:
-        if fleet.pace_s:
-            raise ConfigError("pace_s is of real workers, and these are virtual: give step_s instead")
-        honest, lockstep = SimulatedWorkers(), config.rounds.deadline == "lockstep"
-        absent = any(getattr(fleet, name) != getattr(honest, name) for name in FATES)
-        if config.rounds.by_features and (absent or (len(set(fleet.slowness)) > 1 and not lockstep)):
-            raise ConfigError(
-                'virtual workers that read features are in every round: give deadline = "lockstep", '
-                f'and leave out {", ".join(FATES)}; or context_by = "copies"'
-            )
-
-    def train(self, spec: RunSpec, corpus: Corpus, fleet: SimulatedWorkers) -> Trained:
-        engine = Simulation(spec, corpus, fleet)
-        traffic = engine.run()
-        return Trained(engine.published(), traffic, len(engine.workers))

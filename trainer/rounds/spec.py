@@ -39,7 +39,6 @@ from onesweep.trainer.rounds.parts import (
     PartTask,
     StagePart,
     block_name,
-    see,
     stage_name,
     stage_weights,
 )
@@ -155,8 +154,6 @@ class RunSpec:
         codes = Codes(config.noise.code_seed, architecture.code_dim)
         if model == "chain":
             partition = partition or make_partition(config.noise, architecture.parts, codes, corpus.train)
-        else:
-            config = replace(config, architecture=replace(architecture, context="own"))
         return cls(settled(config), codes, partition, manifest)
 
     @classmethod
@@ -244,33 +241,24 @@ class RunSpec:
             return StagePart(module, copies, corpus, config)
         assert isinstance(module, Block)
         assert self.partition is not None
-        reads = config.architecture.context == "chained" and not is_fed(config, index)
-        before = [Block(config.architecture, i, self.codes) for i in range(index if reads else 0)]
-        return BlockPart(module, before, self.partition, corpus, config)
+        return BlockPart(module, self.partition, corpus, config)
 
     def evaluate(self, published: Mapping[str, Tensors], corpus: Corpus) -> dict[str, float]:
-        """Validation losses in nats of what was published: "next_byte" at its end; of a chain also those of the whole,
-        as `chain_diagnostics` names them, and "PART KIND" of each block.
+        """Validation losses in nats of what was published: "next_byte" at its end; of a chain also "PART next_byte" of
+        each block, and those of the whole, as `chain_diagnostics` names them.
         """
         text = corpus.valid_batch(self.config.valid_windows, self.config.architecture.context_length + 1)
         if self.config.rounds.model != "chain":
             with torch.inference_mode():
                 return {"next_byte": next_byte_nats(self.pipeline(published)(text[:, :-1]), text)}
         losses, blocks = dict[str, float](), list[Block]()
-        # this process has all blocks, so it needs no features
-        rounds = replace(self.config.rounds, context_by="copies")
-        whole = replace(self, config=replace(self.config, rounds=rounds))
         for index, name in enumerate(self.parts):
-            task = whole.task(index, corpus, self.config.seed)
-            load(task.module, published[name])
-            see(task, published)
-            task.module.eval()
+            block = self.module(index)
+            assert isinstance(block, Block)
+            load(block, published[name])
+            blocks.append(block.eval())
             with torch.inference_mode():
-                found = task.evaluate()
-            assert isinstance(task.module, Block)
-            blocks.append(task.module)
-            kinds = {key.removeprefix("valid_").removesuffix("_nats"): nats for key, nats in found.items()}
-            losses |= {f"{name} {kind}": nats for kind, nats in kinds.items() if not kind.endswith("_bits")}
+                losses[f"{name} next_byte"] = next_byte_nats(block.next_byte(block.read(text[:, :-1])[0]), text)
         assert self.partition is not None
         chain = chain_diagnostics(blocks, self.partition, text, STEPS_PER_BLOCK)
         losses |= {key.removesuffix("_nats"): nats for key, nats in chain.items()}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,11 +21,25 @@ from onesweep.stages.errors import CheckpointError, ResumeError
 from onesweep.trainer.blocks.state import digest, exclusive
 from onesweep.trainer.rounds.codecs import Tensors, under
 
-LOG, LOCK, UPDATES, VERSIONS, SUFFIX = "log.jsonl", "lock", "updates", "versions", ".safetensors"
+DATABASE, LOCK, UPDATES, VERSIONS, SUFFIX = "rounds.sqlite3", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"
-BEFORE = "before"
-FIRST = "0" * 64
 RESTORE = "put a copy of the whole directory back, or begin anew with another --out"
+BUSY_S = 60.0  # how long a writer waits for one who reads
+# An update is taken once, a worker hands in once for a round, a round is closed once, and an update is merged or left
+# out once: the database itself refuses anything else.
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS events (
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, part TEXT, id TEXT, worker TEXT, round INTEGER, record TEXT NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS one_run ON events (kind) WHERE kind = 'run';
+CREATE UNIQUE INDEX IF NOT EXISTS taken_once ON events (part, id) WHERE kind IN ('accepted', 'dropped');
+CREATE UNIQUE INDEX IF NOT EXISTS one_a_round ON events (part, worker, round) WHERE kind IN ('accepted', 'dropped');
+CREATE UNIQUE INDEX IF NOT EXISTS closed_once ON events (part, round) WHERE kind = 'closed';
+CREATE TABLE IF NOT EXISTS merges (
+    part TEXT, id TEXT, round INTEGER NOT NULL, kept INTEGER NOT NULL, PRIMARY KEY (part, id)
+);
+CREATE TABLE IF NOT EXISTS members (part INTEGER, replica INTEGER, record TEXT NOT NULL, PRIMARY KEY (part, replica));
+"""
 
 Record = dict[str, Any]  # one event of the log; its key "part" names a fragment
 
@@ -65,23 +79,32 @@ class Version:
 
 
 class Store:
-    """A ledger's state in memory, for runs that are never resumed.
+    """A run's state in memory, for runs that are never resumed.
 
     A record counts once `commit` has returned; anything put before it that is in no record does not.
     """
 
     def __init__(self) -> None:
-        self.log: list[Record] = []
+        self.events: list[Record] = []
         self.updates: dict[tuple[str, str], Tensors] = {}
         self.versions: dict[tuple[str, int], Version] = {}
+        self.places: list[Record] = []
 
     def records(self) -> Sequence[Record]:
-        """All that was committed, in order. Raises ResumeError where it cannot be trusted."""
-        return self.log
+        """All events that were committed, in order. Raises ResumeError where they cannot be read."""
+        return self.events
 
     def commit(self, record: Record) -> None:
         """Raises CheckpointError, with nothing committed."""
-        self.log.append(record)
+        self.events.append(record)
+
+    def members(self) -> Sequence[Record]:
+        """The places, as they were saved."""
+        return self.places
+
+    def save_members(self, records: Sequence[Record]) -> None:
+        """Take the place of all that was saved. Raises CheckpointError, with that as it was."""
+        self.places = list(records)
 
     def put_update(self, update: Update) -> str:
         """Keep the pseudo-gradient; returns its digest. Raises CheckpointError."""
@@ -116,7 +139,7 @@ class Store:
 def open_store(directory: Path) -> Iterator[DiskStore]:
     """The store in `directory`, made if it is not there, for this process alone.
 
-    Raises ResumeError while another has it, or where its log cannot be trusted; CheckpointError without access.
+    Raises ResumeError while another has it, or where it is damaged; CheckpointError without access.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -129,30 +152,57 @@ def open_store(directory: Path) -> Iterator[DiskStore]:
         try:
             yield store
         finally:
-            store.commits.close()
+            store.database.close()
 
 
 class DiskStore(Store):
     """The same in a directory, whose process can die at any instruction:
 
-    log.jsonl                           the log: what is not in it did not happen
+    rounds.sqlite3                      events and places: what is not in it did not happen
     updates/FRAGMENT/ID.safetensors     accepted and not merged yet
     versions/FRAGMENT/N.safetensors     weights, public weights, outer state; the last few
     """
 
-    # A file is whole before its record is committed, and is removed after the record that makes it needless.
+    # A file is whole before its event is committed, and is removed after the event that makes it needless.
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.commits = CommitLog(directory / LOG)
+        self.directory, self.path = directory, directory / DATABASE
         # Folders that a power cut leaves where they are.
         self._lasting: set[Path] = set()
+        try:
+            self.database = connect(self.path)
+            self.database.execute("PRAGMA journal_mode = WAL")
+            # a commit is on the disk when it returns; the default syncs at checkpoints only
+            self.database.execute("PRAGMA synchronous = FULL")
+            self.database.executescript(SCHEMA)
+        except sqlite3.OperationalError as error:
+            raise CheckpointError(f"cannot write {self.path}: {error}") from None
+        except sqlite3.DatabaseError as error:
+            raise ResumeError(f"{self.path} is damaged ({error}); {RESTORE}") from None
 
     def records(self) -> Sequence[Record]:
-        return read_log(self.directory / LOG)[0]  # read when a run begins; not kept, for it only grows
+        return read_events(self.database)  # read when a run begins; not kept, for they only grow
 
     def commit(self, record: Record) -> None:
-        self.commits.append(record)
+        columns = [record.get(name) for name in ("kind", "part", "id", "worker", "round")]
+        merged = [
+            (record["part"], name, record["round"], kept)
+            for kept, key in ((1, "updates"), (0, "left_out"))
+            for name in record.get(key, ())
+        ]
+        with self._transaction() as database:
+            insert = "INSERT INTO events (kind, part, id, worker, round, record) VALUES (?, ?, ?, ?, ?, ?)"
+            database.execute(insert, (*columns, json.dumps(record)))
+            database.executemany("INSERT INTO merges VALUES (?, ?, ?, ?)", merged)
+
+    def members(self) -> Sequence[Record]:
+        return [json.loads(text) for (text,) in self.database.execute("SELECT record FROM members")]
+
+    def save_members(self, records: Sequence[Record]) -> None:
+        rows = [(record["part"], record["replica"], json.dumps(record)) for record in records]
+        with self._transaction() as database:
+            database.execute("DELETE FROM members")
+            database.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
 
     def put_update(self, update: Update) -> str:
         return self._save(update_path(self.directory, update.fragment, update.id), update.delta)
@@ -189,6 +239,15 @@ class DiskStore(Store):
                 if path not in needed:
                     _remove(path)
 
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it is on the disk after the block, or nothing."""
+        try:
+            with self.database as database:
+                yield database
+        except sqlite3.Error as error:
+            raise CheckpointError(f"cannot write {self.path}: {error}; free some space") from None
+
     def _save(self, path: Path, tensors: Tensors) -> str:
         """Durable under its name when it returns."""
         folder = path.parent
@@ -205,74 +264,17 @@ class DiskStore(Store):
         return digest(tensors)
 
 
-class CommitLog:
-    """An append-only file; each line has the digest of the line before, so that no committed line can be lost.
-
-    A line counts once `append` has returned. One writer.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Open or make it. Raises ResumeError where a line is not what was written, CheckpointError without access."""
-        self.path = path
-        self._broken = False
-        try:
-            _, self._size, self._last = read_log(path)
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            os.ftruncate(self._file, self._size)  # a kill in the middle of a line: it was never committed
-            os.lseek(self._file, 0, os.SEEK_END)
-            os.fsync(self._file)
-            sync_directory(path.parent)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {path}: {error.strerror}") from None
-
-    def append(self, record: Record) -> None:
-        """Raises CheckpointError, with nothing appended; when that cannot be made sure, nothing more is either."""
-        if self._broken:
-            raise CheckpointError(f"{self.path} could not be written before; start again to go on")
-        line = json.dumps({BEFORE: self._last, **record}).encode() + b"\n"
-        try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._file, line[written:])
-            # after a failed fsync only a new process that reads the disk knows what is on it
-            self._broken = True
-            os.fsync(self._file)
-            self._broken = False
-        except OSError as error:
-            self._take_back()
-            raise CheckpointError(f"cannot write {self.path}: {error.strerror}; free some space") from None
-        self._size += len(line)
-        self._last = hashlib.sha256(line).hexdigest()
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def _take_back(self) -> None:
-        try:
-            os.ftruncate(self._file, self._size)
-            os.lseek(self._file, 0, os.SEEK_END)
-        except OSError:
-            self._broken = True
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection for any thread, one at a time. Raises sqlite3.Error."""
+    return sqlite3.connect(path, timeout=BUSY_S, check_same_thread=False)
 
 
-def read_log(path: Path) -> tuple[list[Record], int, str]:
-    """Records, bytes of the whole lines, digest of the last; a last line without its end does not count.
-
-    Raises ResumeError where the chain is broken.
-    """
-    raw = path.read_bytes() if path.exists() else b""
-    whole = raw[: raw.rfind(b"\n") + 1]
-    records, last = [], FIRST
-    for number, line in enumerate(whole.splitlines(keepends=True), 1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict) or record.pop(BEFORE, None) != last:
-            raise ResumeError(f"line {number} of {path} is not what was written after the line before it; {RESTORE}")
-        records.append(record)
-        last = hashlib.sha256(line).hexdigest()
-    return records, len(whole), last
+def read_events(database: sqlite3.Connection) -> list[Record]:
+    """All events in order. Raises ResumeError where they cannot be read."""
+    try:
+        return [json.loads(text) for (text,) in database.execute("SELECT record FROM events ORDER BY number")]
+    except (sqlite3.Error, ValueError) as error:
+        raise ResumeError(f"{DATABASE} cannot be read ({error}); {RESTORE}") from None
 
 
 def update_path(directory: Path, fragment: str, name: str) -> Path:
@@ -288,9 +290,9 @@ def load_checked(path: Path, sha256: str) -> Tensors:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ResumeError(f"{path} cannot be read ({error}), but the log counts on it; {RESTORE}") from None
+        raise ResumeError(f"{path} cannot be read ({error}), but {DATABASE} counts on it; {RESTORE}") from None
     if digest(tensors) != sha256:
-        raise ResumeError(f"{path} is not what the log says: its tensors have another SHA-256; {RESTORE}")
+        raise ResumeError(f"{path} is not what {DATABASE} says: its tensors have another SHA-256; {RESTORE}")
     return tensors
 
 
@@ -304,7 +306,7 @@ def sync_directory(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """No error if it stays: no record counts on it, it costs room only, and the next start tries again."""
+    """No error if it stays: no event counts on it, it costs room only, and the next start tries again."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
 

@@ -27,7 +27,7 @@ from onesweep.trainer.rounds.cache import FeatureClient, WeightCache
 from onesweep.trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
 from onesweep.trainer.rounds.codecs import Tensors
 from onesweep.trainer.rounds.parts import Learner, place_on, see
-from onesweep.trainer.rounds.settings import PROTOCOL, WorkerSettings
+from onesweep.trainer.rounds.settings import PROTOCOL, Throttle, WorkerSettings
 from onesweep.trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
 from onesweep.trainer.rounds.worker_state import (
     STATE_NAME,
@@ -107,6 +107,7 @@ class Worker:
         self.joined_s, self.busy_s = time.monotonic(), 0.0
         self.trained = 0
         self._saved_at = time.monotonic()
+        self.throttle = settings.throttle or Throttle(settings.pace_s)
         self._sender, self.closing = ThreadPoolExecutor(1, "sender"), ExitStack()
         self.closing.callback(self._sender.shutdown, wait=False, cancel_futures=True)
         # before the model is built: on a busy machine that can take longer than a lease
@@ -180,26 +181,26 @@ class Worker:
         """Round after round, to the end of the run. Raises OnesweepError; LeaseLostError when the place is gone."""
         while True:
             for fragment in self.fragments:
-                if not fragment.progress.over and not (fragment.oriented and fragment.progress.round is not None):
-                    self._begin(fragment)
+                if not fragment.progress.over and not (fragment.has_order and fragment.progress.round is not None):
+                    self._next_round(fragment)
             if all(fragment.progress.over for fragment in self.fragments):
                 break
             fragment = self.fragments[self.progress.turn]
             if fragment.progress.over:
                 self._next_turn()
             elif self._train(fragment):
-                self._finish(fragment)
+                self._finish_round(fragment)
         for fragment in self.fragments:
-            self._settle(fragment)
+            self._await_verdict(fragment)
         self.leave()
 
-    def _begin(self, fragment: Fragment) -> None:
+    def _next_round(self, fragment: Fragment) -> None:
         """Hand in a pending update, and begin the fragment's next round or resume the one that it is in."""
         progress = fragment.progress
         if fragment.overlap.waits:
-            self._hand_in(fragment)
-            self._settle(fragment)
-        while not fragment.oriented or (progress.round is None and not progress.over):
+            self._submit_pending(fragment)
+            self._await_verdict(fragment)
+        while not fragment.has_order or (progress.round is None and not progress.over):
             self.doing = rounds_pb2.DOING_WAITING
             request = rounds_pb2.NextRequest(
                 worker=self.settings.name,
@@ -209,11 +210,11 @@ class Worker:
                 held=self.cache.summary(),
             )
             # without waiting, the next round is made of what was there before our own update comes
-            answer = self.client.next(request, partial(self._hand_in, fragment))
+            answer = self.client.next(request, partial(self._submit_pending, fragment))
             if answer.WhichOneof("next") != "pause":
-                fragment.oriented = self._take(fragment, answer)
+                fragment.has_order = self._follow(fragment, answer)
 
-    def _take(self, fragment: Fragment, answer: rounds_pb2.NextResponse) -> bool:
+    def _follow(self, fragment: Fragment, answer: rounds_pb2.NextResponse) -> bool:
         """Follow the coordinator's answer; False where it has to be asked again."""
         if answer.WhichOneof("next") == "end":
             fragment.progress.over = True
@@ -223,14 +224,14 @@ class Worker:
             self._take_copies(fragment, order)
             progress, steps = fragment.progress, self.progress.steps
             if not (fragment.is_current(order.round) and self.features.resumes(progress.round, steps)):
-                self._start(fragment, order)
+                self._start_round(fragment, order)
         except FileGoneError as error:  # most likely a newer version is there
             log.info("%s", error)
             time.sleep(AGAIN_S)
             return False
         return True
 
-    def _start(self, fragment: Fragment, order: rounds_pb2.Order) -> None:
+    def _start_round(self, fragment: Fragment, order: rounds_pb2.Order) -> None:
         """Raises ServiceError for an order that makes no sense, FileGoneError."""
         due = self.rounds.steps_per_round if order.round < self.rounds.rounds else 0
         if order.base.part != fragment.name or order.steps != due:
@@ -240,8 +241,8 @@ class Worker:
         if due:
             self.features.begin(order.round)
         weights = self.cache.fetch(order.base, self.rounds.down_codec)
-        if fragment.sending is not None and fragment.sending.done():
-            self._settle(fragment)  # sent while the order was awaited, as `patient` does: these weights may have it
+        if fragment.verdict is not None and fragment.verdict.done():
+            self._await_verdict(fragment)  # sent while the order was awaited: these weights may have it
         self.learner.load(fragment.begin(order.round, order.base.version, weights))
         if fragment.index == self.progress.turn:
             self.progress.steps = 0
@@ -303,7 +304,7 @@ class Worker:
 
     def _step(self, number: int) -> None:
         self.doing, begin, machines = rounds_pb2.DOING_TRAINING, time.monotonic(), 1
-        with self.settings.throttle.step(self.place.replica):
+        with self.throttle.step():
             if self.site is None:
                 record = self.learner.train(number, 1)
             else:
@@ -318,9 +319,9 @@ class Worker:
         if time.monotonic() - self._saved_at > self.settings.save_every_s:
             self.save()
 
-    def _finish(self, fragment: Fragment) -> None:
+    def _finish_round(self, fragment: Fragment) -> None:
         """Save a round's update before it is sent; then it is the next fragment's turn."""
-        self._settle(fragment)
+        self._await_verdict(fragment)
         author = f"{self.run} {self.settings.name}"
         fragment.finish(self.learner.weights(), self.losses, author)
         self.trained += fragment is self.fragments[-1]
@@ -332,21 +333,21 @@ class Worker:
 
     # Handing in
 
-    def _hand_in(self, fragment: Fragment) -> None:
+    def _submit_pending(self, fragment: Fragment) -> None:
         """Begin to send a pending update."""
-        if fragment.progress.pending is None or fragment.sending is not None:
+        if fragment.progress.pending is None or fragment.verdict is not None:
             return
         self.doing = rounds_pb2.DOING_SENDING
-        fragment.sending = self._sender.submit(self._submit, fragment.index, fragment.progress.pending)
+        fragment.verdict = self._sender.submit(self._submit, fragment.index, fragment.progress.pending)
 
-    def _settle(self, fragment: Fragment) -> None:
+    def _await_verdict(self, fragment: Fragment) -> None:
         """Wait until the update that is being sent was judged. Raises LeaseLostError, Interrupted, ServiceError."""
-        if fragment.sending is None:
+        if fragment.verdict is None:
             return
         try:
-            verdict = fragment.sending.result()
+            verdict = fragment.verdict.result()
         finally:
-            fragment.sending = None
+            fragment.verdict = None
         pending, fragment.progress.pending = fragment.progress.pending, None
         assert pending is not None
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:

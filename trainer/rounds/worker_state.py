@@ -73,9 +73,9 @@ class Fragment:
         self.feedback, self.overlap = ErrorFeedback(settings), Overlap(settings)
         self.progress = FragmentProgress()
         self.base, self.own = Tensors(), Tensors()
-        self.sending: Future[rounds_pb2.Verdict] | None = None
-        # True if this process knows that its round is worth finishing.
-        self.oriented = False
+        self.verdict: Future[rounds_pb2.Verdict] | None = None
+        # True if this process has an order for the round that it is in.
+        self.has_order = False
 
     def is_current(self, open_round: int) -> bool:
         """True if the round that it is in is still worth finishing."""

@@ -27,9 +27,8 @@ from onesweep.serving.cli.__main__ import main
         ("bench chaos-training --data /nowhere", "no text at /nowhere"),
         ("bench chaos-training --config /nowhere.toml", "cannot read /nowhere.toml"),
         ("bench chaos-training --profile loopback --json /nowhere/x.json", "cannot write /nowhere/x.json"),
+        ("bench chaos-training --faults none --up-mbps 0", "--up-mbps must be above 0"),
         ("wan train --data nowhere", "no text at nowhere"),
-        ("bench rounds --up-mbps 0", "--up-mbps must be above 0"),
-        ("bench rounds --within-s 0", "--within-s must be from 1"),
     ],
 )
 def test_bad_flags_are_refused_in_a_sentence(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

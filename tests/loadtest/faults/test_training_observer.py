@@ -1,49 +1,30 @@
-"""A training seen from outside: a log that is read while it grows, and views of the run."""
+"""A training seen from outside: events that are read while they are written, and views of the run."""
 
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.faults.training_observer import FIRST_DIGEST, LogFollower, RunView
+from onesweep.loadtest.faults.training_observer import EventFollower, RunView
 from onesweep.stages.errors import ServiceError
+from onesweep.trainer.rounds.store import DATABASE, open_store
 
 
-def chained(records: list[dict[str, object]]) -> list[bytes]:
-    lines, last = [], FIRST_DIGEST
-    for record in records:
-        lines.append(json.dumps({"before": last, **record}).encode() + b"\n")
-        last = hashlib.sha256(lines[-1]).hexdigest()
-    return lines
-
-
-def test_a_journal_takes_whole_lines_only_and_each_once(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    journal = LogFollower(path)
-    assert journal.look() == []
-    accepted = {"kind": "accepted", "part": "p", "id": "a"}
-    run, first, closed = chained([{"kind": "run"}, accepted, {"kind": "closed", "part": "p", "updates": ["a"]}])
-    path.write_bytes(run + first[:-9])
-    assert [entry.kind for entry in journal.look()] == ["run"]
-    path.write_bytes(run + first + closed)
-    assert [entry.kind for entry in journal.look()] == ["accepted", "closed"]
-    assert (journal.accepted, journal.closed("p"), journal.closed("q")) == (1, 1, 0)
-    assert journal.look() == []
-
-
-def test_a_journal_that_was_changed_is_caught(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    run, first = chained([{"kind": "run"}, {"kind": "accepted", "part": "p", "id": "a"}])
-    path.write_bytes(run + first)
-    journal = LogFollower(path)
-    journal.look()
-    path.write_bytes(run + first + first)
-    with pytest.raises(ServiceError, match="does not go on"):
-        journal.look()
-    path.write_bytes(run)
-    with pytest.raises(ServiceError, match="shorter"):
-        journal.look()
+def test_events_are_read_while_they_are_written_and_each_once(tmp_path: Path) -> None:
+    follower = EventFollower(tmp_path / DATABASE)
+    assert follower.look() == []
+    with open_store(tmp_path) as store:
+        store.commit({"kind": "run"})
+        assert [entry.kind for entry in follower.look()] == ["run"]
+        store.commit({"kind": "accepted", "part": "p", "id": "a", "worker": "w", "round": 0})
+        store.commit({"kind": "closed", "part": "p", "round": 0, "updates": ["a"]})
+        assert [entry.kind for entry in follower.look()] == ["accepted", "closed"]
+        assert (follower.accepted, follower.closed("p"), follower.closed("q")) == (1, 1, 0)
+        assert follower.look() == []
+        store.database.execute("DELETE FROM events")
+        store.database.commit()
+        with pytest.raises(ServiceError, match="has 0 events, and had 3"):
+            follower.look()
 
 
 def test_a_view_reads_what_the_coordinator_leaves_out_as_nothing() -> None:

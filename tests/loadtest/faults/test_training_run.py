@@ -1,15 +1,30 @@
 """Real processes on loopback: a worker is killed, another is replaced by a saboteur, and nothing is lost."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from onesweep.loadtest.faults.byzantine_worker import LIES
 from onesweep.loadtest.faults.settings import DemoSettings, TrainingChaosSettings
 from onesweep.loadtest.faults.training_demo import train_and_serve
-from onesweep.loadtest.faults.training_report import training_record, training_report, verdict
-from onesweep.loadtest.faults.training_run import check_training_chaos, final_nats, run_training_chaos
+from onesweep.loadtest.faults.training_observer import LogEntry
+from onesweep.loadtest.faults.training_report import outcomes_by_lie, training_record, training_report, verdict
+from onesweep.loadtest.faults.training_run import (
+    TrainingFaultRecord,
+    check_training_chaos,
+    final_nats,
+    handed_in,
+    lost_updates,
+    paired,
+    refusals,
+    run_training_chaos,
+    with_waits,
+)
 from onesweep.stages.errors import InputError
 
 RUN = """
@@ -76,9 +91,7 @@ def test_faults_lose_no_update(settings: TrainingChaosSettings) -> None:
     left_out = {name for entry in result.entries if entry.kind == "closed" for name in entry.record["left_out"]}
     assert lies
     assert lies <= left_out, "whose updates pass every check"
-    assert result.proof.merged + len(left_out) == result.proof.accepted >= 24
-    assert result.proof.heard > 12
-    assert result.proof.compared > 0
+    assert result.heard > 12
     worse = replace(result.reference, scores={"next byte, block 0": final_nats(result.scores) - 0.05})
     lost = replace(result, reference=worse)
     assert (lost.trouble, replace(lost, others=[lost, lost]).trouble) == (1, 1), "no verdict can hold by itself"
@@ -86,6 +99,26 @@ def test_faults_lose_no_update(settings: TrainingChaosSettings) -> None:
     record = training_record(result)
     assert len(record["log"]) == len(result.entries)
     assert "nan" in training_report(result).table
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": ()}, "--seeds takes up to 10 different"),
+        ({"seeds": (1, 1)}, "--seeds takes up to 10 different"),
+        ({"seeds": tuple(range(11))}, "--seeds takes up to 10 different"),
+        ({"config": Path("nowhere.toml")}, "cannot read nowhere.toml"),
+    ],
+)
+def test_what_cannot_be_run_is_told_before(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_training_chaos(TrainingChaosSettings(**{"profile": "loopback", **changes}))
+
+
+def test_a_seed_in_the_settings_is_told(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("seed = 3\n" + RUN)
+    with pytest.raises(InputError, match="has a seed; leave it out"):
+        check_training_chaos(TrainingChaosSettings(config=tmp_path / "run.toml", profile="loopback"))
 
 
 @pytest.mark.parametrize(
@@ -135,3 +168,67 @@ def test_what_is_trained_is_served(tmp_path: Path, text: Path) -> None:
     assert 4.0 < made.next_byte_nats < 6.0
     assert made.moved_bytes > 10_000
     assert "round 2 of 2: block-0 " in "\n".join(said)
+
+
+def test_logs_say_what_was_taken_and_what_was_not(tmp_path: Path) -> None:
+    log = tmp_path / "w0.log"
+    log.write_text(
+        "INFO round 3 of block-0 is handed in\nWARNING round 4 of block-0 was not taken: it is 12 rounds old\n"
+        "WARNING round 5 was closed without us: it is given up\n"
+    )
+    assert handed_in([log, tmp_path / "none"]) == {("block-0", 3)}
+    assert refusals([log]) == Counter(
+        {"it is N rounds old": 1, "given up by its worker, for the round was closed long ago": 1}
+    )
+
+
+def test_what_workers_know_otherwise_is_found() -> None:
+    run = {"kind": "run", "parts": {"p": ""}}
+    taken = {"kind": "accepted", "part": "p", "worker": "w0", "round": 0}
+    entries = [LogEntry(0.0, record) for record in (run, taken, {"kind": "closed", "part": "p"})]
+    assert lost_updates(entries, {"w0": {("p", 0)}}, 1) == []
+    assert lost_updates(entries, {"w0": {("p", 7)}}, 2) == [
+        "p made 1 rounds of 2",
+        "w0 heard that round 7 of p was taken: it is known 0 times",
+    ]
+
+
+def test_the_interval_is_students() -> None:
+    """Differences 0.01, 0.03, 0.02: deviation 0.01, and 4.303 / sqrt(3) of it."""
+    found = paired([1.01, 1.53, 2.02], [1.0, 1.5, 2.0])
+    assert found.mean == pytest.approx(0.02)
+    assert found.half == pytest.approx(4.303 * 0.01 / 3**0.5)
+    assert str(found) == "+0.0200 ± 0.0248"
+    assert str(paired([1.5], [1.25])) == "+0.2500 (one seed: no interval)"
+
+
+def test_waits_are_those_of_the_part_and_the_worker_that_were_hit() -> None:
+    def entry(at_s: float, kind: str, part: str, worker: str = "") -> LogEntry:
+        return LogEntry(at_s, {"kind": kind, "part": part, "worker": worker})
+
+    entries = [
+        entry(1.0, "accepted", "p", "w0"),
+        entry(11.0, "accepted", "q", "w2"),
+        entry(12.0, "accepted", "p", "w1"),
+        entry(13.0, "closed", "p"),
+        entry(20.0, "accepted", "p", "w0"),
+    ]
+    hit = with_waits(TrainingFaultRecord("kill", "w0", 10.0, 14.0, part="p"), entries)
+    assert (hit.accepted_s, hit.merged_s, hit.back_s) == (2.0, 3.0, 6.0)
+    whole = with_waits(TrainingFaultRecord("coordinator", "coordinator", 10.0, 14.0, part=""), entries)
+    assert (whole.accepted_s, whole.merged_s, whole.back_s) == (1.0, 3.0, 6.0)
+    assert with_waits(TrainingFaultRecord("kill", "w9", 10.0, 14.0, part="r"), entries).merged_s is None
+
+
+def test_lies_are_what_they_are_called() -> None:
+    direction = np.float32([3, -4])
+    assert np.isnan(LIES["nan"](direction, 2.0)).all()
+    np.testing.assert_allclose(LIES["flipped"](direction, 2.0), [-1.2, 1.6], rtol=1e-6)
+    assert np.linalg.norm(LIES["scaled"](direction, 2.0)) == pytest.approx(10.0)
+    assert np.linalg.norm(LIES["absurd"](direction, 2.0)) == pytest.approx(2000.0)
+    told = outcomes_by_lie([{"lie": "nan", "outcome": "refused"}, {"lie": "nan", "outcome": "refused"}])
+    assert told == {"nan": Counter(refused=2)}
+
+
+def test_the_end_of_the_model_is_its_last_block() -> None:
+    assert final_nats({"next byte, block 9": 3.0, "next byte, block 10": 2.0}) == 2.0

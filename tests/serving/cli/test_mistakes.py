@@ -96,7 +96,7 @@ TYPING = [
     ("draw sneaker --seed 18446744073709551616 --out x.png", 2, "seed must be"),
     ("draw sneaker --guidance much --out x.png", 2, "--guidance must be a number, not 'much'"),
     ("up --hosts 2 --topology t.toml", 2, "exclude each other"),
-    ("train blocks --context bot", 2, "'bot' is none of own, chained"),
+    ("init x --kind bot", 2, "'bot' is none of chain, ar"),
     ("completion bsh", 2, "did you mean bash"),
 ]
 FILES = [
@@ -157,7 +157,6 @@ SERVERS = [
     ("http --router {ring} --listen {taken}", 1, "in use"),
     ("http --router {ring} --listen 0.0.0.0:0", 2, "--insecure"),
     ("draw sneaker --compare --out x.png --router {ring}", 2, "the router at {ring} serves no model that draws"),
-    ("train watch {nobody}", 1, "{nobody}"),
     ("train status {nobody} --once --patience 0", 1, "no coordinator answers at {nobody}"),
 ]
 

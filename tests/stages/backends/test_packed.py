@@ -36,7 +36,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 def random_parts(width: int, heads: int) -> tuple[Block, ArStage]:
     torch.manual_seed(width)
-    a = Architecture(2, 2, width, heads, context_length=96, code_dim=12, condition_dim=20, context="chained")
+    a = Architecture(2, 2, width, heads, context_length=96, code_dim=12, condition_dim=20)
     parts = Block(a, 1, Codes(0, a.code_dim)), ArStage(a, 1)
     for part in parts:
         part.eval().requires_grad_(False)
@@ -68,7 +68,7 @@ def stored(piece: CleanPiece) -> list[Tensor]:
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize(("new", "past"), [(1, 0), (1, 7), (5, 0), (5, 7), (33, 40)])
 def test_reading_is_the_blocks(index: int, new: int, past: int) -> None:
-    block = make_block(index, context="chained")
+    block = make_block(index)
     piece = clean_piece(block, new, past)
     expected = copy.deepcopy(piece)
     (features,) = PackedBlock(block).read([piece])
@@ -145,7 +145,7 @@ def test_a_few_positions_at_once_are_nearly_those_one_by_one() -> None:
 
 
 def test_what_comes_in_is_not_changed() -> None:
-    block = make_block(1, context="chained")
+    block = make_block(1)
     runner, clean, noisy = PackedBlock(block), clean_piece(block, 8), noisy_piece(block, 8, start=3)
     before = copy.deepcopy((clean.source, noisy))
     runner.read([clean])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.backends.base import CleanPiece, Denoised
-from onesweep.stages.backends.sweep import FEATURES, BlockWork, Boundary, SweepPlan, run_unbatched
+from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from onesweep.stages.errors import CodecError
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.codec import Fp32, Int8, StateCodec
@@ -27,7 +27,6 @@ PLAN = SweepPlan(seed=5, start=len(PROMPT), slots=16, steps=3, temperature=0.8)
 FP32 = Fp32()
 STOCHASTIC = replace(PLAN, sampler="stochastic")
 PLANS = pytest.mark.parametrize("plan", [PLAN, STOCHASTIC], ids=lambda plan: plan.sampler)
-CONTEXTS = pytest.mark.parametrize("context", ["own", "chained"])
 
 
 class Sequence:
@@ -72,9 +71,7 @@ def reference(chain: list[Block], partition: NoisePartition, plan: SweepPlan, cl
     z0 = partition.sigma_max * normals(plan.seed, Purpose.INITIAL_NOISE, plan.start, plan.slots, 8)[None]
     z, source = z0, torch.tensor([list(clean)])
     for block in chain:
-        features, memory = block.read(source)
-        if block.architecture.context == "chained":
-            source = FEATURES.round_trip(features[0], 1e6)[None]
+        _, memory = block.read(source)
         sigmas = step_sigmas(*partition.range(block.index), plan.steps)
         for sigma, following in [*pairwise(sigmas), (sigmas[-1], sigmas[-1])]:
             if sigma == following and block is not chain[-1]:
@@ -86,9 +83,8 @@ def reference(chain: list[Block], partition: NoisePartition, plan: SweepPlan, cl
     return sample_symbols(logits[0], plan.temperature, plan.seed, plan.start), z[0]
 
 
-@CONTEXTS
-def test_a_sweep_is_euler_steps_through_all_blocks(partition: NoisePartition, context: str) -> None:
-    chain = make_chain(context=context)
+def test_a_sweep_is_euler_steps_through_all_blocks(partition: NoisePartition) -> None:
+    chain = make_chain()
     text, _ = sweep(open_sequences(chain, partition))
     expected, z = reference(chain, partition, PLAN, PROMPT)
     assert text == expected
@@ -101,15 +97,12 @@ def test_a_sweep_is_euler_steps_through_all_blocks(partition: NoisePartition, co
     assert torch.allclose(a * initial + (1 - a) * estimate, z, atol=1e-3)
 
 
-@CONTEXTS
-def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(partition: NoisePartition, context: str) -> None:
-    chain = make_chain(context=context)
+def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(partition: NoisePartition) -> None:
+    chain = make_chain()
     text, _ = sweep(open_sequences(chain, partition), STOCHASTIC)
     source, point, evaluation = torch.tensor([list(PROMPT)]), torch.zeros(1, PLAN.slots, 8), 0
     for block in chain:
-        features, memory = block.read(source)
-        if context == "chained":
-            source = FEATURES.round_trip(features[0], 1e6)[None]
+        _, memory = block.read(source)
         sigmas = step_sigmas(*partition.range(block.index), PLAN.steps)
         for sigma in sigmas if block is chain[-1] else sigmas[:-1]:
             noise = normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8, step=evaluation)
@@ -127,42 +120,31 @@ def sweep_boundary(sequences: list[Sequence]) -> Boundary:
 
 
 @PLANS
-@CONTEXTS
 @pytest.mark.parametrize("codec", [Fp32(), Int8()], ids=lambda codec: codec.name)
 def test_it_does_not_matter_how_blocks_are_shared_out(
-    partition: NoisePartition, context: str, codec: StateCodec, plan: SweepPlan
+    partition: NoisePartition, codec: StateCodec, plan: SweepPlan
 ) -> None:
     """One process with all blocks, and blocks of their own that get nothing but a boundary's bytes."""
-    text, boundaries = sweep(open_sequences(make_chain(context=context), partition), plan, codec)
+    text, boundaries = sweep(open_sequences(make_chain(), partition), plan, codec)
     before: Boundary | None = None
     for index in range(3):
-        alone = Sequence(make_chain(context=context)[index], partition)
+        alone = Sequence(make_chain()[index], partition)
         result = alone.run(plan, codec, PROMPT, before)
         if index < 2:
             assert result == boundaries[index]
             assert isinstance(result, Boundary)
-            before = Boundary(bytes(bytearray(result.estimate)), bytes(bytearray(result.features)))
+            before = Boundary(bytes(bytearray(result.estimate)))
     assert result == text
 
 
-@CONTEXTS
-def test_what_a_boundary_carries(partition: NoisePartition, context: str) -> None:
-    chain = make_chain(context=context)
-    _, (first, _) = sweep(open_sequences(chain, partition), codec=Int8())
+def test_what_a_boundary_carries(partition: NoisePartition) -> None:
+    _, (first, _) = sweep(open_sequences(make_chain(), partition), codec=Int8())
     assert len(first.estimate) == Int8().size(PLAN.slots, 8)
-    if context == "own":
-        assert first.features == b""
-        return
-    features, _ = chain[0].read(torch.tensor([list(PROMPT)]))
-    received = FEATURES.decode(first.features, len(PROMPT), 32, 1e6)
-    step = features[0].abs().amax(dim=1, keepdim=True) / 127
-    assert bool(((received - features[0]).abs() <= 0.51 * step + 1e-5).all())
 
 
-@CONTEXTS
-def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartition, context: str) -> None:
+def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartition) -> None:
     """What a replica computes that reads everything so far at once."""
-    chain = make_chain(context=context)
+    chain = make_chain()
     sequences = open_sequences(chain, partition)
     first, _ = sweep(sequences)
     plan = replace(PLAN, start=PLAN.start + PLAN.slots)
@@ -172,14 +154,12 @@ def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartitio
     assert again == second
 
 
-@CONTEXTS
-def test_nothing_new_to_read_is_fine(partition: NoisePartition, context: str) -> None:
+def test_nothing_new_to_read_is_fine(partition: NoisePartition) -> None:
     """Another draft of the same chunk."""
-    sequences = open_sequences(make_chain(context=context), partition)
+    sequences = open_sequences(make_chain(), partition)
     text, _ = sweep(sequences)
-    other, boundaries = sweep(sequences, replace(PLAN, seed=6), clean=b"")
+    other, _ = sweep(sequences, replace(PLAN, seed=6), clean=b"")
     assert other != text
-    assert [boundary.features for boundary in boundaries] == [b"", b""]
     assert sweep(sequences, clean=b"")[0] == text
 
 
@@ -206,7 +186,7 @@ def test_the_same_request_gives_the_same_text(partition: NoisePartition, plan: S
 
 
 def test_temperature_zero_reads_out_the_most_probable_bytes(partition: NoisePartition) -> None:
-    chain = make_chain(1, context="own")
+    chain = make_chain(1)
     whole = NoisePartition("uniform", (partition.sigma_max, partition.sigma_min))
     (sequence,) = open_sequences(chain, whole)
     plan = replace(PLAN, temperature=0.0)
@@ -239,12 +219,11 @@ def test_each_block_keeps_to_its_range_and_the_last_reads_out_at_sigma_min(
     "damage",
     [
         lambda b: replace(b, estimate=b.estimate[:-1]),
-        lambda b: replace(b, features=b.features[:-1]),
         lambda b: replace(b, estimate=b"\xff" * len(b.estimate)),
     ],
 )
 def test_a_damaged_boundary_is_refused(partition: NoisePartition, damage) -> None:
-    sequences = open_sequences(make_chain(context="chained"), partition)
+    sequences = open_sequences(make_chain(), partition)
     before = sequences[0].run(PLAN, Int8(), PROMPT, None)
     assert isinstance(before, Boundary)
     with pytest.raises(CodecError):
@@ -261,21 +240,15 @@ def test_a_long_prompt_is_cut_by_its_own_positions() -> None:
     assert split_reads(source[:0]) == []
 
 
-@CONTEXTS
-def test_a_prompt_in_pieces_is_one_prompt(partition: NoisePartition, context: str) -> None:
+def test_a_prompt_in_pieces_is_one_prompt(partition: NoisePartition) -> None:
     """Against the reference, which reads all of it at once."""
     prompt = bytes((7 * i) % 251 for i in range(2 * READ_POSITIONS + 5))
     plan = replace(PLAN, start=len(prompt))
-    chain = make_chain(context=context, context_length=320)
+    chain = make_chain(context_length=320)
     sequences = [Sequence(block, partition, 320) for block in chain]
-    text, boundaries = sweep(sequences, plan, clean=prompt)
+    text, _ = sweep(sequences, plan, clean=prompt)
     assert text == reference(chain, partition, plan, prompt)[0]
     assert [sequence.length for sequence in sequences] == [len(prompt)] * 3
-    if context == "chained":
-        features, _ = chain[0].read(torch.tensor([list(prompt)]))
-        received = FEATURES.decode(boundaries[0].features, len(prompt), 32, 1e6)
-        step = features[0].abs().amax(dim=1, keepdim=True) / 127
-        assert bool(((received - features[0]).abs() <= 0.51 * step + 1e-4).all())
 
 
 def test_work_tells_how_many_positions_come_next(partition: NoisePartition) -> None:

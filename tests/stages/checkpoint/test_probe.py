@@ -30,10 +30,9 @@ def test_the_text_is_cut_to_the_context() -> None:
 
 def test_a_blocks_losses(partition: NoisePartition) -> None:
     block = make_block()
-    measures, features = probe_block(block, partition, probe_bytes(PROBE_TEXT, 96), None)
+    measures = probe_block(block, partition, probe_bytes(PROBE_TEXT, 96))
     known = probe_bytes(PROBE_TEXT, 96)
     clean, _ = block.read(known)
-    assert torch.equal(features, clean[0])
     chances = block.next_byte(clean)[0].log_softmax(dim=-1)
     expected = -sum(float(chances[i, known[0, i + 1]]) for i in range(95)) / 95
     assert measures["next_byte_nats"] == pytest.approx(expected, abs=1e-4)
@@ -44,14 +43,6 @@ def test_a_blocks_losses(partition: NoisePartition) -> None:
     chances = block.denoise(z, torch.zeros_like(z), torch.full((1, 1), sigma), memory, 48)[0].log_softmax(dim=-1)
     expected = -sum(float(chances[i, known[0, 48 + i]]) for i in range(48)) / 48
     assert measures["denoise_nats"] == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_chained_block_is_probed_on_the_features_before_it(partition: NoisePartition) -> None:
-    first, second = make_block(context="chained"), make_block(1, context="chained")
-    _, features = probe_block(first, partition, probe_bytes(PROBE_TEXT, 96), None)
-    measures, _ = probe_block(second, partition, probe_bytes(PROBE_TEXT, 96), features)
-    others, _ = probe_block(second, partition, probe_bytes(PROBE_TEXT, 96), features.flip(0))
-    assert all(abs(measures[name] - others[name]) > 0.02 for name in measures)
 
 
 def test_stages_are_probed_one_after_another() -> None:
@@ -71,13 +62,11 @@ def test_stages_are_probed_one_after_another() -> None:
 
 def test_which_tensors_a_parts_file_holds_for_the_probe() -> None:
     assert probe_shapes(make_block(1), 96) == {}
-    assert probe_shapes(make_block(0, context="chained"), 96) == {}
-    assert probe_shapes(make_block(1, context="chained"), 96) == {PROBE_INPUT: (96, 32)}
-    assert probe_shapes(make_block(1, context="chained"), 5) == {PROBE_INPUT: (5, 32)}
     first, middle, last = make_ar(parts=3).stages
     assert probe_shapes(first, 96) == {PROBE_OUTPUT: (96, 32)}
     assert probe_shapes(middle, 96) == {PROBE_INPUT: (96, 32), PROBE_OUTPUT: (96, 32)}
     assert probe_shapes(last, 96) == {PROBE_INPUT: (96, 32)}
+    assert probe_shapes(last, 5) == {PROBE_INPUT: (5, 32)}
 
 
 def swapped_layers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -92,13 +92,12 @@ def maker(parts: Parts, kind: str, request: Any) -> Make:
     return lambda: steps(**plain, guess=guessing(text, lengths, wrong))
 
 
-@pytest.mark.parametrize("bundle", ["own", "chained"])
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(requests=traffic, most_hops=st.sampled_from([64, 2, 1]), pass_rows=st.sampled_from([1000, PASS_ROWS, 50, 1]))
 def test_every_request_writes_in_company_what_it_writes_alone(
-    loaded: dict[str, Parts], bundle: str, requests: list[Any], most_hops: int, pass_rows: int
+    whole: Parts, requests: list[Any], most_hops: int, pass_rows: int
 ) -> None:
-    parts = loaded[bundle]
+    parts = whole
     makers = [(at, maker(parts, kind, request)) for at, (kind, request) in requests]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engines, "PASS_ROWS", pass_rows)
@@ -129,20 +128,18 @@ def crowd() -> dict[str, Make]:
     return makers
 
 
-@pytest.mark.parametrize("bundle", ["own", "chained"])
-def test_a_crowd_writes_what_each_writes_alone(loaded: dict[str, Parts], bundle: str) -> None:
-    engine, makers = Paced(loaded[bundle]), crowd()
+def test_a_crowd_writes_what_each_writes_alone(whole: Parts) -> None:
+    engine, makers = Paced(whole), crowd()
     for i, (name, make) in enumerate(makers.items()):
         engine.begin(name, make(), at=1 + i % 4)
-    assert engine.finish() == {name: alone(loaded[bundle], make()) for name, make in makers.items()}
+    assert engine.finish() == {name: alone(whole, make()) for name, make in makers.items()}
     assert len({at for _, at in engine.order}) < len(engine.order) / 2, "they hardly met"
 
 
 @pytest.mark.parametrize("blocks", [(0,), (0, 1)], ids=str)
-@pytest.mark.parametrize("bundle", ["own", "chained"])
-def test_what_a_host_hands_on_is_the_same_to_the_last_bit(bundles: Path, bundle: str, blocks: tuple[int, ...]) -> None:
+def test_what_a_host_hands_on_is_the_same_to_the_last_bit(bundles: Path, blocks: tuple[int, ...]) -> None:
     """In fp32: a text would hide small differences."""
-    parts = load_parts(plan_host(bundles / bundle, blocks))
+    parts = load_parts(plan_host(bundles / "own", blocks))
     together = Paced(parts, following=len(blocks))
     for name, make in crowd().items():
         together.begin(name, make(), at=1 + int(name) % 4)
@@ -154,7 +151,7 @@ def test_what_a_host_hands_on_is_the_same_to_the_last_bit(bundles: Path, bundle:
         ours, theirs = together.handed_on[name], single.handed_on[name]
         assert ours.WhichOneof("work") == theirs.WhichOneof("work")
         mine, alone_ = work_of(ours), work_of(theirs)
-        for field in ("block", "estimate", "features") if ours.HasField("sweep") else ("stage", "hidden"):
+        for field in ("block", "estimate") if ours.HasField("sweep") else ("stage", "hidden"):
             assert getattr(mine, field) == getattr(alone_, field), field
         assert mine.estimate if ours.HasField("sweep") else mine.hidden
 

@@ -9,7 +9,6 @@ import grpc
 import pytest
 import torch
 
-from onesweep.stages.backends.sweep import FEATURES
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.host.parts import HostPlan, ModelSource, plan_host
 from onesweep.stages.host.validation import MAX_NUMBER, MAX_TIMINGS, parse_hop
@@ -32,8 +31,8 @@ Change = Callable[[Hop], object]
 
 @pytest.fixture(scope="module")
 def plans(bundles: Path) -> dict[str, HostPlan]:
-    """A first host and a middle one; the middle host's chain is `chained`."""
-    return {"first": plan_host(bundles / "own", (0,)), "middle": plan_host(bundles / "chained", (1,))}
+    """A first host and a middle one."""
+    return {"first": plan_host(bundles / "own", (0,)), "middle": plan_host(bundles / "own", (1,))}
 
 
 def hop(plan: HostPlan, kind: str) -> Hop:
@@ -47,7 +46,6 @@ def hop(plan: HostPlan, kind: str) -> Hop:
         request.sweep.sampling.temperature = 0.8
         if not first:
             request.sweep.estimate = bytes(20 * (CODE_DIM + 4))
-            request.sweep.features = FEATURES.encode(torch.zeros(10, WIDTH))
     else:
         fields: dict[str, Any] = {
             "score": {"candidates": [b"abcde", b"fghij", b"klmno"]},
@@ -203,8 +201,6 @@ LATER_SWEEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[-1.0] * 20) + bytes(640)), "negative"),
     (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[1.0] * 20) + bytes(640)), "beyond 2"),
     (lambda p: setattr(p.sweep, "estimate", bytes(80) + b"\x80" * 640), "integers beyond 127"),
-    (lambda p: setattr(p.sweep, "features", b""), "int8 payload has 0 bytes; 10 x 32"),
-    (lambda p: setattr(p.sweep, "features", struct.pack("<40f", *[INF] * 40) + bytes(440)), "not finite"),
 ]
 STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "clean", b""), "at least one new symbol"),
@@ -298,7 +294,6 @@ CASES = [
     *(("middle", "chain", *case) for case in LATER_SWEEP),
     *(("middle", "ar", *case) for case in LATER_STEP),
     ("first", "chain", lambda p: setattr(p.sweep, "estimate", b"x"), "carries no estimate"),
-    ("first", "chain", lambda p: setattr(p.sweep, "features", b"x"), "carries no features"),
     ("first", "ar", lambda p: setattr(work_of(p), "hidden", b"x"), "carries no hidden states"),
 ]
 

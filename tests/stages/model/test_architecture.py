@@ -1,9 +1,12 @@
 """Sizes that a model can have, and those that are refused by name."""
 
+from dataclasses import asdict
+
 import pytest
 
 from onesweep.stages.errors import ShapeError
 from onesweep.stages.model.architecture import Architecture
+from onesweep.stages.model.families import read_architecture
 
 
 def test_the_default_is_a_model() -> None:
@@ -39,6 +42,8 @@ def test_heads_must_divide_the_width_into_rotary_pairs(width: int, heads: int) -
         Architecture(width=width, heads=heads)
 
 
-def test_context_is_own_or_chained() -> None:
-    with pytest.raises(ShapeError, match="'own' or 'chained'"):
-        Architecture(context="shared")
+def test_context_is_the_text() -> None:
+    record = {**asdict(Architecture()), "context": "chained"}
+    with pytest.raises(ShapeError, match="context must be 'own', not 'chained'"):
+        read_architecture(record)
+    assert read_architecture({**record, "context": "own"}) == Architecture()

@@ -59,12 +59,10 @@ def test_denoising_leaves_no_trace_in_the_clean_stream() -> None:
 
 
 # Noisy slots
-@pytest.mark.parametrize("context", ["own", "chained"])
 @pytest.mark.parametrize(("chunk", "which"), [(1, 30), (8, 3), (16, 1), (48, 0)])
-def test_serving_computes_what_was_trained(context: str, chunk: int, which: int) -> None:
+def test_serving_computes_what_was_trained(chunk: int, which: int) -> None:
     """A chunk after a cached prefix, against the masked two-stream pass over the whole window."""
-    block = make_block(1, context=context)
-    known = text() if block.reads_bytes else random(1, LENGTH, 32, seed=9)
+    block, known = make_block(1), text()
     z, estimate = random(1, LENGTH, 8), 0.3 * random(1, LENGTH, 8, seed=2)
     sigma = torch.full((1, LENGTH), 0.7)
     start = which * chunk
@@ -166,15 +164,6 @@ def test_a_fresh_block_knows_nothing_and_ignores_the_noise_level() -> None:
     slots = random(1, 4, 32)
     modulated = block.layers[0].noisy(slots, zero + 3, rotary, keys, values)
     assert torch.equal(modulated, block.layers[0].noisy(slots, zero, rotary, keys, values))
-
-
-@pytest.mark.parametrize(
-    ("context", "index", "embeds"), [("own", 1, True), ("chained", 0, True), ("chained", 1, False)]
-)
-def test_only_blocks_that_read_bytes_have_an_embedding(context: str, index: int, embeds: bool) -> None:
-    block = make_block(index, context=context)
-    assert block.reads_bytes is embeds
-    assert ("embedding.weight" in block.state_dict()) is embeds
 
 
 def test_tables_are_restored_and_not_stored() -> None:

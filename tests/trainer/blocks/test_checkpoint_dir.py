@@ -66,9 +66,8 @@ print((peak() - before) / max(part.bytes for part in manifest.parts))
 """
 
 
-@pytest.mark.parametrize("context", ["own", "chained"])
-def test_a_chain_is_loaded_and_gated_like_any_other(tmp_path: Path, context: str) -> None:
-    manifest = create_untrained(tmp_path, "chain", replace(TINY, context=context), seed=3)
+def test_a_chain_is_loaded_and_gated_like_any_other(tmp_path: Path) -> None:
+    manifest = create_untrained(tmp_path, "chain", TINY, seed=3)
     assert manifest.complete
     assert manifest.training == {"steps": 0, "seed": 3}
     blocks = load_chain(tmp_path)
@@ -104,6 +103,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         create_untrained(tmp_path / "file" / "below", "chain", TINY)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_one_part_at_a_time_is_in_memory(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

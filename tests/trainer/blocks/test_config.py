@@ -1,10 +1,9 @@
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from onesweep.stages.errors import ConfigError
-from onesweep.trainer.blocks.config import PROFILES, NoiseConfig, TrainingConfig, load_config
+from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig, load_config
 
 
 def toml(tmp_path: Path, text: str) -> Path:
@@ -13,31 +12,11 @@ def toml(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_a_file_wins_over_the_profile_and_flags_win_over_the_file(tmp_path: Path) -> None:
-    path = toml(tmp_path, 'profile = "blocktrain"\nsteps = 7\nseed = 3\n[architecture]\nwidth = 64\n')
-    config = load_config(path, steps=9, seed=None, context="chained")
-    assert (config.profile, config.steps, config.seed) == ("blocktrain", 9, 3)
-    assert (config.architecture.width, config.architecture.context) == (64, "chained")
-    assert load_config(path, profile="onesweep").profile == "onesweep"
-
-
-def test_blocktrain_is_the_recipe_of_the_paper() -> None:
-    config = load_config(None, "blocktrain")
-    assert (config.noise.sigma_min, config.noise.sigma_max) == (1.0, 10.0)
-    assert config.noise.partition == "equal_probability"
-    assert config.chunks == (1,), "every slot has its whole true prefix, and no other slot"
-    assert config.self_condition == 0
-
-
-def test_blocktrain_warns_below_sigma_1(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_config(toml(tmp_path, "[noise]\nsigma_min = 0.5\n"), "blocktrain")
-    assert caplog.messages == ["blocktrain's figures are read at sigma 1, and sigma_min is 0.5: set it to 1"]
-
-
-def test_profiles_differ_only_where_they_say() -> None:
-    ours, theirs = PROFILES["onesweep"], PROFILES["blocktrain"]
-    changed = {"profile": ours.profile, "noise": ours.noise, "chunks": ours.chunks}
-    assert replace(theirs, **changed, self_condition=ours.self_condition) == ours
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = toml(tmp_path, "steps = 7\nseed = 3\n[architecture]\nwidth = 64\n")
+    config = load_config(path, steps=9, seed=None, architecture={"layers": 3})
+    assert (config.steps, config.seed) == (9, 3)
+    assert (config.architecture.width, config.architecture.layers) == (64, 3)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +42,6 @@ def test_profiles_differ_only_where_they_say() -> None:
         ("[noise]\ncode_seed = -1", "code_seed must be"),
         ('[noise]\npartition = "fair"', "partition must be one of"),
         ("[architecture]\nwidth = 30", "even multiple of heads"),
-        ('profile = "fast"', "unknown profile 'fast'; choose from onesweep, blocktrain"),
-        ("profile = [1]", "unknown profile"),
-        ("profile = true", "unknown profile True"),
         (f"steps = 0x{'f' * 5000}", "is not TOML"),
         ("steps = ", "is not TOML"),
     ],

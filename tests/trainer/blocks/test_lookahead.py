@@ -10,7 +10,7 @@ from onesweep.stages.checkpoint.checkpoint import load_ar
 from onesweep.stages.errors import ConfigError
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.config import LookaheadConfig
-from onesweep.trainer.blocks.lookahead import ScorerTask, Workers, _through_int8
+from onesweep.trainer.blocks.lookahead import ScorerTask, StagesInOneProcess, _through_int8
 from onesweep.trainer.blocks.losses import next_byte_loss
 from onesweep.trainer.blocks.run import Run, train_step
 from onesweep.trainer.blocks.train import train_scorer
@@ -23,12 +23,12 @@ def text(length: int = 33) -> torch.Tensor:
     return torch.randint(256, (2, length), generator=torch.Generator().manual_seed(1))
 
 
-def gradients(workers: Workers, index: int) -> list[torch.Tensor]:
+def gradients(workers: StagesInOneProcess, index: int) -> list[torch.Tensor]:
     return [p.grad.clone() for p in workers.stages[index].parameters() if p.grad is not None]
 
 
 def test_fresh_copies_give_the_gradient_of_end_to_end_training() -> None:
-    workers = Workers(three, LookaheadConfig(refresh_every=1))
+    workers = StagesInOneProcess(three, LookaheadConfig(refresh_every=1))
     workers.refresh()
     workers.losses(text())[0].backward()
     whole = ArModel(three)
@@ -40,7 +40,7 @@ def test_fresh_copies_give_the_gradient_of_end_to_end_training() -> None:
 
 
 def test_stale_copies_give_another_gradient() -> None:
-    workers = Workers(three, LookaheadConfig())
+    workers = StagesInOneProcess(three, LookaheadConfig())
     workers.refresh()
     workers.losses(text())[0].backward()
     fresh = gradients(workers, 0)
@@ -56,7 +56,7 @@ def test_stale_copies_give_another_gradient() -> None:
 
 
 def test_own_losses_reach_no_other_stage() -> None:
-    workers = Workers(three, LookaheadConfig(1, own_weight=1.0, ahead=False))
+    workers = StagesInOneProcess(three, LookaheadConfig(1, own_weight=1.0, ahead=False))
     workers.refresh()
     _, own = workers.losses(text())
     own[1].backward()
@@ -66,7 +66,7 @@ def test_own_losses_reach_no_other_stage() -> None:
 
 
 def test_a_head_without_weight_learns_and_its_stage_does_not() -> None:
-    workers = Workers(three, LookaheadConfig())
+    workers = StagesInOneProcess(three, LookaheadConfig())
     workers.refresh()
     _, own = workers.losses(text())
     own[0].backward()
@@ -75,7 +75,7 @@ def test_a_head_without_weight_learns_and_its_stage_does_not() -> None:
 
 
 def test_copies_are_never_trained() -> None:
-    workers = Workers(three, LookaheadConfig())
+    workers = StagesInOneProcess(three, LookaheadConfig())
     task = ScorerTask("scorer", workers, corpus, replace(tiny, architecture=three))
     trained = {id(p) for part in task.trained for p in part.parameters()}
     assert trained == {id(p) for p in workers.parameters() if p.requires_grad}
@@ -87,7 +87,7 @@ def test_int8_copies_are_close() -> None:
     error = (_through_int8(weight) - weight).abs().amax(dim=1)
     assert torch.all(error <= weight.abs().amax(dim=1) / 127 / 2 * 1.001)
     assert torch.equal(_through_int8(torch.zeros(2, 3)), torch.zeros(2, 3))
-    workers = Workers(three, LookaheadConfig(copies="int8"))
+    workers = StagesInOneProcess(three, LookaheadConfig(copies="int8"))
     workers.refresh()
     for ours, theirs in zip(workers.stages[1].parameters(), workers.copies[1].parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=float(ours.detach().abs().max()) / 250, rtol=0)
@@ -109,7 +109,7 @@ def test_a_resumed_scorer_is_the_one_that_was_never_stopped(tmp_path: Path) -> N
 
     def task() -> ScorerTask:
         torch.manual_seed(0)
-        return ScorerTask("scorer", Workers(config.architecture, config.lookahead), corpus, config)
+        return ScorerTask("scorer", StagesInOneProcess(config.architecture, config.lookahead), corpus, config)
 
     whole = task()
     Run(whole, config, tmp_path / "whole", "run").train()

@@ -208,23 +208,16 @@ class Reference:
         return slots, self.cross_entropies(np.array(heads), text[1:])
 
 
-@pytest.mark.parametrize(
-    ("chunk", "offset", "self_condition", "chained"),
-    [(1, 0, False, False), (4, 3, True, False), (LENGTH, 0, True, False), (4, 0, True, True)],
-)
-def test_block_loss_is_that_of_an_independent_implementation(
-    chunk: int, offset: int, self_condition: bool, chained: bool
-) -> None:
-    block = make_blocks(context="chained")[1] if chained else make_blocks()[0]
+@pytest.mark.parametrize(("chunk", "offset", "self_condition"), [(1, 0, False), (4, 3, True), (LENGTH, 0, True)])
+def test_block_loss_is_that_of_an_independent_implementation(chunk: int, offset: int, self_condition: bool) -> None:
+    block = make_blocks()[0]
     layout = ChunkLayout(LENGTH, chunk, offset)
     text, sigma, eps = example(block)
-    features = torch.randn(2, LENGTH, block.architecture.width) if chained else None
-    loss = block_loss(block, text, features, layout, Corruption(sigma, eps), self_condition=self_condition, anchor=0.3)
+    loss = block_loss(block, text, layout, Corruption(sigma, eps), self_condition=self_condition, anchor=0.3)
 
     reference, slots, heads = Reference(block), [], []
     for i in range(2):
-        rows = features[i].double().numpy() if features is not None else None
-        source = list(reference.w["embedding.weight"][text[i, :-1].numpy()]) if rows is None else list(rows)
+        source = list(reference.w["embedding.weight"][text[i, :-1].numpy()])
         numbers = (text[i].numpy(), source, sigma[i].double().numpy(), eps[i].double().numpy())
         slot, head = reference.losses(*numbers, layout, self_condition)
         slots.append(slot)
@@ -250,21 +243,9 @@ def test_the_clean_stream_learns_from_the_slots() -> None:
     block: Any = make_blocks()[0]
     text, sigma, eps = example(block)
     layout = ChunkLayout(LENGTH, 4)
-    block_loss(block, text, None, layout, Corruption(sigma, eps), self_condition=True, anchor=0.0).total.backward()
+    block_loss(block, text, layout, Corruption(sigma, eps), self_condition=True, anchor=0.0).total.backward()
     assert float(block.embedding.weight.grad.norm()) > 0, "slots see bytes only through the clean stream"
     assert float(block.clean_head.weight.grad.norm()) == 0
-
-
-def test_a_given_estimate_takes_the_place_of_the_blocks_guess() -> None:
-    block = make_blocks()[0]
-    text, sigma, eps = example(block)
-    noise, layout = Corruption(sigma, eps), ChunkLayout(LENGTH, 4)
-    estimate: Any = torch.randn(2, LENGTH, 8, requires_grad=True)
-    given = block_loss(block, text, None, layout, noise, self_condition=False, anchor=0.3, estimate=estimate)
-    none = block_loss(block, text, None, layout, noise, self_condition=False, anchor=0.3)
-    assert float(given.denoise) != float(none.denoise)
-    given.total.backward()
-    assert float(estimate.grad.norm()) > 0
 
 
 # Noise

@@ -19,7 +19,6 @@ from torch import nn
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError, ConfigError, Interrupted, ResumeError
 from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.progress import Progress, TrainingState
 from onesweep.trainer.blocks.run import Clock, Run, StepLoss
 from onesweep.trainer.blocks.state import exclusive, load_state, read_records, save_state
 from tests.conftest import until
@@ -165,16 +164,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "line.jsonl") == [1, 2, 3]
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
-    progress, seen = Progress(), []
-    Run(Line(3, lambda: seen.append(progress.now)), tiny, tmp_path, "run", progress).train()
-    (moment,) = seen
-    assert (moment.run, moment.step, moment.steps, moment.state) == ("line", 3, 6, TrainingState.RUNNING)
-    assert moment.seconds_left is not None
-    assert moment.losses.keys() == {"line_nats"}
-    assert progress.now.losses.keys() == {"line_nats", "valid_nats"}
-
-
 # A full disk
 
 
@@ -224,10 +213,11 @@ def test_a_full_disk_leaves_the_last_state(small_disk: Callable[[str], Path], un
 STEPS = 24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "log", "save_every_s"),
     [
-        (["blocks", "--context", "chained"], "block-1.jsonl", 0.1),
+        (["blocks"], "block-1.jsonl", 0.1),
         (["ar", "--layers", "2", "--stages", "2"], "ar.jsonl", 0.0),
     ],
 )

@@ -129,6 +129,7 @@ def test_without_a_refusal_it_waits(tmp_path: Path) -> None:
     assert order == ["first", "second"]
 
 
+@pytest.mark.slow
 def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
     path = tmp_path / "run.lock"
     command = [sys.executable, "-c", HOLD, str(path)]

@@ -1,4 +1,3 @@
-import builtins
 import os
 import signal
 from dataclasses import replace
@@ -12,18 +11,14 @@ from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain, write_man
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError, ConfigError, DataError, Interrupted, ResumeError
 from onesweep.trainer.blocks import train as local
-from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig, load_config
+from onesweep.trainer.blocks.config import NoiseConfig
 from onesweep.trainer.blocks.diagnostics import next_byte_nats
-from onesweep.trainer.blocks.state import StepLog, read_records
+from onesweep.trainer.blocks.state import read_records
 from onesweep.trainer.blocks.task import BlockTask
-from onesweep.trainer.blocks.train import draw_curves, train_ar, train_blocks
+from onesweep.trainer.blocks.train import train_ar, train_blocks
 from tests.trainer.small import corpus, tiny
 
 short = replace(tiny, steps=3, architecture=replace(tiny.architecture, layers=1))
-
-
-def chained(config: TrainingConfig) -> TrainingConfig:
-    return replace(config, architecture=replace(config.architecture, context="chained"))
 
 
 def digests(out: Path) -> list[str | None]:
@@ -35,7 +30,7 @@ def test_blocks_are_trained_in_order_and_measured(tmp_path: Path) -> None:
     assert manifest.complete
     assert manifest == read_manifest(tmp_path)
     assert {"block-0", "block-1", "chain"} <= manifest.metrics.keys()
-    assert {"sigma_max_nats", "from_noise_nats", "from_noise_scrambled_nats"} <= manifest.metrics["chain"].keys()
+    assert {"from_noise_nats", "from_noise_sigma1_nats"} <= manifest.metrics["chain"].keys()
     assert manifest.data["train_sha256"] == corpus.digest()
     assert [block.index for block in load_chain(tmp_path)] == [0, 1]
     (record,) = read_records(tmp_path / "training" / "chain.jsonl")
@@ -43,27 +38,10 @@ def test_blocks_are_trained_in_order_and_measured(tmp_path: Path) -> None:
     assert not list((tmp_path / "training").glob("*.safetensors"))
 
 
-def test_only_the_block_in_training_has_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, list[bool]]] = []
-    loss = BlockTask.loss
-
-    def watched(task: BlockTask, step: int) -> Any:
-        assert all(parameter.requires_grad for parameter in task.module.parameters())
-        seen.append((task.module.index, [p.requires_grad for block in task.before for p in block.parameters()]))
-        return loss(task, step)
-
-    monkeypatch.setattr(BlockTask, "loss", watched)
-    train_blocks(chained(short), corpus, tmp_path)
-    assert [index for index, _ in seen] == [0, 0, 0, 1, 1, 1]
-    assert not any(any(flags) for _, flags in seen)
-
-
-@pytest.mark.parametrize("context", ["own", "chained"])
-def test_blocks_trained_one_command_each_are_the_same(tmp_path: Path, context: str) -> None:
-    config = chained(short) if context == "chained" else short
-    train_blocks(config, corpus, tmp_path / "whole")
+def test_blocks_trained_one_command_each_are_the_same(tmp_path: Path) -> None:
+    train_blocks(short, corpus, tmp_path / "whole")
     for index in (0, 1):
-        train_blocks(config, corpus, tmp_path / "parts", only=index)
+        train_blocks(short, corpus, tmp_path / "parts", only=index)
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
     assert read_manifest(tmp_path / "parts").metrics == read_manifest(tmp_path / "whole").metrics
 
@@ -90,16 +68,11 @@ def test_a_block_out_of_range_is_refused(tmp_path: Path, index: int) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_chained_block_needs_those_before_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"block 1 reads the features of block 0, .* train it first \(--block 0\)"):
-        train_blocks(chained(short), corpus, tmp_path, only=1)
-
-
 def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
     train_blocks(short, corpus, tmp_path, only=0)
     before = digests(tmp_path)
     message = "holds a checkpoint of other settings or data; give another --out"
-    for other in (replace(short, steps=4), replace(short, seed=1), chained(short), replace(short, learning_rate=1.0)):
+    for other in (replace(short, steps=4), replace(short, seed=1), replace(short, learning_rate=1.0)):
         with pytest.raises(CheckpointError, match=message):
             train_blocks(other, corpus, tmp_path)
     with pytest.raises(CheckpointError, match=message):
@@ -208,49 +181,10 @@ def test_training_learns(tmp_path: Path) -> None:
     assert train_ar(config, corpus, tmp_path / "ar", 2, 1).metrics["ar"]["valid_next_byte_nats"] < 3.5
 
 
-def test_the_blocktrain_range_trains(tmp_path: Path) -> None:
-    profile = load_config(None, "blocktrain")
-    config = replace(profile, architecture=tiny.architecture, steps=3, sequences=2, bfloat16=False)
-    manifest: Any = train_blocks(config, corpus, tmp_path)
+def test_the_papers_range_trains(tmp_path: Path) -> None:
+    noise = NoiseConfig(partition="equal_probability", sigma_min=1.0, sigma_max=10.0)
+    manifest: Any = train_blocks(replace(short, noise=noise, chunks=(1,)), corpus, tmp_path)
     assert (manifest.partition.sigma_max, manifest.partition.sigma_min) == (10.0, 1.0)
     chain = manifest.metrics["chain"]
     assert chain["from_noise_sigma1_nats"] == chain["from_noise_nats"], "its range ends at sigma 1"
     assert chain["from_noise_nats"] < 8
-
-
-@pytest.fixture
-def logged(tmp_path: Path) -> Path:
-    log = StepLog(tmp_path / "block-0.jsonl")
-    for step in range(1, 6):
-        log.append({"step": step, "next_byte_nats": 5 / step, "denoise_nats": 4 / step})
-    log.append({"step": 5, "final": True, "valid_next_byte_nats": 1.1})
-    with log.path.open("a") as file:
-        file.write('{"step": 6, "next')
-    return tmp_path
-
-
-def test_a_picture_is_drawn(logged: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
-    path: Any = draw_curves(logged)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert not list(logged.glob(".curves*"))
-
-
-def test_nothing_logged_is_an_empty_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
-    assert draw_curves(tmp_path) == tmp_path / "curves.png"
-
-
-def test_without_matplotlib_it_says_what_to_install(
-    logged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: object) -> object:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    assert draw_curves(logged) is None
-    assert "install onesweep[plots]" in capsys.readouterr().out

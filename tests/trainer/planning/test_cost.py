@@ -6,7 +6,6 @@ from onesweep.stages.errors import ConfigError
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.planning.cost import (
     WorkerLink,
-    WorkerMemory,
     coordinator_memory,
     outer_tensors,
     timing_of,
@@ -81,31 +80,27 @@ P = 4 * 1000
 PART = PartInventory("block-0", {"a": (10, 100)}, 3 * P + 500, {"block-1": {"b": (200,)}}, 3)
 
 
-def worker(**changes: object) -> WorkerMemory:
+def worker(activations: int = 0, **changes: object) -> int:
     settings = RoundSettings(**{"rounds": 2, "codec": "fp32", "down_codec": "fp32", **changes})  # type: ignore[arg-type]
-    return worker_memory(PART, traffic_of(PART, settings), settings)
+    return worker_memory(PART, traffic_of(PART, settings), settings, activations)
+
+
+# Weights, optimizer, copies (as fetched, and in the module that reads), and the version that the round began with.
+STAYS = P + (P + 500) + 2 * 800 + P
 
 
 def test_a_worker_of_whole_numbers_that_waits() -> None:
-    memory = worker()
-    assert (memory.weights, memory.gradients, memory.optimizer) == (P, P, P + 500)
-    assert memory.copies == 2 * 800, "as fetched, and in the module that reads"
-    assert (memory.rounds, memory.encoding) == (P, 4 * P), "its base; update, weights, and the payload twice"
-    assert memory.total == P + (P + 500) + 1600 + P + 4 * P
-
-
-def test_gradients_and_activations_go_before_an_update_is_made() -> None:
-    memory = WorkerMemory(100, 100, 200, 0, 100, 400, activations=5000)
-    assert memory.total == 100 + 200 + 100 + 5100
+    assert worker() == STAYS + 4 * P, "update, weights, and the payload twice"
+    assert worker(100 * P) == STAYS + 101 * P, "gradients and activations go before an update is made"
 
 
 @pytest.mark.parametrize(
     ("changes", "times"),
-    [({"codec": "int8"}, 2), ({"overlap": "eager"}, 4), ({"overlap": "eager", "codec": "e3m0"}, 5)],
+    [({"codec": "int8"}, 1), ({"overlap": "eager"}, 3), ({"overlap": "eager", "codec": "int8"}, 4)],
 )
 def test_what_stays_between_rounds(changes: dict[str, str], times: int) -> None:
-    """The base; error feedback; the last update; eager's own base and momentum."""
-    assert worker(**changes).rounds == times * P
+    """Error feedback; the last update; eager's own base and momentum."""
+    assert worker(100 * P, **changes) - worker(100 * P) == times * P
 
 
 @pytest.mark.parametrize(("outer", "tensors"), [("mean", 0), ("nesterov", 1)])

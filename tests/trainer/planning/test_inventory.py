@@ -14,15 +14,12 @@ from onesweep.trainer.rounds.parts import Learner, StagePart
 from onesweep.trainer.rounds.spec import RunSpec
 from tests.trainer.small import corpus, tiny
 
-MODELS = ["own chain", "chained chain", "scorer", "ar"]
+MODELS = ["chain", "scorer", "ar"]
 
 
 def model(name: str) -> TrainingConfig:
-    *_, kind = name.split()
-    context = "chained" if name == "chained chain" else "own"
-    architecture = replace(tiny.architecture, parts=3, layers=1, context=context)
-    rounds = replace(tiny.rounds, model=kind)
-    return replace(tiny, architecture=architecture, rounds=rounds)
+    architecture = replace(tiny.architecture, parts=3, layers=1)
+    return replace(tiny, architecture=architecture, rounds=replace(tiny.rounds, model=name, context_by="copies"))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -41,7 +38,7 @@ def test_the_inventory_is_that_of_real_workers(name: str) -> None:
 
 
 def test_what_a_step_leaves_is_what_was_counted() -> None:
-    config = model("own chain")
+    config = model("chain")
     part = take_inventory(config)[1]
     learner = Learner(RunSpec.of(config, corpus).task(1, corpus, 0), replace(config, steps=1))
     learner.train(0, 1)
@@ -52,7 +49,7 @@ def test_what_a_step_leaves_is_what_was_counted() -> None:
 
 @pytest.mark.parametrize(
     ("name", "passes"),
-    [("own chain", [3, 3, 3]), ("chained chain", [3, 4, 5]), ("scorer", [3 + 4, 3 + 2, 3]), ("ar", [9])],
+    [("chain", [3, 3, 3]), ("scorer", [3 + 4, 1 + 3 + 2, 2 + 3]), ("ar", [9])],
 )
 def test_passes_are_counted_by_hand(name: str, passes: list[int]) -> None:
     """One for what is read, two for what a gradient goes through, three for what is trained; parts have one layer."""

@@ -12,11 +12,11 @@ from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.planning.cost import LINKS
 from onesweep.trainer.planning.plan import make_plan
 from onesweep.trainer.rounds.codecs import subtract
-from onesweep.trainer.rounds.comparison import arms
+from onesweep.trainer.rounds.comparison import variants
 from onesweep.trainer.rounds.features import FeatureFormat
 from onesweep.trainer.rounds.parts import Learner, see
 from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import InProcessEngine, Simulation
+from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec
 from tests.trainer.small import corpus, tiny
 
@@ -25,12 +25,10 @@ STEPS, ROUNDS = 2, 2
 
 SETTINGS = RoundSettings(
     rounds=ROUNDS, steps_per_round=STEPS, replicas=1, outer="mean", deadline="lockstep", codec="fp32",
-    down_codec="fp32", context_by="features",
+    down_codec="fp32", model="scorer", context_by="features",
 )  # fmt: skip
-# Three parts, the last two of which get features.
-CHAINED = replace(tiny.architecture, parts=3, layers=1, context="chained")
-fed = replace(tiny, architecture=CHAINED, rounds=SETTINGS, valid_windows=2)
-scorer = replace(fed, rounds=replace(SETTINGS, model="scorer"))
+# Three stages, the last two of which get features.
+fed = replace(tiny, architecture=replace(tiny.architecture, parts=3, layers=1), rounds=SETTINGS, valid_windows=2)
 
 
 def test_features_of_a_step_travel_in_int8() -> None:
@@ -45,10 +43,9 @@ def test_features_of_a_step_travel_in_int8() -> None:
         form.decode(payload[:-1])
 
 
-@pytest.mark.parametrize("config", [fed, scorer])
-def test_the_engine_is_a_loop_written_out_by_hand(config: Any) -> None:
+def test_the_engine_is_a_loop_written_out_by_hand() -> None:
     """Each step goes through all parts; what the one before made in the same step is what a part reads."""
-    spec = RunSpec.of(config, corpus)
+    spec = RunSpec.of(fed, corpus)
     engine = Simulation(spec, corpus, SimulatedWorkers())
     engine.run()
     learners = [Learner(spec.task(index, corpus, spec.config.seed), spec.config) for index in range(3)]
@@ -72,9 +69,8 @@ def test_the_engine_is_a_loop_written_out_by_hand(config: Any) -> None:
         assert all(torch.equal(weights[key], tensor) for key, tensor in versions[name].items())
 
 
-def test_features_cost_what_copies_do_not() -> None:
+def test_features_are_counted() -> None:
     traffic = Simulation(RunSpec.of(fed, corpus), corpus, SimulatedWorkers()).run()
-    assert traffic.copies_bytes == 0
     assert traffic.features_bytes == 2 * ROUNDS * STEPS * fed.sequences * 32 * (fed.architecture.width + 4)
 
 
@@ -86,41 +82,28 @@ def test_parts_work_at_the_same_time() -> None:
 
 
 def test_a_stage_that_is_fed_has_no_copies_of_those_before_it() -> None:
-    spec = RunSpec.of(scorer, corpus)
+    spec = RunSpec.of(fed, corpus)
     held = [list(spec.task(index, corpus, 0).copies) for index in range(3)]
     assert held == [["stage-1", "stage-2"], ["stage-2"], []]
 
 
-def test_who_measures_has_all_blocks() -> None:
-    spec = RunSpec.of(fed, corpus)
-    copies = RunSpec.of(replace(fed, rounds=replace(fed.rounds, context_by="copies")), corpus)
-    assert spec.evaluate(spec.initial(), corpus) == copies.evaluate(spec.initial(), corpus)
-
-
-@pytest.mark.parametrize("changes", [{"model": "ar"}, {"fragments": 2}, {"overlap": "eager"}])
+@pytest.mark.parametrize("changes", [{"model": "ar"}, {"model": "chain"}, {"fragments": 2}, {"overlap": "eager"}])
 def test_only_parts_that_go_whole_and_together_get_features(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="context_by = features is for parts that go through their rounds together"):
-        RoundSettings(context_by="features", **changes)
+    with pytest.raises(ConfigError, match="context_by = features is for stages that go through their rounds together"):
+        RoundSettings(**{"model": "scorer", "context_by": "features", **changes})
 
 
 def test_features_that_cannot_be_are_refused() -> None:
-    own = replace(fed, architecture=replace(fed.architecture, context="own"))
-    with pytest.raises(ConfigError, match='give context = "chained" in'):
-        RunSpec.of(own, corpus)
-    with pytest.raises(ConfigError, match='give context = "chained" in'):
-        make_plan(own, LINKS["lan"], 1.0, as_set=True)
     huge = replace(fed, rounds=replace(fed.rounds, steps_per_round=2**31))
     with pytest.raises(ConfigError, match="the features of a round are 2,748,779,069,440 bytes, above 68,719,476,736"):
         RunSpec.of(huge, corpus)
     for fleet in (SimulatedWorkers(lost=0.1), SimulatedWorkers(lie=-1.0)):
         with pytest.raises(ConfigError, match="virtual workers that read features are in every round"):
-            InProcessEngine().check(fed, fleet)
+            fleet.check_run(fed)
 
 
 def test_features_can_be_varied_and_planned() -> None:
-    found = arms(fed, SimulatedWorkers(), {"context_by": ["copies", "features"]})
-    assert [arm.config.rounds.context_by for arm in found] == ["copies", "features"]
+    found = variants(fed, SimulatedWorkers(), {"context_by": ["copies", "features"]})
+    assert [variant.config.rounds.context_by for variant in found] == ["copies", "features"]
     rows = {row.name: row for row in make_plan(fed, LINKS["consumer"], 1.0, as_set=True)}
     assert rows["as set"].down_bytes == rows["features"].down_bytes
-    assert rows["as set"].memory.copies < rows["diloco"].memory.copies
-    assert rows["diloco"].timing.training_s > rows["features"].timing.training_s

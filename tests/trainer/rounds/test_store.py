@@ -1,15 +1,19 @@
-"""The durable store: killed at every write it loses nothing, a full disk and a forged log are noticed."""
+"""The durable store: killed at any moment it loses nothing, and damage is noticed."""
 
 import errno
+import hashlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 import onesweep.trainer.rounds.audit
 import onesweep.trainer.rounds.store
@@ -18,7 +22,7 @@ from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.ledger import Ledger
-from onesweep.trainer.rounds.store import LOG, UPDATES, VERSIONS, Store, open_store
+from onesweep.trainer.rounds.store import DATABASE, UPDATES, VERSIONS, Store, open_store
 from tests.trainer.small import tensors, update
 
 SETTINGS = RoundSettings(deadline="fixed", down_codec="int8", late="keep")
@@ -27,7 +31,8 @@ RUN = """
 import os, signal, sys
 from pathlib import Path
 from tests.trainer.small import tensors, update
-from onesweep.trainer.rounds.store import open_store
+from onesweep.trainer.rounds import store
+from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest
@@ -43,8 +48,8 @@ def loss(weights):
 
 
 def run() -> str:
-    with open_store(directory) as store:
-        ledger = Ledger(settings, {"p": tensors(0)}, store, "run")
+    with store.open_store(directory) as opened:
+        ledger = Ledger(settings, {"p": tensors(0)}, opened, "run")
         while (number := ledger.round("p")) < 2:
             for worker in range(2):
                 delta = tensors(0, 0.1 - 0.2 * worker)
@@ -53,14 +58,22 @@ def run() -> str:
         return digest(ledger.weights("p"))
 
 
-def call(function, kill_at):
-    '''In a child that kills itself before its kill_at-th change of the disk.'''
+def events():
+    database = store.connect(directory / "rounds.sqlite3")
+    tables = database.execute("SELECT name FROM sqlite_master WHERE name = 'events'").fetchall()
+    found = database.execute("SELECT COUNT(*) FROM events").fetchone()[0] if tables else 0
+    database.close()
+    return found
+
+
+def call(function, kill_at=-1, kill_after_s=0.0):
+    '''In a child that kills itself before its kill_at-th change of the disk, or at any instruction after a time.'''
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         changes = 0
 
-        def count():
+        def count(*_):
             nonlocal changes
             changes += 1
             if changes == kill_at:
@@ -72,24 +85,19 @@ def call(function, kill_at):
             ):
                 count()
 
+        def connected(path, connect=store.connect):
+            database = connect(path)
+            database.set_trace_callback(count)  # before each statement, BEGIN and COMMIT too
+            return database
+
         sys.addaudithook(hook)
-        for name in ("write", "fsync"):
-            real = getattr(os, name)
-            if name == "write":  # half of it, then death
-
-                def halved(handle, data, real=real):
-                    nonlocal changes
-                    changes += 1
-                    if changes == kill_at:
-                        real(handle, data[: len(data) // 2])
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return real(handle, data)
-
-                os.write = halved
-            else:
-                os.fsync = lambda handle, real=real: (count(), real(handle))[1]
+        os.fsync = lambda handle, real=os.fsync: (count(), real(handle))[1]
+        store.connect = connected
         kept = os.dup(write)
+        if kill_after_s:
+            signal.setitimer(signal.ITIMER_REAL, kill_after_s)  # SIGALRM ends a process that does not handle it
         result = function()
+        signal.setitimer(signal.ITIMER_REAL, 0)
         with os.fdopen(kept, "w") as out:
             out.write(result)
         os._exit(0)
@@ -97,18 +105,25 @@ def call(function, kill_at):
     with os.fdopen(read) as results:
         result = results.read()
     _, status = os.waitpid(child, 0)
-    if status and not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+    if status and not (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGKILL, signal.SIGALRM)):
         sys.exit("the child failed")
     return result
+
+
+def check(again, undisturbed, what):
+    assert again == undisturbed, what
+    found = audit(directory)
+    assert not found.problems, (what, found.problems)
+    assert (found.accepted, found.merged, found.left_out, found.pending) == (4, 2, 2, 0), (what, found)
 
 
 if __name__ == "__main__":
     import random
     import shutil
-    from onesweep.trainer.rounds.audit import audit
+    import time
 
     every, drawn = int(sys.argv[2]), random.Random(0)
-    undisturbed = call(run, -1)
+    undisturbed = call(run)
     first, tried = 1, 0
     while True:  # one change out of each `every` that follow each other
         kill_at, first = first + drawn.randrange(every), first + every
@@ -116,30 +131,35 @@ if __name__ == "__main__":
         if call(run, kill_at):  # it came to its end first
             break
         tried += 1
-        if (directory / "log.jsonl").exists() and (directory / "log.jsonl").read_bytes().count(b"\\n"):
+        if (directory / "rounds.sqlite3").exists() and events():
             problems = audit(directory).problems
             assert not problems, (kill_at, problems)
         again = call(run, kill_at + 7)  # and once more, soon after
-        assert (again or call(run, -1)) == undisturbed, kill_at
-        found = audit(directory)
-        assert not found.problems, (kill_at, found.problems)
-        assert (found.accepted, found.merged, found.left_out, found.pending) == (4, 2, 2, 0), (kill_at, found)
+        check(again or call(run), undisturbed, kill_at)
+    shutil.rmtree(directory)
+    begin_s = time.monotonic()
+    call(run)
+    lasts_s = time.monotonic() - begin_s
+    for _ in range(int(sys.argv[3])):
+        shutil.rmtree(directory, ignore_errors=True)
+        again = call(run, kill_after_s=drawn.uniform(0.001, lasts_s))
+        check(again or call(run), undisturbed, "at any instruction")
     print(tried)
 """
 
 
-CHANGES = 40
+CHANGES = 60
 """Of the disk in one run, at least."""
-KILL_EVERY = 1 if os.environ.get("ONESWEEP_KILLS") == "all" else 6
+KILL_EVERY, KILLS = (1, 200) if os.environ.get("ONESWEEP_KILLS") == "all" else (6, 20)
 WITHIN_S = 500.0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_at_any_write_it_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    """A process dies before a write, or in the middle of a line of the log, and again a little later."""
+def test_killed_at_any_moment_it_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    """A process dies before a change of the disk and again a little later, or at any instruction."""
     found = subprocess.run(
-        [sys.executable, "-c", RUN, str(tmp_path / "rounds"), str(KILL_EVERY)],
+        [sys.executable, "-c", RUN, str(tmp_path / "rounds"), str(KILL_EVERY), str(KILLS)],
         capture_output=True,
         text=True,
         check=False,
@@ -178,6 +198,26 @@ def test_what_was_stored_is_there_again(tmp_path: Path) -> None:
     assert (found.problems, found.accepted, found.merged, found.versions) == ([], 6, 6, {"p": 3})
 
 
+def own_digest(path: Path) -> str:
+    """SHA-256 over names in order, shapes, kinds and bytes, by code that shares nothing with the store's."""
+    found = hashlib.sha256()
+    for name, array in sorted(load_file(path).items()):
+        found.update(f"{name} {tuple(array.shape)} torch.{array.dtype.name}\n".encode() + array.tobytes())
+    return found.hexdigest()
+
+
+def test_a_reader_of_its_own_finds_every_update_once(tmp_path: Path) -> None:
+    fill(tmp_path)
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        events = [json.loads(text) for (text,) in database.execute("SELECT record FROM events ORDER BY number")]
+    taken = {event["id"]: event for event in events if event["kind"] == "accepted"}
+    closed = [event for event in events if event["kind"] == "closed"]
+    assert sorted(name for event in closed for name in event["updates"]) == ["w0-0", "w0-1", "w1-0", "w1-1"]
+    assert taken.keys() == {"w0-0", "w0-1", "w1-0", "w1-1", "w0-2"}
+    assert own_digest(tmp_path / UPDATES / "p" / "w0-2.safetensors") == taken["w0-2"]["sha256"]
+    assert own_digest(tmp_path / VERSIONS / "p" / "2.safetensors") == closed[-1]["sha256"]
+
+
 def test_the_command_says_what_the_audit_found(tmp_path: Path, onesweep: Callable[..., Any]) -> None:
     fill(tmp_path)
     whole = onesweep("train", "audit", tmp_path)
@@ -202,69 +242,70 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
             pass
 
 
-def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
-
-    def full(handle: int, data: bytes) -> int:
-        real(handle, data[:10])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         ledger = begun(store)
         ledger.accept(update(0, 0), 1.0)
-        monkeypatch.setattr(os, "write", full)
-        with pytest.raises(CheckpointError, match="No space left on device; free some space"):
-            ledger.accept(update(0, 1), 1.0)
-        with pytest.raises(CheckpointError):
-            ledger.close("p", 1.0)
-        monkeypatch.setattr(os, "write", real)
-        assert ledger.accept(update(0, 1), 2.0).kind == "accepted"
+        (pages,) = store.database.execute("PRAGMA page_count").fetchone()
+        store.database.execute(f"PRAGMA max_page_count = {pages}")
+        losses = {f"loss_{i}": float(i) for i in range(1000)}  # more than its last page has room for
+        with pytest.raises(CheckpointError, match=r"cannot write .* full; free some space"):
+            ledger.accept(update(0, 1, losses=losses), 1.0)
+        assert [record["kind"] for record in store.records()] == ["run", "accepted"]
+        store.database.execute("PRAGMA max_page_count = 10000")
+        assert ledger.accept(update(0, 1, losses=losses), 2.0).kind == "accepted"
         assert ledger.close("p", 2.0).updates == ("w0-0", "w1-0")
     assert audit(tmp_path).problems == []
 
 
-def test_after_a_failed_fsync_nothing_more_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_store(tmp_path) as store:
+def test_a_small_disk_takes_nothing_back_that_counted(small_disk: Callable[[str], Path]) -> None:
+    disk = small_disk("256k")
+    with open_store(disk / "rounds") as store:
         ledger = begun(store)
+        ledger.accept(update(0, 0), 1.0)
+        with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 512)
+        with pytest.raises(CheckpointError, match="free some space"):
+            ledger.accept(update(0, 1), 1.0)
+        with pytest.raises(CheckpointError, match="free some space"):
+            ledger.close("p", 1.0)
+        (disk / "filler").unlink()
+        assert ledger.accept(update(0, 1), 2.0).kind == "accepted"
+        assert ledger.close("p", 2.0).updates == ("w0-0", "w1-0")
+    assert audit(disk / "rounds").problems == []
 
-        def fails(handle: int) -> None:
-            raise OSError(errno.EIO, "Input/output error")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", fails)
-            with pytest.raises(CheckpointError, match="Input/output error"):
-                store.commit({"kind": "closed"})
-        with pytest.raises(CheckpointError, match="start again to go on"):
-            ledger.accept(update(0, 0), 1.0)
-
-
-def test_a_forged_log_or_file_is_noticed(tmp_path: Path) -> None:
+def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
     fill(tmp_path)
-    log = tmp_path / LOG
-    lines = log.read_bytes().splitlines(keepends=True)
-    forged = json.loads(lines[2])
-    forged["weight"] = 400.0
-    log.write_bytes(b"".join([*lines[:2], json.dumps(forged).encode() + b"\n", *lines[3:]]))
-    (problem,) = audit(tmp_path).problems
-    assert "line 4 of" in problem
-    with pytest.raises(ResumeError, match="is not what was written after the line before it"), open_store(tmp_path):
-        pass
-    log.write_bytes(b"".join([*lines[:1], *lines[2:]]))
-    assert "line 2 of" in audit(tmp_path).problems[0]
-    log.write_bytes(b"".join(lines) + b'{"kind": "accep')  # a kill in the middle of a line
-    assert audit(tmp_path).problems == []
-
     (pending,) = (tmp_path / UPDATES / "p").iterdir()
     content = bytearray(pending.read_bytes())
     content[-1] ^= 1
     pending.write_bytes(content)
-    assert "is not what the log says" in audit(tmp_path).problems[0]
+    assert "is not what rounds.sqlite3 says" in audit(tmp_path).problems[0]
     newest = tmp_path / VERSIONS / "p" / "2.safetensors"
     newest.unlink()
     assert any("cannot be read" in problem for problem in audit(tmp_path).problems)
-    with open_store(tmp_path) as store, pytest.raises(ResumeError, match="the log counts on it; put a copy of the"):
+    with open_store(tmp_path) as store, pytest.raises(ResumeError, match="counts on it; put a copy of the"):
         begun(store)
+    (tmp_path / DATABASE).write_bytes(b"x" * 8192)
+    assert "is damaged" in audit(tmp_path).problems[0]
+    with pytest.raises(ResumeError, match="is damaged"), open_store(tmp_path):
+        pass
     assert "give the folder `rounds` of a coordinator's --out" in audit(tmp_path / "nowhere").problems[0]
+
+
+def test_the_database_takes_nothing_twice(tmp_path: Path) -> None:
+    with open_store(tmp_path) as store:
+        ledger = begun(store)
+        ledger.accept(update(0, 0), 1.0), ledger.accept(update(0, 1), 1.0)
+        ledger.close("p", 1.0)
+        taken, closed = store.records()[1], store.records()[-1]
+        for twice in (taken, {**taken, "id": "another"}, closed, {**closed, "round": 1}, store.records()[0]):
+            with pytest.raises(CheckpointError, match="UNIQUE constraint failed"):
+                store.commit(twice)
+    found = audit(tmp_path)
+    assert (found.problems, found.accepted, found.merged) == ([], 2, 2)
 
 
 def written(directory: Path, *records: dict[str, Any]) -> list[str]:
@@ -277,17 +318,15 @@ def written(directory: Path, *records: dict[str, Any]) -> list[str]:
 
 
 DROPPED = {"kind": "dropped", "part": "p", "id": "a", "worker": "w", "round": 0}
+CLOSED = {"kind": "closed", "part": "p", "round": 0, "updates": [], "sha256": ""}
 
 
 @pytest.mark.parametrize(
     ("records", "problem"),
     [
         ([DROPPED], "a of p was dropped, and was not late"),
-        ([DROPPED, {**DROPPED, "id": "b"}], "w handed in twice for round 0 of p"),
-        ([DROPPED, DROPPED], "a of p was taken twice"),
-        ([{"kind": "closed"}], "line 2 of the log is no record of this run"),
-        ([{"kind": "closed", "part": "q", "round": 0}], "line 2 of the log is no record of this run"),
-        ([{**DROPPED, "kind": "run"}], "line 2 of the log is no record of this run"),
+        ([{**CLOSED, "round": 3}], "round 3 of p was closed after 0 others"),
+        ([{**CLOSED, "updates": ["x"]}], "round 0 of p merged x, which was not there to be merged"),
     ],
 )
 def test_the_audit_knows_the_rules(tmp_path: Path, records: list[dict[str, Any]], problem: str) -> None:
@@ -303,18 +342,17 @@ def test_the_audit_sees_what_a_merge_left_out(tmp_path: Path) -> None:
 
 
 def test_an_audit_of_a_run_that_goes_on_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, merged = onesweep.trainer.rounds.audit.read_log, []
+    real, merged = onesweep.trainer.rounds.audit.load_checked, []
     with open_store(tmp_path) as store:
         ledger = begun(store)
         ledger.accept(update(), 1.0)
 
-        def read(path: Path) -> Any:
-            found = real(path)
+        def load(path: Path, sha256: str) -> Any:
             if not merged:
                 merged.append(ledger.close("p", 1.0))
-            return found
+            return real(path, sha256)
 
-        monkeypatch.setattr(onesweep.trainer.rounds.audit, "read_log", read)
+        monkeypatch.setattr(onesweep.trainer.rounds.audit, "load_checked", load)
         found = audit(tmp_path)
     assert (found.problems, found.merged, found.pending) == ([], 1, 0)
 
@@ -347,10 +385,10 @@ def test_folders_are_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {directory, directory / UPDATES, directory / UPDATES / "p"} <= set(synced)
 
 
-@pytest.mark.parametrize("name", ["lock", "log.jsonl"])
+@pytest.mark.parametrize("name", ["lock", "rounds.sqlite3"])
 def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path, name: str) -> None:
     tmp_path.joinpath(name).mkdir()
-    with pytest.raises(CheckpointError, match="Is a directory"), open_store(tmp_path):
+    with pytest.raises(CheckpointError, match=r"Is a directory|unable to open"), open_store(tmp_path):
         pass
 
 

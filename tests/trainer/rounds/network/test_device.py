@@ -48,13 +48,10 @@ def test_a_gpu_that_is_too_small_is_told() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-@pytest.mark.parametrize(
-    ("context", "part", "rounds"), [("own", 0, {"model": "scorer"}), ("chained", 1, {}), ("own", 0, {"model": "ar"})]
-)
-def test_nothing_of_a_lesson_stays_behind(context: str, part: int, rounds: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("part", "rounds"), [(0, {"model": "scorer"}), (1, {}), (0, {"model": "ar"})])
+def test_nothing_of_a_lesson_stays_behind(part: int, rounds: dict[str, Any]) -> None:
     """On a device without numbers, arithmetic with a tensor of the CPU fails; reading a number is what comes last."""
-    architecture = replace(rounds_config.architecture, context=context)
-    config = replace(rounds_config, architecture=architecture, rounds=replace(rounds_config.rounds, **rounds))
+    config = replace(rounds_config, rounds=replace(rounds_config.rounds, **rounds))
     spec = RunSpec.of(config, corpus)
     task = place_on(spec.task(part, PlacedCorpus(corpus.name, corpus.train, corpus.valid, device="meta"), 0), "meta")
     see(task, spec.initial())

@@ -27,13 +27,9 @@ from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
 
 # Two parts with a worker each, three rounds of two steps.
-chained = replace(
-    rounds_config,
-    architecture=replace(rounds_config.architecture, context="chained"),
-    rounds=replace(rounds_config.rounds, replicas=1, context_by="features"),
-)
-three = replace(chained.architecture, parts=3, layers=1)
-scorer = replace(chained, architecture=three, rounds=replace(chained.rounds, model="scorer", replicas=2))
+scorer = replace(rounds_config, rounds=replace(rounds_config.rounds, model="scorer", replicas=1))
+three = replace(scorer.architecture, parts=3, layers=1)
+larger = replace(scorer, architecture=three, rounds=replace(scorer.rounds, replicas=2))
 
 
 def expect_weights_of_one_process(net: Any, corpus: Corpus) -> None:
@@ -44,7 +40,7 @@ def expect_weights_of_one_process(net: Any, corpus: Corpus) -> None:
     assert audit(net.out / "rounds").problems == []
 
 
-@pytest.mark.parametrize("config", [chained, scorer])
+@pytest.mark.parametrize("config", [scorer, larger])
 def test_they_make_the_weights_of_one_process(network: Start, config: TrainingConfig) -> None:
     """At any speed, for each round begins when all have made the one before."""
     net, replicas = network(config), config.rounds.replicas
@@ -67,8 +63,8 @@ class StopAfter(Throttle):
         self.stop, self.last = stop, steps
 
     @contextmanager
-    def step(self, replica: int) -> Iterator[None]:
-        with super().step(replica):
+    def step(self) -> Iterator[None]:
+        with super().step():
             yield
         if self.steps == self.last:
             self.stop.set()
@@ -76,7 +72,7 @@ class StopAfter(Throttle):
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_who_is_stopped_in_a_round_goes_on_where_it_was(network: Start, stopped: int) -> None:
-    net, throttles = network(chained), [Throttle(), Throttle()]
+    net, throttles = network(scorer), [Throttle(), Throttle()]
     throttles[stopped] = StopAfter(net.stop, 3)
     steps = []
     for until_the_end in (False, True):
@@ -98,7 +94,7 @@ def test_who_is_stopped_in_a_round_goes_on_where_it_was(network: Start, stopped:
 
 def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:
     """The state of both is lost in the middle of a round; features that had come are read again."""
-    net = network(chained)
+    net = network(scorer)
     with ThreadPoolExecutor(2) as pool:
         throttles = Throttle(), StopAfter(net.stop, 3)
         for job in [pool.submit(net.work, f"w{i}", part=i, throttle=each) for i, each in enumerate(throttles)]:
@@ -113,7 +109,7 @@ def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:
 
 def test_nobody_waits_for_what_is_not_made(network: Start) -> None:
     """A replica whose first worker is gone for good: its others are passed over, and the rest of the run goes on."""
-    net = network(chained, replicas=2)
+    net = network(scorer, replicas=2)
     lost = net.join("lost", part=0)
     net.stub.Leave(rounds_pb2.LeaveRequest(worker="lost", lease=lost.lease), timeout=30)
     idle = net.join("idle", part=1)  # of the same replica
@@ -130,7 +126,7 @@ def test_nobody_waits_for_what_is_not_made(network: Start) -> None:
 
 
 def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
-    net = network(chained)
+    net = network(scorer)
     first = net.join("first", part=0)
 
     def passed(lease: str, pieces: Any) -> Any:
@@ -145,7 +141,7 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
         next(answers)
     assert cut.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     net.end()
-    net = network(chained)
+    net = network(scorer)
     first, second = net.join("first", part=0), net.join("second", part=1)
     answer = next(iter(net.stub.Pass(passed(first.lease, []), timeout=30)))
     assert answer.offset == len(made)
@@ -158,8 +154,8 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
     ("worker", "requests", "code", "said"),
     [
         (0, [rounds_pb2.PassRequest(piece=piece_of(b"x", 0))], "INVALID_ARGUMENT", "features begin with a header"),
-        (0, [rounds_pb2.Passing(round=1)], "INVALID_ARGUMENT", "nobody reads what block-0 makes in round 1"),
-        (1, [rounds_pb2.Passing()], "INVALID_ARGUMENT", "nobody reads what block-1 makes in round 0"),
+        (0, [rounds_pb2.Passing(round=1)], "INVALID_ARGUMENT", "nobody reads what stage-0 makes in round 1"),
+        (1, [rounds_pb2.Passing()], "INVALID_ARGUMENT", "nobody reads what stage-1 makes in round 0"),
         (0, [rounds_pb2.Passing(), piece_of(b"x", 7)], "INVALID_ARGUMENT", "offset 7; 0 comes next"),
         (0, [rounds_pb2.Passing(lease="other")], "ALREADY_EXISTS", "another process works as w0"),
     ],
@@ -167,7 +163,7 @@ def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
 def test_what_cannot_be_passed_on_is_refused(
     network: Start, worker: int, requests: list[Any], code: str, said: str
 ) -> None:
-    net = network(chained)
+    net = network(scorer)
     leases = [net.join(f"w{i}", part=i).lease for i in range(2)]
 
     def sent() -> Iterator[rounds_pb2.PassRequest]:
@@ -185,7 +181,7 @@ def test_what_cannot_be_passed_on_is_refused(
 
 
 def test_a_name_of_no_round_is_refused(network: Start) -> None:
-    net = network(chained)
+    net = network(scorer)
     leases = [net.join(f"w{i}", part=i).lease for i in range(2)]
     wrong = ("", "-3", "1e9", "9" * 40, "../../members.json", "1")  # round 0 is open
     for part, name in ((0, "features-0"), *((1, f"features-{number}") for number in wrong)):
@@ -197,4 +193,4 @@ def test_a_name_of_no_round_is_refused(network: Start) -> None:
 
 def test_other_text_has_no_features(network: Start) -> None:
     with pytest.raises(ConfigError, match="features are of one text for all parts: leave --own-data out"):
-        network(chained, coordinator={"own_data": True})
+        network(scorer, coordinator={"own_data": True})

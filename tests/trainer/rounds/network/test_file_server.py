@@ -53,18 +53,8 @@ def test_copies_come_as_differences_to_who_has_one(ledger: Ledger, codec: CodecN
     assert error < 0.2, "what a refresh rounds away is in the next"
 
 
-def test_copies_are_refreshed_as_often_as_it_is_said(ledger: Ledger) -> None:
-    line = CopyLine(RoundSettings(copies_every=3), 0, ledger.weights("p"))
-    seen = []
-    for number in range(7):
-        close(ledger, number)
-        line.follow(ledger.round("p"), ledger.weights("p"))
-        seen.append((line.number, line.version))
-    assert seen == [(0, 0), (0, 0), (1, 3), (1, 3), (1, 3), (2, 6), (2, 6)]
-
-
 def test_bytes_are_those_of_what_is_missed(ledger: Ledger) -> None:
-    line = CopyLine(RoundSettings(copies_codec="e3m0"), 0, ledger.weights("p"))
+    line = CopyLine("e3m0", 0, ledger.weights("p"))
     like = shapes(ledger.weights("p"))
     one, whole = CODECS["e3m0"].size(like), CODECS["fp32"].size(like)
     assert (line.size(0), line.size(None)) == (0, whole)

@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
+import onesweep.trainer.rounds.coordinator
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.wire.status import StatusError
 from onesweep.trainer.rounds.audit import audit
@@ -134,6 +135,7 @@ def test_a_damaged_payload_is_sent_anew(network: Start) -> None:
 
 
 def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onesweep.trainer.rounds.coordinator, "STORE_RETRY_S", 0.05)
     net = network(replicas=1)
     store, failures, shown = net.ledger.store, ["put_update", "commit", "put_version"], set[str]()
 

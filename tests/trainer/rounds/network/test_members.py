@@ -1,5 +1,5 @@
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -7,20 +7,22 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.errors import ResumeError, ServiceError
+from onesweep.stages.errors import ServiceError
 from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from onesweep.trainer.rounds.members import Members, Place
 from onesweep.trainer.rounds.settings import PROTOCOL
 from onesweep.trainer.rounds.spec import architecture_digest
+from onesweep.trainer.rounds.store import open_store
 from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.rounds.network.calls import Start, refused
 
 
 @pytest.fixture
-def members(tmp_path: Path) -> Members:
-    return Members(tmp_path / "members.json", 2, 2, 10.0, 0.0)
+def members(tmp_path: Path) -> Iterator[Members]:
+    with open_store(tmp_path) as store:
+        yield Members(store, 2, 2, 10.0, 0.0)
 
 
 def refusal(job: object, *args: object) -> StatusError:
@@ -116,7 +118,7 @@ def test_a_key_has_one_place_whatever_names_it_takes(members: Members) -> None:
     assert members.join("ann.2", 1, 12.0, key="ann").place.part == 1, "its first lease ran out: nobody took the place"
     assert refusal(members.called, "ann.1", first.lease, 12.0).code is grpc.StatusCode.ABORTED
     members.save(members.records())
-    assert [m.voter for m in Members(members.path, 2, 2, 10.0, 12.0)] == ["ann", "bob", "ann"]
+    assert [m.voter for m in Members(members.store, 2, 2, 10.0, 12.0)] == ["ann", "bob", "ann"]
     assert [members.join(name, 0, 30.0).voter for name in ("x", "y")] == ["place-0", "place-1"]
 
 
@@ -126,31 +128,24 @@ def test_who_left_has_no_lease_at_all(members: Members) -> None:
     assert refusal(members.called, "a", "", 0.0).code is grpc.StatusCode.ABORTED
 
 
-def test_places_outlive_the_coordinator(members: Members, tmp_path: Path) -> None:
+def test_places_outlive_the_coordinator(members: Members) -> None:
     a, b = members.join("a", 0, 0.0), members.join("b", 1, 0.0)
     members.leave(b)
     members.save(members.records())
-    again = Members(tmp_path / "members.json", 2, 2, 10.0, 1000.0)
+    again = Members(members.store, 2, 2, 10.0, 1000.0)
     again.remember("a", 0, "block-0", 5)
     assert again.called("a", a.lease, 1000.0).finished == {"block-0": 5}
     assert again.present(1, 1000.0) == 0
 
 
-def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(members: Members, tmp_path: Path) -> None:
+def test_what_a_place_has_handed_in_outlives_its_worker_and_the_coordinator(members: Members) -> None:
     first = members.join("a", 0, 0.0)
     first.has_finished("block-0", 3)
     members.leave(first)
     members.join("b", 0, 0.0), members.join("c", 0, 0.0)
     members.save(members.records())
-    again = Members(tmp_path / "members.json", 2, 2, 10.0, 0.0)
+    again = Members(members.store, 2, 2, 10.0, 0.0)
     assert sorted(member.done("block-0") for member in again) == [-1, 3]
-
-
-@pytest.mark.parametrize("damaged", ["[{}]", "[" * 60000, '[{"worker": "w", "part": 1e999, "replica": 0}]'])
-def test_a_damaged_file_is_told(tmp_path: Path, damaged: str) -> None:
-    (tmp_path / "members.json").write_text(damaged)
-    with pytest.raises(ResumeError, match="is damaged"):
-        Members(tmp_path / "members.json", 2, 2, 10.0, 0.0)
 
 
 def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: Members) -> None:

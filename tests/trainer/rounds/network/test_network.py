@@ -1,6 +1,5 @@
 """Rounds over real gRPC: the same weights as in one process, and every kind of run to its end."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,9 +27,8 @@ from tests.trainer.small import corpus, rounds_config
         {"outer": "mean", "outer_rate": 1.0},
         {"fragments": 2, "steps_per_round": 3},
         {"fragments": 2, "overlap": "eager", "codec": "e3m0"},
-        {"overlap": "patient", "fragments": 2, "down_codec": "e3m0"},
     ],
-    ids=["plain", "int8 both ways", "sparse both ways", "mean", "fragments", "eager fragments", "patient fragments"],
+    ids=["plain", "int8 both ways", "sparse both ways", "mean", "fragments", "eager fragments"],
 )
 def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: dict[str, Any]) -> None:
     net = network(**rounds)
@@ -52,19 +50,16 @@ def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: di
 
 
 @pytest.mark.parametrize(
-    ("context", "rounds"),
+    "rounds",
     [
-        ("chained", {}),
-        ("chained", {"copies_codec": "e3m0"}),
-        ("own", {"model": "scorer", "fragments": 2, "copies_codec": "int8", "copies_every": 2}),
-        ("own", {"model": "ar"}),
-        ("own", {"overlap": "eager"}),
-        ("own", {"overlap": "patient", "late": "keep"}),
+        {"model": "scorer", "context_by": "copies", "copies_codec": "e3m0"},
+        {"model": "scorer", "fragments": 2, "copies_codec": "int8"},
+        {"model": "ar"},
+        {"overlap": "eager"},
     ],
 )
-def test_every_kind_of_run_comes_to_its_end(network: Start, context: str, rounds: dict[str, Any]) -> None:
-    config = replace(rounds_config, architecture=replace(rounds_config.architecture, context=context))
-    net = network(config, **{"replicas": 1, "rounds": 2, **rounds})
+def test_every_kind_of_run_comes_to_its_end(network: Start, rounds: dict[str, Any]) -> None:
+    net = network(rounds_config, **{"replicas": 1, "rounds": 2, **rounds})
     trained = net.work_together(*[None] * len(net.spec.parts))
     assert trained == [2] * len(net.spec.parts)
     until(lambda: net.coordinator.ended, 30)

@@ -12,7 +12,7 @@ import onesweep.trainer.rounds.client
 from onesweep.stages.errors import Interrupted, ServiceError
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.client import LeaseLostError
-from onesweep.trainer.rounds.settings import SimulatedWorkers, Throttle
+from onesweep.trainer.rounds.settings import Throttle
 from onesweep.trainer.rounds.store import Update
 from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
@@ -27,15 +27,16 @@ def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
             net.link().next(rounds_pb2.NextRequest(worker=worker, lease="other"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_of_two_processes_of_one_name_the_older_stands_by(network: Start, caplog: pytest.LogCaptureFixture) -> None:
-    net, throttle = network(replicas=1, model="ar"), Throttle(SimulatedWorkers(pace_s=2.0))
+    net, throttle = network(replicas=1, model="ar"), Throttle(2.0)
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(net.work, "w0", throttle=throttle)
         until(lambda: len(list(net.coordinator.members)), 250)
         twin = net.join("w0")  # within the 12 s that the older one needs for all of its steps
         until(lambda: "where one is asked for; trying again" in caplog.text, 250)
-        throttle.fleet = SimulatedWorkers()
+        throttle.pace_s = 0.0
         net.stub.Leave(rounds_pb2.LeaveRequest(worker="w0", lease=twin.lease), timeout=30)
         assert job.result(250) == 3
 
@@ -53,6 +54,7 @@ def test_a_handshake_that_fails_ends_only_who_was_never_answered(network: Start)
     assert said in link._problem(Closed(), ()), "its coordinator was killed meanwhile"
 
 
+@pytest.mark.slow
 def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None:
     net = network(coordinator={"lease_s": 0.5}, replicas=1, rounds=1)
     net.join("silent", part=0)
@@ -61,6 +63,7 @@ def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None
     until(lambda: net.coordinator.ended, 30)
 
 
+@pytest.mark.slow
 def test_a_lockstep_round_does_not_wait_for_a_worker_that_is_gone(network: Start) -> None:
     net = network(coordinator={"lease_s": 2.0})
     net.join("silent", part=0)
@@ -102,10 +105,10 @@ def test_who_asks_hears_that_the_question_has_come_before_the_answer(
 ) -> None:
     """Else who continues at once would hand in only after it has waited."""
     monkeypatch.setattr(onesweep.trainer.rounds.client, "LONG_POLL_S", 60.0)
-    net, asked = network(overlap="patient"), threading.Event()
+    net, asked = network(overlap="eager"), threading.Event()
     place, link = net.join(part=0), net.link()
     with ThreadPoolExecutor(1) as pool:
-        request = rounds_pb2.NextRequest(worker="hand", lease=place.lease, after=0)
+        request = rounds_pb2.NextRequest(worker="hand", lease=place.lease, after=1)
         answer = pool.submit(link.next, request, asked.set)
         assert asked.wait(40)
         assert not answer.done()

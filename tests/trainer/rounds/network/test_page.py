@@ -1,8 +1,6 @@
 """The page of a run: what it answers, to whom, and how it looks in a real browser."""
 
 import asyncio
-import base64
-import hashlib
 import re
 import socket
 import ssl
@@ -15,8 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from onesweep.stages.errors import InputError
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, Tls
@@ -153,6 +149,7 @@ def test_many_who_look_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(looks) == 2
 
 
+@pytest.mark.slow
 def test_a_browser_shows_who_is_late_and_strangers_words_stay_words(net: Any, chromium: str) -> None:
     from playwright.sync_api import expect, sync_playwright
 
@@ -233,41 +230,3 @@ def test_who_checks_the_certificate_and_shows_a_token_sees_the_run(
         httpx.get(tls_net.url, timeout=WAIT_S)
     with pytest.raises(httpx.TransportError):
         httpx.get(tls_net.url.replace("https", "http"), timeout=WAIT_S)
-
-
-def test_a_browser_that_is_given_a_token_shows_the_run(
-    tls_net: Any, tls: Tls, tokens: dict[str, str], chromium: str
-) -> None:
-    from playwright.sync_api import expect, sync_playwright
-
-    with sync_playwright() as playwright:
-        known = f"--ignore-certificate-errors-spki-list={key_digest(tls)}"  # this one, as if its authority were known
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", known])
-        page, wrong = browser.new_page(), list[str]()
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda asked: None if asked.url.startswith(tls_net.url) else wrong.append(asked.url))
-        expect.set_options(timeout=WAIT_S * 1000)
-        page.goto(tls_net.url)
-        expect(page.get_by_role("alert")).to_contain_text("to those with a token")
-        assert page.get_by_role("row").filter(has_text="work.1").count() == 0
-        given = page.get_by_label("Of scope status")
-        given.fill(tokens["work"])
-        given.press("Enter")
-        expect(page.get_by_role("alert")).to_contain_text("may work only")
-        given.fill(tokens["status"])
-        given.press("Enter")
-        expect(page.get_by_role("row").filter(has_text="work.1")).to_be_visible()
-        expect(page.get_by_role("alert")).to_have_count(0)
-        page.reload()
-        expect(page.get_by_role("row").filter(has_text="work.1")).to_be_visible()  # kept in this tab
-        assert page.evaluate("isSecureContext")
-        assert not wrong
-        browser.close()
-
-
-def key_digest(tls: Tls) -> str:
-    """What Chromium calls a certificate's key."""
-    key = x509.load_pem_x509_certificate(tls.certificate.read_bytes()).public_key()
-    return base64.b64encode(
-        hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
-    ).decode()

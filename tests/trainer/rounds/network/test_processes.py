@@ -19,8 +19,10 @@ from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec
+from onesweep.trainer.rounds.store import DATABASE, connect
 from tests.conftest import until
 from tests.trainer.processes import ended, launched
+from tests.trainer.small import events_of
 
 ROUNDS, WORKERS = 6, 2
 SETTINGS = f"""
@@ -56,9 +58,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., BaseProcess]]:
 
 
 def accepted(out: Path) -> int:
-    log = out / "rounds" / "log.jsonl"
-    lines = log.read_bytes().splitlines() if log.exists() else []
-    return sum(b'"accepted"' in line for line in lines)
+    return sum(event["kind"] == "accepted" for event in events_of(out / "rounds"))
 
 
 @pytest.mark.slow
@@ -146,7 +146,9 @@ def test_who_is_told_to_stop_stores_everything_and_says_so(
     one.terminate()
     assert ended(one, WITHIN_S) == 130
     assert "run again to go on" in (tmp_path / "w0.log").read_text()
-    (member,) = json.loads((out / "rounds" / "members.json").read_text())
+    with contextlib.closing(connect(out / "rounds" / DATABASE)) as database:
+        ((record,),) = database.execute("SELECT record FROM members").fetchall()
+    member = json.loads(record)
     assert (member["worker"], member["lease"]) == ("w0", ""), "the place was given back"
     first.terminate()
     assert ended(first, WITHIN_S) == 130

@@ -1,7 +1,6 @@
 """A site: machines that work as one worker, with one lost and back again, and with mistakes of those who start it."""
 
 import contextlib
-import json
 import subprocess
 import sys
 import threading
@@ -22,14 +21,14 @@ from onesweep.stages.errors import ConfigError, InputError, ResumeError, Service
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.settings import SimulatedWorkers, WorkerSettings
-from onesweep.trainer.rounds.simulation import InProcessEngine
+from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.site import Site, gradients_of, take_mean
 from onesweep.trainer.rounds.spec import RunSpec, replica_seed
 from onesweep.trainer.rounds.worker import work
 from onesweep.trainer.rounds.worker_state import STATE_NAME, load_worker
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
-from tests.trainer.small import corpus, rounds_config
+from tests.trainer.small import corpus, events_of, rounds_config
 
 pytestmark = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
 
@@ -83,16 +82,17 @@ def test_a_whole_site_makes_the_weights_of_one_worker_with_all_its_text(
     until(lambda: net.over, WITHIN_S)  # modules are drawn from one generator: nobody else may draw meanwhile
     joined = JoinedCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer)
     spec = RunSpec.of(replace(net.config, sequences=3 * config.sequences), joined)
-    expected = InProcessEngine().train(spec, joined, SimulatedWorkers()).weights["ar"]
+    engine = Simulation(spec, joined, SimulatedWorkers())
+    engine.run()
+    expected = engine.published()["ar"]
     found = net.spec.fragments.whole("ar", net.ledger.weights)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)
 
 
 def records(out: Path, worker: str) -> list[dict[str, Any]]:
-    path = out / "rounds" / "log.jsonl"
-    lines = [json.loads(line) for line in (path.read_text().splitlines() if path.exists() else ())]
-    return [line for line in lines if line.get("kind") == "accepted" and line["worker"] == worker]
+    events = events_of(out / "rounds")
+    return [event for event in events if event["kind"] == "accepted" and event["worker"] == worker]
 
 
 @pytest.mark.slow
@@ -166,6 +166,7 @@ def test_a_machine_that_is_killed_costs_its_share_until_it_is_back(tmp_path: Pat
     assert losses[-1] < losses[0] - 0.5
 
 
+@pytest.mark.slow
 def test_who_does_not_belong_to_a_site_is_told_why(network: Start, machine: Machine, unused_port: int) -> None:
     net = network(config, replicas=1, model="ar")
     first = machine(0, net)
@@ -200,8 +201,7 @@ def test_a_machine_that_cannot_begin_says_why(
 
 
 def test_features_of_one_text_do_not_serve_a_site(network: Start, machine: Machine) -> None:
-    chained = replace(config, architecture=replace(config.architecture, context="chained"))
-    net = network(chained, replicas=1, context_by="features")
+    net = network(config, replicas=1, model="scorer")
     with pytest.raises(ConfigError, match='a site needs context_by = "copies"'):
         machine(0, net, part=1).result(WITHIN_S)
 
@@ -214,8 +214,8 @@ def test_gradients_are_means_over_machines_and_none_where_no_machine_has_one() -
     assert [None if p.grad is None else p.grad.tolist() for p in one] == [[2.0, 0.0], None, [1.0, 2.0, 3.0]]
 
 
-def test_a_site_trains_a_block_by_copies_of_earlier_ones(network: Start, machine: Machine) -> None:
-    net = network(replace(config, architecture=replace(config.architecture, context="chained")), replicas=1)
+def test_a_site_trains_a_stage_by_copies_of_the_others(network: Start, machine: Machine) -> None:
+    net = network(config, replicas=1, model="scorer", context_by="copies")
     jobs = [machine(number, net, part=1) for number in range(3)]
     assert net.work("plain", part=0) == 3
     assert [job.result(WITHIN_S) for job in jobs] == [3, 6, 6]

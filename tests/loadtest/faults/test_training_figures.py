@@ -1,4 +1,4 @@
-"""`onesweep bench rounds`: its links, its intervals, the figures it reads off a run, and a run of real processes."""
+"""`bench chaos-training --faults none`: its links, the figures that it reads off a run, and a run of real processes."""
 
 import contextlib
 import io
@@ -10,23 +10,20 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.faults.rounds_bench import (
+from onesweep.loadtest.faults import training_figures
+from onesweep.loadtest.faults.settings import TrainingChaosSettings
+from onesweep.loadtest.faults.training_figures import (
     WorkerLoad,
-    check_bench,
-    measure_rounds,
-    paired,
+    measure_training,
     plan_options,
     round_seconds,
-    rounds_record,
-    rounds_table,
     with_uplinks,
     worker_loads,
 )
-from onesweep.loadtest.faults.settings import SIX_WORKERS, RoundsBenchSettings
 from onesweep.loadtest.faults.training_observer import LogEntry, RunView
+from onesweep.loadtest.faults.training_run import check_training_chaos
 from onesweep.loadtest.lab.profile import ROUTER, profile_named
 from onesweep.serving.cli.parser import parse
-from onesweep.stages.errors import InputError
 from onesweep.trainer.planning.cost import LINKS
 from onesweep.trainer.v1.rounds_pb2 import WatchUpdate, WorkerStatus
 
@@ -57,18 +54,6 @@ def test_links_that_can_be_planned_with_are_those_that_are_emulated(name: str) -
     assert (link.rate_mbps, link.rate_mbps, link.delay_ms) == (planned.up_mbps, planned.down_mbps, planned.latency_ms)
 
 
-def test_the_interval_is_students() -> None:
-    """Differences 0.01, 0.03, 0.02: deviation 0.01, and 4.303 / sqrt(3) of it."""
-    found = paired([1.01, 1.53, 2.02], [1.0, 1.5, 2.0])
-    assert found.mean == pytest.approx(0.02)
-    assert found.half == pytest.approx(4.303 * 0.01 / 3**0.5)
-    assert str(found) == "+0.0200 ± 0.0248"
-
-
-def test_one_seed_has_no_interval() -> None:
-    assert str(paired([1.5], [1.25])) == "+0.2500 (one seed: no interval)"
-
-
 def closed(part: str, at_s: float) -> LogEntry:
     return LogEntry(at_s, {"kind": "closed", "part": part})
 
@@ -89,27 +74,6 @@ def test_a_share_is_taken_between_two_things_that_a_worker_said() -> None:
     assert worker_loads(views, 10) == [], "twice is the least"
     later = [view(22, 2, 5, 16.0), view(23, 2, 5, 16.0)]
     assert worker_loads([*views, *later], 10) == [WorkerLoad("w0", (16 - 7) / (22 - 12), (16 - 7) / 10)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"seeds": ()}, "--seeds must be different"),
-        ({"seeds": (1, 1)}, "--seeds must be different"),
-        ({"seeds": tuple(range(11))}, "--seeds takes at most 10, not 11"),
-        ({"config": Path("nowhere.toml")}, "cannot read nowhere.toml"),
-        ({"profile": "moon"}, "no profile 'moon'"),
-    ],
-)
-def test_what_cannot_be_measured_is_told_before(changes: dict[str, object], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        check_bench(replace(RoundsBenchSettings(), **changes))  # type: ignore[arg-type]
-
-
-def test_a_seed_in_the_settings_is_told(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("seed = 3\n" + SIX_WORKERS.read_text())
-    with pytest.raises(InputError, match="has a seed; leave it out"):
-        check_bench(RoundsBenchSettings(config=tmp_path / "run.toml", profile="loopback"))
 
 
 SETTINGS = """
@@ -137,21 +101,19 @@ def answered_here(arguments: Sequence[str], within_s: float) -> dict[str, Any]:
 @pytest.mark.timeout(900)
 def test_what_was_planned_is_what_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # such a run is over before a worker has reported twice how busy it was
-    monkeypatch.setattr("onesweep.loadtest.faults.rounds_bench.worker_loads", lambda *_: [WorkerLoad("w0", 0.9, 0.05)])
-    monkeypatch.setattr("onesweep.loadtest.faults.rounds_bench.answer_of", answered_here)
+    monkeypatch.setattr(training_figures, "worker_loads", lambda *_: [WorkerLoad("w0", 0.9, 0.05)])
+    monkeypatch.setattr(training_figures, "answer_of", answered_here)
     (tmp_path / "run.toml").write_text(SETTINGS)
-    bench = RoundsBenchSettings(
-        config=tmp_path / "run.toml", profile="loopback", up_mbps=None, pace_s=0.02, within_s=300.0
+    settings = TrainingChaosSettings(
+        config=tmp_path / "run.toml", profile="loopback", faults=(), seeds=(0,), up_mbps=None, pace_s=0.02
     )
-    check_bench(bench)
-    figures = measure_rounds(bench, print)
-    by_name = {compared.name: compared for compared in figures.compared()}
-    assert by_name["bytes, coordinator"].off == 0
-    assert "bytes, links" not in by_name, "loopback does not count"
-    assert abs(figures.loss.mean) < 0.5, "two losses of the same model, hardly trained"
-    lines = rounds_table(figures).splitlines()
-    assert lines[0].startswith("next byte, nats: ")
-    assert lines[1].startswith("4 rounds of 20 steps in ")
-    record = json.loads(json.dumps(rounds_record(bench, figures, "onesweep bench rounds")))
+    check_training_chaos(settings)
+    figures = measure_training(settings, print)
+    rows = {name: (mean, planned) for name, mean, planned in figures.rows()}
+    measured, planned = rows["bytes, coordinator (MB)"]
+    assert measured == planned
+    assert "bytes, links (MB)" not in rows, "loopback does not count"
+    assert abs(rows["less that of one place"][0]) < 0.5, "two losses of the same model, hardly trained"
+    assert figures.table().startswith("4 rounds of 20 steps, 1 seeds\n")
+    record = json.loads(json.dumps(figures.record()))
     assert record["runs"]["0"]["payload_bytes"] == record["plan"]["all_bytes"]
-    assert record["commit"] == figures.commit
