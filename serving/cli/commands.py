@@ -98,12 +98,7 @@ _TOKEN = Family(
         )
     },
 )
-_RECEIPT = Family(
-    "receipt",
-    "check what hosts signed of a text (`generate --receipt`)",
-    {"": _commands("onesweep.serving.cli.admin:receipt_", ("check", "check a receipt", "paid.json --ca certs/ca.pem"))},
-)
-_IDENTITIES = (_CERTS, _TOKEN, _RECEIPT)
+_IDENTITIES = (_CERTS, _TOKEN)
 _TRAIN_PICTURES = Family(
     "pictures",
     "train nets that draw",
@@ -301,9 +296,6 @@ ROOT = Family(
                 "make a small drafter from an AR pipeline's own outputs",
                 "--checkpoint smollm2 --text corpus/ --minutes 30",
             ),
-            "onesweep.serving.cli.admin:",
-            ("ngram", "fit a drafter of n-grams to your text", "--checkpoint smollm2 --text notes.txt"),
-            "onesweep.trainer.commands:",
             ("init", "make a checkpoint with random weights, for tests of capacity", "big --parts 8 --width 2048"),
         ),
         "operate": _commands(
