@@ -13,14 +13,14 @@ import sys
 
 from onesweep.serving.cli.__main__ import main
 from onesweep.stages.host.host import Host
-from onesweep.stages.host.picture_validation import EXACT
-from onesweep.stages.host.requests import PictureRequest
 from onesweep.stages.host.scheduler import ScheduledHop
 from onesweep.stages.host.server import StageServer
+from onesweep.stages.host.work.pictures import EXACT, PictureWork
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.pictures.architecture import PictureArchitecture
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Outcome, StageWork, hidden_rows, work_of
+from onesweep.stages.wire.messages import Outcome, hidden_rows, work_of
 
 SPOILS = ("length", "scales", "number", "unparsable")
 
@@ -31,12 +31,13 @@ class GarbageHost(Host):
     _turns = itertools.cycle(SPOILS)
 
     def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
-        spoil(outcome, next(self._turns))
-        if isinstance(outcome, stage_pb2.Hop):
-            super()._hand_over(job, outcome)
+        # not the step that follows a text: it would be computed from what is none
+        told = job.work.result or outcome
+        spoil(told, next(self._turns))
+        if isinstance(told, stage_pb2.Hop):
+            super()._hand_over(job, told)
         else:
-            # not the step that follows: it would be computed from what is no text
-            self.subscribers.publish(job.hop.router, outcome)
+            self.subscribers.publish(job.hop.router, told)
 
 
 class WrongHost(Host):
@@ -48,36 +49,41 @@ class WrongHost(Host):
         if self.turns.random() >= self.rate:
             super()._go_on(job, outcome)
             return
-        if isinstance(outcome, stage_pb2.Event):
-            if outcome.WhichOneof("outcome") == "text":
-                alphabet = job.session.alphabet
-                outcome.text = alphabet.encode([(symbol + 1) % 128 for symbol in alphabet.symbols(outcome.text)])
-            elif outcome.HasField("pictures"):
-                outcome.pictures.pixels = outcome.pictures.pixels[::-1]
-        elif isinstance(job.request, PictureRequest):
+        told, alphabet = job.work.result or outcome, job.session.alphabet
+        if isinstance(told, stage_pb2.Event):
+            if told.WhichOneof("outcome") == "text":
+                told.text = _next_symbols(told.text, alphabet)
+                if isinstance(outcome, stage_pb2.Hop):
+                    outcome.read.clean = _next_symbols(outcome.read.clean, alphabet)
+            elif told.HasField("pictures"):
+                told.pictures.pixels = told.pictures.pixels[::-1]
+        elif isinstance(job.work, PictureWork):
             source = job.session.parts.plan.models[job.session.kind]
-            _turn_pictures(outcome, job.request, source.manifest.picture_architecture)
-        elif outcome.WhichOneof("work") == "sweep":
-            sweep = outcome.sweep
+            _turn_pictures(told, job.work, source.manifest.picture_architecture)
+        elif told.WhichOneof("work") == "sweep":
+            sweep = told.sweep
             sweep.estimate = turned(sweep.estimate, codec_named(sweep.codec), sweep.slots)
         else:
-            step = work_of(outcome)
-            assert isinstance(step, StageWork)
-            rows = hidden_rows(step, job.session.alphabet)
-            step.hidden = turned(step.hidden, hidden_codec(step.codec), rows)
+            read = told.read
+            rows = hidden_rows(read, job.session.alphabet)
+            read.hidden = turned(read.hidden, hidden_codec(read.codec), rows)
         super()._go_on(job, outcome)
+
+
+def _next_symbols(text: bytes, alphabet: Alphabet) -> bytes:
+    return alphabet.encode([(symbol + 1) % 128 for symbol in alphabet.symbols(text)])
 
 
 HOSTS: dict[str, type[Host]] = {"garbage": GarbageHost, "wrong": WrongHost}
 
 
-def _turn_pictures(hop: stage_pb2.Hop, request: PictureRequest, a: PictureArchitecture) -> None:
+def _turn_pictures(hop: stage_pb2.Hop, work: PictureWork, a: PictureArchitecture) -> None:
     """Turn the rows of what travels of pictures."""
-    rows = request.plan.pictures * a.tokens
+    rows = work.plan.pictures * a.tokens
     if hop.HasField("draw"):
         hop.draw.estimate = turned(hop.draw.estimate, codec_named(hop.draw.codec), rows)
     elif hop.denoise.hidden:
-        hidden = request.plan.evaluations * a.tokens
+        hidden = work.plan.evaluations * a.tokens
         hop.denoise.hidden = turned(hop.denoise.hidden, hidden_codec(hop.denoise.codec), hidden)
     else:
         hop.denoise.estimate = turned(hop.denoise.estimate, EXACT, rows)

@@ -18,9 +18,9 @@ from onesweep.stages.wire.status import failed_precondition, invalid
 FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
 
 
-async def score(session: Session, step: stage_pb2.Score) -> tuple[stage_pb2.Event, Floats]:
+async def score(session: Session, step: stage_pb2.Read) -> tuple[stage_pb2.Event, Floats]:
     """The result of a step, and ln p of each of its candidates: (candidates,). Raises Refusal."""
-    count = len(step.candidates)
+    count = len(step.score.candidates)
     await session.push(step)
     event = await session.event(partial(check_scores, count=count))
     return event, read_scores(event.scores.nats, count)
@@ -117,15 +117,15 @@ class ScoredMode(Mode):
 
     def step(
         self, request: Generation, number: int, read: int, clean: bytes, candidates: list[bytes]
-    ) -> stage_pb2.Score:
+    ) -> stage_pb2.Read:
         """:param read: symbols that the hosts have read."""
-        return stage_pb2.Score(
+        return stage_pb2.Read(
             number=number,
             start=read,
             clean=clean,
-            sampling=request.sampling,
+            prompt=read + self.tokenizer.alphabet.count(clean),
             codec=request.codec,
-            candidates=candidates,
+            score=stage_pb2.Score(temperature=request.temperature, candidates=candidates),
         )
 
     @property

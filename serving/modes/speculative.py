@@ -56,15 +56,14 @@ class SpeculativeMode(ArMode):
                 draft = await drafter.draft(text, _plan(request, left)) if left > 1 else Draft()
                 while True:
                     begin, drafted = time.perf_counter(), len(draft.symbols)
-                    step = stage_pb2.Verify(
+                    tree = stage_pb2.DraftTree(depths=draft.depths) if draft.is_tree else None
+                    step = stage_pb2.Read(
                         number=number,
                         start=read,
                         clean=alphabet.cut(text, read) + alphabet.encode(draft.symbols),
                         prompt=request.given_symbols,
-                        sampling=request.sampling,
                         codec=request.codec,
-                        draft=drafted,
-                        tree=stage_pb2.DraftTree(depths=draft.depths) if draft.is_tree else None,
+                        sample=stage_pb2.Sample(sampling=request.sampling, draft=drafted, tree=tree),
                     )
                     # guesses need the result before, so a sweep ends at the router: H + 1 trips, where a byte costs H
                     await session.push(step)
@@ -100,14 +99,13 @@ class SpeculativeMode(ArMode):
             raise invalid("drafter 'hosts' needs a model with a draft head, and the hosts' has none: choose another")
         alphabet, left = self.tokenizer.alphabet, request.max_symbols
         with Session(self.ring, "ar", self._reach(request) - 1, request.due_at, account) as session:
-            drafting = stage_pb2.Drafting(remaining=left, most=request.draft or 0, branches=request.branches or 0)
+            drafting = stage_pb2.Drafting(most=request.draft or 0, branches=request.branches or 0)
             await session.push(
-                stage_pb2.Verify(
+                stage_pb2.Read(
                     clean=request.prompt,
                     prompt=request.given_symbols,
-                    sampling=request.sampling,
                     codec=request.codec,
-                    drafting=drafting,
+                    sample=stage_pb2.Sample(sampling=request.sampling, remaining=left, drafting=drafting),
                 )
             )
             while True:

@@ -131,13 +131,13 @@ async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
         number, read = 0, 0
         for at in range(1, len(known), most):
             piece = known[at : at + most]
-            step = stage_pb2.Score(
+            step = stage_pb2.Read(
                 number=number,
                 start=read,
                 clean=alphabet.encode(known[read:at]),
-                sampling=stage_pb2.Sampling(temperature=1.0),
+                prompt=at,
                 codec="fp32",
-                candidates=[alphabet.encode(piece)],
+                score=stage_pb2.Score(temperature=1.0, candidates=[alphabet.encode(piece)]),
             )
             _, nats = await score(session, step)
             total -= float(nats.sum())

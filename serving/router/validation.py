@@ -29,9 +29,9 @@ from onesweep.serving.router.request import (
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.checkpoint.manifest import MAX_NESTING, nesting
 from onesweep.stages.errors import close_to, one_of
-from onesweep.stages.host.sampling_validation import MAX_TEMPERATURE
 from onesweep.stages.host.schema_check import schema_problem
-from onesweep.stages.host.validation import MAX_STEPS
+from onesweep.stages.host.work.sampling import MAX_TEMPERATURE
+from onesweep.stages.host.work.sweep import MAX_STEPS
 from onesweep.stages.model.draft_tree import MAX_BRANCHES, MAX_DRAFT
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.model.scoring import MAX_CANDIDATES

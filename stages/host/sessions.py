@@ -62,8 +62,9 @@ class Session:
         """Book a hop up to position `length`."""
         self.length = length
         if has_more(work):
-            self.prefills += isinstance(work, stage_pb2.Prefill)
-            self.batches += isinstance(work, stage_pb2.Score)
+            is_score = isinstance(work, stage_pb2.Read) and work.HasField("score")
+            self.batches += is_score
+            self.prefills += not is_score
         else:
             self.prefills = self.batches = 0
             self.next_number += 1

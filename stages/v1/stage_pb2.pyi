@@ -549,10 +549,7 @@ class Hop(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     SWEEP_FIELD_NUMBER: _builtins.int
-    PREFILL_FIELD_NUMBER: _builtins.int
-    DECODE_FIELD_NUMBER: _builtins.int
-    VERIFY_FIELD_NUMBER: _builtins.int
-    SCORE_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     DRAW_FIELD_NUMBER: _builtins.int
     DENOISE_FIELD_NUMBER: _builtins.int
     CONSULT_FIELD_NUMBER: _builtins.int
@@ -590,13 +587,7 @@ class Hop(_message.Message):
     @_builtins.property
     def sweep(self) -> Global___Sweep: ...
     @_builtins.property
-    def prefill(self) -> Global___Prefill: ...
-    @_builtins.property
-    def decode(self) -> Global___Decode: ...
-    @_builtins.property
-    def verify(self) -> Global___Verify: ...
-    @_builtins.property
-    def score(self) -> Global___Score: ...
+    def read(self) -> Global___Read: ...
     @_builtins.property
     def draw(self) -> Global___Draw: ...
     @_builtins.property
@@ -621,10 +612,7 @@ class Hop(_message.Message):
         request: _builtins.str = ...,
         traceparent: _builtins.str = ...,
         sweep: Global___Sweep | None = ...,
-        prefill: Global___Prefill | None = ...,
-        decode: Global___Decode | None = ...,
-        verify: Global___Verify | None = ...,
-        score: Global___Score | None = ...,
+        read: Global___Read | None = ...,
         draw: Global___Draw | None = ...,
         denoise: Global___Denoise | None = ...,
         consult: Global___Consult | None = ...,
@@ -632,11 +620,11 @@ class Hop(_message.Message):
         batch: _builtins.bool = ...,
         memory: Global___Memory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "decode", b"decode", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "read", b"read", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "consult", b"consult", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "consult", b"consult", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "read", b"read", "request", b"request", "router", b"router", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score", "draw", "denoise", "consult"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "read", "draw", "denoise", "consult"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -682,10 +670,10 @@ class Sampling(_message.Message):
     seed: _builtins.int
     temperature: _builtins.float
     logprobs: _builtins.int
-    """With the symbols, ln of their probabilities and of so many of the most likely ones, 0 to 20. Of a Decode or Verify."""
+    """With the symbols, ln of their probabilities and of so many of the most likely ones, 0 to 20. Of a Sample."""
     @_builtins.property
     def shaping(self) -> Global___Shaping:
-        """of a Decode or Verify only; absent: none"""
+        """of a Sample only; absent: none"""
 
     @_builtins.property
     def grammar(self) -> Global___Grammar:
@@ -892,13 +880,10 @@ class Sweep(_message.Message):
 Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
 
 @_typing.final
-class Prefill(_message.Message):
-    """The other four are work for a pipeline, `ar` or `scorer` by the hop's digest. They bring new symbols, and begin alike:
-    number, stage, start, clean, codec, hidden. Those of a Decode or Verify that are at positions from `prompt` on give, to
-    the last bit, what they would give one by one; those before attend 32 at a time, at positions from a multiple of 32 on.
-
-    Known symbols of a long Decode, Verify or Score of the same number, which follows in the next hops: hosts along the
-    chain work on its hops at the same time. It has no outcome of its own.
+class Read(_message.Message):
+    """New symbols for a pipeline, `ar` or `scorer` by the hop's digest, and what is asked about those that follow. Without a
+    question it is the beginning of a long step, which the next hops bring: hosts along the chain work on its hops at the
+    same time, and it has no outcome of its own.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -907,11 +892,13 @@ class Prefill(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CLEAN_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     READS_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     HIDDEN_FIELD_NUMBER: _builtins.int
     FOR_DRAFTING_FIELD_NUMBER: _builtins.int
-    PROMPT_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     stage: _builtins.int
@@ -920,18 +907,24 @@ class Prefill(_message.Message):
     """position of the first new symbol; 0 opens a session; positions from there on are forgotten"""
     clean: _builtins.bytes
     """the new symbols"""
+    prompt: _builtins.int
+    """Symbols that were given. From there on, new ones give to the last bit what they would give one by one; those before
+    attend 32 at a time, at positions from a multiple of 32 on.
+    """
     codec: _builtins.str
     """of `hidden`: fp32, int8"""
     hidden: _builtins.bytes
     """hidden states of the stage before; empty before stage 0"""
     for_drafting: _builtins.bool
-    """a Verify with `drafting` follows"""
-    prompt: _builtins.int
-    """before a Decode or Verify, as there; before a Score, the end of its new symbols"""
+    """without a question: the last host will draft, and its draft head reads these, too"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """before a Score, as there"""
+        """As in a Sweep, wherever it starts; not with a Sample. Rounding depends on what is read together."""
 
+    @_builtins.property
+    def sample(self) -> Global___Sample: ...
+    @_builtins.property
+    def score(self) -> Global___Score: ...
     def __init__(
         self,
         *,
@@ -939,127 +932,67 @@ class Prefill(_message.Message):
         stage: _builtins.int = ...,
         start: _builtins.int = ...,
         clean: _builtins.bytes = ...,
+        prompt: _builtins.int = ...,
         reads: _abc.Iterable[_builtins.int] | None = ...,
         codec: _builtins.str = ...,
         hidden: _builtins.bytes = ...,
         for_drafting: _builtins.bool = ...,
-        prompt: _builtins.int = ...,
+        sample: Global___Sample | None = ...,
+        score: Global___Score | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "sample", b"sample", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "for_drafting", b"for_drafting", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "reads", b"reads", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "clean", b"clean", "codec", b"codec", "for_drafting", b"for_drafting", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "reads", b"reads", "sample", b"sample", "score", b"score", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_ask: _TypeAlias = _typing.Literal["sample", "score"]  # noqa: Y015
+    _WhichOneofArgType_ask: _TypeAlias = _typing.Literal["ask", b"ask"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_ask) -> _WhichOneofReturnType_ask | None: ...
 
-Global___Prefill: _TypeAlias = Prefill  # noqa: Y015
+Global___Read: _TypeAlias = Read  # noqa: Y015
 
 @_typing.final
-class Decode(_message.Message):
-    """New symbols in, one sampled symbol out. The last host starts the next step itself while `remaining` is above 1."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    STAGE_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    CLEAN_FIELD_NUMBER: _builtins.int
-    PROMPT_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
-    HIDDEN_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
-    REMAINING_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    stage: _builtins.int
-    start: _builtins.int
-    clean: _builtins.bytes
-    prompt: _builtins.int
-    """symbols that were given, at most all that are known"""
-    codec: _builtins.str
-    hidden: _builtins.bytes
-    remaining: _builtins.int
-    """steps still to make, this one included"""
-    @_builtins.property
-    def sampling(self) -> Global___Sampling: ...
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-        stage: _builtins.int = ...,
-        start: _builtins.int = ...,
-        clean: _builtins.bytes = ...,
-        prompt: _builtins.int = ...,
-        codec: _builtins.str = ...,
-        hidden: _builtins.bytes = ...,
-        sampling: Global___Sampling | None = ...,
-        remaining: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Decode: _TypeAlias = Decode  # noqa: Y015
-
-@_typing.final
-class Verify(_message.Message):
-    """New symbols, the last `draft` of which are draft tokens. The last stage samples at the place of each, and the drafts
-    that it samples as well come out, with one symbol more.
+class Sample(_message.Message):
+    """The symbol that follows; and where the last of the new symbols are draft tokens, the one at the place of each: the
+    drafts that are sampled as well come out, with one symbol more.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NUMBER_FIELD_NUMBER: _builtins.int
-    STAGE_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    CLEAN_FIELD_NUMBER: _builtins.int
-    PROMPT_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
-    HIDDEN_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
     DRAFTING_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    stage: _builtins.int
-    start: _builtins.int
-    clean: _builtins.bytes
-    prompt: _builtins.int
-    codec: _builtins.str
-    hidden: _builtins.bytes
     draft: _builtins.int
+    """how many of the new symbols, the last ones, are draft tokens"""
+    remaining: _builtins.int
+    """Symbols still to write, those of this step included: the last host starts the next step itself. 0: the router does."""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def tree(self) -> Global___DraftTree:
-        """the drafts are a tree, of which the branch that is right comes out"""
+        """they are a tree, of which the branch that is right comes out"""
 
     @_builtins.property
     def drafting(self) -> Global___Drafting:
-        """The last host drafts what follows and begins the next step itself, as after a Decode."""
+        """the last host drafts what follows"""
 
     def __init__(
         self,
         *,
-        number: _builtins.int = ...,
-        stage: _builtins.int = ...,
-        start: _builtins.int = ...,
-        clean: _builtins.bytes = ...,
-        prompt: _builtins.int = ...,
-        codec: _builtins.str = ...,
-        hidden: _builtins.bytes = ...,
         sampling: Global___Sampling | None = ...,
         draft: _builtins.int = ...,
         tree: Global___DraftTree | None = ...,
+        remaining: _builtins.int = ...,
         drafting: Global___Drafting | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "draft", b"draft", "drafting", b"drafting", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "sampling", b"sampling", "stage", b"stage", "start", b"start", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "drafting", b"drafting", "remaining", b"remaining", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Verify: _TypeAlias = Verify  # noqa: Y015
+Global___Sample: _TypeAlias = Sample  # noqa: Y015
 
 @_typing.final
 class Drafting(_message.Message):
@@ -1067,11 +1000,8 @@ class Drafting(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REMAINING_FIELD_NUMBER: _builtins.int
     MOST_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
-    remaining: _builtins.int
-    """symbols still to write, those of this step included"""
     most: _builtins.int
     """draft tokens of a step; 0: as many as pay"""
     branches: _builtins.int
@@ -1079,13 +1009,12 @@ class Drafting(_message.Message):
     def __init__(
         self,
         *,
-        remaining: _builtins.int = ...,
         most: _builtins.int = ...,
         branches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "most", b"most", "remaining", b"remaining"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "most", b"most"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1115,42 +1044,22 @@ Global___DraftTree: _TypeAlias = DraftTree  # noqa: Y015
 
 @_typing.final
 class Score(_message.Message):
-    """New symbols, and continuations of them whose probabilities come out as Scores. The continuations are not remembered.
-    Many of them come in batches, hops of one number, each with Scores of its own: hosts along the chain work on different
-    batches at the same time. Only batch 0 brings symbols; the later ones start where it ended.
+    """Continuations of the new symbols, whose probabilities come out as Scores. They are not remembered. Many of them come in
+    batches, hops of one number, each with Scores of its own: hosts along the chain work on different batches at the same
+    time. Only batch 0 brings symbols; the later ones start where it ended.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NUMBER_FIELD_NUMBER: _builtins.int
-    STAGE_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    CLEAN_FIELD_NUMBER: _builtins.int
-    READS_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
-    HIDDEN_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    stage: _builtins.int
-    start: _builtins.int
-    clean: _builtins.bytes
-    codec: _builtins.str
-    hidden: _builtins.bytes
+    temperature: _builtins.float
     batch: _builtins.int
     """0, 1, 2 ... in a step"""
     batches: _builtins.int
     """of the step; 0 and 1: this is all of it"""
-    @_builtins.property
-    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """as in a Sweep, wherever it starts: rounding depends on what is read together"""
-
-    @_builtins.property
-    def sampling(self) -> Global___Sampling:
-        """its temperature only"""
-
     @_builtins.property
     def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """of one length, in all batches of a step"""
@@ -1158,21 +1067,14 @@ class Score(_message.Message):
     def __init__(
         self,
         *,
-        number: _builtins.int = ...,
-        stage: _builtins.int = ...,
-        start: _builtins.int = ...,
-        clean: _builtins.bytes = ...,
-        reads: _abc.Iterable[_builtins.int] | None = ...,
-        codec: _builtins.str = ...,
-        hidden: _builtins.bytes = ...,
-        sampling: Global___Sampling | None = ...,
+        temperature: _builtins.float = ...,
         candidates: _abc.Iterable[_builtins.bytes] | None = ...,
         batch: _builtins.int = ...,
         batches: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "candidates", b"candidates", "clean", b"clean", "codec", b"codec", "hidden", b"hidden", "number", b"number", "reads", b"reads", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "candidates", b"candidates", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

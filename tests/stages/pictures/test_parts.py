@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from onesweep.stages.host.requests import PictureRequest
 
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.host.parts import HostPlan, ModelSource, full_state_bytes, load_parts, plan_host
-from onesweep.stages.host.requests import PictureRequest
 from onesweep.stages.host.server import MESSAGE_BYTES
 from onesweep.stages.host.validation import parse_hop
 from onesweep.stages.pictures.trajectory import DrawPlan, most_pictures
