@@ -41,8 +41,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "sweep": {"max_bytes": 96},
     "chunked": {"max_bytes": 96, "chunk": 16},
     "resample": {"max_bytes": 64, "candidates": 16},
-    "verified": {"max_bytes": 64},
-    "infill": {"max_bytes": 24, "chunk": 8, "candidates": 8, "suffix": " and so on"},
     "ar": {"max_bytes": 48},
     "ar-speculative": {"max_bytes": 64},
     "local": {"max_bytes": 48},

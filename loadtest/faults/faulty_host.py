@@ -116,9 +116,6 @@ def _spoil_event(event: stage_pb2.Event, way: str) -> None:
         case "scores":
             nats = event.scores.nats
             event.scores.nats = {"length": nats[:-1], "scales": b"\xff" * len(nats), "unparsable": b"?"}[way]
-        case "verification":
-            odds = event.verification.odds
-            event.verification.odds = {"length": odds[:-4], "scales": b"\xff" * len(odds), "unparsable": b"?"}[way]
         case "pictures":
             pixels = event.pictures.pixels
             event.pictures.pixels = {"length": pixels[:-1], "scales": b"", "unparsable": os.urandom(4096)}[way]

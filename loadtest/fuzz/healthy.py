@@ -30,8 +30,6 @@ TEXTS: tuple[dict[str, Any], ...] = (
     {"mode": "ar", "max_tokens": 8},
     {"mode": "ar-speculative", "max_tokens": 12},
     {"mode": "resample", "max_tokens": 8, "chunk": 8, "candidates": 4},
-    {"mode": "verified", "max_tokens": 8},
-    {"mode": "infill", "max_tokens": 4, "suffix": " of the village.", "candidates": 4},
     {"mode": "local", "max_tokens": 8},
 )
 PICTURES: tuple[dict[str, Any], ...] = (

@@ -171,7 +171,7 @@ def _bodies(asked: dict[str, Any]) -> list[tuple[str, Any]]:
     call = {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"}
     items = [*messages, call, {"type": "function_call_output", "call_id": "x", "output": "y"}]
     tools = {"tools": [{"type": "function", "name": "f"}], "tool_choice": "none"}
-    race = {"prompt": PROMPT, "entrants": ["sweep", str(asked["mode"])], "max_bytes": 4, "suffix": "x"}
+    race = {"prompt": PROMPT, "entrants": ["sweep", str(asked["mode"])], "max_bytes": 4}
     return [
         (PATHS[0], {**common, "prompt": PROMPT, "n": 1, "stop": ["."], "stream": False}),
         (PATHS[1], chat),

@@ -29,7 +29,7 @@ READY_S = 60.0
 POLL_S = 0.1
 SETTLED_S = 1.0  # without a further audit: then all have ended
 REPLICAS = 2
-WRITTEN, DRAWN = ("sweep", "chunked", "ar", "ar-speculative", "resample", "verified"), ("chain", "steps")
+WRITTEN, DRAWN = ("sweep", "chunked", "ar", "ar-speculative", "resample"), ("chain", "steps")
 MOST_SEARCHED = 10  # times --sweeps: then it was not found
 SHORT_BYTES = 8  # of a text that is written in one sweep, where a faulty host is searched for
 

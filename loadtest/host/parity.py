@@ -25,7 +25,7 @@ from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.client.client import AsyncClient, Result
 from onesweep.serving.modes.tokenizer import Tokenizer, tokenizer_of
-from onesweep.stages.checkpoint.bundle import NGRAM_NAME, find_bundle
+from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.draft_head import has_draft_head
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError
@@ -277,7 +277,6 @@ class DraftParityBench(Benchmark[ParitySettings, list[DraftFigures]]):
             "hosts": has_draft_head(read_manifest(bundle.ar)),
             "lookup": True,
             "model": bundle.local is not None,
-            "ngram": (self.settings.checkpoint / NGRAM_NAME).exists(),
         }
         return tuple(name for name, has in found.items() if has)
 

@@ -98,9 +98,7 @@ class AuditSettings:
 
     checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
     share: float = setting(0.05, "share of answers that are audited", metavar="S", above=0, most=1)
-    modes: tuple[str, ...] | None = setting(
-        None, "modes to measure the cost of", shown="all but infill", metavar="M[,M]"
-    )
+    modes: tuple[str, ...] | None = setting(None, "modes to measure the cost of", shown="all", metavar="M[,M]")
     rate: float = setting(1.0, "share of its sweeps that are wrong", above=0, most=1)
     sweeps: int = setting(100, "sweeps to find it in", least=1, most=MOST_REQUESTS)
     # each in a deployment of its own

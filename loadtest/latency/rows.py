@@ -79,7 +79,7 @@ def acceptance(samples: Sequence[Sample]) -> float | None:
 
 def same_as_ar(arm: Arm, taken: Mapping[Arm, Sequence[Sample]]) -> Row:
     """Texts equal to those of `ar` with the same seeds, for a mode that promises them; `taken`: of one profile."""
-    exact = arm.choice.mode == SPECULATIVE or (arm.choice.mode == "verified" and arm.temperature == 0)
+    exact = arm.choice.mode == SPECULATIVE
     alike = [other for other in taken if other.choice.mode == "ar" and replace(other, choice=arm.choice) == arm]
     if not exact or not alike:
         return {}

@@ -19,7 +19,6 @@ from onesweep.loadtest.report.record import origin, settings_record
 from onesweep.loadtest.report.table import open_meter
 from onesweep.loadtest.workload.arms import (
     BYTES,
-    INFILL,
     LENGTH_FLAGS,
     LEVELS,
     SCORED,
@@ -29,14 +28,14 @@ from onesweep.loadtest.workload.arms import (
     Length,
     ModeChoice,
 )
-from onesweep.loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
+from onesweep.loadtest.workload.prompts import NOVEL, Prompts
 from onesweep.loadtest.workload.testbed import LOOPBACK, Testbed, check_host_count, default_hosts, started_testbed
 from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
 from onesweep.serving.modes import MODES
 from onesweep.serving.modes.tokenizer import tokenizer_of
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
-from onesweep.stages.checkpoint.bundle import NGRAM_NAME, Bundle, bundle_draws, find_bundle
+from onesweep.stages.checkpoint.bundle import Bundle, bundle_draws, find_bundle
 from onesweep.stages.checkpoint.draft_head import has_draft_head
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError
@@ -141,12 +140,11 @@ def _check_lengths(
     """Raises InputError for more symbols than the models of the chosen modes can write after the longest prompt."""
     bundle, rooms = find_bundle(checkpoint), list[int]()
     for choice in choices:
-        for kind in _models(choice, checkpoint, bundle):
+        for kind in _models(choice, bundle):
             directory = getattr(bundle, kind)
             if directory is None:
                 raise InputError(f"mode {choice.label} needs {kind}/ in {checkpoint}, which has none")
-            beside = SUFFIX if choice.mode == INFILL else ""
-            longest = _longest(tuple(text + beside for each in prompts for text in each.texts), directory)
+            longest = _longest(tuple(text for each in prompts for text in each.texts), directory)
             rooms.append(read_manifest(directory).text_architecture.positions - longest)
     room = min(rooms)
     for length in lengths:
@@ -162,18 +160,17 @@ def _longest(texts: tuple[str, ...], directory: Path) -> int:
     return max(len(symbols_of(tokenizer, text.encode())) for text in texts)
 
 
-def _models(choice: ModeChoice, checkpoint: Path, bundle: Bundle) -> list[str]:
-    """The models of a bundle that a mode uses. Raises InputError where it wants n-grams and there are none."""
+def _models(choice: ModeChoice, bundle: Bundle) -> list[str]:
+    """The models of a bundle that a mode uses."""
     if choice.mode in SCORED:
-        return [choice.scorer or ("scorer" if bundle.scorer else "ar"), *_drafter(choice, checkpoint, bundle)]
+        return [choice.scorer or ("scorer" if bundle.scorer else "ar"), *_drafter(choice, bundle)]
     if choice.mode == SPECULATIVE:
-        return ["ar", *_drafter(choice, checkpoint, bundle)]
+        return ["ar", *_drafter(choice, bundle)]
     return ["local" if choice.mode == "local" else "ar" if choice.mode == "ar" else "chain"]
 
 
-def _drafter(choice: ModeChoice, checkpoint: Path, bundle: Bundle) -> list[str]:
+def _drafter(choice: ModeChoice, bundle: Bundle) -> list[str]:
     """`local`, where the router drafts with it."""
-    ngrams = (checkpoint / NGRAM_NAME).exists()
     if (
         choice.mode == SPECULATIVE
         and choice.drafter in (None, "hosts")
@@ -182,13 +179,6 @@ def _drafter(choice: ModeChoice, checkpoint: Path, bundle: Bundle) -> list[str]:
     ):
         return []
     name = choice.drafter or ("lookup" if choice.mode == SPECULATIVE and not bundle.local else "model")
-    # without a drafter of its own, a router takes what the bundle has: n-grams where there is no local model
-    if choice.drafter in (None, "both") and name != "lookup" and not bundle.local and ngrams:
-        name = "ngram"
-    if name == "ngram" and not ngrams:
-        raise InputError(
-            f"mode {choice.label} needs {NGRAM_NAME} in {checkpoint}, which has none: see `onesweep ngram`"
-        )
     return ["local"] if name in ("model", "both") else []
 
 

@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onesweep.loadtest.workload.prompts import NOVEL, SUFFIX, Prompts
+from onesweep.loadtest.workload.prompts import NOVEL, Prompts
 from onesweep.serving.drawing import DRAWING_MODES
 from onesweep.serving.modes import MODES, SCORERS
 from onesweep.stages.errors import InputError, one_of
 
-SPECULATIVE, INFILL = "ar-speculative", "infill"
-SCORED = ("resample", "verified", INFILL)
+SPECULATIVE = "ar-speculative"
+SCORED = ("resample",)
 # Of the modes that can name one.
-DRAFTERS = {SPECULATIVE: ("hosts", "model", "lookup", "ngram", "both")} | dict.fromkeys(SCORED, ("model", "ngram"))
-CHUNKED = ("chunked", "resample", INFILL)  # modes that can say how much a sweep writes
-CANDIDATES = ("resample", INFILL)  # modes that can say how many candidates a sweep has
+DRAFTERS = {SPECULATIVE: ("hosts", "model", "lookup", "both")} | dict.fromkeys(SCORED, ("model",))
+CHUNKED = ("chunked", "resample")  # modes that can say how much a sweep writes
+CANDIDATES = ("resample",)  # modes that can say how many candidates a sweep has
 MAX_COUNT = 1 << 16  # of a chunk, or of candidates
 BYTES, TOKENS, LEVELS = "bytes", "tokens", "levels"
 LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens", LEVELS: "--levels"}
@@ -26,7 +26,7 @@ LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens", LEVELS: "--levels"}
 
 @dataclass(frozen=True)
 class ModeChoice:
-    """A mode as it is named on the command line: `ar:int8`, `chunked:4`, `resample:12x64+ngram`, `steps:int8`.
+    """A mode as it is named on the command line: `ar:int8`, `chunked:4`, `resample:12x64+ar`, `steps:int8`.
 
     `local` writes or draws: the bundle decides.
     """
@@ -86,8 +86,6 @@ class Arm:
             call: dict[str, Any] = {"classes": self.prompts.text(number), "levels": self.length.count, "seed": seed}
             return call | self.choice.settings()
         call = {"prompt": self.prompts.text(number), f"max_{self.length.unit}": self.length.count, "seed": seed}
-        if self.choice.mode == INFILL:
-            call["suffix"] = SUFFIX
         if self.temperature is not None:
             call["temperature"] = self.temperature
         return call | self.choice.settings()

@@ -82,8 +82,6 @@ COPYING = Prompts(
     ),
 )
 
-SUFFIX = " Then everybody went home."  # what follows the gap in mode `infill`, whatever the prompt
-
 BUILT_IN = {prompts.name: prompts for prompts in (NOVEL, COPYING)}
 FILES = "files"  # what the prompts of a user's files are called
 

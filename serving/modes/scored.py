@@ -1,4 +1,4 @@
-"""Common part of `resample`, `verified` and `infill`: a drafter at the router, and hosts that score its texts."""
+"""A drafter at the router, and hosts that score its texts."""
 
 from functools import partial
 
@@ -82,7 +82,7 @@ class ScoredMode(Mode):
         _, drafter = self.drafter(request)
         alphabet, noun = self.tokenizer.alphabet, self.tokenizer.noun
         prompt = alphabet.count(request.prompt)
-        need = prompt + request.max_symbols + self.margin(request)
+        need = prompt + request.max_symbols
         for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", drafter.positions)):
             if need > context:
                 raise invalid(
@@ -98,18 +98,15 @@ class ScoredMode(Mode):
         """Candidates of `length` symbols that a step of `request` may have: nothing is drafted for more."""
         return self.drafter(request)[1].most_branches(length)
 
-    def check_candidates(self, request: Generation, count: int, length: int, ahead: int = 0) -> None:
-        """Raise Refusal where hosts or the drafter have no room for so many candidates of `length` symbols.
-
-        :param ahead: symbols of a suffix that are scored after each.
-        """
+    def check_candidates(self, request: Generation, count: int, length: int) -> None:
+        """Raise Refusal where hosts or the drafter have no room for so many candidates of `length` symbols."""
         noun, most = self.tokenizer.noun, most_scored(self.width(request))
-        each = f"{length} {noun} with {ahead} of the suffix" if ahead else f"{length} {noun}"
-        if length + ahead > most:
+        each = f"{length} {noun}"
+        if length > most:
             raise invalid(
                 f"a candidate of {each} is more than a message to the hosts holds ({most} {noun}): give a smaller chunk"
             )
-        fit = self.most_candidates(request, length + ahead)
+        fit = self.most_candidates(request, length)
         if not fit:
             raise invalid(f"the drafter has no memory for a candidate of {each}: give a smaller chunk")
         if count > fit:
@@ -130,10 +127,6 @@ class ScoredMode(Mode):
             codec=request.codec,
             candidates=candidates,
         )
-
-    def margin(self, request: Generation) -> int:
-        """Positions that the mode needs beyond prompt and output."""
-        return 0
 
     @property
     def _models(self) -> dict[str, stage_pb2.ModelInfo]:

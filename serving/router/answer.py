@@ -47,10 +47,6 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event, exact: bool = Fals
     if kind == "scores":
         mine, theirs = one.scores, other.scores
         return mine.batch == theirs.batch and _close(_floats(mine.nats, "<f8"), _floats(theirs.nats, "<f8"))
-    if kind == "verification":
-        verdict, another = one.verification, other.verification
-        same = (verdict.accepted, verdict.symbols) == (another.accepted, another.symbols)
-        return same and _close(_floats(verdict.odds), _floats(another.odds))
     if kind == "pictures":
         drawn, again = (np.frombuffer(event.pictures.pixels, np.uint8).astype(np.int16) for event in (one, other))
         # Honest numbers that differ by TOLERANCE may round to neighbouring shades.
@@ -110,8 +106,7 @@ class AuditedAnswer:
     @property
     def in_one_pass(self) -> bool:
         """True for a text that was drawn step by step."""
-        first = self.works[0]
-        return isinstance(first, RingStep) and not (isinstance(first, stage_pb2.Verify) and first.HasField("rejection"))
+        return isinstance(self.works[0], RingStep)
 
     @property
     def expected(self) -> list[stage_pb2.Event]:

@@ -90,9 +90,7 @@ class Session:
         self._digest = self.weights[MODEL_KINDS.index(kind)]
         self._journal = Journal(self.alphabet)
         # Space of its text in the hosts' memory; empty: it has none.
-        # Where the hosts are to sign they compute all of it.
-        remembers = view.settings.memory and account.signing is None
-        self._space = view.ring.auditor.space(ticket.space()) if remembers else b""
+        self._space = view.ring.auditor.space(ticket.space()) if view.settings.memory else b""
         # A host no longer had what it said that it keeps.
         self._forgotten = False
         self._work: Work | PictureWork | None = None
@@ -119,12 +117,7 @@ class Session:
 
     def __exit__(self, *exc: object) -> None:
         for attempt in list(self.attempts):
-            wrong = attempt.step < 0 or isinstance(exc[1], AuditFailed)
-            if self.account.signing is not None and not wrong:  # the request ends it, once the hosts signed
-                self.attempts.remove(attempt)
-                self.account.signing.append(attempt)
-            else:
-                self._give_up(attempt)
+            self._give_up(attempt)
         if (answer := self._audited()) is not None:  # it ended early: what was handed out is checked all the same
             self.account.audits.append(self.ring.spawn(self.ring.auditor.audit(answer)))
 
@@ -389,7 +382,6 @@ class Session:
             digest=self._digest,
             capacity=self.capacity,
             path=[link.entry.address for link in attempt.path],
-            receipt=self.account.signing is not None,
         )
         put_work(hop, work)
         if isinstance(work, stage_pb2.Consult):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,7 +22,7 @@ from onesweep.stages.host.requests import (
     WorkRequest,
 )
 from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
-from onesweep.stages.host.sessions import Session, SessionHashes, SessionStore
+from onesweep.stages.host.sessions import Session, SessionStore
 from onesweep.stages.host.settings import HostSettings
 from onesweep.stages.host.validation import check_link_delay, parse_hop
 from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
@@ -141,26 +140,6 @@ class Host:
         """Free sessions; returns how many there were."""
         return sum(self.sessions.release(name) for name in names)
 
-    def stated(self, name: str, step: int, claim: bytes, machine: str) -> stage_pb2.Stated | None:
-        """The host's account of a session up to a step, to be signed; None where it has no hashes of that."""
-        session = self.sessions.sessions.get(name)
-        hashes = session.hashes if session is not None else None
-        if session is None or hashes is None or not {step} <= hashes.received.keys() & hashes.sent.keys():
-            return None
-        return stage_pb2.Stated(
-            machine=machine,
-            claim=claim,
-            session=name,
-            digest=hashes.digest,
-            blocks=session.parts.held(session.kind),
-            parts=session.parts.plan.parts,
-            place=hashes.place,
-            step=step,
-            received=hashes.received[step],
-            sent=hashes.sent[step],
-            unix_s=int(time.time()),
-        )
-
     async def end(self, names: list[str]) -> int:
         """Free the sessions of requests that ended, and keep what they read in memory; returns how many there were."""
         count = 0
@@ -207,9 +186,7 @@ class Host:
             opens = request.start == 0 or bool(hop.memory.prefix)
             length = request.start + request.remembered
             session = self._open(hop, request, parts, hop.capacity) if opens else self._due(hop, request)
-        session.accepted(length, work := work_of(hop))
-        if session.hashes is not None:
-            session.hashes.add(session.hashes.received, work)
+        session.accepted(length, work_of(hop))
         session.pending += 1
         self.queued_bytes += received_bytes
         job = ScheduledHop(hop, request, session, received_bytes)
@@ -235,7 +212,6 @@ class Host:
         session = self.sessions.open(hop.session, hop.router, request.kind, capacity, source.manifest, parts)
         session.next_number = request.number  # a replay starts where another host's session ended
         session.beginning, session.path = beginning, tuple(hop.path)
-        session.hashes = SessionHashes(hop.digest, hop.place) if hop.receipt else None
         return session
 
     def _beginning(self, hop: stage_pb2.Hop) -> Beginning | None:
@@ -318,10 +294,6 @@ class Host:
 
     def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
         hop = job.hop
-        if (hashes := job.session.hashes) is not None:
-            told = (job.work.result if job.work is not None else None) or outcome  # a result, not the step that follows
-            if isinstance(told, stage_pb2.Hop) or told.WhichOneof("outcome"):
-                hashes.add(hashes.sent, work_of(told) if isinstance(told, stage_pb2.Hop) else told)
         if isinstance(outcome, stage_pb2.Hop):
             self._push(outcome, job.due_at)
             if job.work is not None and job.work.preview is not None:

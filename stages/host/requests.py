@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.backends.sweep import BlockInput, SweepPlan
@@ -111,14 +109,6 @@ class SamplingRequest(PipelineRequest):
     @property
     def lengths(self) -> list[int]:
         return read_lengths(self.clean.shape[0], tree=len(self.depths))
-
-
-@dataclass(frozen=True, eq=False)
-class RejectionRequest(SamplingRequest):
-    """Draft tokens to accept or refuse by rejection sampling."""
-
-    odds: NDArray[np.float32]  # probability that the drafter gave each, (draft,)
-    draw_set: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,6 @@ Every field is checked here and nowhere else, and every payload is decoded once:
 from collections.abc import Sequence
 
 import grpc
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.stages.backends.sweep import Boundary, SweepPlan
@@ -20,7 +18,6 @@ from onesweep.stages.host.requests import (
     HopRequest,
     PipelineRequest,
     PrefillRequest,
-    RejectionRequest,
     SamplingRequest,
     ScoreRequest,
     SweepRequest,
@@ -37,7 +34,7 @@ from onesweep.stages.model.draft_tree import MAX_BRANCHES
 from onesweep.stages.model.prefill import ATTEND_POSITIONS, max_new_symbols
 from onesweep.stages.model.samplers import SAMPLERS, Ode
 from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
-from onesweep.stages.model.speculation import MAX_DRAFT_TREE, MAX_DRAW_SET, are_depths, tree_positions
+from onesweep.stages.model.speculation import MAX_DRAFT_TREE, are_depths, tree_positions
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.traces import parse_traceparent
 from onesweep.stages.v1 import stage_pb2
@@ -240,7 +237,6 @@ def _pipeline(
         raise invalid(
             f"{draft} draft tokens; with {a.vocabulary} symbols there are at most {MAX_LOGITS // a.vocabulary - 1}"
         )
-    odds = _odds(work)
     candidates = _candidates(work, work.start + count, source) if isinstance(work, stage_pb2.Score) else None
     branch_rows = 0 if candidates is None else candidates[:, 1:].numel()
     codec, hidden = _hidden(work, count + branch_rows, a.width)
@@ -259,13 +255,6 @@ def _pipeline(
     seed, temperature = parse_sampling(work.sampling)
     shaping = parse_shaping(work.sampling.shaping, a.vocabulary, known)
     logprobs, grammar = parse_logprobs(work.sampling), parse_grammar(work.sampling, source, known, plan.is_last)
-    if odds is not None:
-        if logprobs is not None or grammar is not None:
-            raise invalid("a verification by rejection takes no grammar and tells no log-probabilities")
-        assert isinstance(work, stage_pb2.Verify)
-        return RejectionRequest(
-            *begin, seed, temperature, shaping, None, None, draft, (), None, odds, work.rejection.draw_set
-        )
     drafting = _drafting(work, source) if drafts_itself(work) else None
     return SamplingRequest(*begin, seed, temperature, shaping, grammar, logprobs, draft, depths, drafting)
 
@@ -298,32 +287,13 @@ def _drafts(verify: stage_pb2.Verify, clean: int) -> tuple[int, tuple[int, ...]]
 
 def _check_remaining(work: StageWork, end: int, positions: int) -> None:
     """`end`: the position after the new symbols."""
-    # nothing is asked about what follows the last draft token of a rejection
-    judged = isinstance(work, stage_pb2.Verify) and work.HasField("rejection") and work.draft > 0
     remaining = work.remaining if isinstance(work, stage_pb2.Decode) else 1
     if drafts_itself(work):
-        if work.HasField("rejection"):
-            raise invalid("draft tokens are verified by rejection where the router drafts them")
         # those that are drafted already are among the symbols still to write
         deepest = max(work.tree.depths, default=work.draft - 1) + 1
         remaining = work.drafting.remaining - deepest
-    if not 1 <= remaining <= positions - end + judged:
+    if not 1 <= remaining <= positions - end:
         raise invalid(f"{remaining} symbols to generate do not fit the context of {positions}")
-
-
-def _odds(work: StageWork) -> NDArray[np.float32] | None:
-    """The drafter's probabilities, where draft tokens are verified by rejection sampling."""
-    if not isinstance(work, stage_pb2.Verify) or not work.HasField("rejection"):
-        return None
-    rejection = work.rejection
-    if not 1 <= rejection.draw_set <= MAX_DRAW_SET:
-        raise invalid(f"set {rejection.draw_set} of draws; there are {MAX_DRAW_SET}, and the last tells all odds")
-    if len(rejection.odds) != 4 * work.draft:
-        raise invalid(f"odds of {len(rejection.odds)} bytes for {work.draft} draft tokens: each takes one float32")
-    odds = np.frombuffer(rejection.odds, dtype="<f4")
-    if not np.all((odds > 0) & (odds <= 1)):  # false for NaN too
-        raise invalid("odds must be above 0 and at most 1: the drafter's probability of each token that it drew")
-    return odds
 
 
 def _check_batch(score: stage_pb2.Score) -> None:

@@ -26,7 +26,6 @@ from onesweep.stages.host.requests import (
     HopRequest,
     PipelineRequest,
     PrefillRequest,
-    RejectionRequest,
     SamplingRequest,
     ScoreRequest,
     SweepRequest,
@@ -37,7 +36,7 @@ from onesweep.stages.model.codec import FEATURE_LIMIT
 from onesweep.stages.model.draft_tree import Draft
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces, likeliest, log_probabilities
-from onesweep.stages.model.speculation import DraftTree, verify_drafts
+from onesweep.stages.model.speculation import DraftTree
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import StageWork, next_verify, work_of
 from onesweep.stages.wire.status import invalid
@@ -207,9 +206,7 @@ class PipelineWork(_StageWork):
         else:
             self._states = hidden
             # one product for all draft tokens reads a large head from memory once, not once a level of the tree
-            # the last known symbol and the drafts; after the last draft of a rejection nothing is asked
-            rows = hidden[-1 - self.request.draft :]
-            self._x = rows[:-1] if isinstance(self.request, RejectionRequest) and self.request.draft else rows
+            self._x = hidden[-1 - self.request.draft :]  # the last known symbol and the drafts
 
     def _sampled(self, logits: Tensor) -> stage_pb2.Event:
         """The event with what was sampled. logits: (rows, vocabulary)."""
@@ -218,26 +215,6 @@ class PipelineWork(_StageWork):
         drafts = request.clean[request.clean.shape[0] - request.draft :].tolist() if request.draft else []
         first, alphabet = request.start + request.clean.shape[0] - request.draft, self.session.alphabet
         shaping, known = request.shaping, self.session.symbols[:first]
-        if isinstance(request, RejectionRequest):
-            if shaping.adjusts:
-                text_so_far = np.append(known, np.array(drafts, dtype=np.int64))
-                rows = enumerate(logits.split(1), first)
-                logits = torch.cat([shaping.adjusted(row, text_so_far[:position]) for position, row in rows])
-            judged = verify_drafts(
-                logits,
-                drafts,
-                request.odds,
-                request.temperature,
-                request.seed,
-                first,
-                request.draw_set,
-                shaping,
-            )
-            event.verification.accepted = judged.accepted
-            event.verification.odds = judged.odds.astype("<f4").tobytes()
-            if len(judged.symbols) < alphabet.size:
-                event.verification.symbols = alphabet.encode(judged.symbols)
-            return event
         # Drafts are compared with what the model samples at their place from the same random numbers, so the text is
         # the very text that it writes without drafts. Only along the right ones anything is sampled.
         grammar = self._grammar

@@ -16,8 +16,9 @@ from onesweep.stages.wire.status import internal, protocol_refusal
 
 # Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
 # no batches; 3 had no pictures; 4 drew symbols from the whole distribution only; 5 had drafts of the router only; 6 had
-# deadlines by the wall clock; 7 told the lengths of reads where 8 tells how long the prompt is.
-PROTOCOL = 8
+# deadlines by the wall clock; 7 told the lengths of reads where 8 tells how long the prompt is; 8 had
+# rejection sampling, and receipts.
+PROTOCOL = 9
 hops_refusal = partial(protocol_refusal, ours=PROTOCOL, subject="hops")
 
 # One step of a pipeline, which travels in one hop or, with `Prefill`s before it or in batches, in several.

@@ -140,18 +140,10 @@ def trip(ring: Ring, kind: str, number: int = 0, **work: Any) -> tuple[list[byte
     event = outcome
     assert isinstance(event, stage_pb2.Event)
     found = event.WhichOneof("outcome")
-    assert found in ("text", "scores", "verification"), event
+    assert found in ("text", "scores"), event
     if found == "text":
         return payloads, {"text": event.text.hex()}
-    if found == "scores":
-        return payloads, {"nats": floats(event.scores.nats, "<f8"), "sha256": sha256(event.scores.nats)}
-    verdict = event.verification
-    return payloads, {
-        "accepted": verdict.accepted,
-        "symbols": verdict.symbols.hex(),
-        "odds": floats(verdict.odds),
-        "sha256": sha256(verdict.odds),
-    }
+    return payloads, {"nats": floats(event.scores.nats, "<f8"), "sha256": sha256(event.scores.nats)}
 
 
 def floats(payload: bytes, dtype: str = "<f4") -> list[float]:

@@ -20,18 +20,13 @@ def step(
     remaining: int = 1,
     draft: int = 0,
     depths: Sequence[int] = (),
-    draws: int = 0,
-    odds: bytes = b"",
     candidates: Sequence[bytes] = (),
     sampling: stage_pb2.Sampling | None = None,
     **fields: Any,
 ) -> Step:
-    """A step of a pipeline: a Score of `candidates`, a Verify of `draft` symbols or with `draws`, else a Decode."""
+    """A step of a pipeline: a Score of `candidates`, a Verify of `draft` symbols, else a Decode."""
     if candidates:
         return stage_pb2.Score(candidates=candidates, sampling=sampling, **fields)
-    if draws:
-        rejection = stage_pb2.RejectionSampling(odds=odds, draw_set=draws)
-        return stage_pb2.Verify(draft=draft, rejection=rejection, sampling=sampling, **fields)
     if draft or depths:
         tree = stage_pb2.DraftTree(depths=depths) if depths else None
         return stage_pb2.Verify(draft=draft, tree=tree, sampling=sampling, **fields)

@@ -124,8 +124,8 @@ def test_messages_come_back_as_they_were() -> None:
 
 def test_cases_take_turns_have_their_own_seeds_and_fit() -> None:
     """And a client has as much patience as the turns of its order take."""
-    cases = seeded_requests(["sweep", "ar", "infill"], 5, 512)
-    assert [case.mode for case in cases[:4]] == ["sweep", "infill", "ar", "sweep"]
+    cases = seeded_requests(["sweep", "ar", "resample"], 5, 512)
+    assert [case.mode for case in cases[:4]] == ["sweep", "resample", "ar", "sweep"]
     assert len({case.seed for case in cases}) == len(cases)
     for case in seeded_requests(["sweep", "ar"], 0, 64):
         assert len(case.prompt) + case.settings["max_bytes"] <= 64

@@ -20,7 +20,7 @@ from tests.serving.modes.test_auto import option
 from tests.serving.modes.test_auto import write as write_frontier
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 
-MODES = ("chunked", "verified", "ar")
+MODES = ("chunked", "resample", "ar")
 
 
 @pytest.mark.slow

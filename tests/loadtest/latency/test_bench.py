@@ -51,7 +51,6 @@ def bench(bundle: Path, *options: object) -> list[str]:
         (("--profile", "lan", "--at-once", 0), "--at-once must be from 1 to 64, not 0"),
         (("--profile", "lan", "--modes", "ar-speculative:model"), "mode ar-speculative:model needs local/"),
         (("--profile", "lan", "--modes", "ar-speculative:both"), "mode ar-speculative:both needs local/"),
-        (("--profile", "lan", "--modes", "verified:ngram"), "mode verified:ngram needs ngram.safetensors in"),
         (("--profile", "lan", "--hosts", 3), "--hosts must be 1 to 2"),
         (("--profile", "lan", "--hosts", 0), "--hosts must be 1 to 2"),
         (("--profile", "lan", "--backend", "abacus"), "unknown backend 'abacus'; choose from torch,"),

@@ -12,7 +12,7 @@ from onesweep.loadtest.workload.arms import (
     parse_lengths,
     parse_names,
 )
-from onesweep.loadtest.workload.prompts import COPYING, NOVEL, SUFFIX
+from onesweep.loadtest.workload.prompts import COPYING, NOVEL
 from onesweep.stages.errors import InputError
 
 
@@ -28,18 +28,15 @@ from onesweep.stages.errors import InputError
         ("chunked:fp32+16", ModeChoice("chunked", "fp32", chunk=16)),
         ("resample:12+model", ModeChoice("resample", None, "model", chunk=12)),
         ("resample:12x64+int8", ModeChoice("resample", "int8", chunk=12, candidates=64)),
-        ("infill:x8", ModeChoice("infill", candidates=8)),
+        ("resample:x8", ModeChoice("resample", candidates=8)),
         ("local", ModeChoice("local")),
         ("ar-speculative", ModeChoice("ar-speculative")),
         ("ar-speculative:lookup", ModeChoice("ar-speculative", None, "lookup")),
         ("ar-speculative:lookup+int8", ModeChoice("ar-speculative", "int8", "lookup")),
         ("ar-speculative:int8+model", ModeChoice("ar-speculative", "int8", "model")),
         ("resample:ar", ModeChoice("resample", scorer="ar")),
-        ("verified:scorer+int8", ModeChoice("verified", "int8", scorer="scorer")),
-        ("verified:ngram+ar", ModeChoice("verified", None, "ngram", "ar")),
+        ("resample:scorer+int8", ModeChoice("resample", "int8", scorer="scorer")),
         ("resample:model", ModeChoice("resample", None, "model")),
-        ("infill:ngram", ModeChoice("infill", None, "ngram")),
-        ("ar-speculative:ngram", ModeChoice("ar-speculative", None, "ngram")),
     ],
 )
 def test_a_mode_and_its_settings(text: str, choice: ModeChoice) -> None:
@@ -63,11 +60,11 @@ def test_a_mode_and_its_settings(text: str, choice: ModeChoice) -> None:
         (
             "ar-speculative:lookup+model",
             "'model' is not a setting; after the colon comes one codec (fp32, int8), joined by +, "
-            "one drafter (hosts, model, lookup, ngram, both)",
+            "one drafter (hosts, model, lookup, both)",
         ),
         (
             "resample:lookup",
-            "one codec (fp32, int8), joined by +, one drafter (model, ngram), joined by +, one scorer (scorer, ar)",
+            "one codec (fp32, int8), joined by +, one drafter (model), joined by +, one scorer (scorer, ar)",
         ),
         ("ar:chain", "'chain' is not a setting"),
         ("ar:4", "'4' is not a setting"),
@@ -97,10 +94,6 @@ def test_settings_that_are_not_named_are_left_to_the_router() -> None:
     assert call["prompt"] == COPYING.texts[1]
     assert call.items() >= {"codec": "int8", "drafter": "lookup", "max_tokens": 8, "temperature": 0.5}.items()
     assert "max_bytes" not in call
-
-
-def test_a_gap_has_something_behind_it() -> None:
-    assert Arm(ModeChoice("infill"), Length(8)).call(0, 0)["suffix"] == SUFFIX
 
 
 def test_lists() -> None:

@@ -36,8 +36,6 @@ MODES: list[dict[str, Any]] = [
     {"mode": "chunked", "max_bytes": 36, "chunk": 6},
     {"mode": "ar", "max_bytes": 16},
     {"mode": "resample", "max_bytes": 24, "chunk": 6, "candidates": 8},
-    {"mode": "verified", "max_bytes": 24},
-    {"mode": "infill", "max_bytes": 30, "chunk": 10, "suffix": b" and so on"},
 ]
 
 

@@ -96,7 +96,6 @@ PROMPT = b"The sea was calm, and the ship lay still. " * 5
 REQUESTS: list[dict[str, Any]] = [
     {"mode": "resample", "max_bytes": LENGTH, "candidates": COUNT, "temperature": 5.0},
     {"mode": "resample", "max_bytes": 3 * LENGTH, "chunk": LENGTH, "candidates": COUNT, "temperature": 5.0},
-    {"mode": "infill", "max_bytes": 12, "chunk": LENGTH, "candidates": COUNT, "suffix": b" and so on"},
 ]
 
 

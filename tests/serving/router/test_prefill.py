@@ -22,8 +22,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "ar int8": {"mode": "ar", "max_bytes": 6, "codec": "int8"},
     "ar-speculative": {"mode": "ar-speculative", "max_bytes": 12, "draft": 4},
     "resample": {"mode": "resample", "max_bytes": 12, "chunk": 6, "candidates": 8},
-    "verified": {"mode": "verified", "max_bytes": 12},
-    "infill": {"mode": "infill", "max_bytes": 12, "chunk": 6, "suffix": b" and so on"},
 }
 
 

@@ -31,8 +31,6 @@ MODES: dict[str, dict[str, Any]] = {
     "ar-speculative": {"mode": "ar-speculative", "max_bytes": 12, "draft": 4},
     "ar-speculative, trees": {"mode": "ar-speculative", "max_bytes": 12},
     "resample": {"mode": "resample", "max_bytes": 12, "chunk": 6, "candidates": 64},
-    "verified": {"mode": "verified", "max_bytes": 12},
-    "infill": {"mode": "infill", "max_bytes": 8, "chunk": 4, "suffix": " and so on"},
 }
 
 

@@ -1,7 +1,6 @@
 """Anything at all, sent to a stage server: it is refused for a reason, or computed."""
 
 import secrets
-import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,9 +40,7 @@ SENSIBLE = {  # by its name: what gets past the first check now and then
     "traceparent": st.sampled_from([f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'0' * 32}-{'b' * 16}-01"]),
     "draft": st.integers(0, 9),
     "depths": st.integers(0, 4),
-    "draw_set": st.integers(0, 4),
     "reads": st.integers(0, 9),
-    "odds": st.lists(st.floats(width=32), max_size=9).map(lambda odds: struct.pack(f"<{len(odds)}f", *odds)),
     "candidates": st.binary(max_size=3),
     "solver": st.sampled_from(["euler", "2m"]),
     "classes": st.integers(0, 3),
@@ -68,9 +65,7 @@ def fields_of(message: Descriptor, always: Any = None) -> Any:
 
 
 envelopes = fields_of(stage_pb2.Hop.DESCRIPTOR)
-good_drafts = st.integers(1, 6).map(
-    lambda count: {"draft": count, "rejection": {"odds": struct.pack("<f", 0.5) * count, "draw_set": 1 + count % 3}}
-)
+good_drafts = st.integers(1, 6).map(lambda count: {"draft": count})
 good_candidates = st.tuples(st.integers(1, 300), st.integers(1, 40)).map(
     lambda size: {"candidates": [bytes(size[1])] * size[0]}
 )
@@ -90,7 +85,7 @@ REFUSALS = {
     grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
-OUTCOMES = {"text", "scores", "verification"}
+OUTCOMES = {"text", "scores"}
 PICTURES = ("draw", "denoise", "consult")
 GOOD = {"prefill": {}, "decode": {"remaining": 3}, "verify": {}, "score": {"candidates": [b"x"]}}
 

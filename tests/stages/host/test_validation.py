@@ -51,7 +51,7 @@ def hop(plan: HostPlan, kind: str) -> Hop:
     else:
         fields: dict[str, Any] = {
             "score": {"candidates": [b"abcde", b"fghij", b"klmno"]},
-            "verify": {"draft": 3, "odds": struct.pack("<3f", 0.5, 1.0, 1e-30), "draws": 1},
+            "verify": {"draft": 3},
         }.get(kind, {"remaining": 20})
         rows = 10 + 3 * 4 * (kind == "score")
         hidden = b"" if first else bytes(rows * WIDTH * 4)
@@ -267,15 +267,6 @@ SCORE: list[tuple[Change, str]] = [
 VERIFY: list[tuple[Change, str]] = [
     (lambda p: setattr(p.verify, "draft", 10), "10 draft tokens among 10 new symbols: give one known symbol"),
     (lambda p: setattr(p.verify, "draft", 4_000_000_000), "give one known symbol"),
-    (lambda p: setattr(p.verify, "draft", 0), "odds of 12 bytes for 0 draft tokens"),
-    (lambda p: setattr(p.verify, "draft", 2), "odds of 12 bytes for 2 draft tokens: each takes one float32"),
-    (lambda p: setattr(p.verify.rejection, "odds", bytes(13)), "odds of 13 bytes for 3 draft tokens"),
-    (lambda p: setattr(p.verify.rejection, "draw_set", 0), "set 0 of draws; there are 3"),
-    (lambda p: setattr(p.verify.rejection, "draw_set", 4), "set 4 of draws; there are 3, and the last tells all odds"),
-    *(
-        (lambda p, odd=odd: setattr(p.verify.rejection, "odds", struct.pack("<3f", 0.5, odd, 0.5)), "odds must be")
-        for odd in (0.0, -0.1, 1.001, NAN, INF, -INF)
-    ),
 ]
 LATER_STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "codec", "int8"), "int8 payload has 1280 bytes; 10 x 32 numbers take 600"),
