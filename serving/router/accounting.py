@@ -85,8 +85,8 @@ class Account:
     # Of the symbols that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
-    # Of the sweeps since `take_trips`.
-    trips: list[router_pb2.Trip] = field(default_factory=list)
+    # Of the sweeps since `take_trips`; None where nobody asked for them.
+    trips: list[router_pb2.Trip] | None = None
     trip_begin_ms: float = 0.0
     # Those of the last sweep, by the name that a host has in its own account.
     hosts: dict[str, HostEntry] = field(default_factory=dict)
@@ -116,7 +116,8 @@ class Account:
             if (host := self.hosts.get(timing.host)) is not None:
                 self.compute_ms[host] = self.compute_ms.get(host, 0.0) + timing.compute_ms
                 self.queue_ms[host] = self.queue_ms.get(host, 0.0) + timing.queue_ms
-        self._add_trip(event, sum(payloads))
+        if self.trips is not None:
+            self.trips.append(self._trip(event, sum(payloads)))
 
     def take_logprobs(self, end: int) -> list[Drawn]:
         """Log-probabilities of the symbols since the last call, to the one before number `end` of the text."""
@@ -131,6 +132,8 @@ class Account:
 
     def take_trips(self) -> list[router_pb2.Trip]:
         """The trips that came back since the last call."""
+        if not self.trips:
+            return []
         taken, self.trips = self.trips, []
         return taken
 
@@ -180,8 +183,8 @@ class Account:
             divergence_bits=_mean(self.divergence_bits),
         )
 
-    def _add_trip(self, event: stage_pb2.Event, wire_bytes: int) -> None:
-        now_ms = self.elapsed_ms()
+    def _trip(self, event: stage_pb2.Event, wire_bytes: int) -> router_pb2.Trip:
+        begin_ms, self.trip_begin_ms = self.trip_begin_ms, self.elapsed_ms()
         hosts = [
             router_pb2.TripHost(
                 name=self.hosts[p.host].name if p.host in self.hosts else p.host,
@@ -191,11 +194,10 @@ class Account:
             )
             for p in event.timings
         ]
-        trip = router_pb2.Trip(
-            number=self.sweeps - 1, begin_ms=self.trip_begin_ms, end_ms=now_ms, hosts=hosts, wire_bytes=wire_bytes
+        end_ms = self.trip_begin_ms
+        return router_pb2.Trip(
+            number=self.sweeps - 1, begin_ms=begin_ms, end_ms=end_ms, hosts=hosts, wire_bytes=wire_bytes
         )
-        self.trips.append(trip)
-        self.trip_begin_ms = now_ms
 
     @property
     def total_compute_ms(self) -> float:

@@ -260,7 +260,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         mode = check_mode(request.mode, served.modes)
         generation = check_request(request, mode, ticket.due_at)
         ticket.link_ms = self._checked_link_ms(generation.link_ms or 0)
-        account = ticket.account = Account()
+        account = ticket.account = Account(trips=[] if request.trips else None)
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
         messages, tools = parsed_chat(request)
@@ -291,8 +291,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
                 account.wrote(text, request.resumed)
                 for trip in account.take_trips():
-                    if request.trips:
-                        yield router_pb2.GenerateResponse(trip=trip)
+                    yield router_pb2.GenerateResponse(trip=trip)
                 if request.whole:
                     held += text
                 elif text:

@@ -192,7 +192,7 @@ def test_candidates_add_up() -> None:
 
 def test_hosts_have_the_names_of_the_topology() -> None:
     """Also where two call themselves the same: one took over from the other."""
-    account = Account()
+    account = Account(trips=[])
     for name, compute_ms in (("berlin", 2.0), ("paris", 3.0), ("berlin", 4.0)):
         account.hosts = {"stage-0": HostEntry(name, f"{name}:7701", (0,), f"{name}:7701")}
         account.add_sweep(stage_pb2.Event(timings=[passage("stage-0", compute_ms, 10)]))
