@@ -123,7 +123,6 @@ class ScoredMode(Mode):
             number=number,
             start=read,
             clean=clean,
-            prompt=read + self.tokenizer.alphabet.count(clean),
             codec=request.codec,
             score=stage_pb2.Score(temperature=request.temperature, candidates=candidates),
         )

@@ -135,7 +135,6 @@ async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
                 number=number,
                 start=read,
                 clean=alphabet.encode(known[read:at]),
-                prompt=at,
                 codec="fp32",
                 score=stage_pb2.Score(temperature=1.0, candidates=[alphabet.encode(piece)]),
             )

@@ -345,8 +345,9 @@ class Host:
 
 def _book_reads(job: ScheduledHop) -> None:
     """Note what a session has read by now: only what was computed can be kept."""
-    work, session, alphabet = job.work, job.session, job.session.alphabet
+    work, session = job.work, job.session
     if session.beginning is not None and isinstance(work, ReadWork):
+        alphabet = session.alphabet
         session.beginning.read(work.start, work.lengths, alphabet.cut(job.hop.read.clean, 0, work.at_once), alphabet)
 
 

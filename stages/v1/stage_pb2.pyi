@@ -908,8 +908,8 @@ class Read(_message.Message):
     clean: _builtins.bytes
     """the new symbols"""
     prompt: _builtins.int
-    """Symbols that were given. From there on, new ones give to the last bit what they would give one by one; those before
-    attend 32 at a time, at positions from a multiple of 32 on.
+    """Symbols that were given. From there on, new ones give to the last bit what they would give one by one; those before,
+    and all before a Score, attend 32 at a time, at positions from a multiple of 32 on.
     """
     codec: _builtins.str
     """of `hidden`: fp32, int8"""

@@ -168,6 +168,8 @@ def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL
             part.ClearField("ask")
             part.for_drafting = read.sample.HasField("drafting")
             part.clean = alphabet.cut(read.clean, at, end)
+            if read.HasField("score"):  # which reads all of them at once
+                part.prompt = read.start + count
         else:
             part.clean = alphabet.cut(read.clean, at)
         part.start += at

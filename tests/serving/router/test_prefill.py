@@ -75,7 +75,7 @@ def test_a_host_lost_or_full_between_two_pieces(
     assert result.output == rings[1].generate(prompt, seed=5, **REQUESTS[name]).output
     assert result.replays >= 1
     before, instead = (
-        [[(work_of(hop).start, hop.HasField("prefill")) for hop in hops[:3]] for hops in tries]
+        [[(work_of(hop).start, hop.read.WhichOneof("ask") is None) for hop in hops[:3]] for hops in tries]
         for tries in (loss.before, loss.instead)
     )
     assert [(0, True)] in before

@@ -26,6 +26,7 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import new_server
 from onesweep.stages.wire.status import StatusError
 from tests.conftest import eventually
+from tests.stages.hops import step
 from tests.stages.scripted_server import push
 
 READY_S = 30.0
@@ -56,7 +57,7 @@ async def write(ring: Ring) -> bytes:
     await view.usable(READY_S)
     deadline = 2**42
     with Session(view, "ar", 8, deadline, Account()) as session:
-        await session.push(stage_pb2.Decode(clean=b"The sea", remaining=1, codec="fp32"))
+        await session.push(step(clean=b"The sea", remaining=1, codec="fp32"))
         return (await session.event()).text
 
 
@@ -77,7 +78,7 @@ async def test_hosts_hold_a_session_while_others_work(topology: Topology, monkey
     monkeypatch.setattr(SessionStore, "renew", lambda store, session: renewed.append(session.router))
     async with opened(topology) as ring:
         with Session(RingView(ring), "ar", 8, 2**42, Account()) as session:
-            await session.push(stage_pb2.Decode(clean=b"The sea", remaining=1, codec="fp32"))
+            await session.push(step(clean=b"The sea", remaining=1, codec="fp32"))
             await session.event()
             renewed.clear()
             await eventually(lambda: len(renewed) >= 2)

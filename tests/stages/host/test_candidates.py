@@ -16,14 +16,14 @@ from onesweep.stages.checkpoint.checkpoint import load_ar
 from onesweep.stages.host.parts import Parts, load_parts, plan_host
 from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.host.work import begin_work
 from onesweep.stages.model import scoring
 from onesweep.stages.model.codec import HIDDEN
+from onesweep.stages.model.draft_tree import Draft
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import copy_of, next_decode, put_work, work_of
+from onesweep.stages.wire.messages import copy_of, next_read, put_work, work_of
 from tests.stages.hops import step
 
 SPLITS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1, 2),), ((0, 1), (2,)), ((0,), (1, 2)), ((0,), (1,), (2,)))
@@ -81,16 +81,16 @@ class Line:
         outcome: stage_pb2.Hop | stage_pb2.Event = copy_of(hop)
         for parts, store in zip(self.hosts, self.stores, strict=True):
             assert isinstance(outcome, stage_pb2.Hop)
-            request = parse_hop(outcome, parts.plan)
+            work = parse_hop(outcome, parts.plan)
             session = store.sessions.get("s")
             if session is None:
-                source = parts.plan.models[request.kind]
-                session = store.open("s", "r", request.kind, hop.capacity, source.manifest, parts)
-            work = begin_work(request, outcome, session, parts.plan.blocks[-1] + 1)
+                source = parts.plan.models[work.kind]
+                session = store.open("s", "r", work.kind, hop.capacity, source.manifest, parts)
+            work.begin(session, parts.plan.blocks[-1] + 1)
             while work.outcome is None:
                 call = work.next_op()
                 work.complete(call.compute([call.piece])[0])
-            outcome = work.outcome
+            outcome = work.result or work.outcome
             if isinstance(outcome, stage_pb2.Hop):
                 self.payloads.append(len(work_of(outcome).hidden))
         assert isinstance(outcome, stage_pb2.Event)
@@ -238,8 +238,8 @@ def test_plain_steps_write_what_the_scorer_samples(hosts, models) -> None:
     hop.router, hop.session = "r", "s"
     sampling = stage_pb2.Sampling(seed=5, temperature=0.8)
     put_work(hop, step(clean=KNOWN, remaining=20, codec="fp32", sampling=sampling))
-    while hop.decode.remaining > 1:
-        hop = next_decode(hop, written[-1:], BYTES)
+    while hop.read.sample.remaining > 1:
+        hop = next_read(hop, written[-1:], BYTES, 0, Draft())
         written += line.along(hop).text
     while len(text) < len(written):
         logits = models["scorer"](torch.tensor([list(KNOWN + text)]))[0, -1:]
