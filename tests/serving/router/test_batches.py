@@ -38,7 +38,7 @@ def scores_of(hop: stage_pb2.Hop) -> stage_pb2.Event:
 def scored_by(answer: Answer) -> tuple[stage_pb2.Event, list[list[int]], int]:
     """`tried` of WORK, with the batches that each try sent."""
     event, tries, replays = tried(WORK, answer, lambda event: check_scores(event, COUNT))
-    return event, [[work.batch for work in sent] for sent in tries], replays
+    return event, [[work.score.batch for work in sent] for sent in tries], replays
 
 
 def test_results_of_all_batches_are_one_result() -> None:
