@@ -25,7 +25,7 @@ SETS = {
         "generate",
         "--max-bytes --max-tokens --seed --chunk --temperature --top-p --top-k --min-p "
         "--frequency-penalty --presence-penalty --repetition-penalty --steps --codec --sampler "
-        "--drafter --draft --branches --scorer --candidates --suffix --budget-ms --timeout-s",
+        "--drafter --draft --branches --scorer --candidates --budget-ms --timeout-s",
     ),
     "host": ("stage", "--session-mb --prefix-mb --lease-s --queue --batch --backend --hop-timeout-s"),
     "server": ("stage", "--threads --keep-warm-ms --shelf --health --drain-s --metrics --traces --log-format"),

@@ -23,12 +23,13 @@ class GarbageHost(Host):
     _turns = itertools.cycle(SPOILS)
 
     def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
-        spoil(outcome, next(self._turns))
-        if isinstance(outcome, stage_pb2.Hop):
-            super()._hand_over(job, outcome)
+        # not the step that follows a text: it would be computed from what is none
+        told = job.work.result or outcome
+        spoil(told, next(self._turns))
+        if isinstance(told, stage_pb2.Hop):
+            super()._hand_over(job, told)
         else:
-            # not the step that follows: it would be computed from what is no text
-            self.subscribers.publish(job.hop.router, outcome)
+            self.subscribers.publish(job.hop.router, told)
 
 
 def spoil(outcome: Outcome, way: str) -> None:
@@ -58,9 +59,6 @@ def _spoil_event(event: stage_pb2.Event, way: str) -> None:
         case "scores":
             nats = event.scores.nats
             event.scores.nats = {"length": nats[:-1], "scales": b"\xff" * len(nats), "unparsable": b"?"}[way]
-        case "verification":
-            odds = event.verification.odds
-            event.verification.odds = {"length": odds[:-4], "scales": b"\xff" * len(odds), "unparsable": b"?"}[way]
         case "pictures":
             pixels = event.pictures.pixels
             event.pictures.pixels = {"length": pixels[:-1], "scales": b"", "unparsable": os.urandom(4096)}[way]

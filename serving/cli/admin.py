@@ -1,23 +1,17 @@
-"""Commands on files: `certs` certificates and keys, `sign` signatures, `token` tokens, `receipt`, `ngram` a drafter."""
+"""Commands on files: `certs` certificates and keys, `sign` signatures, `token` tokens."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 from dataclasses import replace
 from functools import partial
-from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.stages.errors import CheckpointError, InputError, OnesweepError, ServiceError, printable
+from onesweep.stages.errors import InputError, OnesweepError
 from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER, Identity
-from onesweep.stages.wire.flags import add_token_options
-from onesweep.stages.wire.secret_files import read_file
 
 if TYPE_CHECKING:
-    from onesweep.serving.v1 import router_pb2
-    from onesweep.stages.v1 import stage_pb2
     from onesweep.stages.wire.certificates import Leaf
 
 DEFAULT_DIRECTORY = Path("certs")
@@ -153,96 +147,6 @@ def _check_installed() -> None:
         raise InputError("this command needs cryptography: pip install 'onesweep[tls]'") from None
 
 
-# `onesweep receipt`: what hosts signed of a text.
-
-# Their steps depend on how long links took: the same text comes by other states.
-ADAPTIVE = ("ar-speculative", "verified")
-
-
-def add_receipt_check(check: argparse.ArgumentParser) -> None:
-    check.add_argument("file", type=Path, metavar="FILE")
-    check.add_argument("--ca", type=Path, required=True, metavar="FILE", help="authority of the hosts' certificates")
-    check.add_argument("--against", metavar="HOST:PORT", help="a router of that authority, to run the request again")
-    add_token_options(check)
-
-
-def run_receipt_check(options: argparse.Namespace) -> int:
-    _check_installed()
-    from google.protobuf.json_format import Parse, ParseError
-    from google.protobuf.message import DecodeError
-
-    from onesweep.serving.v1 import router_pb2
-
-    try:
-        receipt = Parse(read_file(options.file), router_pb2.Receipt())
-        claim = router_pb2.Claim.FromString(receipt.claim)
-    except (ParseError, DecodeError, ValueError, RecursionError):
-        raise InputError(f"{options.file} is no receipt: `onesweep generate --receipt FILE` writes one") from None
-    signed, asked = _signed(receipt, options.ca), claim.request
-    print(printable(f"{claim.mode}, seed {asked.seed}, {asked.prompt.decode(errors='replace')!r}"))
-    for each in signed:
-        print(printable(f"{each.host}: blocks {', '.join(map(str, each.blocks))} of {each.digest[:12]}"))
-    print(f"{len(receipt.text)} bytes: signed by all hosts, and each received what the one before it sent")
-    if options.against:
-        print(printable(_asked_again(receipt.text, claim, signed, options)))
-    return 0
-
-
-def _signed(receipt: router_pb2.Receipt, authorities: Path) -> list[stage_pb2.Stated]:
-    """The hosts' statements, in the order of a session's path. Raises ServiceError where they do not fit together."""
-    from onesweep.serving.v1 import router_pb2
-    from onesweep.stages.wire.certificates import checked_statement
-
-    if hashlib.sha256(receipt.text).digest() != router_pb2.Claim.FromString(receipt.claim).text:
-        raise ServiceError("the text is not the one that the hosts signed")
-    if receipt.missing or not receipt.statements:
-        raise ServiceError(printable("; ".join(receipt.missing)) or "no host signed anything")
-    signed, claim = [checked_statement(each, authorities) for each in receipt.statements], hashlib.sha256(receipt.claim)
-    signed.sort(key=lambda each: (each.session, each.place))
-    for _, session in groupby(signed, lambda each: each.session):
-        first, *others = chain = list(session)
-        blocks = sorted(block for each in chain for block in each.blocks)
-        if {each.claim for each in chain} != {claim.digest()}:
-            raise ServiceError("the hosts signed this for another request or text")
-        if {(each.digest, each.step, each.parts) for each in others} - {(first.digest, first.step, first.parts)}:
-            raise ServiceError("the hosts signed different weights or steps")
-        whole = [first.parts, *blocks] == [len(blocks), *range(len(blocks))] and not first.place
-        if not whole or len({each.host for each in chain}) < len(chain):
-            raise ServiceError("not every host of the path signed, once and for all blocks of the model")
-        for one, after in pairwise(chain):
-            if one.sent != after.received or one.place + 1 != after.place:
-                said = f"what host {one.host} signed that it sent is not what host {after.host} signed that it received"
-                raise ServiceError(f"{said}: one of them is faulty")
-    return signed
-
-
-def _asked_again(
-    text: bytes, claim: router_pb2.Claim, signed: list[stage_pb2.Stated], options: argparse.Namespace
-) -> str:
-    """A sentence about a second run, by other hosts. Raises OnesweepError where its text, or its states, are others."""
-    from onesweep.serving.client.client import Client
-    from onesweep.stages.wire.tls import Tls
-    from onesweep.stages.wire.tokens import token_of
-
-    if "," in claim.mode:
-        raise InputError(f"mode auto went from one mode to another ({claim.mode}): no run is alike")
-    tls, claim.request.mode = Tls(options.ca), claim.mode
-    claim.request.ClearField("budget_ms")
-    with Client(options.against, tls=tls, token=token_of(options, options.against, tls)) as client:
-        result = client.repeat(claim.request)
-    if result.output != text or result.receipt is None:
-        raise ServiceError("run again, the request gives another text: weights differ, or a host or router is faulty")
-    again = _signed(result.receipt, options.ca)
-    names = sorted({each.host for each in signed} & {each.host for each in again})
-    same = f"; {', '.join(names)} had a part in both" if names else ""
-    if [(each.received, each.sent) for each in signed] == [(each.received, each.sent) for each in again]:
-        return f"run again: the same text by the same states{same}"
-    places = [[(each.machine, *each.blocks, each.step) for each in run] for run in (signed, again)]
-    if places[0] == places[1] and not (claim.replays or result.replays) and claim.mode not in ADAPTIVE:
-        raise ServiceError("run again, the text is the same, and the states are not: a host computes otherwise")
-    return f"run again: the same text; its states cannot be compared, on other machines, cuts or steps{same}"
-
-
 # `onesweep token`: who may ask a router.
 
 DEFAULT_SCOPES = "generate,status"
@@ -316,51 +220,3 @@ def run_token_remove(options: argparse.Namespace) -> int:
 def _add_file(parser: argparse.ArgumentParser) -> None:
     what = "what `onesweep router` or `onesweep train coordinate` is given"
     parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help=what)
-
-
-# `onesweep ngram`: a drafter fitted to a user's text.
-
-TOKEN_ORDER, BYTE_ORDER = 4, 6
-HELD_OUT_SHARE = 20
-# Symbols at the text's end that are not fitted to: a twentieth, at most so many.
-MAX_HELD_OUT = 20_000
-
-
-def add_ngram(ngram: argparse.ArgumentParser) -> None:
-    ngram.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="gets DIR/ngram.safetensors")
-    ngram.add_argument(
-        "--text", type=Path, nargs="+", action="extend", required=True, metavar="FILE", help="UTF-8 text to fit it to"
-    )
-    ngram.add_argument(
-        "--order",
-        type=int,
-        metavar="N",
-        help=f"symbols of the longest n-gram ({TOKEN_ORDER} tokens, {BYTE_ORDER} bytes)",
-    )
-
-
-def run_ngram(options: argparse.Namespace) -> int:
-    from onesweep.serving.modes.drafters.ngram import NgramModel, fit, symbols_of, write_ngrams
-    from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, read_tokenizers, tokenizer_id
-    from onesweep.stages.checkpoint.bundle import NGRAM_NAME, find_bundle
-    from onesweep.stages.checkpoint.manifest import read_manifest
-
-    bundle = find_bundle(options.checkpoint)
-    model = bundle.ar or bundle.scorer
-    if model is None:
-        raise CheckpointError(f"{options.checkpoint} has no pipeline (ar/ or scorer/) that a drafter could guess for")
-    manifest = read_manifest(model)
-    tokenizer = read_tokenizers(options.checkpoint).named(manifest.digest())
-    order = options.order or (BYTE_ORDER if tokenizer is BYTE_TOKENIZER else TOKEN_ORDER)
-    symbols = symbols_of(options.text, tokenizer)
-    held_out = min(len(symbols) // HELD_OUT_SHARE, MAX_HELD_OUT)
-    if not held_out:
-        raise InputError(f"{len(symbols)} {tokenizer.noun} are too few to fit an n-gram model to: give more text")
-    ngrams = fit(symbols[:-held_out], tokenizer.alphabet.size, order, tokenizer_id(manifest))
-    nats = NgramModel(ngrams).cross_entropy(symbols[-held_out:].tolist())
-    path = options.checkpoint / NGRAM_NAME
-    write_ngrams(path, ngrams)
-    said = f"{ngrams.count} n-grams of up to {order} {tokenizer.noun} from {len(symbols) - held_out}"
-    size = f"{path.stat().st_size / 1e6:.1f} MB"
-    print(f"{path}: {said}, {size}; {nats:.2f} nats for each of the last {held_out}, which it was not fitted to")
-    return 0

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from onesweep.serving.cli.generate import add_router_options, async_client_of
-from onesweep.serving.client.comparison import INFILL
 from onesweep.serving.client.result import Result
 from onesweep.serving.drawing import PICTURES_SERVED
 from onesweep.serving.router.request import MAX_TIMEOUT_S
@@ -135,7 +134,7 @@ class Chat:
                 return await client.status()
 
         found = run_interruptible(status())
-        modes = [mode for mode in found.modes if mode != INFILL]  # which needs what follows the text
+        modes = list(found.modes)
         if found.HasField("pictures"):
             raise InputError(f"there is nobody to talk with: {PICTURES_SERVED}")
         if not modes:

@@ -23,8 +23,6 @@ class Command:
     arguments: str
     # MODULE:NAME. Its function `run_NAME` runs the command; `add_NAME` adds the options, where there are any.
     code: str
-    # Other words under which a user may look for it.
-    also: tuple[str, ...] = ()
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         module, _, name = self.code.partition(":")
@@ -41,7 +39,6 @@ class Family:
     name: str
     sentence: str
     groups: Mapping[str, tuple[Command | Family, ...]]
-    also: tuple[str, ...] = ()
 
     @property
     def members(self) -> Iterator[Command | Family]:
@@ -55,8 +52,8 @@ class Family:
 Words: TypeAlias = tuple[str, ...]
 
 
-# Name, sentence, an example's arguments, and other words for it.
-Row: TypeAlias = tuple[str, str, str] | tuple[str, str, str, tuple[str, ...]]
+# Name, sentence, and an example's arguments.
+Row: TypeAlias = tuple[str, str, str]
 
 
 def _commands(*rows: str | Row) -> tuple[Command, ...]:
@@ -66,8 +63,8 @@ def _commands(*rows: str | Row) -> tuple[Command, ...]:
         if isinstance(row, str):
             code = row
             continue
-        name, sentence, arguments, *also = row
-        made.append(Command(name, sentence, arguments, code + name.replace("-", "_"), *also))
+        name, sentence, arguments = row
+        made.append(Command(name, sentence, arguments, code + name.replace("-", "_")))
     return tuple(made)
 
 
@@ -98,12 +95,7 @@ _TOKEN = Family(
         )
     },
 )
-_RECEIPT = Family(
-    "receipt",
-    "check what hosts signed of a text (`generate --receipt`)",
-    {"": _commands("onesweep.serving.cli.admin:receipt_", ("check", "check a receipt", "paid.json --ca certs/ca.pem"))},
-)
-_IDENTITIES = (_CERTS, _TOKEN, _RECEIPT)
+_IDENTITIES = (_CERTS, _TOKEN)
 _TRAIN_PICTURES = Family(
     "pictures",
     "train nets that draw",
@@ -142,9 +134,8 @@ _TRAIN = Family(
                 "work",
                 "train one part of a model for a coordinator",
                 "--coordinator 10.8.0.9:7800 --data corpus/",
-                ("worker",),
             ),
-            ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800", ("rounds",)),
+            ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800"),
             "onesweep.trainer.planning.commands:",
             (
                 "plan",
@@ -156,7 +147,6 @@ _TRAIN = Family(
                 "simulate",
                 "compare ways of merging, with workers on this machine",
                 "--vary steps_per_round=10,100",
-                ("rounds",),
             ),
             ("audit", "check that no update of a run was lost or merged twice", "runs/rounds"),
             "onesweep.trainer.commands:",
@@ -223,9 +213,9 @@ ROOT = Family(
                 "model.gguf --hosts 10.8.0.1:7701,10.8.0.2:7701",
             ),
             "onesweep.serving.cli.serve:",
-            ("up", "start hosts and a router on this machine", "--detach", ("start",)),
-            ("down", "stop what `up --detach` started", "", ("stop",)),
-            ("status", "show hosts, modes and requests of a router", "", ("ps",)),
+            ("up", "start hosts and a router on this machine", "--detach"),
+            ("down", "stop what `up --detach` started", ""),
+            ("status", "show hosts, modes and requests of a router", ""),
             "onesweep.serving.cli.demo:",
             ("demo", "start three hosts here, run one prompt in every mode, stop", ""),
             "onesweep.serving.cli.serve:",
@@ -243,17 +233,16 @@ ROOT = Family(
                 "http",
                 "serve an OpenAI-compatible API and a page, in front of a router",
                 "--listen 127.0.0.1:7780",
-                ("gateway", "api"),
             ),
         ),
         "ask": _commands(
             "onesweep.serving.cli.generate:",
-            ("generate", "continue a prompt", "'The sea was calm.' --max-bytes 200", ("ask", "complete")),
+            ("generate", "continue a prompt", "'The sea was calm.' --max-bytes 200"),
             ("compare", "run one prompt in several modes, side by side", "'The sea was calm.' --modes sweep,ar"),
             "onesweep.serving.cli.draw:",
-            ("draw", "draw pictures of a class", "sneaker --seed 7 --out sneaker.png", ("paint", "image")),
+            ("draw", "draw pictures of a class", "sneaker --seed 7 --out sneaker.png"),
             "onesweep.serving.cli.chat:",
-            ("chat", "talk with the model that a router serves", "", ("talk",)),
+            ("chat", "talk with the model that a router serves", ""),
         ),
         "models": _commands(
             "onesweep.stages.host.commands:",
@@ -270,9 +259,6 @@ ROOT = Family(
                 "make a small drafter from an AR pipeline's own outputs",
                 "--checkpoint smollm2 --text corpus/ --minutes 30",
             ),
-            "onesweep.serving.cli.admin:",
-            ("ngram", "fit a drafter of n-grams to your text", "--checkpoint smollm2 --text notes.txt"),
-            "onesweep.trainer.commands:",
             ("init", "make a checkpoint with random weights, for tests of capacity", "big --parts 8 --width 2048"),
         ),
         "operate": _commands(
@@ -306,21 +292,13 @@ def walk(family: Family = ROOT, path: Words = ("onesweep",)) -> Iterator[tuple[W
             yield from walk(member, here)
 
 
-def meant(word: str, path: Words) -> list[str]:
-    """Commands that a user may have meant by an unknown `word` after `path`, such as "onesweep bench chaos"."""
-    there = dict(walk())
-
-    def named(within: Words) -> list[Words]:
-        places = [place for place in there if place[: len(within)] == within]
-        return [place for place in places if place[-1] == word or word in there[place].also]
-
-    found = named(path) or named(("onesweep",))
-    if not found:
-        names: dict[str, Words] = {}
-        for place in sorted(there, key=lambda place: (place[:-1] != path, len(place))):
-            names.setdefault(place[-1], place)
-        found = [names[name] for name in difflib.get_close_matches(word, names, n=2, cutoff=0.7)]
-    return [f"`{' '.join(place)}`" for place in found]
+def near(word: str, path: Words) -> list[str]:
+    """Commands that an unknown `word` after `path` may stand for: of this name elsewhere, or of a name like it."""
+    names: dict[str, Words] = {}
+    for place, _ in sorted(walk(), key=lambda found: (found[0][:-1] != path, len(found[0]))):
+        names.setdefault(place[-1], place)
+    found = [word] if word in names else difflib.get_close_matches(word, names, n=2, cutoff=0.7)
+    return [f"`{' '.join(names[name])}`" for name in found]
 
 
 def find(words: Sequence[str]) -> tuple[Words, Command | Family, list[str]]:

@@ -37,8 +37,6 @@ WORTH: Mapping[str, str] = {
     "chunked": "letter soup: the same chain, a trip for every chunk",
     "resample:scorer": "words: 16 drafts of `local`, scored in one trip by hosts that run `scorer`",
     "resample:ar": "words: 16 drafts of `local`, scored in one trip by hosts that run `ar`",
-    "verified:scorer": "exact: distributed as what `scorer` writes",
-    "verified:ar": "exact: distributed as what `ar` writes, from other random numbers",
     EXACT: "exact: the model's own text, a trip for every token",
     "local": "words: the router's small model, which asks no host",
 }
@@ -84,7 +82,7 @@ def show_modes(client: Client, deployment: Deployment, checkpoint: Path, prompt:
     )
     print("\n".join(textwrap.wrap(f"{tiny} and keeps, not what a good model writes.", TEXT_WIDTH)) + "\n")
     settings: dict[str, Any] = {"max_bytes": BYTES, "seed": SEED, "temperature": TEMPERATURE}
-    outcomes = run_entrants(client, prompt, all_entrants(client.status().modes, None, ""), settings)
+    outcomes = run_entrants(client, prompt, all_entrants(client.status().modes, None), settings)
     exact, same = outcomes.get(EXACT), outcomes.get(SAME)
     kept = not (isinstance(exact, Result) and isinstance(same, Result)) or exact.output == same.output
     worth = {**WORTH, SAME: _promise(kept), AUTO: "what `generate` takes by default"}

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from html import escape
-from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from onesweep.serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants, titled
+from onesweep.serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants
 from onesweep.serving.client.result import Result
 from onesweep.serving.modes import MODES
 from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
 from onesweep.stages.errors import ServiceError, printable
-from onesweep.stages.settings import add_flags, check_destination, write_destination
+from onesweep.stages.settings import add_flags
 from onesweep.stages.signals import run_interruptible
 from onesweep.stages.wire.flags import add_client_options, add_token_options
 
@@ -75,21 +69,19 @@ def add_generate(generate: argparse.ArgumentParser) -> None:
     generate.add_argument("--mode", default=Request.mode, metavar="M", help=f"{', '.join(MODES)} ({Request.mode})")
     generate.add_argument("--stream", action="store_true", help="print pieces as they arrive")
     generate.add_argument("--json", action="store_true", help="print JSON")
-    generate.add_argument("--receipt", type=Path, metavar="FILE", help="write what the hosts sign of the text there")
 
 
 def add_compare(compare: argparse.ArgumentParser) -> None:
     _add_request(compare)
     compare.add_argument("--modes", metavar="M[,M]", help="such as ar,resample:scorer (all that can be served)")
     compare.add_argument("--json", action="store_true", help="print JSON")
-    compare.add_argument("--html", type=Path, metavar="FILE", help="write the texts and figures there, too")
 
 
 def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT")
     add_router_options(parser)
     add_flags(parser, Request)
-    parser.set_defaults(seed=0, suffix="")
+    parser.set_defaults(seed=0)
     parser.add_argument("--timeout-s", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="deadline (120)")
 
 
@@ -103,9 +95,6 @@ async def _generate(options: argparse.Namespace) -> int:
     from onesweep.serving.client.client import TextDecoder
 
     settings = _request_settings(options)
-    if options.receipt is not None:
-        check_destination(options.receipt, "--receipt")
-        settings["receipt"] = True
     async with async_client_of(options) as client:
         if options.stream and not options.json:
             decoder = TextDecoder()
@@ -120,19 +109,13 @@ async def _generate(options: argparse.Namespace) -> int:
             print(json.dumps(result.as_json()) if options.json else printable(result.text, newline="\n"))
     if not options.json:
         _print_cost(result)
-    if options.receipt is not None and result.receipt is not None:
-        from google.protobuf.json_format import MessageToJson
-
-        write_destination(options.receipt, MessageToJson(result.receipt))
     return 0
 
 
 def run_compare(options: argparse.Namespace) -> int:
     entrants = None if options.modes is None else named_entrants(options.modes)
     settings = _request_settings(options)
-    Request(prompt=options.prompt, suffix=options.suffix).message()
-    if options.html:
-        check_destination(options.html, "--html")
+    Request(prompt=options.prompt).message()
     with client_of(options) as client:
         if entrants is None:
             status = client.status()
@@ -141,11 +124,9 @@ def run_compare(options: argparse.Namespace) -> int:
                 raise ServiceError(f"nothing can be compared, the router is not ready: {reasons}")
             if status.HasField("pictures"):
                 raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")
-            entrants = all_entrants(status.modes, options.scorer, options.suffix)
+            entrants = all_entrants(status.modes, options.scorer)
         outcomes = run_entrants(client, options.prompt, entrants, settings)
-    print_outcomes(options.prompt, options.suffix, outcomes, options.json)
-    if options.html:
-        write_destination(options.html, comparison_page(options.prompt, options.suffix, outcomes, settings))
+    print_outcomes(options.prompt, outcomes, options.json)
     return 0 if all(not isinstance(outcome, str) for outcome in outcomes.values()) else 1
 
 
@@ -154,12 +135,12 @@ def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in (*names, "timeout_s")}
 
 
-def print_outcomes(prompt: str, suffix: str, outcomes: dict[str, Result | str], as_json: bool) -> None:
+def print_outcomes(prompt: str, outcomes: dict[str, Result | str], as_json: bool) -> None:
     if as_json:
         rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
         print(json.dumps(list(rows.values())))
     else:
-        print(comparison(prompt, outcomes, suffix))
+        print(comparison(prompt, outcomes))
 
 
 def _tokens(result: Result) -> str:
@@ -190,126 +171,7 @@ def _print_cost(result: Result) -> None:
         print(f"[{result.reason}]", file=sys.stderr)
 
 
-# Results side by side: one HTML file that needs no other.
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #8a93a055; --bad: #c0392b; }
-@media (prefers-color-scheme: dark) { :root { --bad: #ff8a7a; } }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1068px; margin: 2rem auto; padding: 0 1rem;
-  background: Canvas; color: CanvasText; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin: 0 0 .4rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .83rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
-th { white-space: normal; vertical-align: bottom; }
-th, td { text-align: right; padding: .25rem .32rem; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; }
-.texts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem;
-  margin: 1.5rem 0; }
-article { border: 1px solid var(--line); border-radius: .4rem; padding: .8rem; }
-p.text { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.45 ui-monospace, monospace; }
-.given { opacity: .55; } .bad { color: var(--bad); } .small { font-size: .82rem; opacity: .8; }
-code { font: .85rem ui-monospace, monospace; overflow-wrap: anywhere; }
-"""
-
-_COLUMNS = (
-    "mode", "latency ms", "first byte ms", "sweeps", "hops", "wire bytes", "host-seconds", "compute ms", "scorer",
-    "chunk", "candidates", "effective", "distance", "accepted", "KL bits a token",
-)  # fmt: skip
-
-_READING = """Latency is the router's, from admission to the last byte. Wire bytes are the payload of all hops of all
-sweeps. Host-seconds and compute are arithmetic, on the hosts and in all. Effective: of the candidates, as their weights
-leave them. Distance: of the text from the scorer's distribution, at most, in total variation, as the weights estimate
-it; unknown where one candidate had nearly all the weight. Accepted: share of the guesses that counted. KL: of drafter
-and scorer. The sign &#xFFFD; stands for bytes that are no UTF-8, and for control characters."""
-
-
-def comparison_page(prompt: str, suffix: str, outcomes: dict[str, Result | str], settings: dict[str, Any]) -> str:
-    """The whole page.
-
-    :param outcomes: for each mode its Result, or the sentence that says why there is none.
-    :param settings: of the requests; those that are None were the router's to choose.
-    """
-    results = {label: outcome for label, outcome in outcomes.items() if isinstance(outcome, Result)}
-    given = {name: value for name, value in settings.items() if value is not None and value != ""}
-    rows = [_row(label, result) for label, result in results.items()]
-    # a column that says nothing of any mode would only make the table wider
-    told = [i for i in range(len(_COLUMNS)) if any(row[i] != "-" for row in rows)]
-    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, onesweep {version('onesweep')}"
-    parts = [
-        "<h1>onesweep: one prompt, several modes</h1>",
-        f'<p class="small">{made}: <code>{_shown(_command(prompt, list(outcomes), given))}</code></p>',
-        f"<p>Given: <code>{_shown(prompt)}</code>" + (f" … <code>{_shown(suffix)}</code>" if suffix else "") + "</p>",
-        _table([_COLUMNS[i] for i in told], [[row[i] for i in told] for row in rows]),
-        '<div class="texts">' + "".join(_card(prompt, suffix, *pair) for pair in outcomes.items()) + "</div>",
-        f'<p class="small">{_READING}</p>',
-        _table(("setting", "value"), [(name, _plain(str(value))) for name, value in given.items()]),
-    ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>onesweep compare</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body>\n</html>\n"
-    )
-
-
-def _command(prompt: str, labels: Sequence[str], given: dict[str, Any]) -> str:
-    """The command line that makes such a page again, without the router's address and the token."""
-    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return shlex.join(["onesweep", "compare", prompt, "--modes", ",".join(labels), *flags])
-
-
-def _row(label: str, result: Result) -> tuple[str, ...]:
-    acceptance = result.acceptance
-    return (
-        titled(label, result),
-        f"{result.latency_ms:.1f}",
-        f"{result.first_byte_ms:.1f}",
-        str(result.sweeps),
-        str(result.hops),
-        f"{result.wire_bytes_total:,}",
-        f"{result.host_seconds:.3f}",
-        f"{result.compute_ms:.1f}",
-        result.scorer or "-",
-        str(result.chunk or "-"),
-        str(result.candidates or "-"),
-        f"{result.effective_samples:.1f}" if result.effective_samples else "-",
-        _distance(result) or "-",
-        "-" if acceptance is None else f"{acceptance:.2f}",
-        f"{result.divergence_bits:.3f}" if result.divergence_bits else "-",
-    )
-
-
 def _distance(result: Result) -> str:
     """The bound on the distance from the scorer's distribution; empty where the mode has none."""
     bound = result.distance_bound
     return "" if not bound else f"<= {bound:.2f}" if bound < 1 else "unknown"
-
-
-def _card(prompt: str, suffix: str, label: str, outcome: Result | str) -> str:
-    if isinstance(outcome, str):
-        return f'<article><h2>{_shown(label)}</h2><p class="bad">{_shown(outcome)}</p></article>'
-    after = f'<span class="given">{_shown(suffix)}</span>' if outcome.mode == "infill" else ""
-    reason = f'<p class="small">{_shown(outcome.reason)}</p>' if outcome.reason else ""
-    return (
-        f'<article><h2>{_shown(titled(label, outcome))}</h2><p class="text"><span class="given">{_shown(prompt)}</span>'
-        f'{_shown(outcome.text)}{after}</p>{reason}<p class="small">seed {outcome.seed}, {outcome.output_bytes} bytes'
-        f"</p></article>"
-    )
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-    body = "\n".join(line(cells, "td") for cells in rows)
-    return f'<div class="wide"><table><thead>{line(header, "th")}</thead><tbody>\n{body}\n</tbody></table></div>'
-
-
-def _plain(text: str) -> str:
-    return printable(text, newline="\n")
-
-
-def _shown(text: str) -> str:
-    """Text that is safe in HTML."""
-    return escape(_plain(text))

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from onesweep.serving.cli.commands import Command, Family, Words, find, meant
+from onesweep.serving.cli.commands import Command, Family, Words, find, near
 from onesweep.stages.errors import InputError, close_to
 
 WIDTH = 100
@@ -119,7 +119,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         known = ["--help", "--version"][: 1 + (len(path) == 1)]
         said = close_to(rest[0], known) or ": the command comes first, then its options"
         raise UsageError(f"{called}: no option {rest[0]}{said}; see `{called} --help`")
-    found = meant(rest[0], path)
+    found = near(rest[0], path)
     said = f"; did you mean {' or '.join(found)}?" if found else f"; `{called} --help` lists them"
     raise UsageError(f"{called}: there is no command {rest[0]!r}{said}")
 

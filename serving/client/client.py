@@ -227,14 +227,7 @@ class Client(RouterConnection):
         **settings: Any,  # noqa: ANN401
     ) -> Iterator[bytes | Result]:
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
-        return self._answer(Request(prompt=prompt, **settings).message(whole), timeout_s)
-
-    def repeat(self, request: router_pb2.GenerateRequest, timeout_s: float = DEFAULT_TIMEOUT_S) -> Result:
-        """The result of a message that was sent before, as a receipt has it."""
-        return _complete(list(self._answer(request, timeout_s)))
-
-    def _answer(self, request: router_pb2.GenerateRequest, timeout_s: float) -> Iterator[bytes | Result]:
-        answer = Turns(self, timeout_s)
+        request, answer = Request(prompt=prompt, **settings).message(whole), Turns(self, timeout_s)
         while True:
             request.resumed = answer.output
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=self._metadata)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from onesweep.serving.client.client import Client
 
 # Modes that are run with each scorer.
-SCORED = ("resample", "verified", "infill")
-INFILL, AUTO = "infill", "auto"
+SCORED = ("resample",)
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,14 @@ def named_entrants(text: str) -> list[Entrant]:
     return list(dict.fromkeys(entrants))
 
 
-def all_entrants(modes: Sequence[str], scorer: str | None, suffix: str) -> list[Entrant]:
-    """Every mode that is served, with each scorer where it uses one; `infill` where there is a suffix.
+def all_entrants(modes: Sequence[str], scorer: str | None) -> list[Entrant]:
+    """Every mode that is served, with each scorer where it uses one.
 
     :param scorer: the user's choice, or None.
     """
     return [
         Entrant(mode, chosen, named=False)
         for mode in modes
-        if suffix or mode != INFILL
         for chosen in (SCORERS if mode in SCORED and scorer is None else (None,))
     ]
 
@@ -87,8 +86,6 @@ def entrant_settings(entrant: Entrant, settings: dict[str, Any]) -> dict[str, An
     own = {**settings, "mode": entrant.mode}
     if entrant.scorer:
         own["scorer"] = entrant.scorer
-    if entrant.mode != INFILL:
-        own["suffix"] = ""
     if entrant.mode != AUTO:
         own["budget_ms"] = None
     return own
@@ -101,7 +98,7 @@ TEXT_WIDTH = 100
 _COLUMNS = ("mode", "latency", "first byte", "sweeps", "hops", "wire bytes", "compute", "host-seconds")
 
 
-def comparison(prompt: str, outcomes: dict[str, Result | str], suffix: str = "") -> str:
+def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
     """A table of what each mode cost, and its text; a mode that failed has its error in place of figures."""
     rows: list[tuple[str, ...]] = [_COLUMNS]
     for mode, outcome in outcomes.items():
@@ -111,7 +108,7 @@ def comparison(prompt: str, outcomes: dict[str, Result | str], suffix: str = "")
     lines.insert(1, "  ".join("-" * width for width in widths))
     for mode, outcome in outcomes.items():
         if isinstance(outcome, Result):
-            lines += ["", f"{mode}:", _wrapped(prompt, outcome.text, suffix if outcome.mode == "infill" else "")]
+            lines += ["", f"{mode}:", _wrapped(prompt, outcome.text)]
     return "\n".join(lines)
 
 
@@ -133,6 +130,6 @@ def _row(mode: str, result: Result) -> tuple[str, ...]:
     )
 
 
-def _wrapped(prompt: str, text: str, suffix: str) -> str:
-    shown = "|".join(printable(part) for part in (prompt, text, *([suffix] if suffix else [])))
+def _wrapped(prompt: str, text: str) -> str:
+    shown = f"{printable(prompt)}|{printable(text)}"
     return textwrap.indent("\n".join(textwrap.wrap(shown, TEXT_WIDTH, drop_whitespace=False)), "  ")

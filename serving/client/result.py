@@ -93,7 +93,7 @@ class Result:
     # The router's arithmetic for guesses while the sweep before was under way, and how many sweeps had such ones.
     ahead_ms: float = 0.0
     ahead_used: int = 0
-    # What scored or verified; empty where nothing did.
+    # The model that scored; empty where none did.
     scorer: str = ""
     # Who guessed, in `ar-speculative`.
     drafter: str = ""
@@ -117,8 +117,6 @@ class Result:
     replays: int = 0
     # What the router's and the hosts' logs call this request.
     request: str = ""
-    # Statements that the hosts signed, where a receipt was asked for.
-    receipt: router_pb2.Receipt | None = None
 
     @property
     def acceptance(self) -> float | None:
@@ -133,7 +131,6 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         record = asdict(self)
         record["output_hex"] = record.pop("output").hex()
-        del record["receipt"]  # a file of its own
         return record
 
 
@@ -231,8 +228,5 @@ def result_of(summary: router_pb2.Summary, output: bytes) -> Result:
     """The result of a request whose text was `output`: fields and the summary's are of the same name."""
     values = {f.name: getattr(summary, f.name) for f in fields(Result) if f.name not in ("text", "output", "hosts")}
     rounded = {name: round(value, DIGITS.get(name, 3)) for name, value in values.items() if isinstance(value, float)}
-    signed = summary.receipt if summary.HasField("receipt") else None
-    if signed is not None:
-        signed.text = output
-    values |= {"wire_bytes": list(summary.wire_bytes), "receipt": signed, **rounded}
+    values |= {"wire_bytes": list(summary.wire_bytes), **rounded}
     return Result(text=output.decode(errors="replace"), output=output, hosts=_shares(summary.hosts), **values)

@@ -29,7 +29,7 @@ from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.pictures.experts import MAX_MOVES, Consultation, Turn
 from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, most_pictures, range_sigmas
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import PictureWork
+from onesweep.stages.wire.messages import PictureMessage
 from onesweep.stages.wire.status import internal, invalid, unavailable
 
 PICTURES_UNDER_WAY = 16  # of a request to experts: each is a session of its own, and hosts have room for some
@@ -171,7 +171,7 @@ class _RingDrawing(DrawingMode):
             return event
 
     @abstractmethod
-    def _work(self, order: CheckedDrawing) -> PictureWork: ...
+    def _work(self, order: CheckedDrawing) -> PictureMessage: ...
 
 
 class ChainDrawing(_RingDrawing):

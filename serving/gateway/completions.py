@@ -58,7 +58,7 @@ class CompletionOrder:
     most_calls: int | None = None
 
 
-def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> CompletionOrder:
+def order_of(request: TextRequest, prompt: str, mode: str) -> CompletionOrder:
     """:param prompt: empty where the request has messages."""
     own, chat = request.onesweep, request if isinstance(request, ChatRequest) else None
     newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
@@ -78,7 +78,6 @@ def order_of(request: TextRequest, prompt: str, suffix: str, mode: str) -> Compl
         "logit_bias": {int(token): bias for token, bias in (request.logit_bias or {}).items()},
         "logprobs": logprobs,
         "json_schema": _json_schema(chat) if chat else "",
-        "suffix": suffix,
         "stops": request.stop or (),
         "messages": _told_messages(messages),
         "tools": _tools_json(offered) if offered else "",
@@ -120,11 +119,6 @@ def _json_schema(chat: ChatRequest) -> str:
         case PlainFormat(type="json_object"):
             return '{"type": "object"}'
     return ""
-
-
-def suffix_of(request: TextRequest) -> str:
-    """OpenAI's field of completions, or ours."""
-    return (request.suffix if isinstance(request, CompletionRequest) else None) or request.onesweep.suffix or ""
 
 
 @dataclass(frozen=True)

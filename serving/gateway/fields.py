@@ -149,7 +149,6 @@ class Extension(_Settings):  # type: ignore[misc, valid-type]
     """Settings that onesweep has and OpenAI's API does not. The router chooses those that are left out."""
 
     mode: str | None = Field(default=None, description="sweep, ar, ... (auto): where the model is `onesweep`")
-    suffix: str | None = Field(default=None, description="what follows the text: infill")
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = Field(
         default=None, description="deadline of the whole request"
     )
@@ -196,7 +195,6 @@ class CompletionRequest(TextRequest):
     """POST /v1/completions"""
 
     prompt: Annotated[str, BeforeValidator(_one_text, json_schema_input_type=str | list[str])]
-    suffix: str | None = Field(default=None, description="what follows the text: mode infill")
     echo: bool | None = Field(default=None, description="the prompt before the text")
     best_of: Annotated[int | None, neutral(1)] = None
     logprobs: TopCount | None = Field(
@@ -346,7 +344,6 @@ class RaceRequest(Fields):
     """POST /api/race: one prompt in several modes."""
 
     prompt: str
-    suffix: str = ""
     entrants: list[Annotated[str, Field(pattern=r"^[a-z-]{1,32}(:[a-z]{1,16})?$")]] = Field(
         min_length=1, max_length=MAX_ENTRANTS, description="MODE or MODE:SCORER, such as sweep or resample:scorer"
     )

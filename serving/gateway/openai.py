@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, create_model
 
-from onesweep.serving.client.comparison import AUTO, INFILL
+from onesweep.serving.client.comparison import AUTO
 from onesweep.serving.gateway.access import Router, RouterAccess, StrictRoute
 from onesweep.serving.gateway.completions import (
     DONE,
@@ -24,7 +24,6 @@ from onesweep.serving.gateway.completions import (
     order_of,
     run_choice,
     sse,
-    suffix_of,
     usage,
 )
 from onesweep.serving.gateway.errors import OF_ROUTER, ApiError, json_response, named
@@ -39,7 +38,7 @@ from onesweep.stages.v1 import stage_pb2
 MODEL = "onesweep"
 
 
-def mode_of(model: str, asked: str | None, suffix: str) -> str:
+def mode_of(model: str, asked: str | None) -> str:
     """The mode that a request is for. Raises ApiError.
 
     :param asked: the request's own field `onesweep.mode`.
@@ -58,7 +57,7 @@ def mode_of(model: str, asked: str | None, suffix: str) -> str:
             f"the model is {model}, but onesweep.mode is {asked!r}: name the mode in one of them",
             param="onesweep.mode",
         )
-    return named or asked or (INFILL if suffix else AUTO)
+    return named or asked or AUTO
 
 
 def catalogue(status: router_pb2.StatusResponse, created: int) -> list[dict[str, Any]]:
@@ -96,7 +95,7 @@ def _streamed(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
 
 @routes.post("/completions", response_class=Response, responses=_streamed(_Completion))
 async def completions(request: CompletionRequest, router: Router) -> Response:
-    """Continue a prompt, or fill the gap before `suffix`."""
+    """Continue a prompt."""
     order = await _order(router, request, request.prompt)
     echo = request.prompt if request.echo else ""
     return await _answer(router, order, request, AnswerFormat(request.model, chat=False), echo)
@@ -169,9 +168,7 @@ async def _order(
         _check_tools(request, format_field)
     if isinstance(request, CompletionRequest) and request.logprobs is not None and request.echo:
         raise ApiError(400, "logprobs are of what is written, not of a prompt: leave echo out", param="echo")
-    suffix = suffix_of(request)
-    mode = mode_of(request.model, request.onesweep.mode, suffix)
-    return order_of(request, prompt, suffix, mode)
+    return order_of(request, prompt, mode_of(request.model, request.onesweep.mode))
 
 
 def _check_tools(request: ChatRequest, format_field: str) -> None:

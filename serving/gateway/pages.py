@@ -83,7 +83,7 @@ async def _in_turn(lanes: Sequence[AsyncGenerator[dict[str, Any], None]]) -> Asy
 async def _lane(router: RouterAccess, entrant: Entrant, request: RaceRequest) -> AsyncGenerator[dict[str, Any], None]:
     """The events of one entrant. Its error ends no other lane."""
     decoder = TextDecoder()
-    asked = request.model_dump(include={"prompt", "suffix", "max_bytes", "seed", "temperature", "budget_ms", "link_ms"})
+    asked = request.model_dump(include={"prompt", "max_bytes", "seed", "temperature", "budget_ms", "link_ms"})
     yield {"lane": entrant.label, "started": True}
     events = router.events(**entrant_settings(entrant, asked), trips=True)
     try:
@@ -185,6 +185,6 @@ async def readyz(client: RouterClient) -> Response:
 def _shown(status: router_pb2.StatusResponse) -> dict[str, Any]:
     shown = record_of(status)
     scorers = {"scorer": status.scorer_digest, "ar": status.ar_digest, None: "none needed"}
-    entrants = all_entrants(status.modes, scorer=None, suffix="any")
+    entrants = all_entrants(status.modes, scorer=None)
     shown["entrants"] = [entrant.label for entrant in entrants if scorers[entrant.scorer]] or list(status.drawing_modes)
     return shown

@@ -16,23 +16,17 @@ MODES: Mapping[str, tuple[str, str]] = {
         "1",
         "a small model at the router writes candidates of the text, one sweep scores them, one is drawn by weight",
     ),
-    "verified": (
-        "about 1 + N * TV",
-        "a small model guesses, a sweep accepts by residual sampling: exactly the scorer's distribution; TV: the share "
-        "that is refused",
-    ),
-    "infill": ("N / chunk", "fills the gap between the prompt and a suffix, by candidates and their scores"),
     "ar": ("N", "the autoregressive pipeline, a token a round"),
     "ar-speculative": ("fewer than N", "the text of `ar`, exactly; guesses are verified, several tokens a sweep"),
     "local": ("0", "the small model at the router writes alone"),
     "auto": ("", "one of these: by a frontier the best text within a budget, else the first that the weights allow"),
 }
 # Those that draw token by token, so that settings can shape what is drawn; `auto` then chooses among them.
-SHAPED = ("ar", "ar-speculative", "verified", "local", "auto")
+SHAPED = ("ar", "ar-speculative", "local", "auto")
 # Those whose every token is one that the hosts drew: it can be told how likely it was, and be held to a schema.
 TELLING = ("ar", "ar-speculative", "auto")
 # Of `ar-speculative`, by the name that a request has for them.
-DRAFTERS = ("hosts", "both", "model", "ngram", "lookup")
+DRAFTERS = ("hosts", "both", "model", "lookup")
 # Models of the hosts that can score given symbols, by the name that a request has for them. The first that is served is
 # the default.
 SCORERS: Mapping[str, ModelKind] = {"scorer": "scorer", "ar": "ar"}

@@ -30,12 +30,11 @@ class ArMode(PipelineMode):
         with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
             # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
             await session.push(
-                stage_pb2.Decode(
+                stage_pb2.Read(
                     clean=request.prompt,
                     prompt=request.given_symbols,
-                    remaining=request.max_symbols,
-                    sampling=request.sampling,
                     codec=request.codec,
+                    sample=stage_pb2.Sample(sampling=request.sampling, remaining=request.max_symbols),
                 )
             )
             for left in reversed(range(request.max_symbols)):

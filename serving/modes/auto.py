@@ -2,21 +2,18 @@
 
 With a frontier (serving/modes/frontier.py) it runs one of the other modes with settings from there: without a budget
 the one of fewest trips whose text the judge finds no worse than the model's own; within a budget the best that fits, as
-forecast from the links now, and what no longer fits is finished by an option that does. Without a frontier it runs the
-first served mode of PREFERENCE.
+forecast from the links when the request begins. Without a frontier it runs the first served mode of PREFERENCE.
 """
 
-import asyncio
 import math
-import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from onesweep.serving.modes import SHAPED, TELLING
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.frontier import WRITTEN_BY, Frontier, Option
-from onesweep.serving.modes.latency_model import Forecast, LatencyModel, Spent
+from onesweep.serving.modes.latency_model import Forecast, LatencyModel
 from onesweep.serving.modes.resample import ResampleMode
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
 from onesweep.serving.router.accounting import Account
@@ -30,8 +27,6 @@ from onesweep.stages.wire.status import StatusError, failed_precondition, invali
 # text, which `ar-speculative` writes in fewer sweeps than `ar`. Then what writes without a pipeline, and last what asks
 # no host.
 PREFERENCE = ("resample", "ar-speculative", "ar", "chunked", "sweep", "local")
-# What writes before a given suffix, whatever the frontier.
-FILLING = ("infill",)
 
 # What `auto` picks with a frontier: the best text that can be had in time, from forecasts alone.
 
@@ -95,53 +90,6 @@ def choose(forecasts: Sequence[Forecast], budget_ms: float | None) -> Choice | N
     return Choice(picked, None, len(fitting), len(forecasts), nearest, budget_ms)
 
 
-# An eye on the clock while one option writes: when another one has to take over.
-
-
-class DeadlineMonitor:
-    """Deadline of `option`, where `other` is the quickest way to finish what it leaves."""
-
-    def __init__(
-        self,
-        conditions: LatencyModel,
-        option: Option,
-        other: Option,
-        count: int,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        """:param count: symbols to write.
-        :param clock: seconds."""
-        self.conditions, self.option, self.other, self._clock = conditions, option, other, clock
-        self._left, self._written, self._pieces = count, 0, 0
-        self._begin = clock()
-
-    def see(self, count: int) -> None:
-        """A piece of `count` symbols came."""
-        # a text that is limited in bytes may have more symbols than were expected
-        self._left = max(self._left - count, 1)
-        self._written, self._pieces = self._written + count, self._pieces + 1
-
-    def spare_ms(self, left_ms: float) -> float | None:
-        """Time to wait for the next piece before `other` takes over: 0 = it is late already, None = until it comes.
-
-        :param left_ms: until the text should be done.
-        """
-        own, other_ms = (
-            self.conditions.forecast(self.option, self._left),
-            self.conditions.forecast(self.other, self._left).ms,
-        )
-        took_ms = (self._clock() - self._begin) * 1000
-        # a text may turn out slower than any forecast
-        own_ms = max(own.ms, took_ms / self._written * self._left) if self._written else own.ms
-        piece_ms = max(own.sweep_ms, took_ms / self._pieces) if self._pieces else own.sweep_ms
-        spare_ms = left_ms - other_ms
-        if piece_ms <= spare_ms:
-            return spare_ms
-        return None if own_ms <= left_ms or own_ms <= other_ms else 0.0
-
-
-# Share of its budget at which a request that is late gives up waiting.
-GRACE = 1.05
 ABSENT = f"the router has no frontier ({WRITTEN_BY!r} measures one)"
 
 
@@ -191,10 +139,6 @@ class AutoMode(Mode):
         return bool(self.unguided)
 
     @property
-    def fills(self) -> bool:  # type: ignore[override]
-        return bool(self._preferred(FILLING))
-
-    @property
     def tokenizer(self) -> Tokenizer:
         modes = self._choosable
         return modes[0].tokenizer if modes else BYTE_TOKENIZER
@@ -204,41 +148,28 @@ class AutoMode(Mode):
         return max((mode.positions for mode in self._choosable), default=0)
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        if request.suffix or (problem := self.unguided):
-            why = "infill alone fills gaps" if request.suffix else problem
-            mode, account.reason = self._first_of(request, account, why)
-            account.modes.append(mode.name)
-            own = replace(request, codec=mode.default_codec, budget_ms=None)
+        if problem := self.unguided:
+            mode, account.reason = self._first_of(request, account, problem)
+            option, own = None, replace(request, codec=mode.default_codec, budget_ms=None)
+        else:
+            if request.budget_ms is None:
+                await self.ring.usable(self.ring.settings.hop_timeout_s)
+            choice = self._choose(request, account)
+            account.reason = choice.reason + (f"; hosts are left out: {self.ring.problem}" if self.ring.problem else "")
+            option = choice.picked.option
+            mode, own = self.modes[option.mode], self._part(option, request)
+        account.mode = mode.name
+        try:
             async with aclosing(mode.generate(own, account)) as pieces:
                 async for piece in pieces:
                     yield piece
-            return
-        if request.budget_ms is None:
-            await self.ring.usable(self.ring.settings.hop_timeout_s)
-        choice = self._choose(request, account)
-        account.reason = choice.reason + (f"; hosts are left out: {self.ring.problem}" if self.ring.problem else "")
-        run, rest = choice.picked, request
-        while rest.max_symbols:
-            # what is written at once may be shorter than was asked for, and no other mode makes it longer
-            length = self.modes[run.option.mode].length(self._part(run.option, rest))
-            rest = replace(rest, max_symbols=length)
-            account.modes.append(run.option.mode)
-            account.chosen = dict(run.option.settings)
-            account.chunk = max(account.chunk, run.option.setting("chunk") or 0)
-            before = Spent.of(account)
-            try:
-                async with aclosing(self._while_in_time(run.option, rest, account)) as pieces:
-                    async for piece in pieces:
-                        rest = _after(rest, piece, account)
-                        yield piece
-            finally:  # a text of tokens that reaches its limit of bytes is given up here
-                self.conditions.learn_option(run.option, Spent.of(account).since(before))
-            if rest.max_symbols:
-                run = self._hurry(request, rest, account)
+        finally:  # a text of tokens that reaches its limit of bytes is given up here
+            if option is not None:
+                self.conditions.learn_option(option, account)
 
-    def _preferred(self, names: Sequence[str] = PREFERENCE) -> list[Mode]:
-        """The modes of `names` that are served, in their order."""
-        served = [self.modes[name] for name in names if name in self.modes and not self.modes[name].problem]
+    def _preferred(self) -> list[Mode]:
+        """The modes of PREFERENCE that are served, in their order."""
+        served = [self.modes[name] for name in PREFERENCE if name in self.modes and not self.modes[name].problem]
         return [mode for mode in served if not isinstance(mode, ResampleMode) or mode.is_near]
 
     def _first_of(self, request: Generation, account: Account, why: str) -> tuple[Mode, str]:
@@ -246,9 +177,9 @@ class AutoMode(Mode):
 
         :param why: no frontier does.
         """
-        names, refusal = FILLING if request.suffix else PREFERENCE, None
+        refusal: StatusError | None = None
         able: list[Mode] = []
-        for mode in self._preferred(names):
+        for mode in self._preferred():
             length = mode.tokenizer.alphabet.count(request.prompt) + request.max_symbols
             if mode.tokenizer.id != self.tokenizer.id or length > mode.positions or not _takes(mode, request):
                 continue
@@ -260,15 +191,15 @@ class AutoMode(Mode):
                 able.append(mode)
         if not able:
             raise refusal or failed_precondition("no mode that is served can do this request: name one")
-        order = f"{able[0].name} is the first of {', '.join(names)} that these weights allow; "
         if request.budget_ms is None:
-            return able[0], f"{order if len(names) > 1 else ''}{why}"
+            order = f"{able[0].name} is the first of {', '.join(PREFERENCE)} that these weights allow"
+            return able[0], f"{order}; {why}"
         count = _expected(request, account)
         took = {mode: ms for mode in able if (ms := self.conditions.text_ms(mode.name, count))}
         if not took:
             raise failed_precondition(
-                f"mode auto cannot keep a budget yet: {self.unguided or 'no frontier has infill'}, and this router has "
-                f"timed no text of {', '.join(mode.name for mode in able)} so far: leave budget_ms out once"
+                f"mode auto cannot keep a budget yet: {why}, and this router has timed no text of "
+                f"{', '.join(mode.name for mode in able)} so far: leave budget_ms out once"
             )
         for mode, ms in took.items():
             if ms <= request.budget_ms:
@@ -278,45 +209,6 @@ class AutoMode(Mode):
             f"a budget of {request.budget_ms} ms is too small for {request.max_symbols} {self.tokenizer.noun}: of "
             f"the modes timed so far {quick.name} is the quickest and takes {took[quick]:.0f} ms; give more time"
         )
-
-    async def _while_in_time(self, option: Option, rest: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        """The text of `option`, for as long as the quickest other way could still finish the text in time."""
-        other = None if rest.budget_ms is None else min(self._others(rest, account), key=lambda f: f.ms, default=None)
-        count = _expected(rest, account)
-        watch = None if other is None else DeadlineMonitor(self.conditions, option, other.option, count)
-        async with aclosing(self.modes[option.mode].generate(self._part(option, rest), account)) as pieces:
-            while rest.max_symbols:
-                spare_ms = watch.spare_ms(self._left_ms(rest, account)) if watch else None
-                if spare_ms == 0:
-                    return
-                try:
-                    async with asyncio.timeout(None if spare_ms is None else spare_ms / 1000):
-                        piece = await anext(pieces)
-                except TimeoutError:
-                    return
-                rest = _after(rest, piece, account)
-                if watch:
-                    watch.see(account.alphabet.count(piece))
-                yield piece
-
-    def _hurry(self, request: Generation, rest: Generation, account: Account) -> Forecast:
-        """The option that finishes a late text. Raises Refusal where nothing can any more."""
-        left_ms = self._left_ms(rest, account)
-        others = self._others(rest, account)
-        written = request.max_symbols - rest.max_symbols
-        if not others:
-            why = self.ring.problem or "it was given up by all that can"
-            raise unavailable(
-                f"no setting of the frontier can write what follows {written} of {request.max_symbols} "
-                f"{self.tokenizer.noun}: {why}"
-            )
-        choice = choose(others, left_ms)
-        quick = choice.picked if choice else min(others, key=lambda f: f.ms)
-        account.reason += (
-            f"; after {written} of {request.max_symbols} {self.tokenizer.noun} {max(left_ms, 0):.0f} ms were left, "
-            f"so {quick.option.label} wrote the rest"
-        )
-        return quick
 
     def _choose(self, request: Generation, account: Account) -> Choice:
         """Raises Refusal where nothing can be had, or nothing in time."""
@@ -355,10 +247,6 @@ class AutoMode(Mode):
         whole, count = request.whole(self.tokenizer.alphabet), _expected(request, account)
         return [self.conditions.forecast(o, whole if o.one_piece else count) for o in options]
 
-    def _others(self, request: Generation, account: Account) -> list[Forecast]:
-        """Forecasts of the modes that have not given up this text."""
-        return [forecast for forecast in self._forecasts(request, account) if forecast.option.mode not in account.modes]
-
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]
         tokenizer = mode.tokenizer
@@ -382,10 +270,6 @@ class AutoMode(Mode):
         codec = settings.pop("codec", self.modes[option.mode].default_codec)
         return replace(request, **settings, codec=codec, budget_ms=None)
 
-    def _left_ms(self, request: Generation, account: Account) -> float:
-        assert request.budget_ms is not None
-        return request.budget_ms * GRACE - (time.perf_counter() - account.begin) * 1000
-
     @property
     def _choosable(self) -> list[Mode]:
         """The modes to choose from; the first has the symbols that a prompt is read in."""
@@ -406,15 +290,8 @@ def _takes(mode: Mode, request: Generation) -> bool:
 
 
 def _expected(request: Generation, account: Account) -> int:
-    """Symbols that are left to write: fewer than the limit where bytes are limited, as far as the prompt can tell."""
+    """Symbols to write: fewer than the limit where bytes are limited, as far as the prompt can tell."""
     if request.max_bytes is None or not account.prompt_bytes:
         return request.max_symbols
-    left = (request.max_bytes - account.output_bytes) * account.prompt_tokens / account.prompt_bytes
-    return min(max(math.ceil(left), 1), request.max_symbols)
-
-
-def _after(request: Generation, piece: bytes, account: Account) -> Generation:
-    """The rest of `request` once `piece` is written."""
-    _, ended = request.until_end(piece, account.alphabet)
-    left = 0 if ended or account.complete else request.max_symbols - account.alphabet.count(piece)
-    return replace(request, prompt=request.prompt + piece, max_symbols=left)
+    expected = math.ceil(request.max_bytes * account.prompt_tokens / account.prompt_bytes)
+    return min(max(expected, 1), request.max_symbols)

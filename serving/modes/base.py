@@ -13,7 +13,6 @@ from onesweep.serving.router.ring import RingView
 from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import ModelKind
 from onesweep.stages.model.codec import CODECS
-from onesweep.stages.model.draft_tree import MAX_DRAFT
 from onesweep.stages.model.samplers import DEFAULT_SAMPLER
 from onesweep.stages.model.shaping import Shaping
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
@@ -27,8 +26,8 @@ DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK = 32, 8
 DEFAULT_STEPS = 8
 DEFAULT_TEMPERATURE = 0.8
 # English has 3.2 bytes a token with the shipped 3,072 tokens, and 4.5 with vocabularies of 50,000. An output made at
-# once is cut at the request's bytes: too many tokens cost time, too few a trip. A filling must not be cut.
-LEAST_BYTES_A_TOKEN, MOST_BYTES_A_TOKEN = 2.5, 5
+# once is cut at the request's bytes: too many tokens cost time, too few a trip.
+LEAST_BYTES_A_TOKEN = 2.5
 
 
 def whole(most_bytes: int, alphabet: Alphabet) -> int:
@@ -40,9 +39,8 @@ def whole(most_bytes: int, alphabet: Alphabet) -> int:
 class Generation(Request):
     """A request that was checked, for one mode: what it left out has the defaults, except what the mode chooses."""
 
-    # In the mode's symbols, as is the suffix; UTF-8 until the request is `tokenized`.
+    # In the mode's symbols; UTF-8 until the request is `tokenized`.
     prompt: bytes
-    suffix: bytes = b""
     # To generate, if the text does not end before.
     max_symbols: int
     due_at: float
@@ -94,11 +92,7 @@ class Mode(ABC):
     # How states may travel between hosts.
     codecs: tuple[str, ...] = tuple(CODECS)
     default_codec: str = "int8"
-    # Symbols that may be guessed for a sweep.
-    most_draft: int = MAX_DRAFT
     uses_hosts: bool = True
-    # Whether it writes what stands before a given suffix.
-    fills: bool = False
     # Settings that are the mode's to choose: a request that names one is refused.
     chooses: tuple[str, ...] = ()
     keeps_budget: bool = False

@@ -17,8 +17,8 @@ from onesweep.stages.errors import InputError, regular
 
 VERSION = 1
 WRITTEN_BY = "onesweep bench quality --write FILE"
-# Modes that can be chosen for any prompt: `infill` needs a suffix, and `auto` chooses itself.
-CHOOSABLE = tuple(mode for mode in MODES if mode not in ("infill", "auto"))
+# Modes that can be chosen: `auto` chooses itself.
+CHOOSABLE = tuple(mode for mode in MODES if mode != "auto")
 # What an option can say about a request, in the order of its label; the kinds are those of `Request`.
 _KINDS: Mapping[str, type] = {"int | None": int, "float | None": float, "str | None": str}
 _NAMES = ("scorer", "chunk", "candidates", "steps", "temperature", "codec", "sampler", "drafter", "draft", "branches")
@@ -55,11 +55,6 @@ class Option:
 
     def setting(self, name: str) -> Any:  # noqa: ANN401
         return dict(self.settings).get(name)
-
-    @property
-    def sweeps_vary(self) -> bool:
-        """True where the text decides how many sweeps it takes."""
-        return self.mode in ("verified", "ar-speculative")
 
     @property
     def one_piece(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
 from onesweep.serving.modes.frontier import Option
@@ -45,37 +45,14 @@ class TripOverhead:
 
 
 class CostRatio:
-    """Measured cost over the frontier's. A mode not seen yet is as the others."""
+    """Running mean of measured arithmetic over the frontier's, which may be of other machines."""
 
     def __init__(self) -> None:
-        self._all, self._modes = 1.0, dict[str, float]()
+        self.value = 1.0
 
-    def learn(self, mode: str, took: float, expected: float) -> None:
+    def learn(self, took: float, expected: float) -> None:
         if expected > 0:
-            ratio = took / expected
-            self._modes[mode] = self.of(mode) + LEARN * (ratio - self.of(mode))
-            self._all += LEARN * (ratio - self._all)
-
-    def of(self, mode: str) -> float:
-        return self._modes.get(mode, self._all)
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Cost of a part of a request."""
-
-    output_tokens: int
-    sweeps: int
-    host_ms: float
-    router_ms: float
-
-    @classmethod
-    def of(cls, account: Account) -> Spent:
-        """All of a request so far."""
-        return cls(account.output_tokens, account.sweeps, sum(account.compute_ms.values()), account.local_compute_ms)
-
-    def since(self, before: Spent) -> Spent:
-        return Spent(*(getattr(self, field.name) - getattr(before, field.name) for field in fields(self)))
+            self.value += LEARN * (took / expected - self.value)
 
 
 @dataclass(frozen=True)
@@ -92,11 +69,6 @@ class Forecast:
     trip_ms: float
     compute_ms: float
 
-    @property
-    def sweep_ms(self) -> float:
-        """One sweep with its share of the arithmetic."""
-        return self.ms / max(self.sweeps, 1.0)
-
 
 class LatencyModel:
     """Running estimates for one ring, fed by the links' round trips and by every request's account."""
@@ -105,7 +77,7 @@ class LatencyModel:
         """:param rtts: last round trips of the router to each host in ring order, milliseconds; None = not known."""
         self.rtts = rtts
         self._extra = {"sweep": TripOverhead(), "step": TripOverhead()}
-        self._hosts, self._router, self._sweeps = CostRatio(), CostRatio(), CostRatio()
+        self._hosts, self._router = CostRatio(), CostRatio()
         # Milliseconds and symbols of each mode's texts, running means.
         self._texts: dict[str, tuple[float, float]] = {}
 
@@ -123,11 +95,9 @@ class LatencyModel:
     def forecast(self, option: Option, count: int) -> Forecast:
         """`option` for a text of `count` symbols."""
         mean, high = option.sweeps_for(count)
-        more = self._sweeps.of(option.mode) if option.sweeps_vary else 1.0
-        mean, high = (min(sweeps * more, max(count, 1.0)) for sweeps in (mean, high))
         share = count / option.output_symbols
-        host_ms = option.host_ms * share * more * self._hosts.of(option.mode)
-        router_ms = option.router_ms * share * more * self._router.of(option.mode)
+        host_ms = option.host_ms * share * self._hosts.value
+        router_ms = option.router_ms * share * self._router.value
         compute_ms, payload = host_ms + router_ms, option.wire_bytes * share / max(mean, 1.0)
         if not mean:
             return Forecast(option, compute_ms, compute_ms, 0, 0.0, compute_ms)
@@ -146,17 +116,15 @@ class LatencyModel:
         return took[0] * max(count / took[1], 1.0) if took else None
 
     def learn(self, mode: str, account: Account, latency_ms: float) -> None:
-        """Book the trips of a request; those of two modes in one request cannot be told apart."""
-        mode, *others = account.modes or [mode]
-        if account.output_tokens and not others:
+        """Book the trips of a request."""
+        mode = account.mode or mode
+        if account.output_tokens:
             ms, symbols = self._texts.get(mode, (latency_ms, float(account.output_tokens)))
             self._texts[mode] = (
                 ms + LEARN * (latency_ms - ms),
                 symbols + LEARN * (account.output_tokens - symbols),
             )
-        # a sweep that was given up took its time all the same
-        sweeps = max(account.sweeps, 1) if others else account.sweeps
-        if not sweeps or any(other != "local" for other in others):
+        if not (sweeps := account.sweeps):
             return
         # hosts that compute batches of candidates side by side take less time than their sum
         rest_ms = max(latency_ms - account.local_compute_ms - sum(account.compute_ms.values()), 0.0)
@@ -167,16 +135,11 @@ class LatencyModel:
         elif sweeps > 1:
             self._extra["step"].learn((rest_ms - self.trip_ms(payload)) / (sweeps - 1) - step_ms, payload)
 
-    def learn_option(self, option: Option, spent: Spent) -> None:
-        """Book the sweeps and the arithmetic of a text, or a part of one, that `option` wrote."""
-        if not spent.output_tokens:
-            return
-        share, more = spent.output_tokens / option.output_symbols, 1.0
-        if option.sweeps_vary:
-            more = spent.sweeps / max(option.sweeps * share, 1.0)
-            self._sweeps.learn(option.mode, more, 1.0)
-        self._hosts.learn(option.mode, spent.host_ms, option.host_ms * share * more)
-        self._router.learn(option.mode, spent.router_ms, option.router_ms * share * more)
+    def learn_option(self, option: Option, account: Account) -> None:
+        """Book the arithmetic of a text that `option` wrote."""
+        share = account.output_tokens / option.output_symbols
+        self._hosts.learn(sum(account.compute_ms.values()), option.host_ms * share)
+        self._router.learn(account.local_compute_ms, option.router_ms * share)
 
     def _delays(self) -> tuple[float, float]:
         """Delay of one sweep, and of one step of `ar`, from the router's own links.

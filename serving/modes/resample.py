@@ -49,7 +49,7 @@ class ResampleMode(ScoredMode):
         if request.temperature == 0:
             raise invalid(
                 "mode resample chooses among random candidates, and at temperature 0 all are the same: "
-                "give a temperature above 0, or use mode verified"
+                "give a temperature above 0, or use mode ar"
             )
         chunk, candidates = self._sizes(request)
         self.check_candidates(request, candidates, chunk)

@@ -1,4 +1,4 @@
-"""Common part of `resample`, `verified` and `infill`: a drafter at the router, and hosts that score its texts."""
+"""A drafter at the router, and hosts that score its texts."""
 
 from functools import partial
 
@@ -18,9 +18,9 @@ from onesweep.stages.wire.status import failed_precondition, invalid
 FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
 
 
-async def score(session: Session, step: stage_pb2.Score) -> tuple[stage_pb2.Event, Floats]:
+async def score(session: Session, step: stage_pb2.Read) -> tuple[stage_pb2.Event, Floats]:
     """The result of a step, and ln p of each of its candidates: (candidates,). Raises Refusal."""
-    count = len(step.candidates)
+    count = len(step.score.candidates)
     await session.push(step)
     event = await session.event(partial(check_scores, count=count))
     return event, read_scores(event.scores.nats, count)
@@ -82,7 +82,7 @@ class ScoredMode(Mode):
         _, drafter = self.drafter(request)
         alphabet, noun = self.tokenizer.alphabet, self.tokenizer.noun
         prompt = alphabet.count(request.prompt)
-        need = prompt + request.max_symbols + self.margin(request)
+        need = prompt + request.max_symbols
         for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", drafter.positions)):
             if need > context:
                 raise invalid(
@@ -98,18 +98,15 @@ class ScoredMode(Mode):
         """Candidates of `length` symbols that a step of `request` may have: nothing is drafted for more."""
         return self.drafter(request)[1].most_branches(length)
 
-    def check_candidates(self, request: Generation, count: int, length: int, ahead: int = 0) -> None:
-        """Raise Refusal where hosts or the drafter have no room for so many candidates of `length` symbols.
-
-        :param ahead: symbols of a suffix that are scored after each.
-        """
+    def check_candidates(self, request: Generation, count: int, length: int) -> None:
+        """Raise Refusal where hosts or the drafter have no room for so many candidates of `length` symbols."""
         noun, most = self.tokenizer.noun, most_scored(self.width(request))
-        each = f"{length} {noun} with {ahead} of the suffix" if ahead else f"{length} {noun}"
-        if length + ahead > most:
+        each = f"{length} {noun}"
+        if length > most:
             raise invalid(
                 f"a candidate of {each} is more than a message to the hosts holds ({most} {noun}): give a smaller chunk"
             )
-        fit = self.most_candidates(request, length + ahead)
+        fit = self.most_candidates(request, length)
         if not fit:
             raise invalid(f"the drafter has no memory for a candidate of {each}: give a smaller chunk")
         if count > fit:
@@ -120,20 +117,15 @@ class ScoredMode(Mode):
 
     def step(
         self, request: Generation, number: int, read: int, clean: bytes, candidates: list[bytes]
-    ) -> stage_pb2.Score:
+    ) -> stage_pb2.Read:
         """:param read: symbols that the hosts have read."""
-        return stage_pb2.Score(
+        return stage_pb2.Read(
             number=number,
             start=read,
             clean=clean,
-            sampling=request.sampling,
             codec=request.codec,
-            candidates=candidates,
+            score=stage_pb2.Score(temperature=request.temperature, candidates=candidates),
         )
-
-    def margin(self, request: Generation) -> int:
-        """Positions that the mode needs beyond prompt and output."""
-        return 0
 
     @property
     def _models(self) -> dict[str, stage_pb2.ModelInfo]:

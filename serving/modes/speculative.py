@@ -11,7 +11,7 @@ from functools import partial
 from onesweep.serving.modes import DRAFTERS
 from onesweep.serving.modes.ar import ArMode, check_symbols
 from onesweep.serving.modes.base import Generation
-from onesweep.serving.modes.drafters.available import MODEL, NGRAM, Drafters
+from onesweep.serving.modes.drafters.available import MODEL, Drafters
 from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.serving.modes.drafters.drafting import AsyncDrafting, BothDrafter, Drafter, LookupDrafter, ModelDrafter
 from onesweep.serving.modes.tokenizer import Tokenizers
@@ -26,8 +26,9 @@ from onesweep.stages.wire.status import invalid
 HOSTS, BOTH, LOOKUP = "hosts", "both", "lookup"
 
 
-# The hosts draw at every guess with the numbers that `ar` would use there, and keep guesses that agree. Rejection would
-# accept the share 1 - TV (0.850 on 24 windows of validation text), this accepts 0.828, and the text is that of `ar`.
+# The hosts draw at every guess with the numbers that `ar` would use there, and keep guesses that agree. Rejection
+# sampling would accept the share 1 - TV (0.850 on 24 windows of validation text), this accepts 0.828, and the text is
+# that of `ar`.
 class SpeculativeMode(ArMode):
     """A sweep for each round of guesses; the router hears the result and guesses again."""
 
@@ -55,15 +56,14 @@ class SpeculativeMode(ArMode):
                 draft = await drafter.draft(text, _plan(request, left)) if left > 1 else Draft()
                 while True:
                     begin, drafted = time.perf_counter(), len(draft.symbols)
-                    step = stage_pb2.Verify(
+                    tree = stage_pb2.DraftTree(depths=draft.depths) if draft.is_tree else None
+                    step = stage_pb2.Read(
                         number=number,
                         start=read,
                         clean=alphabet.cut(text, read) + alphabet.encode(draft.symbols),
                         prompt=request.given_symbols,
-                        sampling=request.sampling,
                         codec=request.codec,
-                        draft=drafted,
-                        tree=stage_pb2.DraftTree(depths=draft.depths) if draft.is_tree else None,
+                        sample=stage_pb2.Sample(sampling=request.sampling, draft=drafted, tree=tree),
                     )
                     # guesses need the result before, so a sweep ends at the router: H + 1 trips, where a byte costs H
                     await session.push(step)
@@ -99,14 +99,13 @@ class SpeculativeMode(ArMode):
             raise invalid("drafter 'hosts' needs a model with a draft head, and the hosts' has none: choose another")
         alphabet, left = self.tokenizer.alphabet, request.max_symbols
         with Session(self.ring, "ar", self._reach(request) - 1, request.due_at, account) as session:
-            drafting = stage_pb2.Drafting(remaining=left, most=request.draft or 0, branches=request.branches or 0)
+            drafting = stage_pb2.Drafting(most=request.draft or 0, branches=request.branches or 0)
             await session.push(
-                stage_pb2.Verify(
+                stage_pb2.Read(
                     clean=request.prompt,
                     prompt=request.given_symbols,
-                    sampling=request.sampling,
                     codec=request.codec,
-                    drafting=drafting,
+                    sample=stage_pb2.Sample(sampling=request.sampling, remaining=left, drafting=drafting),
                 )
             )
             while True:
@@ -134,15 +133,13 @@ class SpeculativeMode(ArMode):
         worth = self._worth[name]
         if name == LOOKUP:
             return LookupDrafter(worth, self.tokenizer.alphabet)
-        fitting, roomy = self.drafters.fitting(self.tokenizer), self._roomy(request)
-        wanted = (MODEL, NGRAM) if name == BOTH else (name,)
-        if not any(each in fitting for each in wanted):
-            why = self.drafters.problem(self.tokenizer) or f"the router has {' and '.join(fitting)} only"
+        fitting = self.drafters.fitting(self.tokenizer)
+        if MODEL not in fitting:
+            why = self.drafters.problem(self.tokenizer)
             raise invalid(f"drafter {name!r} cannot be used, {why}; drafter 'lookup' needs none")
-        model = next((fitting[each] for each in wanted if each in roomy), None)
-        if model is None:
-            most, noun = max(fitting[each].positions for each in wanted if each in fitting), self.tokenizer.noun
-            raise invalid(f"the drafter's context is {most} {noun}, {self._reach(request)} are needed")
+        model, noun = fitting[MODEL], self.tokenizer.noun
+        if MODEL not in self._roomy(request):
+            raise invalid(f"the drafter's context is {model.positions} {noun}, {self._reach(request)} are needed")
         reach, temperature, seed = self._reach(request), request.temperature, request.seed
         sequence = LocalSequence(model, reach, temperature, seed, shaping=request.shaping)
         drafting = ModelDrafter(sequence, worth)

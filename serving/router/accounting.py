@@ -4,12 +4,10 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, fields
 from os.path import commonprefix
-from typing import Any
 
 import numpy as np
 
 from onesweep.serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
-from onesweep.serving.router.paths import Attempt
 from onesweep.serving.router.topology import HostEntry
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
@@ -71,10 +69,8 @@ class Account:
     reason: str = ""
     # Times that work moved to other hosts.
     replays: int = 0
-    # Those that `auto` took, in their order.
-    modes: list[str] = field(default_factory=list)
-    # And the settings of the last of them.
-    chosen: dict[str, Any] = field(default_factory=dict)
+    # The one that `auto` took.
+    mode: str = ""
     chunk: int = 0
     candidates: int = 0
     # Batches that a sweep's candidates travelled in, the most; 1 where none did.
@@ -86,15 +82,11 @@ class Account:
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
     # Audits of answers that ended early.
     audits: list[Awaitable[bool]] = field(default_factory=list)
-    # Where a receipt is asked for: sessions that hosts keep until they signed, the text so far, and the receipt.
-    signing: list[Attempt] | None = None
-    text: bytes = b""
-    receipt: router_pb2.Receipt | None = None
     # Of the symbols that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
-    # Of the sweeps since `take_trips`.
-    trips: list[router_pb2.Trip] = field(default_factory=list)
+    # Of the sweeps since `take_trips`; None where nobody asked for them.
+    trips: list[router_pb2.Trip] | None = None
     trip_begin_ms: float = 0.0
     # Those of the last sweep, by the name that a host has in its own account.
     hosts: dict[str, HostEntry] = field(default_factory=dict)
@@ -108,7 +100,6 @@ class Account:
         self.audits.clear()
         self.replays += 1
         self.distance_bound = 0.0
-        self.modes.clear()
         self.trip_begin_ms = self.elapsed_ms()
 
     def add_sweep(self, event: stage_pb2.Event) -> None:
@@ -125,7 +116,8 @@ class Account:
             if (host := self.hosts.get(timing.host)) is not None:
                 self.compute_ms[host] = self.compute_ms.get(host, 0.0) + timing.compute_ms
                 self.queue_ms[host] = self.queue_ms.get(host, 0.0) + timing.queue_ms
-        self._add_trip(event, sum(payloads))
+        if self.trips is not None:
+            self.trips.append(self._trip(event, sum(payloads)))
 
     def take_logprobs(self, end: int) -> list[Drawn]:
         """Log-probabilities of the symbols since the last call, to the one before number `end` of the text."""
@@ -137,11 +129,11 @@ class Account:
         """Book text that is handed out. `resumed`: all that another router had handed out, as the client says."""
         self.resumed_bytes += len(commonprefix([text, resumed[self.output_bytes :]]))  # noqa: RUF071 - no path
         self.output_bytes += len(text)
-        if self.signing is not None:
-            self.text += text
 
     def take_trips(self) -> list[router_pb2.Trip]:
         """The trips that came back since the last call."""
+        if not self.trips:
+            return []
         taken, self.trips = self.trips, []
         return taken
 
@@ -177,7 +169,7 @@ class Account:
         """All of it, for who asked."""
         return router_pb2.Summary(
             **{name: getattr(self, name) for name in COPIED},
-            mode=self.modes[0] if self.modes else mode,
+            mode=self.mode or mode,
             seed=seed,
             latency_ms=self.elapsed_ms(),
             compute_ms=self.total_compute_ms,
@@ -191,8 +183,8 @@ class Account:
             divergence_bits=_mean(self.divergence_bits),
         )
 
-    def _add_trip(self, event: stage_pb2.Event, wire_bytes: int) -> None:
-        now_ms = self.elapsed_ms()
+    def _trip(self, event: stage_pb2.Event, wire_bytes: int) -> router_pb2.Trip:
+        begin_ms, self.trip_begin_ms = self.trip_begin_ms, self.elapsed_ms()
         hosts = [
             router_pb2.TripHost(
                 name=self.hosts[p.host].name if p.host in self.hosts else p.host,
@@ -202,11 +194,10 @@ class Account:
             )
             for p in event.timings
         ]
-        trip = router_pb2.Trip(
-            number=self.sweeps - 1, begin_ms=self.trip_begin_ms, end_ms=now_ms, hosts=hosts, wire_bytes=wire_bytes
+        end_ms = self.trip_begin_ms
+        return router_pb2.Trip(
+            number=self.sweeps - 1, begin_ms=begin_ms, end_ms=end_ms, hosts=hosts, wire_bytes=wire_bytes
         )
-        self.trips.append(trip)
-        self.trip_begin_ms = now_ms
 
     @property
     def total_compute_ms(self) -> float:
@@ -219,7 +210,7 @@ class Account:
 
 # Figures that a summary has as the account does, under the same name.
 COPIED = {f.name for f in fields(Account)} & set(router_pb2.Summary.DESCRIPTOR.fields_by_name) - {
-    *("hosts", "compute_ms", "effective_samples", "divergence_bits")
+    *("mode", "hosts", "compute_ms", "effective_samples", "divergence_bits")
 }
 
 

@@ -12,13 +12,11 @@ from onesweep.serving.modes.base import Mode
 from onesweep.serving.modes.chunked import ChunkedMode, SweepMode
 from onesweep.serving.modes.drafters.available import NO_DRAFTERS, Drafters, read_drafters
 from onesweep.serving.modes.frontier import Frontier, read_frontier
-from onesweep.serving.modes.infill import InfillMode
 from onesweep.serving.modes.latency_model import LatencyModel
 from onesweep.serving.modes.local import LocalMode
 from onesweep.serving.modes.resample import ResampleMode
 from onesweep.serving.modes.speculative import SpeculativeMode
 from onesweep.serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers, read_tokenizers
-from onesweep.serving.modes.verified import VerifiedMode
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
 from onesweep.stages.errors import InputError
@@ -115,8 +113,6 @@ def all_modes(ring: RingView, own: RouterParts, conditions: LatencyModel) -> dic
         SweepMode(ring, tokenizers),
         ChunkedMode(ring, tokenizers),
         ResampleMode(ring, drafters, tokenizers),
-        VerifiedMode(ring, drafters, tokenizers),
-        InfillMode(ring, drafters, tokenizers),
         ArMode(ring, tokenizers),
         SpeculativeMode(ring, drafters, tokenizers),
         LocalMode(drafters.local, tokenizers),

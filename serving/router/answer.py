@@ -15,13 +15,11 @@ from onesweep.serving.router.paths import Attempt, HostLink, HostPath
 from onesweep.stages.host.parts import MODEL_KINDS, HostPlan, ModelKind, Parts, load_parts, plan_host
 from onesweep.stages.host.sessions import Session, SessionStore
 from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.host.work import begin_work
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import (
     Outcome,
-    PictureWork,
-    RingStep,
+    PictureMessage,
     Work,
     copy_of,
     known_of,
@@ -47,10 +45,6 @@ def same_result(one: stage_pb2.Event, other: stage_pb2.Event, exact: bool = Fals
     if kind == "scores":
         mine, theirs = one.scores, other.scores
         return mine.batch == theirs.batch and _close(_floats(mine.nats, "<f8"), _floats(theirs.nats, "<f8"))
-    if kind == "verification":
-        verdict, another = one.verification, other.verification
-        same = (verdict.accepted, verdict.symbols) == (another.accepted, another.symbols)
-        return same and _close(_floats(verdict.odds), _floats(another.odds))
     if kind == "pictures":
         drawn, again = (np.frombuffer(event.pictures.pixels, np.uint8).astype(np.int16) for event in (one, other))
         # Honest numbers that differ by TOLERANCE may round to neighbouring shades.
@@ -92,11 +86,11 @@ class AuditedAnswer:
     # Hosts that had a part in it, and the path that it ended on.
     hosts: frozenset[HostLink]
     path: HostPath
-    works: Sequence[Work | PictureWork]
+    works: Sequence[Work | PictureMessage]
     results: Sequence[stage_pb2.Event]
     alphabet: Alphabet
     # Hops of works, for hosts that have read nothing yet.
-    hops: Callable[[Attempt, Work | PictureWork], list[stage_pb2.Hop]]
+    hops: Callable[[Attempt, Work | PictureMessage], list[stage_pb2.Hop]]
     # A way through the hosts with its weights that avoids some addresses, if there is one.
     choose: Callable[[Collection[str]], HostPath | None]
     due_at: float
@@ -111,7 +105,7 @@ class AuditedAnswer:
     def in_one_pass(self) -> bool:
         """True for a text that was drawn step by step."""
         first = self.works[0]
-        return isinstance(first, RingStep) and not (isinstance(first, stage_pb2.Verify) and first.HasField("rejection"))
+        return isinstance(first, stage_pb2.Read) and first.HasField("sample")
 
     @property
     def expected(self) -> list[stage_pb2.Event]:
@@ -140,7 +134,7 @@ class AuditedAnswer:
 
     def _passes(self, cut: random.Random) -> list[Work]:
         first, alphabet = self.works[0], self.alphabet
-        assert isinstance(first, RingStep)
+        assert isinstance(first, stage_pb2.Read)
         drawn = b"".join(each.text for each in self.results)
         clean = alphabet.cut(first.clean, 0, known_of(first, alphabet))
         works, at, start, count = list[Work](), 0, first.start, alphabet.count(drawn)
@@ -150,14 +144,13 @@ class AuditedAnswer:
                 end = count
             drafts = alphabet.cut(drawn, at, end - 1)
             works.append(
-                stage_pb2.Verify(
+                stage_pb2.Read(
                     number=len(works),
                     start=start,
                     clean=clean + drafts,
                     prompt=first.prompt,
                     codec=first.codec,
-                    sampling=first.sampling,
-                    draft=end - 1 - at,
+                    sample=stage_pb2.Sample(sampling=first.sample.sampling, draft=end - 1 - at),
                 )
             )
             start += alphabet.count(clean) + end - 1 - at
@@ -227,7 +220,8 @@ def _end(hop: stage_pb2.Hop, session: Session) -> stage_pb2.Event:
 
 def _outcome(hop: stage_pb2.Hop, session: Session) -> Outcome:
     parts = session.parts
-    work = begin_work(parse_hop(hop, parts.plan), copy_of(hop), session, parts.plan.blocks[-1] + 1)
+    work = parse_hop(copy_of(hop), parts.plan)
+    work.begin(session, parts.plan.blocks[-1] + 1)
     while work.outcome is None:
         call = work.next_op()
         work.complete(call.compute([call.piece])[0])

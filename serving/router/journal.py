@@ -6,7 +6,7 @@ read in other pieces differ in the last bits, and a near tie could fall otherwis
 
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import RingStep, Work, copy_of
+from onesweep.stages.wire.messages import Work, copy_of
 
 
 class Journal:
@@ -24,7 +24,7 @@ class Journal:
         clean = self.text + work.clean
         again = copy_of(work)
         again.start, again.clean = 0, clean
-        if isinstance(again, stage_pb2.Sweep | stage_pb2.Score):
+        if isinstance(again, stage_pb2.Sweep) or again.HasField("score"):
             again.reads[:] = self.reads
         return again
 
@@ -35,17 +35,14 @@ class Journal:
         if clean:
             self.reads.append(self.alphabet.count(clean))
 
-    def advance(self, step: RingStep, steps: int, written: bytes) -> RingStep:
+    def advance(self, step: stage_pb2.Read, steps: int, written: bytes) -> stage_pb2.Read:
         """The step that the hosts are at who went on from `step` alone, made so many steps, and wrote `written`."""
         read, count = self.alphabet.count(step.clean), self.alphabet.count(written)
         after = copy_of(step)
         after.number += steps
         after.start += read + count - 1
         after.clean = self.alphabet.cut(written, count - 1)
-        if isinstance(after, stage_pb2.Decode):
-            after.remaining -= count
-        else:
-            after.drafting.remaining -= count
+        after.sample.remaining -= count
         self.add(step, step.start + read)
         self.text += self.alphabet.cut(written, 0, count - 1)
         return after

@@ -14,8 +14,6 @@ import grpc
 import grpc.aio
 
 from onesweep.serving.router.topology import HostEntry
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import printable
 from onesweep.stages.host.parts import MODEL_KINDS, weights_of
 from onesweep.stages.host.prefixes import LISTED_BYTES
 from onesweep.stages.v1 import stage_pb2
@@ -24,7 +22,6 @@ from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 
 RELEASE_TIMEOUT_S = 5.0
-MOST_STATEMENT_BYTES = 32 << 10  # With the host's certificate, which may be a chain.
 RELEASE_AFTER_S = 0.005  # Pause before sessions are freed: the answer goes out first.
 MOST_OWED = 4096  # Sessions that a lost host is still to free; older ones end there with their leases.
 MESSAGE_BYTES = 64 << 20
@@ -152,20 +149,6 @@ class HostLink:
                     return
         finally:
             self._releasing = False
-
-    async def attest(self, claim: bytes, attempts: Sequence[Attempt], receipt: router_pb2.Receipt) -> None:
-        """Have the host sign what it did in sessions; a receipt gets it, or why it is missing."""
-        names, steps = [each.name for each in attempts], [each.step for each in attempts]
-        try:
-            request = stage_pb2.ReleaseRequest(sessions=names, steps=steps, claim=claim)
-            answer = await self.relay.stub.Release(request, timeout=RELEASE_TIMEOUT_S)
-            if answer.ByteSize() <= MOST_STATEMENT_BYTES * len(names):
-                receipt.statements.extend(answer.statements)
-                return
-            said = "its statements are too long"
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:  # it is lost, or taken out
-            said = printable(error.details() or "" if isinstance(error, grpc.aio.AioRpcError) else str(error))
-        receipt.missing.append(f"host {self.entry.name} did not sign: {said}")
 
 
 def clock_warning(clock_s: float, begin_s: float, end_s: float) -> str:

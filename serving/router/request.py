@@ -65,7 +65,7 @@ class Request:
     max_tokens: int | None = _count("most tokens; a byte model's tokens are bytes")
     seed: int = setting(0, "the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")
     chunk: int | None = _count(
-        "tokens a sweep, modes chunked, infill (32 bytes, 8 tokens), resample (all; imported 12)",
+        "tokens a sweep, modes chunked (32 bytes, 8 tokens), resample (all; imported 12)",
         "tokens a sweep",
         metavar="C",
     )
@@ -114,28 +114,27 @@ class Request:
         "modes sweep, chunked: stochastic, ode (stochastic)", "stochastic, ode: sweep, chunked", "NAME"
     )
     drafter: str | None = _name(
-        "who guesses, ar-speculative: hosts, both, model, ngram, lookup (hosts or both)",
-        "hosts, both, model, ngram, lookup: ar-speculative",
+        "who guesses, ar-speculative: hosts, both, model, lookup (hosts or both)",
+        "hosts, both, model, lookup: ar-speculative",
         "D",
     )
     draft: int | None = _count(
-        "tokens guessed a sweep, ar-speculative, verified (what pays)",
-        "tokens guessed a sweep: ar-speculative, verified",
+        "tokens guessed a sweep, ar-speculative (what pays)",
+        "tokens guessed a sweep: ar-speculative",
     )
     branches: int | None = _count(
         "alternatives guessed at a place, ar-speculative (what pays)", "alternatives guessed at a place: ar-speculative"
     )
     scorer: str | None = _name(
-        "who scores, modes resample, verified, infill: scorer, ar (what is there)",
-        "scorer, ar: resample, verified, infill",
+        "who scores, mode resample: scorer, ar (what is there)",
+        "scorer, ar: resample",
         "S",
     )
     candidates: int | None = _count(
-        "scored in a sweep, modes resample, infill (16); mode local: the likeliest of M",
-        "continuations scored in a sweep: resample, infill; written, the likeliest kept: local",
+        "scored in a sweep, mode resample (16); mode local: the likeliest of M",
+        "continuations scored in a sweep: resample; written, the likeliest kept: local",
         metavar="M",
     )
-    suffix: str | bytes = setting("", "what follows the text, mode infill", metavar="TEXT")
     budget_ms: int | None = _count(
         "latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS"
     )
@@ -160,8 +159,6 @@ class Request:
     # Functions that the model may call, a JSON list as OpenAI's API has it, and the names of those of which it must.
     tools: str = ""
     must_call: Sequence[str] = ()
-    # Have the hosts sign what they did: `Result.receipt`.
-    receipt: bool = False
 
     def message(self, whole: bool = False, trips: bool = False) -> router_pb2.GenerateRequest:
         """The message that carries it. Raises InputError for what a message cannot carry.
@@ -171,16 +168,15 @@ class Request:
         """
         from onesweep.stages.wire.status import CALLS  # it imports grpc, and help waits for no such library
 
-        texts: dict[str, Any] = {"prompt": _raw("prompt", self.prompt), "suffix": _raw("suffix", self.suffix)}
         limited = self.max_bytes is not None or self.max_tokens is not None
-        values = {f.name: getattr(self, f.name) for f in SETTINGS if f.name not in texts}
+        values = {f.name: getattr(self, f.name) for f in SETTINGS}
         if not limited:
             values["max_bytes"] = DEFAULT_MAX_BYTES
         for f in SETTINGS:
             if values.get(f.name) is not None:
                 _check_sendable(f, values[f.name])
         return router_pb2.GenerateRequest(
-            **texts,
+            prompt=_raw("prompt", self.prompt),
             **values,
             logprobs=_checked_logprobs(self.logprobs),
             json_schema=_raw("JSON schema", self.json_schema).decode(),
@@ -196,7 +192,6 @@ class Request:
             must_call=[_word("tool", name) for name in self.must_call],
             whole=whole,
             trips=trips,
-            receipt=self.receipt,
             protocol=CALLS,
         )
 

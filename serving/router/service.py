@@ -1,7 +1,6 @@
 """The gRPC face of the router."""
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
@@ -20,7 +19,7 @@ from onesweep.serving.router.active_release import ActiveRelease
 from onesweep.serving.router.admission import Admission
 from onesweep.serving.router.audit import WRONG_SO_FAR, retry_after_audit
 from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S, OPTIONAL, given_in
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S
 from onesweep.serving.router.rollout import Rollout, Tell
 from onesweep.serving.router.validation import (
     check_fit,
@@ -43,9 +42,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")
 Q = TypeVar("Q", router_pb2.GenerateRequest, router_pb2.DrawRequest)
 ROUTER = "this router"
-NO_RECEIPT = (
-    "hosts sign receipts with the keys of their certificates: ask a router with --tls-cert, in a mode with hosts"
-)
 
 
 class RouterService(router_pb2_grpc.RouterServiceServicer):
@@ -212,8 +208,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 served.requests -= 1
                 if (account := ticket.account) is not None:
                     place.spend(account.output_bytes - account.resumed_bytes)
-                    for attempt in account.signing or ():
-                        self.ring.end(attempt)
 
     def _checked_link_ms(self, delay_ms: int) -> int:
         """A delay that a request asks for. Raises StatusError where it cannot be added."""
@@ -266,11 +260,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         mode = check_mode(request.mode, served.modes)
         generation = check_request(request, mode, ticket.due_at)
         ticket.link_ms = self._checked_link_ms(generation.link_ms or 0)
-        account = ticket.account = Account()
-        if request.receipt:
-            if not (mode.uses_hosts and self.ring.security.tls):
-                raise failed_precondition(NO_RECEIPT)
-            account.signing = []
+        account = ticket.account = Account(trips=[] if request.trips else None)
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
         messages, tools = parsed_chat(request)
@@ -290,7 +280,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 if symbols is None:
                     reading = OutputText(mode.tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
                     held, read, account.output_bytes, account.resumed_bytes, account.told = b"", 0, 0, 0, 0
-                    account.text = b""
                     told.clear()
                     continue
                 text = b""
@@ -302,8 +291,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
                 account.wrote(text, request.resumed)
                 for trip in account.take_trips():
-                    if request.trips:
-                        yield router_pb2.GenerateResponse(trip=trip)
+                    yield router_pb2.GenerateResponse(trip=trip)
                 if request.whole:
                     held += text
                 elif text:
@@ -320,8 +308,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             yield router_pb2.GenerateResponse(text=text, logprobs=told)
         account.stopped = reading.stopped or ((ended or account.complete) and not reading.over)
         served.conditions.learn(mode.name, account, account.elapsed_ms() - waited_ms)
-        if account.signing is not None:
-            account.receipt = await _receipt(ticket.name, request, account, mode.name)
         summary = ticket.summary = account.summary(mode.name, request.seed)
         summary.request = ticket.name
         yield router_pb2.GenerateResponse(summary=summary)
@@ -330,23 +316,6 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 def _told(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:
     top = [router_pb2.TokenLogprob(text=tokenizer.token_text(symbol), logprob=nats) for symbol, nats in drawn.top]
     return router_pb2.TokenLogprob(text=tokenizer.token_text(drawn.symbol), logprob=drawn.nats, top=top)
-
-
-async def _receipt(name: str, request: router_pb2.GenerateRequest, account: Account, mode: str) -> router_pb2.Receipt:
-    """The router's claim about a request, and what the hosts sign of that and of their sessions."""
-    mode = ",".join(account.modes) or mode
-    claim = router_pb2.Claim(
-        name=name, request=request, mode=mode, text=hashlib.sha256(account.text).digest(), replays=account.replays
-    )
-    claim.request.ClearField("resumed")
-    for setting in (account.chosen.keys() & set(OPTIONAL)) - given_in(request).keys():
-        setattr(claim.request, setting, account.chosen[setting])
-    receipt = router_pb2.Receipt(claim=claim.SerializeToString())
-    digest, sessions = hashlib.sha256(receipt.claim).digest(), account.signing or []
-    links = {link for each in sessions for link in each.path}
-    asked = (link.attest(digest, [each for each in sessions if link in each.path], receipt) for link in links)
-    await asyncio.gather(*asked)
-    return receipt
 
 
 def _deadline(context: Context) -> float:

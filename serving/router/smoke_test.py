@@ -35,7 +35,7 @@ from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError, failed_precondition, unavailable
 
-PROMPT, SUFFIX = b"The old man said that", b" and went home."
+PROMPT = b"The old man said that"
 TEST_TOKENS = 8
 TEST_TIMEOUT_S = 60.0
 # Nats: what a backend may round beyond the manifest's own tolerance. Parts that do not belong together miss by far.
@@ -98,7 +98,6 @@ def _judge(kind: str, manifest: Manifest, nats: float) -> None:
 async def _write(mode: Mode) -> None:
     generation = Generation(
         prompt=PROMPT,
-        suffix=SUFFIX if mode.fills and not mode.chooses else b"",
         seed=1,
         codec=mode.default_codec,
         max_symbols=TEST_TOKENS,
@@ -132,13 +131,12 @@ async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
         number, read = 0, 0
         for at in range(1, len(known), most):
             piece = known[at : at + most]
-            step = stage_pb2.Score(
+            step = stage_pb2.Read(
                 number=number,
                 start=read,
                 clean=alphabet.encode(known[read:at]),
-                sampling=stage_pb2.Sampling(temperature=1.0),
                 codec="fp32",
-                candidates=[alphabet.encode(piece)],
+                score=stage_pb2.Score(temperature=1.0, candidates=[alphabet.encode(piece)]),
             )
             _, nats = await score(session, step)
             total -= float(nats.sum())

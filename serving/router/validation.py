@@ -1,6 +1,5 @@
 """Checks a client's request field by field, before any host works for it."""
 
-import asyncio
 import json
 import re
 import time
@@ -30,17 +29,22 @@ from onesweep.serving.router.request import (
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.checkpoint.manifest import MAX_NESTING, nesting
 from onesweep.stages.errors import close_to, one_of
-from onesweep.stages.host.sampling_validation import MAX_TEMPERATURE
 from onesweep.stages.host.schema_check import schema_problem
-from onesweep.stages.host.validation import MAX_STEPS
-from onesweep.stages.model.draft_tree import MAX_BRANCHES
+from onesweep.stages.host.work.sampling import MAX_TEMPERATURE
+from onesweep.stages.host.work.sweep import MAX_STEPS
+from onesweep.stages.model.draft_tree import MAX_BRANCHES, MAX_DRAFT
 from onesweep.stages.model.samplers import SAMPLERS
 from onesweep.stages.model.scoring import MAX_CANDIDATES
 from onesweep.stages.model.shaping import bias_problem
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
 # The largest value of each setting; the least is 1.
-MOST: Mapping[str, int] = {"steps": MAX_STEPS, "branches": MAX_BRANCHES, "candidates": MAX_CANDIDATES}
+MOST: Mapping[str, int] = {
+    "steps": MAX_STEPS,
+    "branches": MAX_BRANCHES,
+    "candidates": MAX_CANDIDATES,
+    "draft": MAX_DRAFT,
+}
 # The names that a setting may have.
 KNOWN: Mapping[str, Collection[str]] = {"drafter": DRAFTERS, "sampler": SAMPLERS, "scorer": SCORERS}
 
@@ -80,10 +84,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     _check_messages(request)
     if not request.prompt and not request.messages:
         raise invalid("the prompt is empty: give at least one byte of text")
-    _check_text("suffix", request.suffix)
     _check_stops(request.stops)
-    if request.suffix and not mode.fills:
-        raise invalid(f"mode {mode.name} does not look at a suffix: leave it out, or use mode infill")
     limits = [request.max_bytes] if request.max_bytes else []
     limits += [request.max_tokens] if request.HasField("max_tokens") else []
     if not limits or min(limits) < 1:
@@ -111,7 +112,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     settings = {"codec": mode.default_codec} | given
     if not 0 <= settings.get("temperature", 0.0) <= MAX_TEMPERATURE:  # false for NaN, too
         raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {settings['temperature']}")
-    for name, most in {**MOST, "draft": mode.most_draft}.items():
+    for name, most in MOST.items():
         if not 1 <= settings.get(name, 1) <= most:
             raise invalid(f"{name} must be 1 to {most}, not {settings[name]}")
     for name in ("chunk", "budget_ms"):
@@ -130,7 +131,6 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         **settings,
         mode=mode.name,
         prompt=bytes(request.prompt),
-        suffix=bytes(request.suffix),
         seed=request.seed,
         logit_bias=dict(request.logit_bias),
         json_schema=request.json_schema,
@@ -197,8 +197,7 @@ async def tokenized(
     account.alphabet, account.prompt_tokens = tokenizer.alphabet, tokenizer.alphabet.count(prompt)
     if generation.json_schema and (problem := await schema_problem(generation.json_schema)):
         raise invalid(problem)
-    suffix = await asyncio.to_thread(tokenizer.encode_piece, generation.suffix.decode()) if generation.suffix else b""
-    return replace(generation, prompt=prompt, suffix=suffix, ends=tokenizer.ends, given_symbols=account.prompt_tokens)
+    return replace(generation, prompt=prompt, ends=tokenizer.ends, given_symbols=account.prompt_tokens)
 
 
 def _check_taken(name: str, mode: Mode, takers: Sequence[str]) -> None:

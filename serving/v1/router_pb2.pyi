@@ -58,7 +58,6 @@ class GenerateRequest(_message.Message):
     WHOLE_FIELD_NUMBER: _builtins.int
     SCORER_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
-    SUFFIX_FIELD_NUMBER: _builtins.int
     BUDGET_MS_FIELD_NUMBER: _builtins.int
     SAMPLER_FIELD_NUMBER: _builtins.int
     TRIPS_FIELD_NUMBER: _builtins.int
@@ -80,34 +79,31 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
-    RECEIPT_FIELD_NUMBER: _builtins.int
     MUST_CALL_FIELD_NUMBER: _builtins.int
     prompt: _builtins.bytes
     """UTF-8, at least one byte; empty where there are messages"""
     mode: _builtins.str
-    """sweep, chunked, resample, verified, infill, ar, ar-speculative, local, auto"""
+    """sweep, chunked, resample, ar, ar-speculative, local, auto"""
     max_bytes: _builtins.int
     """of text; 0: as many as max_tokens come to"""
     seed: _builtins.int
     temperature: _builtins.float
     chunk: _builtins.int
-    """symbols a sweep, `chunked`, `resample` and `infill` only"""
+    """symbols a sweep, `chunked` and `resample` only"""
     steps: _builtins.int
     """Euler steps in each block, `sweep` and `chunked` only"""
     codec: _builtins.str
     """of what travels between hosts: fp32, int8, int4; AR modes: fp32, int8"""
     drafter: _builtins.str
-    """`ar-speculative` only: hosts, both, model, ngram, lookup"""
+    """`ar-speculative` only: hosts, both, model, lookup"""
     draft: _builtins.int
     """tokens guessed for a sweep, `ar-speculative` only; not given: chosen as it goes"""
     whole: _builtins.bool
     """the text in one piece at the end, not as it arrives"""
     scorer: _builtins.str
-    """`resample`, `verified`, `infill` only: scorer, ar"""
+    """`resample` only: scorer, ar"""
     candidates: _builtins.int
-    """continuations scored in a sweep, `resample` and `infill` only"""
-    suffix: _builtins.bytes
-    """what follows the text, `infill` only"""
+    """continuations scored in a sweep, `resample` only"""
     budget_ms: _builtins.int
     """latency to keep to, `auto` only; not given: the best text"""
     sampler: _builtins.str
@@ -121,7 +117,7 @@ class GenerateRequest(_message.Message):
     link_ms: _builtins.int
     """delay added to every hop, one way; only where all of the ring is on one machine"""
     top_p: _builtins.float
-    """These shape what is drawn, as stages.v1.Shaping says; `ar`, `ar-speculative`, `verified`, `local` and `auto` only."""
+    """These shape what is drawn, as stages.v1.Shaping says; `ar`, `ar-speculative`, `local` and `auto` only."""
     top_k: _builtins.int
     min_p: _builtins.float
     frequency_penalty: _builtins.float
@@ -141,8 +137,6 @@ class GenerateRequest(_message.Message):
     """the text so far, by another router that was lost: it does not count again for a quota"""
     protocol: _builtins.int
     """that the caller speaks; 0 is protocol 1, whose callers need not tell it"""
-    receipt: _builtins.bool
-    """hosts sign what they did; FAILED_PRECONDITION without certificates, or in `local`"""
     @_builtins.property
     def stops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """UTF-8; the text ends before the first of them"""
@@ -175,7 +169,6 @@ class GenerateRequest(_message.Message):
         whole: _builtins.bool = ...,
         scorer: _builtins.str | None = ...,
         candidates: _builtins.int | None = ...,
-        suffix: _builtins.bytes = ...,
         budget_ms: _builtins.int | None = ...,
         sampler: _builtins.str | None = ...,
         trips: _builtins.bool = ...,
@@ -197,12 +190,11 @@ class GenerateRequest(_message.Message):
         priority: _builtins.str = ...,
         resumed: _builtins.bytes = ...,
         protocol: _builtins.int = ...,
-        receipt: _builtins.bool = ...,
         must_call: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_frequency_penalty", b"_frequency_penalty", "_link_ms", b"_link_ms", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "frequency_penalty", b"frequency_penalty", "link_ms", b"link_ms", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sampler", b"sampler", "scorer", b"scorer", "steps", b"steps", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_frequency_penalty", b"_frequency_penalty", "_link_ms", b"_link_ms", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "link_ms", b"link_ms", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_bytes", b"max_bytes", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "mode", b"mode", "must_call", b"must_call", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "protocol", b"protocol", "receipt", b"receipt", "repetition_penalty", b"repetition_penalty", "resumed", b"resumed", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "suffix", b"suffix", "temperature", b"temperature", "tools", b"tools", "top_k", b"top_k", "top_p", b"top_p", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_budget_ms", b"_budget_ms", "_candidates", b"_candidates", "_chunk", b"_chunk", "_codec", b"_codec", "_draft", b"_draft", "_drafter", b"_drafter", "_frequency_penalty", b"_frequency_penalty", "_link_ms", b"_link_ms", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_sampler", b"_sampler", "_scorer", b"_scorer", "_steps", b"_steps", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "branches", b"branches", "budget_ms", b"budget_ms", "candidates", b"candidates", "chunk", b"chunk", "codec", b"codec", "draft", b"draft", "drafter", b"drafter", "frequency_penalty", b"frequency_penalty", "json_schema", b"json_schema", "link_ms", b"link_ms", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "max_bytes", b"max_bytes", "max_tokens", b"max_tokens", "messages", b"messages", "min_p", b"min_p", "mode", b"mode", "must_call", b"must_call", "presence_penalty", b"presence_penalty", "priority", b"priority", "prompt", b"prompt", "protocol", b"protocol", "repetition_penalty", b"repetition_penalty", "resumed", b"resumed", "sampler", b"sampler", "scorer", b"scorer", "seed", b"seed", "steps", b"steps", "stops", b"stops", "temperature", b"temperature", "tools", b"tools", "top_k", b"top_k", "top_p", b"top_p", "trips", b"trips", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
     _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015
@@ -484,7 +476,6 @@ class Summary(_message.Message):
     AHEAD_MS_FIELD_NUMBER: _builtins.int
     AHEAD_USED_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
-    RECEIPT_FIELD_NUMBER: _builtins.int
     STOPPED_FIELD_NUMBER: _builtins.int
     mode: _builtins.str
     seed: _builtins.int
@@ -507,7 +498,7 @@ class Summary(_message.Message):
     reached: _builtins.int
     """of these, right or the first wrong one of a sweep: accepted / reached is the acceptance"""
     scorer: _builtins.str
-    """that scored or verified; empty where none did"""
+    """that scored; empty where none did"""
     chunk: _builtins.int
     """tokens a sweep, the largest; 0 where the mode has none"""
     candidates: _builtins.int
@@ -548,10 +539,6 @@ class Summary(_message.Message):
 
     @_builtins.property
     def hosts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostShare]: ...
-    @_builtins.property
-    def receipt(self) -> Global___Receipt:
-        """where one was asked for"""
-
     def __init__(
         self,
         *,
@@ -586,89 +573,15 @@ class Summary(_message.Message):
         ahead_ms: _builtins.float = ...,
         ahead_used: _builtins.int = ...,
         drafter: _builtins.str = ...,
-        receipt: Global___Receipt | None = ...,
         stopped: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["receipt", b"receipt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ahead_ms", b"ahead_ms", "ahead_used", b"ahead_used", "batches", b"batches", "cached_tokens", b"cached_tokens", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "distance_bound", b"distance_bound", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "drafter", b"drafter", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "output_tokens", b"output_tokens", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "reached", b"reached", "reason", b"reason", "receipt", b"receipt", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "stopped", b"stopped", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "ahead_ms", b"ahead_ms", "ahead_used", b"ahead_used", "batches", b"batches", "cached_tokens", b"cached_tokens", "candidates", b"candidates", "chunk", b"chunk", "compute_ms", b"compute_ms", "distance_bound", b"distance_bound", "divergence_bits", b"divergence_bits", "drafted", b"drafted", "drafter", b"drafter", "effective_samples", b"effective_samples", "first_byte_ms", b"first_byte_ms", "hops", b"hops", "hosts", b"hosts", "latency_ms", b"latency_ms", "mode", b"mode", "output_bytes", b"output_bytes", "output_tokens", b"output_tokens", "prompt_bytes", b"prompt_bytes", "prompt_tokens", b"prompt_tokens", "reached", b"reached", "reason", b"reason", "replays", b"replays", "request", b"request", "scorer", b"scorer", "seed", b"seed", "stopped", b"stopped", "sweeps", b"sweeps", "wire_bytes", b"wire_bytes", "wire_bytes_total", b"wire_bytes_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Summary: _TypeAlias = Summary  # noqa: Y015
-
-@_typing.final
-class Receipt(_message.Message):
-    """A text, and what the hosts that wrote it sign; the client that keeps it adds the text."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CLAIM_FIELD_NUMBER: _builtins.int
-    STATEMENTS_FIELD_NUMBER: _builtins.int
-    MISSING_FIELD_NUMBER: _builtins.int
-    TEXT_FIELD_NUMBER: _builtins.int
-    claim: _builtins.bytes
-    """a Claim, as it was hashed"""
-    text: _builtins.bytes
-    @_builtins.property
-    def statements(self) -> _containers.RepeatedCompositeFieldContainer[_stage_pb2.Statement]: ...
-    @_builtins.property
-    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """why hosts did not sign"""
-
-    def __init__(
-        self,
-        *,
-        claim: _builtins.bytes = ...,
-        statements: _abc.Iterable[_stage_pb2.Statement] | None = ...,
-        missing: _abc.Iterable[_builtins.str] | None = ...,
-        text: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claim", b"claim", "missing", b"missing", "statements", b"statements", "text", b"text"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
-
-@_typing.final
-class Claim(_message.Message):
-    """What the router says of a request: no host can know the text."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAME_FIELD_NUMBER: _builtins.int
-    REQUEST_FIELD_NUMBER: _builtins.int
-    MODE_FIELD_NUMBER: _builtins.int
-    TEXT_FIELD_NUMBER: _builtins.int
-    REPLAYS_FIELD_NUMBER: _builtins.int
-    name: _builtins.str
-    """in logs"""
-    mode: _builtins.str
-    """that ran"""
-    text: _builtins.bytes
-    """its SHA-256"""
-    replays: _builtins.int
-    """as in Summary"""
-    @_builtins.property
-    def request(self) -> Global___GenerateRequest: ...
-    def __init__(
-        self,
-        *,
-        name: _builtins.str = ...,
-        request: Global___GenerateRequest | None = ...,
-        mode: _builtins.str = ...,
-        text: _builtins.bytes = ...,
-        replays: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "name", b"name", "replays", b"replays", "request", b"request", "text", b"text"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Claim: _TypeAlias = Claim  # noqa: Y015
 
 @_typing.final
 class HostShare(_message.Message):

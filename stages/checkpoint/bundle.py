@@ -9,7 +9,6 @@ from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_ma
 from onesweep.stages.errors import CheckpointError
 
 FRONTIER_NAME = "frontier.json"  # what mode `auto` chooses from; a bundle may have it
-NGRAM_NAME = "ngram.safetensors"  # the router's drafter of n-grams; a bundle, or a single checkpoint, may have it
 
 
 @dataclass(frozen=True)

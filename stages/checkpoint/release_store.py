@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, NGRAM_NAME, Bundle, find_bundle
+from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
 from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
 from onesweep.stages.errors import CheckpointError, InputError, ServiceError, StalePart, regular
@@ -53,7 +53,6 @@ class ReleaseManifest:
 
     manifests: Mapping[str, bytes]  # by folder of FOLDERS
     frontier: bytes = b""
-    ngrams: Part | None = None  # the router's n-gram drafter, if there is one; like local/ it is not sent to hosts
     # Public keys and their signatures of `signed`, Ed25519; no part of its name.
     signatures: tuple[tuple[bytes, bytes], ...] = field(default=(), compare=False)
     directories: Mapping[str, Path] = field(default_factory=dict, compare=False)  # the folders on this machine
@@ -77,8 +76,6 @@ class ReleaseManifest:
             digest.update(f"{folder} {hashlib.sha256(self.manifests[folder]).hexdigest()}\n".encode())
         if self.frontier:
             digest.update(f"{FRONTIER_NAME} {hashlib.sha256(self.frontier).hexdigest()}\n".encode())
-        if self.ngrams:
-            digest.update(f"{NGRAM_NAME} {self.ngrams.sha256}\n".encode())
         return digest.hexdigest()
 
     def check(self) -> None:
@@ -91,15 +88,6 @@ class ReleaseManifest:
         largest = max(map(len, (*self.manifests.values(), self.frontier)))
         if largest > MAX_MANIFEST_BYTES:
             raise CheckpointError(f"a manifest or frontier of {largest} bytes; at most {MAX_MANIFEST_BYTES}")
-        if self.ngrams and not (re.fullmatch("[0-9a-f]{64}", self.ngrams.sha256) and self.ngrams.bytes):
-            raise CheckpointError(f"{NGRAM_NAME} must have a SHA-256 and a size")
-
-    def files(self, directories: Mapping[str, Path], wants: Wants) -> dict[str, Part]:
-        """All large files of the release, as `files_of`. Raises CheckpointError."""
-        files = release_files(directories, wants)
-        if self.ngrams and wants("local", BESIDE):
-            files[NGRAM_NAME] = self.ngrams
-        return files
 
     def write(self, directory: Path) -> None:
         """Write the small files into `directory`."""
@@ -115,13 +103,12 @@ class ReleaseManifest:
 def read_release_manifest(checkpoint: Path) -> ReleaseManifest:
     """The release in a bundle, or in a single checkpoint. Raises CheckpointError."""
     directories = {name: path for name, path in vars(find_bundle(checkpoint)).items() if path is not None}
-    frontier, ngrams = checkpoint / FRONTIER_NAME, checkpoint / NGRAM_NAME
+    frontier = checkpoint / FRONTIER_NAME
     try:
         manifests = {folder: (path / MANIFEST_NAME).read_bytes() for folder, path in directories.items()}
         return ReleaseManifest(
             manifests,
             regular(frontier).read_bytes() if frontier.exists() else b"",
-            Part(NGRAM_NAME, file_digest(ngrams), ngrams.stat().st_size, {}) if ngrams.exists() else None,
             _read_signatures(checkpoint),
             directories,
             checkpoint,
@@ -260,7 +247,7 @@ class ReleaseStore:
                     shutil.rmtree(other)
             contents.write(coming)
             try:
-                files = contents.files({folder: coming / folder for folder in contents.manifests}, wants)
+                files = release_files({folder: coming / folder for folder in contents.manifests}, wants)
             except CheckpointError as error:
                 raise CheckpointError(str(error).replace(f"{coming}/", "")) from None
             wanted = {path: part for path, part in files.items() if not self._have(coming, path, part)}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from onesweep.stages.checkpoint.bundle import NGRAM_NAME
-from onesweep.stages.checkpoint.manifest import Part, read_manifest
+from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.checkpoint.release_store import (
     FOLDERS,
     MOST_SIGNATURES,
@@ -86,8 +85,6 @@ class ReleaseTransfer:
 
     def _source(self, path: str) -> Path:
         """The file at a path of the release. Raises CheckpointError for any other file."""
-        if path == NGRAM_NAME and self.contents.ngrams and self.contents.root:
-            return self.contents.root / path
         folder, _, name = path.partition("/")
         directory = self.contents.directories.get(folder)
         known = name.endswith(".safetensors") or (directory is not None and name in read_manifest(directory).files)
@@ -135,17 +132,14 @@ def offer_of(contents: ReleaseManifest) -> stage_pb2.Offer:
     manifests = [stage_pb2.ManifestFile(folder=name, content=raw) for name, raw in contents.manifests.items()]
     offer = stage_pb2.Offer(release=contents.name, manifests=manifests, frontier=contents.frontier)
     offer.signatures.extend(stage_pb2.Signature(key=key, signature=made) for key, made in contents.signatures)
-    if contents.ngrams is not None:
-        offer.ngrams.CopyFrom(stage_pb2.NgramFile(sha256=contents.ngrams.sha256, bytes=contents.ngrams.bytes))
     return offer
 
 
 def manifest_of(offer: stage_pb2.Offer) -> ReleaseManifest:
     """The release of an offer. Raises StatusError for a bad offer."""
-    ngrams = Part(NGRAM_NAME, offer.ngrams.sha256, offer.ngrams.bytes, {}) if offer.HasField("ngrams") else None
     manifests = {each.folder: each.content for each in offer.manifests}
     signatures = tuple((each.key, each.signature) for each in offer.signatures[:MOST_SIGNATURES])
-    contents = ReleaseManifest(manifests, offer.frontier, ngrams, signatures)
+    contents = ReleaseManifest(manifests, offer.frontier, signatures)
     if len(offer.manifests) > len(FOLDERS) or contents.name != offer.release:
         raise invalid(f"release {offer.release[:40]!r} is not named after its manifests")
     return contents

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,18 +13,13 @@ from onesweep.stages.host.metrics import record_hop
 from onesweep.stages.host.next_hosts import NextHosts, Subscribers
 from onesweep.stages.host.parts import Parts, Release, Releases
 from onesweep.stages.host.prefixes import Beginning, PrefixStore
-from onesweep.stages.host.requests import (
-    ConsultRequest,
-    HopRequest,
-    PictureRequest,
-    PipelineRequest,
-    PrefillRequest,
-    WorkRequest,
-)
 from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
-from onesweep.stages.host.sessions import Session, SessionHashes, SessionStore
+from onesweep.stages.host.sessions import Session, SessionStore
 from onesweep.stages.host.settings import HostSettings
 from onesweep.stages.host.validation import check_link_delay, parse_hop
+from onesweep.stages.host.work.base import HopWork, TextWork
+from onesweep.stages.host.work.pictures import ConsultWork, PictureWork
+from onesweep.stages.host.work.read import ReadWork
 from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from onesweep.stages.telemetry.traces import Tracer
 from onesweep.stages.v1 import stage_pb2
@@ -33,10 +27,8 @@ from onesweep.stages.wire.hop_stream import LinkDelay, Relay
 from onesweep.stages.wire.messages import (
     PROTOCOL,
     Outcome,
-    StageWork,
     hand_on,
     hops_refusal,
-    next_decode,
     seconds_until,
     summed,
     work_of,
@@ -141,26 +133,6 @@ class Host:
         """Free sessions; returns how many there were."""
         return sum(self.sessions.release(name) for name in names)
 
-    def stated(self, name: str, step: int, claim: bytes, machine: str) -> stage_pb2.Stated | None:
-        """The host's account of a session up to a step, to be signed; None where it has no hashes of that."""
-        session = self.sessions.sessions.get(name)
-        hashes = session.hashes if session is not None else None
-        if session is None or hashes is None or not {step} <= hashes.received.keys() & hashes.sent.keys():
-            return None
-        return stage_pb2.Stated(
-            machine=machine,
-            claim=claim,
-            session=name,
-            digest=hashes.digest,
-            blocks=session.parts.held(session.kind),
-            parts=session.parts.plan.parts,
-            place=hashes.place,
-            step=step,
-            received=hashes.received[step],
-            sent=hashes.sent[step],
-            unix_s=int(time.time()),
-        )
-
     async def end(self, names: list[str]) -> int:
         """Free the sessions of requests that ended, and keep what they read in memory; returns how many there were."""
         count = 0
@@ -193,26 +165,24 @@ class Host:
 
     def _admit(self, hop: stage_pb2.Hop, received_bytes: int) -> ScheduledHop:
         parts = self._parts_for(hop)
-        request = parse_hop(hop, parts.plan)
+        work = parse_hop(hop, parts.plan)
         check_link_delay(hop.link_delay_ms, self.settings.is_local)
         if hop.router not in self.subscribers:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
         if self.scheduler.full and not self.sessions.in_step(hop.session):
             raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
         self._check_room(received_bytes)
-        if isinstance(request, PictureRequest):
-            session, length = self._drawing(hop, request, parts), 0
+        if isinstance(work, PictureWork):
+            session, length = self._drawing(hop, work, parts), 0
         else:
-            assert isinstance(request, WorkRequest)
-            opens = request.start == 0 or bool(hop.memory.prefix)
-            length = request.start + request.remembered
-            session = self._open(hop, request, parts, hop.capacity) if opens else self._due(hop, request)
-        session.accepted(length, work := work_of(hop))
-        if session.hashes is not None:
-            session.hashes.add(session.hashes.received, work)
+            assert isinstance(work, TextWork)
+            opens = work.start == 0 or bool(hop.memory.prefix)
+            length = work.start + work.remembered
+            session = self._open(hop, work, parts, hop.capacity) if opens else self._due(hop, work)
+        session.accepted(length, work_of(hop))
         session.pending += 1
         self.queued_bytes += received_bytes
-        job = ScheduledHop(hop, request, session, received_bytes)
+        job = ScheduledHop(hop, work, session, received_bytes)
         self.scheduler.submit(job)
         return job
 
@@ -226,47 +196,45 @@ class Host:
                 retry_after_ms=500,
             )
 
-    def _open(self, hop: stage_pb2.Hop, request: HopRequest, parts: Parts, capacity: int) -> Session:
-        source = parts.plan.model(request.kind)
+    def _open(self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int) -> Session:
+        source = parts.plan.model(work.kind)
         assert source is not None
         if self.stopping:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
         beginning = self._beginning(hop)
-        session = self.sessions.open(hop.session, hop.router, request.kind, capacity, source.manifest, parts)
-        session.next_number = request.number  # a replay starts where another host's session ended
+        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, source.manifest, parts)
+        session.next_number = work.number  # a replay starts where another host's session ended
         session.beginning, session.path = beginning, tuple(hop.path)
-        session.hashes = SessionHashes(hop.digest, hop.place) if hop.receipt else None
         return session
 
     def _beginning(self, hop: stage_pb2.Hop) -> Beginning | None:
         """Place in memory of the text that a hop opens a session for. Raises StatusError where its prefix is gone."""
-        work = work_of(hop)
-        if not hop.HasField("memory") or not isinstance(work, StageWork):
+        if not hop.HasField("memory"):
             return None
-        root = prefix_root(hop.memory.space, hop.digest, work.codec)
+        root = prefix_root(hop.memory.space, hop.digest, hop.read.codec)
         if not hop.memory.prefix:
             return Beginning(root)
-        return Beginning(root, *self.prefixes.find(hop.memory.prefix, root, work.start))
+        return Beginning(root, *self.prefixes.find(hop.memory.prefix, root, hop.read.start))
 
-    def _drawing(self, hop: stage_pb2.Hop, request: PictureRequest, parts: Parts) -> Session:
+    def _drawing(self, hop: stage_pb2.Hop, work: PictureWork, parts: Parts) -> Session:
         """Nothing is kept between hops of pictures, so any of them may be the first."""
-        needed = request.plan.evaluations
+        needed = work.plan.evaluations
         if hop.session not in self.sessions.sessions:
-            return self._open(hop, request, parts, needed)
-        if isinstance(request, ConsultRequest):  # a picture does not pass every host
+            return self._open(hop, work, parts, needed)
+        if isinstance(work, ConsultWork):  # a picture does not pass every host
             session = self.sessions.sessions[hop.session]
-            session.next_number = max(session.next_number, request.number)
-        session = self.sessions.due(hop.session, request.kind, request.number, 0)
+            session.next_number = max(session.next_number, work.number)
+        session = self.sessions.due(hop.session, work.kind, work.number, 0)
         if needed > session.capacity:
             raise invalid(f"the session was opened for {session.capacity} pictures at once, not {needed}")
         return session
 
-    def _due(self, hop: stage_pb2.Hop, request: WorkRequest) -> Session:
-        session = self.sessions.due(hop.session, request.kind, request.number, request.start, hop.score.batch)
+    def _due(self, hop: stage_pb2.Hop, work: TextWork) -> Session:
+        session = self.sessions.due(hop.session, work.kind, work.number, work.start, hop.read.score.batch)
         # a hop may claim another capacity than the one that opened the session
-        if request.start + request.positions > session.capacity:
+        if work.start + work.positions > session.capacity:
             raise invalid(f"the session holds {session.capacity} positions only")
-        if isinstance(request, PrefillRequest) and session.prefills + 1 >= MAX_PREFILL_CHUNKS:
+        if _is_prefill(work) and session.prefills + 1 >= MAX_PREFILL_CHUNKS:
             raise invalid(f"more than {MAX_PREFILL_CHUNKS} pieces of one step")
         return session
 
@@ -292,7 +260,7 @@ class Host:
                 record_hop(self.tracer, job)
 
     def _go_on(self, job: ScheduledHop, outcome: Outcome) -> None:
-        result = job.work.result if job.work is not None else None
+        result = job.work.result
         brought = outcome if result is None else result
         if isinstance(brought, stage_pb2.Event):
             brought.timings.extend(job.hop.timings)
@@ -309,7 +277,7 @@ class Host:
         else:
             if outcome.HasField("pictures"):
                 _add_up(outcome)
-            job.session.add_up(outcome, isinstance(job.request, PrefillRequest))
+            job.session.add_up(outcome, _is_prefill(job.work))
         if result is not None:
             job.session.add_up(result, is_prefill=False)
         self.sessions.renew(job.session)
@@ -318,25 +286,15 @@ class Host:
 
     def _hand_over(self, job: ScheduledHop, outcome: Outcome) -> None:
         hop = job.hop
-        if (hashes := job.session.hashes) is not None:
-            told = (job.work.result if job.work is not None else None) or outcome  # a result, not the step that follows
-            if isinstance(told, stage_pb2.Hop) or told.WhichOneof("outcome"):
-                hashes.add(hashes.sent, work_of(told) if isinstance(told, stage_pb2.Hop) else told)
         if isinstance(outcome, stage_pb2.Hop):
             self._push(outcome, job.due_at)
-            if job.work is not None and job.work.preview is not None:
+            if job.work.preview is not None:
                 self._show(hop, job.work.preview)
-            if job.work is not None and job.work.result is not None:
+            # after the next step has started: its trip round the ring is what the user waits for
+            if job.work.result is not None:
                 self._publish(hop, job.work.result)
-            return
-        if isinstance(job.request, PrefillRequest):
-            return  # the last hop of the step brings the result
-        # the next step starts before the router hears of it: its trip round the ring is what the user waits for
-        if hop.decode.remaining > 1 and outcome.text and not outcome.complete:
-            after = next_decode(hop, outcome.text, job.session.alphabet)
-            hand_on(after)
-            self._push(after, job.due_at)
-        self._publish(hop, outcome)
+        elif not _is_prefill(job.work):  # of a prefill, the last hop of the step brings the result
+            self._publish(hop, outcome)
 
     def _show(self, hop: stage_pb2.Hop, preview: Callable[[], stage_pb2.Event]) -> None:
         """Publish a preview, made on a thread of its own: neither hops nor the event loop wait for it."""
@@ -387,12 +345,15 @@ class Host:
 
 def _book_reads(job: ScheduledHop) -> None:
     """Note what a session has read by now: only what was computed can be kept."""
-    request, session = job.request, job.session
-    if session.beginning is None or not isinstance(request, PipelineRequest):
-        return
-    alphabet, work = session.alphabet, work_of(job.hop)
-    assert isinstance(work, StageWork)
-    session.beginning.read(request.start, request.lengths, alphabet.cut(work.clean, 0, request.at_once), alphabet)
+    work, session = job.work, job.session
+    if session.beginning is not None and isinstance(work, ReadWork):
+        alphabet = session.alphabet
+        session.beginning.read(work.start, work.lengths, alphabet.cut(job.hop.read.clean, 0, work.at_once), alphabet)
+
+
+def _is_prefill(work: HopWork) -> bool:
+    """True for the beginning of a long step, which has no result of its own."""
+    return type(work) is ReadWork
 
 
 def _add_up(outcome: Outcome) -> None:

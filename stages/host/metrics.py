@@ -179,7 +179,7 @@ def record_hop(tracer: Tracer, job: ScheduledHop) -> None:
     attributes: dict[str, str | float] = {
         "onesweep.request": hop.request,
         "onesweep.model": job.session.kind,
-        "onesweep.number": job.request.number,
+        "onesweep.number": job.work.number,
         "onesweep.queue_ms": job.queue_ms,
         "onesweep.compute_ms": job.compute_ms,
         "onesweep.received_bytes": job.received_bytes,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -46,7 +47,7 @@ class ModelSource:
     manifest: Manifest
     digest: str
 
-    @property
+    @cached_property
     def alphabet(self) -> Alphabet:
         """Vocabulary of the model."""
         return Alphabet(self.manifest.text_architecture.vocabulary)
@@ -64,7 +65,7 @@ class HostPlan:
     steps: ModelSource | None = None
     experts: ModelSource | None = None
 
-    @property
+    @cached_property
     def draws(self) -> bool:
         """True where the models are of pictures."""
         return any(source.manifest.draws for source in self.models.values())
@@ -82,18 +83,18 @@ class HostPlan:
     def is_last(self) -> bool:
         return self.blocks[-1] == self.parts - 1
 
-    @property
+    @cached_property  # each hop asks for these several times
     def models(self) -> dict[str, ModelSource]:
         """The models that it holds parts of, by kind."""
-        return {kind: source for kind in MODEL_KINDS if (source := self.model(kind)) is not None}
+        return {kind: source for kind in MODEL_KINDS if (source := getattr(self, kind)) is not None}
 
-    @property
+    @cached_property
     def weights(self) -> tuple[str, ...]:
         """Digests in the order of MODEL_KINDS; empty where there is none. What is equal in them computes alike."""
         # A hop names its model by digest: where `scorer/` is a copy of `ar/`, either name gets the same answer.
         return tuple(source.digest if (source := self.model(kind)) else "" for kind in MODEL_KINDS)
 
-    @property
+    @cached_property
     def pipelines(self) -> dict[str, ModelSource]:
         """The AR pipelines among them, by kind."""
         return {kind: source for kind, source in self.models.items() if kind in ("ar", "scorer")}
@@ -111,8 +112,7 @@ class HostPlan:
 
     def model(self, kind: str) -> ModelSource | None:
         """The model of a kind of MODEL_KINDS."""
-        source: ModelSource | None = getattr(self, kind)
-        return source
+        return self.models.get(kind)
 
     def files_of(self, source: ModelSource) -> tuple[int, ...]:
         """Parts of a model whose files this host reads: every host of experts has their router net, too."""

@@ -19,11 +19,10 @@ from typing import Any
 import grpc
 import torch
 
-from onesweep.stages.host.hop_work import HopWork, KernelCall
 from onesweep.stages.host.parts import WARM_POSITIONS
-from onesweep.stages.host.requests import HopRequest, PipelineRequest, ScoreRequest
 from onesweep.stages.host.sessions import Session
-from onesweep.stages.host.work import PipelineWork, begin_work
+from onesweep.stages.host.work.base import HopWork, KernelCall
+from onesweep.stages.host.work.read import ReadWork, SampleWork
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import LinkObserver
 from onesweep.stages.wire.messages import Outcome
@@ -47,7 +46,7 @@ class ScheduledHop:
     """One accepted hop."""
 
     hop: stage_pb2.Hop  # the message that brought it, which becomes the next host's
-    request: HopRequest
+    work: HopWork
     session: Session
     received_bytes: int
     accepted_at: float = field(default_factory=time.perf_counter)
@@ -55,7 +54,6 @@ class ScheduledHop:
     compute_ms: float = 0.0  # its share of the passes that it took part in
     queue_ms: float = 0.0  # the rest of its time here: waiting, behind or beside other hops
     result: Outcome | StatusError | None = None
-    work: HopWork | None = None
 
     def __post_init__(self) -> None:
         self.due_at = time.monotonic() + self.hop.left_s
@@ -131,19 +129,8 @@ class Scheduler:
     def _is_quick(self) -> bool:
         """True if what arrived is nothing but a few rows of AR steps, and such a pass takes no time."""
         jobs = list(self._arrived)  # at once: the engine's thread may be taking from it
-        rows = sum(job.request.clean.shape[0] for job in jobs if isinstance(job.request, PipelineRequest))
-        return self._steps_ms < QUICK_MS and all(
-            isinstance(job.request, PipelineRequest)
-            and rows <= job.session.parts.quick_rows.get(job.hop.digest, 0)
-            and job.request.start + job.request.positions <= WARM_POSITIONS
-            and not isinstance(job.request, ScoreRequest)
-            and job.session.parts.drafter(job.request.kind) is None  # a draft head reads and writes, too
-            and job.session.pending <= 1  # what is computed here must not overtake a piece that the thread had
-            and not (job.session.beginning and job.session.beginning.recalled)  # megabytes to copy
-            # a schema to compile
-            and (getattr(job.request, "grammar", None) is None or job.session.grammar is not None)
-            for job in jobs
-        )
+        rows = sum(job.work.clean.shape[0] for job in jobs if isinstance(job.work, ReadWork))
+        return self._steps_ms < QUICK_MS and all(_is_quick(job, rows) for job in jobs)
 
     def _turn(self) -> list[ScheduledHop]:
         """One pass; returns the jobs that have a result now."""
@@ -180,7 +167,7 @@ class Scheduler:
             if job.result is None:
                 begin = time.perf_counter()
                 try:
-                    job.work = begin_work(job.request, job.hop, job.session, self.following)
+                    job.work.begin(job.session, self.following)
                 except Exception:
                     _fail([job])
                 job.compute_ms += (time.perf_counter() - begin) * 1000
@@ -207,8 +194,8 @@ class Scheduler:
         """One piece of every hop that takes part: AR steps through all stages of this host, the others one call."""
         able = self._first_in_line([job for job in self._jobs if job.result is None])
         able = able if self.most_hops > 1 else able[:1]
-        running = _within([job for job in able if isinstance(job.work, PipelineWork)][: self.most_hops])
-        others = _within([job for job in able if not isinstance(job.work, PipelineWork)][: self.most_hops])
+        running = _within([job for job in able if job.work.is_step][: self.most_hops])
+        others = _within([job for job in able if not job.work.is_step][: self.most_hops])
         self.meter.taken([*running, *others])
         begin = time.perf_counter()
         while running:
@@ -216,6 +203,22 @@ class Scheduler:
             running = [job for job in running if _is_mid_piece(job)]
             self._steps_ms = (time.perf_counter() - begin) * 1000
         _advance(others)
+
+
+def _is_quick(job: ScheduledHop, rows: int) -> bool:
+    """True for an AR step that may be computed on the event loop, in a pass of so many rows."""
+    work, session = job.work, job.session
+    return (
+        isinstance(work, ReadWork)
+        and work.is_step
+        and rows <= session.parts.quick_rows.get(job.hop.digest, 0)
+        and work.start + work.positions <= WARM_POSITIONS
+        and session.parts.drafter(work.kind) is None  # a draft head reads and writes, too
+        and session.pending <= 1  # what is computed here must not overtake a piece that the thread had
+        and not (session.beginning and session.beginning.recalled)  # megabytes to copy
+        # a schema to compile
+        and not (isinstance(work, SampleWork) and work.sampling.grammar is not None and session.grammar is None)
+    )
 
 
 def _fail(jobs: Sequence[ScheduledHop]) -> None:
@@ -229,7 +232,6 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
     """Have the next piece of each job computed; those that need the same part's same method go in one call."""
     groups: dict[Callable[..., Any], list[tuple[ScheduledHop, HopWork, KernelCall]]] = {}
     for job in jobs:
-        assert job.work is not None
         begin = time.perf_counter()
         try:
             call = job.work.next_op()
@@ -292,7 +294,6 @@ def _within(jobs: Sequence[ScheduledHop]) -> list[ScheduledHop]:
     taken: list[ScheduledHop] = []
     rows = 0
     for job in jobs:
-        assert job.work is not None
         if rows >= PASS_ROWS:
             break
         taken.append(job)
@@ -302,7 +303,7 @@ def _within(jobs: Sequence[ScheduledHop]) -> list[ScheduledHop]:
 
 def _is_mid_piece(job: ScheduledHop) -> bool:
     """True if an AR step has yet to go through further stages of this host with its piece."""
-    return job.result is None and isinstance(job.work, PipelineWork) and not job.work.between_reads
+    return job.result is None and isinstance(job.work, ReadWork) and not job.work.between_reads
 
 
 class HostObserver:

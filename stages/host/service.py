@@ -17,7 +17,7 @@ import grpc.aio
 from onesweep.stages.checkpoint.checkpoint import replace_file
 from onesweep.stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
 from onesweep.stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
-from onesweep.stages.errors import InputError, OnesweepError
+from onesweep.stages.errors import OnesweepError
 from onesweep.stages.host.host import Host
 from onesweep.stages.host.loading import Loader, Sources
 from onesweep.stages.host.parts import full_state_bytes
@@ -39,7 +39,6 @@ MOST_HOPS = 8192  # of a batch: of 6 MB of empty ones each would be refused by i
 MAX_STALL_MS = 60_000
 ASSIGNMENT_NAME = "assignment.json"  # beside the releases of a host that was started without a checkpoint
 MOST_NEXT, MOST_BLOCKS = 64, 1024
-MOST_STATED, SHA256_BYTES = 16, 32  # sessions of one request
 VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Describe
 
 
@@ -208,28 +207,10 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         if len(request.sessions) > MAX_RELEASED:
             raise invalid(f"at most {MAX_RELEASED} sessions can be released at once")
         own = self._own(request.sessions, context)
-        if request.claim:
-            # nothing is freed: a hop that finds no session ends it on the host before, which may not have signed
-            return stage_pb2.ReleaseResponse(statements=self._statements(request, own))
         response = stage_pb2.ReleaseResponse(released=await self.host.end(own))
         if request.HasField("prefixes"):
             response.prefixes.CopyFrom(self.host.prefixes.listing(request.prefixes))
         return response
-
-    def _statements(self, request: stage_pb2.ReleaseRequest, own: Iterable[str]) -> Iterable[stage_pb2.Statement]:
-        """Raises StatusError."""
-        if len(request.claim) != SHA256_BYTES or not len(request.steps) == len(request.sessions) <= MOST_STATED:
-            raise invalid(f"a claim is a SHA-256, for {MOST_STATED} sessions at most, with a step for each")
-        steps = dict(zip(request.sessions, request.steps, strict=True))
-        try:
-            from onesweep.stages.wire.certificates import sign_statement
-
-            for name in own:
-                stated = self.host.stated(name, steps[name], request.claim, self.loader.backend.machine)
-                if stated is not None:
-                    yield sign_statement(stated, self.tls)
-        except (ImportError, InputError) as error:  # cryptography is there where certificates are made
-            raise failed_precondition(f"{error}; receipts need 'onesweep[tls]' on every host") from None
 
     def _own(self, names: Iterable[str], context: Context) -> list[str]:
         """Names of sessions without those of other routers than the caller."""

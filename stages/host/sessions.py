@@ -1,6 +1,5 @@
 """Sessions: KV caches under leases, within a byte budget."""
 
-import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,39 +20,10 @@ from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import AnyWork, copy_of, has_more, summed
+from onesweep.stages.wire.messages import AnyWork, has_more, summed
 from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
-
-
-# After each of the last steps: hosts go on past the end of a text until they hear of it.
-Hashes = dict[int, bytes]
-MOST_STEPS = 4096
-
-
-@dataclass
-class SessionHashes:
-    """Hashes that a host can sign: of a session's work that came, and of the work or results that it handed on.
-
-    Each is SHA-256 of the one before it and the next message, in protobuf's deterministic form.
-    """
-
-    digest: str  # of the weights
-    place: int  # of the host on the session's path
-    received: Hashes = field(default_factory=dict)
-    sent: Hashes = field(default_factory=dict)
-
-    def add(self, hashes: Hashes, message: AnyWork | stage_pb2.Event) -> None:
-        """Add a message to `received` or to `sent`, without what differs from run to run."""
-        if isinstance(message, stage_pb2.Event):
-            message = copy_of(message)
-            message.ClearField("session")
-            message.ClearField("timings")
-        before, raw = next(reversed(hashes.values()), b""), message.SerializeToString(deterministic=True)
-        hashes[message.number] = hashlib.sha256(before + raw).digest()
-        if len(hashes) > MOST_STEPS:
-            del hashes[next(iter(hashes))]
 
 
 @dataclass
@@ -87,14 +57,14 @@ class Session:
     symbols: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     beginning: Beginning | None = None  # where the beginning of its text may be kept
     draft: DraftState | None = None  # of a host that drafts for it
-    hashes: SessionHashes | None = None  # where its request asks for a receipt
 
     def accepted(self, length: int, work: AnyWork) -> None:
         """Book a hop up to position `length`."""
         self.length = length
         if has_more(work):
-            self.prefills += isinstance(work, stage_pb2.Prefill)
-            self.batches += isinstance(work, stage_pb2.Score)
+            is_score = isinstance(work, stage_pb2.Read) and work.HasField("score")
+            self.batches += is_score
+            self.prefills += not is_score
         else:
             self.prefills = self.batches = 0
             self.next_number += 1

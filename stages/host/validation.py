@@ -1,4 +1,4 @@
-"""Validation: a hop becomes a typed request, its payloads decoded, before a session is touched.
+"""Validation: a hop becomes typed work, its payloads decoded, before a session is touched.
 
 Every field is checked here and nowhere else, and every payload is decoded once: decoding is checking it.
 """
@@ -6,46 +6,20 @@ Every field is checked here and nowhere else, and every payload is decoded once:
 from collections.abc import Sequence
 
 import grpc
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
 
-from onesweep.stages.backends.sweep import Boundary, SweepPlan
-from onesweep.stages.checkpoint.draft_head import has_draft_head
-from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
-from onesweep.stages.host.picture_validation import check_drawn, parse_consult, parse_denoise, parse_draw
-from onesweep.stages.host.requests import (
-    Drafting,
-    HopRequest,
-    PipelineRequest,
-    PrefillRequest,
-    RejectionRequest,
-    SamplingRequest,
-    ScoreRequest,
-    SweepRequest,
-)
-from onesweep.stages.host.sampling_validation import (
-    parse_grammar,
-    parse_logprobs,
-    parse_sampling,
-    parse_shaping,
-    plain_sampling,
-)
-from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from onesweep.stages.model.draft_tree import MAX_BRANCHES
-from onesweep.stages.model.prefill import ATTEND_POSITIONS, max_new_symbols
-from onesweep.stages.model.samplers import SAMPLERS, Ode
-from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
-from onesweep.stages.model.speculation import MAX_DRAFT_TREE, MAX_DRAW_SET, are_depths, tree_positions
-from onesweep.stages.model.vocabulary import Alphabet
+from onesweep.stages.host.work.base import HopWork
+from onesweep.stages.host.work.pictures import parse_consult, parse_denoise, parse_draw
+from onesweep.stages.host.work.read import parse_read
+from onesweep.stages.host.work.score import parse_score
+from onesweep.stages.host.work.sweep import parse_sweep
+from onesweep.stages.model.prefill import ATTEND_POSITIONS
 from onesweep.stages.telemetry.traces import parse_traceparent
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import MAX_NAME
-from onesweep.stages.wire.messages import AnyWork, RingStep, StageWork, drafts_itself, has_more, work_of
+from onesweep.stages.wire.messages import AnyWork, PictureMessage, work_of
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
-MAX_STEPS = 64
 MAX_TIMINGS = 64
 MAX_TIMING_MS = 1e11
 MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
@@ -55,7 +29,7 @@ MAX_LINK_DELAY_MS = 500
 SPACE_BYTES, DIGEST_BYTES = 16, 32  # of a kept prefix
 
 
-def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> HopRequest:
+def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> HopWork:
     """The work of `hop` for a host with `plan`. Raises StatusError unless it is a hop that such a host can do."""
     if hop.WhichOneof("work") is None:
         raise invalid("the message carries no work: neither a sweep nor a step; see that its sender runs this version")
@@ -64,28 +38,43 @@ def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> HopRequest:
     check_timings(hop.timings)
     _check_path(hop)
     _check_names(hop)
-    work = work_of(hop)
-    check_drawn(work, plan)
-    kind, source = _model(hop, plan, _kinds(work))
-    if work.number > MAX_NUMBER:
-        raise invalid(f"sweep {work.number} of a session; the largest number is {MAX_NUMBER}")
-    _check_part(work, plan)
+    message = work_of(hop)
+    _check_drawn(message, plan)
+    kind, source = _model(hop, plan, _kinds(message))
+    if message.number > MAX_NUMBER:
+        raise invalid(f"sweep {message.number} of a session; the largest number is {MAX_NUMBER}")
+    _check_part(message, plan)
     if hop.HasField("memory"):
-        _check_memory(hop.memory, work)
-    request: HopRequest
-    if isinstance(work, stage_pb2.Draw):
-        request = parse_draw(work, source)
-    elif isinstance(work, stage_pb2.Denoise):
-        request = parse_denoise(work, source)
-    elif isinstance(work, stage_pb2.Consult):
-        request = parse_consult(work, source, hop)
-    elif isinstance(work, stage_pb2.Sweep):
-        request = _sweep(hop, work, source)
-    else:
-        request = _pipeline(hop, work, kind, source, plan)
+        _check_memory(hop)
+    work = _parse_work(hop, kind, source, plan)
     if not hop.left_s > 0:  # true for NaN too
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
-    return request
+    return work
+
+
+def _parse_work(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: HostPlan) -> HopWork:
+    match hop.WhichOneof("work"):
+        case "sweep":
+            return parse_sweep(hop, source)
+        case "draw":
+            return parse_draw(hop, source)
+        case "denoise":
+            return parse_denoise(hop, source)
+        case "consult":
+            return parse_consult(hop, source)
+        case _ if hop.read.HasField("score"):
+            return parse_score(hop, kind, source)
+        case _:
+            return parse_read(hop, kind, source, plan)
+
+
+def _check_drawn(work: AnyWork, plan: HostPlan) -> None:
+    """Raise StatusError for text where pictures are drawn, and for pictures where text is written."""
+    asks_pictures = isinstance(work, PictureMessage)
+    if plan.draws and not asks_pictures:
+        raise failed_precondition("this checkpoint draws pictures: ask for pictures with `onesweep draw`")
+    if asks_pictures and not plan.draws:
+        raise failed_precondition("this checkpoint writes text: ask for text with `onesweep generate`")
 
 
 def _kinds(work: AnyWork) -> tuple[ModelKind, ...]:
@@ -145,16 +134,17 @@ def _check_names(hop: stage_pb2.Hop) -> None:
         raise invalid("traceparent must be a W3C trace context of version 00, or empty")
 
 
-def _check_memory(memory: stage_pb2.Memory, work: AnyWork) -> None:
-    if not isinstance(work, StageWork):
+def _check_memory(hop: stage_pb2.Hop) -> None:
+    memory, read = hop.memory, hop.read
+    if not hop.HasField("read"):
         raise invalid("memory is of the texts that a pipeline reads: this hop carries other work")
-    if isinstance(work, stage_pb2.Score) and work.batch:
+    if read.score.batch:
         raise invalid("a later batch of candidates opens no session: its message has no place in memory")
     if len(memory.space) != SPACE_BYTES:
         raise invalid(f"a space in memory has {SPACE_BYTES} bytes, not {len(memory.space)}")
-    if not memory.prefix and work.start:
-        raise invalid(f"a session opens at 0, or after a kept prefix, not at {work.start}")
-    if memory.prefix and (len(memory.prefix) != DIGEST_BYTES or not work.start or work.start % ATTEND_POSITIONS):
+    if not memory.prefix and read.start:
+        raise invalid(f"a session opens at 0, or after a kept prefix, not at {read.start}")
+    if memory.prefix and (len(memory.prefix) != DIGEST_BYTES or not read.start or read.start % ATTEND_POSITIONS):
         grid = f"a multiple of {ATTEND_POSITIONS}"
         raise invalid(f"a kept prefix has a digest of {DIGEST_BYTES} bytes, and ends at {grid}")
 
@@ -176,211 +166,6 @@ def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tu
     )
 
 
-# Sweeps
-
-
-def _sweep(hop: stage_pb2.Hop, sweep: stage_pb2.Sweep, source: ModelSource) -> SweepRequest:
-    a = source.manifest.own_architecture
-    clean = _symbols(sweep.clean, source.alphabet)
-    known, start = len(clean), sweep.start + len(clean)
-    _check_extent(hop.capacity, sweep.start, known, a.positions)
-    if sweep.reads and sweep.start:
-        raise invalid("only a sweep that opens a session can be a replay of reads")
-    _check_reads(sweep.reads, known)
-    if not start:
-        raise invalid("a sweep needs at least one known symbol before its slots")
-    if sweep.slots < 1 or start + sweep.slots > a.positions:
-        raise invalid(f"{sweep.slots} slots after {start} symbols do not fit the context of {a.positions}")
-    if sweep.slots * a.vocabulary > MAX_LOGITS:
-        most = MAX_LOGITS // a.vocabulary
-        raise invalid(f"{sweep.slots} slots in a sweep; with {a.vocabulary} symbols there are at most {most}")
-    if not 1 <= sweep.steps <= MAX_STEPS:
-        raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
-    seed, temperature = plain_sampling(sweep.sampling, "a sweep")
-    sampler = sweep.sampler or Ode.name
-    if sampler not in SAMPLERS:
-        raise invalid(f"unknown sampler {sampler[:40]!r}; choose from {', '.join(SAMPLERS)}")
-    first, before = sweep.block == 0, None
-    try:
-        codec = codec_named(sweep.codec)
-        if not first:
-            before = Boundary(sweep.estimate).decode(a, codec, sweep.slots)
-    except CodecError as error:
-        raise invalid(str(error)) from None
-    if first and sweep.estimate:
-        raise invalid("block 0 starts from noise: its message carries no estimate")
-    denoising = SweepPlan(seed, start, sweep.slots, sweep.steps, temperature, sampler)
-    return SweepRequest("chain", sweep.number, sweep.start, clean, tuple(sweep.reads), denoising, codec, before)
-
-
-# Pipelines
-
-
-def _pipeline(
-    hop: stage_pb2.Hop, work: StageWork, kind: ModelKind, source: ModelSource, plan: HostPlan
-) -> PipelineRequest:
-    a = source.manifest.text_architecture
-    clean = _symbols(work.clean, source.alphabet)
-    count = clean.shape[0]
-    if isinstance(work, stage_pb2.Score) and work.batch:
-        _check_batch(work)
-    elif not count:
-        raise invalid("an AR step needs at least one new symbol")
-    draft, depths = _drafts(work, count) if isinstance(work, stage_pb2.Verify) else (0, ())
-    extent = tree_positions(count, depths)
-    _check_extent(hop.capacity, work.start, extent, a.positions)
-    reads = () if isinstance(work, RingStep) else work.reads
-    _check_reads(reads, count)
-    if count > (most := max_new_symbols(a.positions)):
-        raise invalid(f"{count} new symbols in one hop; at most {most}: send the step in pieces")
-    _check_remaining(work, work.start + extent, a.positions)
-    if (draft + 1) * a.vocabulary > MAX_LOGITS:
-        raise invalid(
-            f"{draft} draft tokens; with {a.vocabulary} symbols there are at most {MAX_LOGITS // a.vocabulary - 1}"
-        )
-    odds = _odds(work)
-    candidates = _candidates(work, work.start + count, source) if isinstance(work, stage_pb2.Score) else None
-    branch_rows = 0 if candidates is None else candidates[:, 1:].numel()
-    codec, hidden = _hidden(work, count + branch_rows, a.width)
-    known = work.start + count - draft
-    if isinstance(work, RingStep) and work.prompt > known:
-        raise invalid(f"a prompt of {work.prompt} symbols, where {known} are known")
-    at_once = count if isinstance(work, stage_pb2.Score) else min(max(work.prompt - work.start, 0), count)
-    begin = kind, work.number, work.start, clean, tuple(reads), codec, hidden, at_once
-    if isinstance(work, stage_pb2.Prefill):
-        return PrefillRequest(*begin, work.for_drafting)
-    if candidates is not None:
-        assert isinstance(work, stage_pb2.Score)
-        _, temperature = plain_sampling(work.sampling, "a score")
-        return ScoreRequest(*begin, temperature, candidates, work.batch, has_more(work))
-    assert isinstance(work, stage_pb2.Decode | stage_pb2.Verify)
-    seed, temperature = parse_sampling(work.sampling)
-    shaping = parse_shaping(work.sampling.shaping, a.vocabulary, known)
-    logprobs, grammar = parse_logprobs(work.sampling), parse_grammar(work.sampling, source, known, plan.is_last)
-    if odds is not None:
-        if logprobs is not None or grammar is not None:
-            raise invalid("a verification by rejection takes no grammar and tells no log-probabilities")
-        assert isinstance(work, stage_pb2.Verify)
-        return RejectionRequest(
-            *begin, seed, temperature, shaping, None, None, draft, (), None, odds, work.rejection.draw_set
-        )
-    drafting = _drafting(work, source) if drafts_itself(work) else None
-    return SamplingRequest(*begin, seed, temperature, shaping, grammar, logprobs, draft, depths, drafting)
-
-
-def _drafting(verify: stage_pb2.Verify, source: ModelSource) -> Drafting:
-    if not has_draft_head(source.manifest):
-        raise failed_precondition("the model has no draft head, with which its last host could draft")
-    told = verify.drafting
-    if told.most > MAX_DRAFT_TREE or told.branches > MAX_BRANCHES:
-        raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
-    return Drafting(told.remaining, told.most, told.branches)
-
-
-def _drafts(verify: stage_pb2.Verify, clean: int) -> tuple[int, tuple[int, ...]]:
-    """Number of the `clean` new symbols that are draft tokens, and the depths of a tree of them."""
-    if verify.draft >= clean:
-        raise invalid(f"{verify.draft} draft tokens among {clean} new symbols: give one known symbol")
-    if not verify.HasField("tree"):
-        return verify.draft, ()
-    count = len(verify.tree.depths)
-    if count != verify.draft:
-        raise invalid(f"{count} depths for {verify.draft} draft tokens: a tree takes one for each")
-    if count > MAX_DRAFT_TREE:
-        raise invalid(f"a tree of {count} draft tokens; there are at most {MAX_DRAFT_TREE}")
-    depths = tuple(verify.tree.depths)
-    if not are_depths(depths):
-        raise invalid("the depths of a tree must begin with 0, and each be at most one more than the one before")
-    return verify.draft, depths
-
-
-def _check_remaining(work: StageWork, end: int, positions: int) -> None:
-    """`end`: the position after the new symbols."""
-    # nothing is asked about what follows the last draft token of a rejection
-    judged = isinstance(work, stage_pb2.Verify) and work.HasField("rejection") and work.draft > 0
-    remaining = work.remaining if isinstance(work, stage_pb2.Decode) else 1
-    if drafts_itself(work):
-        if work.HasField("rejection"):
-            raise invalid("draft tokens are verified by rejection where the router drafts them")
-        # those that are drafted already are among the symbols still to write
-        deepest = max(work.tree.depths, default=work.draft - 1) + 1
-        remaining = work.drafting.remaining - deepest
-    if not 1 <= remaining <= positions - end + judged:
-        raise invalid(f"{remaining} symbols to generate do not fit the context of {positions}")
-
-
-def _odds(work: StageWork) -> NDArray[np.float32] | None:
-    """The drafter's probabilities, where draft tokens are verified by rejection sampling."""
-    if not isinstance(work, stage_pb2.Verify) or not work.HasField("rejection"):
-        return None
-    rejection = work.rejection
-    if not 1 <= rejection.draw_set <= MAX_DRAW_SET:
-        raise invalid(f"set {rejection.draw_set} of draws; there are {MAX_DRAW_SET}, and the last tells all odds")
-    if len(rejection.odds) != 4 * work.draft:
-        raise invalid(f"odds of {len(rejection.odds)} bytes for {work.draft} draft tokens: each takes one float32")
-    odds = np.frombuffer(rejection.odds, dtype="<f4")
-    if not np.all((odds > 0) & (odds <= 1)):  # false for NaN too
-        raise invalid("odds must be above 0 and at most 1: the drafter's probability of each token that it drew")
-    return odds
-
-
-def _check_batch(score: stage_pb2.Score) -> None:
-    """A batch of candidates after the first."""
-    if score.batch >= score.batches:
-        raise invalid(f"batch {score.batch} of {score.batches} batches of candidates")
-    if score.clean or not score.start:
-        raise invalid(f"batch {score.batch} of a step's candidates brings no new symbols, and starts after batch 0")
-
-
-def _candidates(score: stage_pb2.Score, end: int, source: ModelSource) -> Tensor:
-    """The candidates, (candidates, length). `end`: the position where they begin."""
-    count, alphabet, a = len(score.candidates), source.alphabet, source.manifest.text_architecture
-    if not 1 <= count <= MAX_CANDIDATES:
-        raise invalid(f"{count} candidates; a step scores 1 to {MAX_CANDIDATES}")
-    if score.batches > MAX_CANDIDATES:
-        raise invalid(f"{score.batches} batches of candidates; a step has at most {MAX_CANDIDATES}")
-    length, most = alphabet.count(score.candidates[0]), most_scored(a.width)
-    if not length or any(len(candidate) != len(score.candidates[0]) for candidate in score.candidates):
-        raise invalid("candidates must have one length, of at least one symbol")
-    if score.batches > 1 and length == 1:
-        raise invalid("candidates of one symbol come in one batch: there is nothing to read after it")
-    if count * length > most:
-        raise invalid(f"{count} candidates of {length} symbols; a hop has at most {most} in all of width {a.width}")
-    if end + length > a.positions:
-        raise invalid(f"candidates of {length} symbols after {end} do not fit the context of {a.positions}")
-    return _symbols(b"".join(score.candidates), alphabet).view(count, length)
-
-
-def _hidden(work: StageWork, rows: int, width: int) -> tuple[StateCodec, Tensor | None]:
-    """The codec of hidden states, and those of the stage before."""
-    try:
-        codec = hidden_codec(work.codec)
-        if work.stage > 0:
-            return codec, codec.decode(work.hidden, rows, width, FEATURE_LIMIT)
-    except CodecError as error:
-        raise invalid(str(error)) from None
-    if work.hidden:
-        raise invalid("stage 0 reads symbols: its message carries no hidden states")
-    return codec, None
-
-
-# Fields that several kinds of work have
-
-
-def _symbols(data: bytes, alphabet: Alphabet) -> Tensor:
-    """Symbols of `alphabet`, (symbols,) int64. Raises StatusError."""
-    try:
-        return alphabet.decode(data)
-    except CodecError as error:
-        raise invalid(str(error)) from None
-
-
-def _check_reads(reads: Sequence[int], clean: int) -> None:
-    # counted before they are looked at: of 60 MB of them that alone held the event loop for seconds
-    if len(reads) > clean or not all(reads) or sum(reads) > clean:
-        raise invalid(f"{len(reads)} reads, some maybe empty or long, do not fit {clean} clean symbols")
-
-
 def _check_part(work: AnyWork, plan: HostPlan) -> None:
     held = ",".join(map(str, plan.blocks))
     if isinstance(work, stage_pb2.Consult):
@@ -393,10 +178,3 @@ def _check_part(work: AnyWork, plan: HostPlan) -> None:
         part, noun = work.stage, "stage"
     if part != plan.blocks[0]:
         raise failed_precondition(f"{noun} {part} does not start here: this host holds {held}; check the topology")
-
-
-def _check_extent(capacity: int, start: int, new: int, positions: int) -> None:
-    if not 1 <= capacity <= positions:
-        raise invalid(f"a session of {capacity} positions does not fit the context of {positions}")
-    if start + new > capacity:
-        raise invalid(f"{new} symbols at position {start} do not fit the session's {capacity} positions")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError, InputError, ShapeError
 from onesweep.stages.importing.families import gguf_family
-from onesweep.stages.importing.families.base import FULL, SLIDING, ModelFamily
+from onesweep.stages.importing.family import FULL, SLIDING, ModelFamily
 from onesweep.stages.importing.gguf_tokenizer import gguf_speech
 from onesweep.stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
 from onesweep.stages.model.decoder_options import RopeScaling

@@ -13,7 +13,7 @@ from torch import Tensor
 from onesweep.stages.checkpoint.manifest import read_json as read_object
 from onesweep.stages.errors import CheckpointError, ShapeError
 from onesweep.stages.importing.families import family_named
-from onesweep.stages.importing.families.base import NORMS, ModelFamily
+from onesweep.stages.importing.family import NORMS, ModelFamily
 from onesweep.stages.importing.source import (
     Shape,
     Source,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onesweep.stages.checkpoint.manifest import MAX_PROBE_TOKENS
 from onesweep.stages.errors import CheckpointError, library_errors, regular
-from onesweep.stages.importing.families.base import ModelFamily
+from onesweep.stages.importing.family import ModelFamily
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.quantised import quantised
 

@@ -29,12 +29,8 @@ class Purpose(IntEnum):
     CODES = 3
     WINDOWS = 4
     TRAINING = 5
-    ACCEPT = 6
-    RESIDUAL = 7
     CANDIDATE = 8
     CHOICE = 9
-    DRAW = 10
-    KEEP = 11
 
 
 def raw_words(seed: int, purpose: Purpose, position: int, count: int, width: int, step: int = 0) -> NDArray[np.uint64]:

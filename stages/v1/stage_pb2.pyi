@@ -549,16 +549,12 @@ class Hop(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     SWEEP_FIELD_NUMBER: _builtins.int
-    PREFILL_FIELD_NUMBER: _builtins.int
-    DECODE_FIELD_NUMBER: _builtins.int
-    VERIFY_FIELD_NUMBER: _builtins.int
-    SCORE_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     DRAW_FIELD_NUMBER: _builtins.int
     DENOISE_FIELD_NUMBER: _builtins.int
     CONSULT_FIELD_NUMBER: _builtins.int
     LINK_DELAY_MS_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
-    RECEIPT_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     """who gets the result: the name of a subscriber"""
@@ -582,8 +578,6 @@ class Hop(_message.Message):
     """
     batch: _builtins.bool
     """gives way to the work of other requests"""
-    receipt: _builtins.bool
-    """hashes are kept of what the session gets and sends, for a Statement"""
     @_builtins.property
     def timings(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopTiming]: ...
     @_builtins.property
@@ -593,13 +587,7 @@ class Hop(_message.Message):
     @_builtins.property
     def sweep(self) -> Global___Sweep: ...
     @_builtins.property
-    def prefill(self) -> Global___Prefill: ...
-    @_builtins.property
-    def decode(self) -> Global___Decode: ...
-    @_builtins.property
-    def verify(self) -> Global___Verify: ...
-    @_builtins.property
-    def score(self) -> Global___Score: ...
+    def read(self) -> Global___Read: ...
     @_builtins.property
     def draw(self) -> Global___Draw: ...
     @_builtins.property
@@ -624,23 +612,19 @@ class Hop(_message.Message):
         request: _builtins.str = ...,
         traceparent: _builtins.str = ...,
         sweep: Global___Sweep | None = ...,
-        prefill: Global___Prefill | None = ...,
-        decode: Global___Decode | None = ...,
-        verify: Global___Verify | None = ...,
-        score: Global___Score | None = ...,
+        read: Global___Read | None = ...,
         draw: Global___Draw | None = ...,
         denoise: Global___Denoise | None = ...,
         consult: Global___Consult | None = ...,
         link_delay_ms: _builtins.int = ...,
         batch: _builtins.bool = ...,
-        receipt: _builtins.bool = ...,
         memory: Global___Memory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "decode", b"decode", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "prefill", b"prefill", "score", b"score", "sweep", b"sweep", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["consult", b"consult", "denoise", b"denoise", "draw", b"draw", "memory", b"memory", "read", b"read", "sweep", b"sweep", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "consult", b"consult", "decode", b"decode", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "prefill", b"prefill", "receipt", b"receipt", "request", b"request", "router", b"router", "score", b"score", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "verify", b"verify", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "capacity", b"capacity", "consult", b"consult", "denoise", b"denoise", "digest", b"digest", "draw", b"draw", "left_s", b"left_s", "link_delay_ms", b"link_delay_ms", "memory", b"memory", "path", b"path", "place", b"place", "read", b"read", "request", b"request", "router", b"router", "session", b"session", "sweep", b"sweep", "timings", b"timings", "traceparent", b"traceparent", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "prefill", "decode", "verify", "score", "draw", "denoise", "consult"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["sweep", "read", "draw", "denoise", "consult"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
@@ -686,12 +670,10 @@ class Sampling(_message.Message):
     seed: _builtins.int
     temperature: _builtins.float
     logprobs: _builtins.int
-    """With the symbols, ln of their probabilities and of so many of the most likely ones, 0 to 20. Of a Decode, or a
-    Verify without rejection.
-    """
+    """With the symbols, ln of their probabilities and of so many of the most likely ones, 0 to 20. Of a Sample."""
     @_builtins.property
     def shaping(self) -> Global___Shaping:
-        """of a Decode or Verify only; absent: none"""
+        """of a Sample only; absent: none"""
 
     @_builtins.property
     def grammar(self) -> Global___Grammar:
@@ -894,13 +876,10 @@ class Sweep(_message.Message):
 Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
 
 @_typing.final
-class Prefill(_message.Message):
-    """The other four are work for a pipeline, `ar` or `scorer` by the hop's digest. They bring new symbols, and begin alike:
-    number, stage, start, clean, codec, hidden. Those of a Decode or Verify that are at positions from `prompt` on give, to
-    the last bit, what they would give one by one; those before attend 32 at a time, at positions from a multiple of 32 on.
-
-    Known symbols of a long Decode, Verify or Score of the same number, which follows in the next hops: hosts along the
-    chain work on its hops at the same time. It has no outcome of its own.
+class Read(_message.Message):
+    """New symbols for a pipeline, `ar` or `scorer` by the hop's digest, and what is asked about those that follow. Without a
+    question it is the beginning of a long step, which the next hops bring: hosts along the chain work on its hops at the
+    same time, and it has no outcome of its own.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -909,11 +888,13 @@ class Prefill(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     CLEAN_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     READS_FIELD_NUMBER: _builtins.int
     CODEC_FIELD_NUMBER: _builtins.int
     HIDDEN_FIELD_NUMBER: _builtins.int
     FOR_DRAFTING_FIELD_NUMBER: _builtins.int
-    PROMPT_FIELD_NUMBER: _builtins.int
+    SAMPLE_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0, 1, 2 ... in a session"""
     stage: _builtins.int
@@ -922,18 +903,24 @@ class Prefill(_message.Message):
     """position of the first new symbol; 0 opens a session; positions from there on are forgotten"""
     clean: _builtins.bytes
     """the new symbols"""
+    prompt: _builtins.int
+    """Symbols that were given. From there on, new ones give to the last bit what they would give one by one; those before,
+    and all before a Score, attend 32 at a time, at positions from a multiple of 32 on.
+    """
     codec: _builtins.str
     """of `hidden`: fp32, int8"""
     hidden: _builtins.bytes
     """hidden states of the stage before; empty before stage 0"""
     for_drafting: _builtins.bool
-    """a Verify with `drafting` follows"""
-    prompt: _builtins.int
-    """before a Decode or Verify, as there; before a Score, the end of its new symbols"""
+    """without a question: the last host will draft, and its draft head reads these, too"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """before a Score, as there"""
+        """As in a Sweep, wherever it starts; not with a Sample. Rounding depends on what is read together."""
 
+    @_builtins.property
+    def sample(self) -> Global___Sample: ...
+    @_builtins.property
+    def score(self) -> Global___Score: ...
     def __init__(
         self,
         *,
@@ -941,133 +928,67 @@ class Prefill(_message.Message):
         stage: _builtins.int = ...,
         start: _builtins.int = ...,
         clean: _builtins.bytes = ...,
+        prompt: _builtins.int = ...,
         reads: _abc.Iterable[_builtins.int] | None = ...,
         codec: _builtins.str = ...,
         hidden: _builtins.bytes = ...,
         for_drafting: _builtins.bool = ...,
-        prompt: _builtins.int = ...,
+        sample: Global___Sample | None = ...,
+        score: Global___Score | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "sample", b"sample", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "for_drafting", b"for_drafting", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "reads", b"reads", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "clean", b"clean", "codec", b"codec", "for_drafting", b"for_drafting", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "reads", b"reads", "sample", b"sample", "score", b"score", "stage", b"stage", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_ask: _TypeAlias = _typing.Literal["sample", "score"]  # noqa: Y015
+    _WhichOneofArgType_ask: _TypeAlias = _typing.Literal["ask", b"ask"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_ask) -> _WhichOneofReturnType_ask | None: ...
 
-Global___Prefill: _TypeAlias = Prefill  # noqa: Y015
+Global___Read: _TypeAlias = Read  # noqa: Y015
 
 @_typing.final
-class Decode(_message.Message):
-    """New symbols in, one sampled symbol out. The last host starts the next step itself while `remaining` is above 1."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NUMBER_FIELD_NUMBER: _builtins.int
-    STAGE_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    CLEAN_FIELD_NUMBER: _builtins.int
-    PROMPT_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
-    HIDDEN_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
-    REMAINING_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    stage: _builtins.int
-    start: _builtins.int
-    clean: _builtins.bytes
-    prompt: _builtins.int
-    """symbols that were given, at most all that are known"""
-    codec: _builtins.str
-    hidden: _builtins.bytes
-    remaining: _builtins.int
-    """steps still to make, this one included"""
-    @_builtins.property
-    def sampling(self) -> Global___Sampling: ...
-    def __init__(
-        self,
-        *,
-        number: _builtins.int = ...,
-        stage: _builtins.int = ...,
-        start: _builtins.int = ...,
-        clean: _builtins.bytes = ...,
-        prompt: _builtins.int = ...,
-        codec: _builtins.str = ...,
-        hidden: _builtins.bytes = ...,
-        sampling: Global___Sampling | None = ...,
-        remaining: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "remaining", b"remaining", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Decode: _TypeAlias = Decode  # noqa: Y015
-
-@_typing.final
-class Verify(_message.Message):
-    """New symbols, the last `draft` of which are draft tokens. The last stage samples at the place of each, and the drafts
-    that it samples as well come out, with one symbol more; with `rejection`, a Verification comes out.
+class Sample(_message.Message):
+    """The symbol that follows; and where the last of the new symbols are draft tokens, the one at the place of each: the
+    drafts that are sampled as well come out, with one symbol more.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NUMBER_FIELD_NUMBER: _builtins.int
-    STAGE_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    CLEAN_FIELD_NUMBER: _builtins.int
-    PROMPT_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
-    HIDDEN_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
-    REJECTION_FIELD_NUMBER: _builtins.int
+    REMAINING_FIELD_NUMBER: _builtins.int
     DRAFTING_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    stage: _builtins.int
-    start: _builtins.int
-    clean: _builtins.bytes
-    prompt: _builtins.int
-    codec: _builtins.str
-    hidden: _builtins.bytes
     draft: _builtins.int
+    """how many of the new symbols, the last ones, are draft tokens"""
+    remaining: _builtins.int
+    """Symbols still to write, those of this step included: the last host starts the next step itself. 0: the router does."""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def tree(self) -> Global___DraftTree:
-        """the drafts are a tree, of which the branch that is right comes out"""
+        """they are a tree, of which the branch that is right comes out"""
 
     @_builtins.property
-    def rejection(self) -> Global___RejectionSampling: ...
-    @_builtins.property
     def drafting(self) -> Global___Drafting:
-        """The last host drafts what follows and begins the next step itself, as after a Decode. Not with `rejection`."""
+        """the last host drafts what follows"""
 
     def __init__(
         self,
         *,
-        number: _builtins.int = ...,
-        stage: _builtins.int = ...,
-        start: _builtins.int = ...,
-        clean: _builtins.bytes = ...,
-        prompt: _builtins.int = ...,
-        codec: _builtins.str = ...,
-        hidden: _builtins.bytes = ...,
         sampling: Global___Sampling | None = ...,
         draft: _builtins.int = ...,
         tree: Global___DraftTree | None = ...,
-        rejection: Global___RejectionSampling | None = ...,
+        remaining: _builtins.int = ...,
         drafting: Global___Drafting | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafting", b"drafting", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clean", b"clean", "codec", b"codec", "draft", b"draft", "drafting", b"drafting", "hidden", b"hidden", "number", b"number", "prompt", b"prompt", "rejection", b"rejection", "rule", b"rule", "sampling", b"sampling", "stage", b"stage", "start", b"start", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "drafting", b"drafting", "remaining", b"remaining", "sampling", b"sampling", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_rule: _TypeAlias = _typing.Literal["tree", "rejection"]  # noqa: Y015
-    _WhichOneofArgType_rule: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_rule) -> _WhichOneofReturnType_rule | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Verify: _TypeAlias = Verify  # noqa: Y015
+Global___Sample: _TypeAlias = Sample  # noqa: Y015
 
 @_typing.final
 class Drafting(_message.Message):
@@ -1075,11 +996,8 @@ class Drafting(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    REMAINING_FIELD_NUMBER: _builtins.int
     MOST_FIELD_NUMBER: _builtins.int
     BRANCHES_FIELD_NUMBER: _builtins.int
-    remaining: _builtins.int
-    """symbols still to write, those of this step included"""
     most: _builtins.int
     """draft tokens of a step; 0: as many as pay"""
     branches: _builtins.int
@@ -1087,13 +1005,12 @@ class Drafting(_message.Message):
     def __init__(
         self,
         *,
-        remaining: _builtins.int = ...,
         most: _builtins.int = ...,
         branches: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "most", b"most", "remaining", b"remaining"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branches", b"branches", "most", b"most"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1122,67 +1039,23 @@ class DraftTree(_message.Message):
 Global___DraftTree: _TypeAlias = DraftTree  # noqa: Y015
 
 @_typing.final
-class RejectionSampling(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ODDS_FIELD_NUMBER: _builtins.int
-    DRAW_SET_FIELD_NUMBER: _builtins.int
-    odds: _builtins.bytes
-    """probability that the drafter gave each draft: float32, little-endian"""
-    draw_set: _builtins.int
-    """of the Verification, from 1"""
-    def __init__(
-        self,
-        *,
-        odds: _builtins.bytes = ...,
-        draw_set: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw_set", b"draw_set", "odds", b"odds"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___RejectionSampling: _TypeAlias = RejectionSampling  # noqa: Y015
-
-@_typing.final
 class Score(_message.Message):
-    """New symbols, and continuations of them whose probabilities come out as Scores. The continuations are not remembered.
-    Many of them come in batches, hops of one number, each with Scores of its own: hosts along the chain work on different
-    batches at the same time. Only batch 0 brings symbols; the later ones start where it ended.
+    """Continuations of the new symbols, whose probabilities come out as Scores. They are not remembered. Many of them come in
+    batches, hops of one number, each with Scores of its own: hosts along the chain work on different batches at the same
+    time. Only batch 0 brings symbols; the later ones start where it ended.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NUMBER_FIELD_NUMBER: _builtins.int
-    STAGE_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    CLEAN_FIELD_NUMBER: _builtins.int
-    READS_FIELD_NUMBER: _builtins.int
-    CODEC_FIELD_NUMBER: _builtins.int
-    HIDDEN_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
     CANDIDATES_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     BATCHES_FIELD_NUMBER: _builtins.int
-    number: _builtins.int
-    stage: _builtins.int
-    start: _builtins.int
-    clean: _builtins.bytes
-    codec: _builtins.str
-    hidden: _builtins.bytes
+    temperature: _builtins.float
     batch: _builtins.int
     """0, 1, 2 ... in a step"""
     batches: _builtins.int
     """of the step; 0 and 1: this is all of it"""
-    @_builtins.property
-    def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """as in a Sweep, wherever it starts: rounding depends on what is read together"""
-
-    @_builtins.property
-    def sampling(self) -> Global___Sampling:
-        """its temperature only"""
-
     @_builtins.property
     def candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """of one length, in all batches of a step"""
@@ -1190,21 +1063,14 @@ class Score(_message.Message):
     def __init__(
         self,
         *,
-        number: _builtins.int = ...,
-        stage: _builtins.int = ...,
-        start: _builtins.int = ...,
-        clean: _builtins.bytes = ...,
-        reads: _abc.Iterable[_builtins.int] | None = ...,
-        codec: _builtins.str = ...,
-        hidden: _builtins.bytes = ...,
-        sampling: Global___Sampling | None = ...,
+        temperature: _builtins.float = ...,
         candidates: _abc.Iterable[_builtins.bytes] | None = ...,
         batch: _builtins.int = ...,
         batches: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "candidates", b"candidates", "clean", b"clean", "codec", b"codec", "hidden", b"hidden", "number", b"number", "reads", b"reads", "sampling", b"sampling", "stage", b"stage", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "batches", b"batches", "candidates", b"candidates", "temperature", b"temperature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1491,7 +1357,6 @@ class Event(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     FAULT_FIELD_NUMBER: _builtins.int
     SCORES_FIELD_NUMBER: _builtins.int
-    VERIFICATION_FIELD_NUMBER: _builtins.int
     PICTURES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
@@ -1511,8 +1376,6 @@ class Event(_message.Message):
     @_builtins.property
     def scores(self) -> Global___Scores: ...
     @_builtins.property
-    def verification(self) -> Global___Verification: ...
-    @_builtins.property
     def pictures(self) -> Global___Pictures: ...
     @_builtins.property
     def logprobs(self) -> Global___Logprobs:
@@ -1527,17 +1390,16 @@ class Event(_message.Message):
         text: _builtins.bytes = ...,
         fault: Global___Fault | None = ...,
         scores: Global___Scores | None = ...,
-        verification: Global___Verification | None = ...,
         pictures: Global___Pictures | None = ...,
         logprobs: Global___Logprobs | None = ...,
         complete: _builtins.bool = ...,
         drafted: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "logprobs", b"logprobs", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text", "verification", b"verification"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "logprobs", b"logprobs", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "drafted", b"drafted", "fault", b"fault", "logprobs", b"logprobs", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings", "verification", b"verification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "drafted", b"drafted", "fault", b"fault", "logprobs", b"logprobs", "number", b"number", "outcome", b"outcome", "pictures", b"pictures", "scores", b"scores", "session", b"session", "text", b"text", "timings", b"timings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "verification", "pictures"]  # noqa: Y015
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["text", "fault", "scores", "pictures"]  # noqa: Y015
     _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
 
@@ -1598,38 +1460,6 @@ class Scores(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Scores: _TypeAlias = Scores  # noqa: Y015
-
-@_typing.final
-class Verification(_message.Message):
-    """How many drafts were accepted (Leviathan et al. 2023, arXiv 2211.17192): draft x with probability min(1, p(x)/q(x)).
-    Where one was not, or there was none: draws from p at its place, at the given temperature. The first set has 64 of
-    them, the second 1024, and the third, or one that would have as many as there are symbols, is p itself.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ACCEPTED_FIELD_NUMBER: _builtins.int
-    ODDS_FIELD_NUMBER: _builtins.int
-    SYMBOLS_FIELD_NUMBER: _builtins.int
-    accepted: _builtins.int
-    odds: _builtins.bytes
-    """p of each of `symbols`: float32, little-endian"""
-    symbols: _builtins.bytes
-    """empty where `odds` are those of all symbols"""
-    def __init__(
-        self,
-        *,
-        accepted: _builtins.int = ...,
-        odds: _builtins.bytes = ...,
-        symbols: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "odds", b"odds", "symbols", b"symbols"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Verification: _TypeAlias = Verification  # noqa: Y015
 
 @_typing.final
 class Pictures(_message.Message):
@@ -1701,29 +1531,19 @@ class ReleaseRequest(_message.Message):
 
     SESSIONS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
-    CLAIM_FIELD_NUMBER: _builtins.int
-    STEPS_FIELD_NUMBER: _builtins.int
     prefixes: _builtins.int
     """as in a DescribeRequest"""
-    claim: _builtins.bytes
-    """SHA-256 of what the router says of the request: a Statement on each session is asked for, and none is freed"""
     @_builtins.property
     def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
-    @_builtins.property
-    def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """then the last step of each session that counts"""
-
     def __init__(
         self,
         *,
         sessions: _abc.Iterable[_builtins.str] | None = ...,
         prefixes: _builtins.int | None = ...,
-        claim: _builtins.bytes = ...,
-        steps: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "claim", b"claim", "prefixes", b"prefixes", "sessions", b"sessions", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefixes: _TypeAlias = _typing.Literal["prefixes"]  # noqa: Y015
     _WhichOneofArgType__prefixes: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes"]  # noqa: Y015
@@ -1736,11 +1556,8 @@ class ReleaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RELEASED_FIELD_NUMBER: _builtins.int
-    STATEMENTS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
     released: _builtins.int
-    @_builtins.property
-    def statements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Statement]: ...
     @_builtins.property
     def prefixes(self) -> Global___PrefixList:
         """if asked for, with what was kept of these sessions"""
@@ -1749,110 +1566,15 @@ class ReleaseResponse(_message.Message):
         self,
         *,
         released: _builtins.int = ...,
-        statements: _abc.Iterable[Global___Statement] | None = ...,
         prefixes: Global___PrefixList | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes", "released", b"released", "statements", b"statements"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefixes", b"prefixes", "released", b"released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
-
-@_typing.final
-class Statement(_message.Message):
-    """A host's word on a session whose hops ask for a receipt."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CONTENT_FIELD_NUMBER: _builtins.int
-    CERTIFICATE_FIELD_NUMBER: _builtins.int
-    SIGNATURE_FIELD_NUMBER: _builtins.int
-    content: _builtins.bytes
-    """a Stated, as it was signed"""
-    certificate: _builtins.bytes
-    """of the host, PEM"""
-    signature: _builtins.bytes
-    """ECDSA with SHA-256, of "onesweep receipt " and `content`"""
-    def __init__(
-        self,
-        *,
-        content: _builtins.bytes = ...,
-        certificate: _builtins.bytes = ...,
-        signature: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "content", b"content", "signature", b"signature"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Statement: _TypeAlias = Statement  # noqa: Y015
-
-@_typing.final
-class Stated(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HOST_FIELD_NUMBER: _builtins.int
-    MACHINE_FIELD_NUMBER: _builtins.int
-    CLAIM_FIELD_NUMBER: _builtins.int
-    SESSION_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
-    BLOCKS_FIELD_NUMBER: _builtins.int
-    PARTS_FIELD_NUMBER: _builtins.int
-    PLACE_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    RECEIVED_FIELD_NUMBER: _builtins.int
-    SENT_FIELD_NUMBER: _builtins.int
-    UNIX_S_FIELD_NUMBER: _builtins.int
-    host: _builtins.str
-    machine: _builtins.str
-    """as in DescribeResponse"""
-    claim: _builtins.bytes
-    """as it was asked for"""
-    session: _builtins.str
-    digest: _builtins.str
-    """of the weights"""
-    parts: _builtins.int
-    place: _builtins.int
-    """of the host on the session's path"""
-    step: _builtins.int
-    """the last one that counts"""
-    received: _builtins.bytes
-    """Up to that step: of the work that came, and of the work or the results that were handed on. h is SHA-256 of the h
-    before, which is empty at first, and the next message.
-    """
-    sent: _builtins.bytes
-    unix_s: _builtins.int
-    """when it was signed"""
-    @_builtins.property
-    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """that the host holds, of `parts`"""
-
-    def __init__(
-        self,
-        *,
-        host: _builtins.str = ...,
-        machine: _builtins.str = ...,
-        claim: _builtins.bytes = ...,
-        session: _builtins.str = ...,
-        digest: _builtins.str = ...,
-        blocks: _abc.Iterable[_builtins.int] | None = ...,
-        parts: _builtins.int = ...,
-        place: _builtins.int = ...,
-        step: _builtins.int = ...,
-        received: _builtins.bytes = ...,
-        sent: _builtins.bytes = ...,
-        unix_s: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claim", b"claim", "digest", b"digest", "host", b"host", "machine", b"machine", "parts", b"parts", "place", b"place", "received", b"received", "sent", b"sent", "session", b"session", "step", b"step", "unix_s", b"unix_s"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Stated: _TypeAlias = Stated  # noqa: Y015
 
 @_typing.final
 class WarmRequest(_message.Message):
@@ -2049,7 +1771,6 @@ class Offer(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     MANIFESTS_FIELD_NUMBER: _builtins.int
     FRONTIER_FIELD_NUMBER: _builtins.int
-    NGRAMS_FIELD_NUMBER: _builtins.int
     ASSIGNMENT_FIELD_NUMBER: _builtins.int
     SIGNATURES_FIELD_NUMBER: _builtins.int
     release: _builtins.str
@@ -2057,10 +1778,6 @@ class Offer(_message.Message):
     """what `auto` chooses from; may be empty"""
     @_builtins.property
     def manifests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManifestFile]: ...
-    @_builtins.property
-    def ngrams(self) -> Global___NgramFile:
-        """the router's drafter of n-grams, if it has one"""
-
     @_builtins.property
     def assignment(self) -> Global___Assignment:
         """for a host with Room: which stage it needs the files of"""
@@ -2075,13 +1792,12 @@ class Offer(_message.Message):
         release: _builtins.str = ...,
         manifests: _abc.Iterable[Global___ManifestFile] | None = ...,
         frontier: _builtins.bytes = ...,
-        ngrams: Global___NgramFile | None = ...,
         assignment: Global___Assignment | None = ...,
         signatures: _abc.Iterable[Global___Signature] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "ngrams", b"ngrams"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "frontier", b"frontier", "manifests", b"manifests", "ngrams", b"ngrams", "release", b"release", "signatures", b"signatures"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "frontier", b"frontier", "manifests", b"manifests", "release", b"release", "signatures", b"signatures"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2111,28 +1827,6 @@ class Signature(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Signature: _TypeAlias = Signature  # noqa: Y015
-
-@_typing.final
-class NgramFile(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SHA256_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
-    sha256: _builtins.str
-    bytes: _builtins.int
-    def __init__(
-        self,
-        *,
-        sha256: _builtins.str = ...,
-        bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "sha256", b"sha256"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___NgramFile: _TypeAlias = NgramFile  # noqa: Y015
 
 @_typing.final
 class ManifestFile(_message.Message):

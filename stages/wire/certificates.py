@@ -26,14 +26,11 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from google.protobuf.message import DecodeError
 
-from onesweep.stages.errors import InputError, ServiceError, printable
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.auth import CLIENT, HOST, ROLES, Identity
+from onesweep.stages.errors import InputError
+from onesweep.stages.wire.auth import CLIENT, ROLES, Identity
 from onesweep.stages.wire.channel import check_name, ip_of
 from onesweep.stages.wire.secret_files import PUBLIC, check_secret, make_private_directory, read_file, write_file
-from onesweep.stages.wire.tls import Tls
 
 AUTHORITY = "ca"
 MOST_DAYS = 20 * 365
@@ -331,42 +328,6 @@ def is_signed(
                 Ed25519PublicKey.from_public_bytes(key).verify(signature, content)
                 return True
     return False
-
-
-# Receipts: what hosts say of a session, signed with the key of their certificate.
-
-_STATEMENT = b"onesweep receipt "  # no other use of the key signs what begins so
-
-
-def sign_statement(stated: stage_pb2.Stated, tls: Tls | None) -> stage_pb2.Statement:
-    """A statement of the host that the certificate names. Raises InputError for files that cannot be used."""
-    if tls is None or tls.certificate is None or tls.key is None:
-        raise InputError("this host has no certificate to sign with: give --tls-cert and --tls-key")
-    stated.host = _leaf(tls.certificate, _read_certificate(tls.certificate)).identity.name
-    content = stated.SerializeToString()
-    signature = _read_key(tls.key).sign(_STATEMENT + content, ec.ECDSA(hashes.SHA256()))
-    return stage_pb2.Statement(content=content, certificate=read_file(tls.certificate), signature=signature)
-
-
-def checked_statement(statement: stage_pb2.Statement, authorities: Path) -> stage_pb2.Stated:
-    """The content of a statement that a host of these authorities signed. Raises ServiceError where none did."""
-    trusted = _parsed(authorities, "certificate", x509.load_pem_x509_certificates)
-    try:
-        stated = stage_pb2.Stated.FromString(statement.content)
-        shown = x509.load_pem_x509_certificates(statement.certificate)[0]
-        public, who = shown.public_key(), _leaf(authorities, shown).identity
-        assert isinstance(public, ec.EllipticCurvePublicKey)
-        public.verify(statement.signature, _STATEMENT + statement.content, ec.ECDSA(hashes.SHA256()))
-        at = datetime.fromtimestamp(stated.unix_s, UTC)
-    except (DecodeError, ValueError, AssertionError, OverflowError, OSError, InvalidSignature, InputError):
-        raise ServiceError("a statement was changed, or its signature is of another key") from None
-    for authority in trusted:
-        with suppress(ValueError, TypeError, InvalidSignature):
-            shown.verify_directly_issued_by(authority)
-            if who == Identity(HOST, stated.host) and shown.not_valid_before_utc <= at <= shown.not_valid_after_utc:
-                return stated
-    said = "no such host of this authority, or its certificate was not valid then"
-    raise ServiceError(f"who signed as host {printable(stated.host)} is {said}")
 
 
 def _write_secret(path: Path, key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -16,19 +16,16 @@ from onesweep.stages.wire.status import internal, protocol_refusal
 
 # Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
 # no batches; 3 had no pictures; 4 drew symbols from the whole distribution only; 5 had drafts of the router only; 6 had
-# deadlines by the wall clock; 7 told the lengths of reads where 8 tells how long the prompt is.
-PROTOCOL = 8
+# deadlines by the wall clock; 7 told the lengths of reads where 8 tells how long the prompt is; 8 had
+# rejection sampling, and receipts.
+PROTOCOL = 9
 hops_refusal = partial(protocol_refusal, ours=PROTOCOL, subject="hops")
 
-# One step of a pipeline, which travels in one hop or, with `Prefill`s before it or in batches, in several.
-Step = stage_pb2.Decode | stage_pb2.Verify | stage_pb2.Score
-Work = stage_pb2.Sweep | Step
-RingStep = stage_pb2.Decode | stage_pb2.Verify  # after which the last host may begin the next one
-StageWork = stage_pb2.Prefill | Step
-PictureWork = stage_pb2.Draw | stage_pb2.Denoise | stage_pb2.Consult
-AnyWork = stage_pb2.Sweep | StageWork | PictureWork
+Work = stage_pb2.Sweep | stage_pb2.Read  # on a text
+PictureMessage = stage_pb2.Draw | stage_pb2.Denoise | stage_pb2.Consult
+AnyWork = Work | PictureMessage
 M = TypeVar("M", bound=Message)
-# Work for the next host, or a result for the router; an event without an outcome after a `Prefill`.
+# Work for the next host, or a result for the router; an event without an outcome after a Read that asks nothing.
 Outcome = stage_pb2.Hop | stage_pb2.Event
 
 
@@ -47,8 +44,7 @@ def work_of(hop: stage_pb2.Hop) -> AnyWork:
 
 def put_work(hop: stage_pb2.Hop, work: AnyWork) -> None:
     """Have `hop` carry a copy of `work`."""
-    name = type(work).__name__.lower()
-    getattr(hop, name).CopyFrom(work)
+    getattr(hop, type(work).__name__.lower()).CopyFrom(work)
 
 
 def copy_of(message: M) -> M:
@@ -58,44 +54,26 @@ def copy_of(message: M) -> M:
     return copy
 
 
-def draft_of(work: AnyWork) -> int:
-    """Number of the new symbols that are draft tokens."""
-    return work.draft if isinstance(work, stage_pb2.Verify) else 0
-
-
-def known_of(work: Step, alphabet: Alphabet) -> int:
+def known_of(read: stage_pb2.Read, alphabet: Alphabet) -> int:
     """Number of the new symbols that are no draft tokens."""
-    return alphabet.count(work.clean) - draft_of(work)
+    return alphabet.count(read.clean) - read.sample.draft
 
 
-def follows_schema(work: AnyWork | None) -> bool:
-    """True for a step whose text is held to a JSON schema."""
-    return isinstance(work, Step) and work.sampling.HasField("grammar")
-
-
-def drafts_itself(work: AnyWork) -> TypeGuard[stage_pb2.Verify]:
-    """True for a Verify after which the last host drafts."""
-    return isinstance(work, stage_pb2.Verify) and work.HasField("drafting")
-
-
-def goes_on(work: AnyWork) -> bool:
-    """True for a step after which the hosts go on by themselves."""
-    return drafts_itself(work) or (isinstance(work, stage_pb2.Decode) and work.remaining > 1)
-
-
-def hidden_rows(work: StageWork, alphabet: Alphabet) -> int:
-    """Rows of hidden states that travel with `work`; nothing is asked after the last symbol of a candidate."""
-    inner = sum(alphabet.count(each) - 1 for each in work.candidates) if isinstance(work, stage_pb2.Score) else 0
-    return alphabet.count(work.clean) + inner
+def hidden_rows(read: stage_pb2.Read, alphabet: Alphabet) -> int:
+    """Rows of hidden states that travel with `read`; nothing is asked after the last symbol of a candidate."""
+    inner = sum(alphabet.count(each) - 1 for each in read.score.candidates)
+    return alphabet.count(read.clean) + inner
 
 
 def step_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int, rows: int) -> list[stage_pb2.Hop]:
-    """`hop` as it travels: Prefills with the beginning of its symbols, then the rest, its candidates in batches.
+    """`hop` as it travels: Reads of the beginning of its symbols, then the rest, its candidates in batches.
 
     :param alphabet: of the symbols that it brings.
     :param most: hops of known symbols.
     :param rows: symbols of the candidates of a batch, about; a batch has one candidate at least.
     """
+    if not hop.HasField("read"):
+        return [hop]
     *first, last = prefill_hops(hop, alphabet, most)
     hops = [*first, *_batches(last, alphabet, rows)]
     for later in hops[1:]:
@@ -105,37 +83,40 @@ def step_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int, rows: int) -> l
 
 def _batches(hop: stage_pb2.Hop, alphabet: Alphabet, rows: int) -> list[stage_pb2.Hop]:
     """A Score as one hop for each batch of its candidates; any other hop alone."""
-    if not isinstance(score := work_of(hop), stage_pb2.Score):
+    candidates = list(hop.read.score.candidates)
+    if not candidates:
         return [hop]
-    candidates = list(score.candidates)
     size = candidates_together(alphabet.count(candidates[0]), len(candidates), rows)
     if size >= len(candidates):
         return [hop]
     first = copy_of(hop)
-    del first.score.candidates[:]
-    first.score.batches = -(-len(candidates) // size)
+    del first.read.score.candidates[:]
+    first.read.score.batches = -(-len(candidates) // size)
     later = copy_of(first)
     # The later ones start after the last known symbol, and the last host remembers what it said of it: read again it
     # would be a pass of one row through every stage for each batch, and its cache differ in the last bits.
-    later.score.start += alphabet.count(score.clean)
-    later.score.ClearField("clean")
-    later.score.ClearField("reads")
+    later.read.start += alphabet.count(later.read.clean)
+    later.read.ClearField("clean")
+    later.read.ClearField("reads")
     hops = []
-    for batch in range(first.score.batches):
+    for batch in range(first.read.score.batches):
         hops.append(copy_of(later if batch else first))
-        hops[-1].score.batch = batch
-        hops[-1].score.candidates.extend(candidates[batch * size : (batch + 1) * size])
+        score = hops[-1].read.score
+        score.batch = batch
+        score.candidates.extend(candidates[batch * size : (batch + 1) * size])
     return hops
 
 
 def has_more(work: AnyWork) -> bool:
-    """True for a hop after which others of the same step follow."""
-    return isinstance(work, stage_pb2.Prefill) or (isinstance(work, stage_pb2.Score) and work.batch + 1 < work.batches)
+    """True for work after which other hops of the same step follow."""
+    if not isinstance(work, stage_pb2.Read):
+        return False
+    return work.WhichOneof("ask") is None or work.score.batch + 1 < work.score.batches
 
 
 def results_of(hops: Iterable[stage_pb2.Hop]) -> int:
     """Number of results that come back of the hops of one step."""
-    return sum(not hop.HasField("prefill") for hop in hops)
+    return sum(not hop.HasField("read") or hop.read.WhichOneof("ask") is not None for hop in hops)
 
 
 def merged(events: Sequence[stage_pb2.Event]) -> stage_pb2.Event:
@@ -162,52 +143,39 @@ def summed(timings: Iterable[stage_pb2.HopTiming]) -> list[stage_pb2.HopTiming]:
     return list(totals.values())
 
 
-def after_prefix(work: Step, positions: int, alphabet: Alphabet) -> Step:
-    """`work`, which opens a session at 0, for hosts that keep its first `positions` symbols."""
-    rest = copy_of(work)
-    rest.start, rest.clean = positions, alphabet.cut(work.clean, positions)
+def after_prefix(read: stage_pb2.Read, positions: int, alphabet: Alphabet) -> stage_pb2.Read:
+    """`read`, which opens a session at 0, for hosts that keep its first `positions` symbols."""
+    rest = copy_of(read)
+    rest.start, rest.clean = positions, alphabet.cut(read.clean, positions)
     return rest
 
 
 def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL_CHUNKS) -> list[stage_pb2.Hop]:
-    """`hop` as it travels: alone, or after Prefills with the beginning of its symbols.
+    """The Read of `hop` as it travels: alone, or after Reads of the beginning of its symbols that ask nothing.
 
     :param alphabet: of the symbols that it brings.
     :param most: hops in all.
     """
-    work = work_of(hop)
-    if not isinstance(work, Step):
-        return [hop]
-    count, draft = alphabet.count(work.clean), draft_of(work)
-    tree = draft if isinstance(work, stage_pb2.Verify) and work.HasField("tree") else 0
-    lengths = read_lengths(count, work.reads if isinstance(work, stage_pb2.Score) else (), tree)
+    read = hop.read
+    count, draft = alphabet.count(read.clean), read.sample.draft
+    lengths = read_lengths(count, read.reads, draft if read.sample.HasField("tree") else 0)
     chunks = prefill_chunks(lengths, count - draft, -(-count // most))
     hops, at = list[stage_pb2.Hop](), 0
-    for chunk in chunks[:-1]:
-        end = at + sum(chunk)
-        before = copy_of(hop)
-        before.prefill.CopyFrom(
-            stage_pb2.Prefill(
-                number=work.number,
-                start=work.start + at,
-                clean=alphabet.cut(work.clean, at, end),
-                reads=chunk if isinstance(work, stage_pb2.Score) else (),
-                codec=work.codec,
-                prompt=work.start + count if isinstance(work, stage_pb2.Score) else work.prompt,
-                for_drafting=drafts_itself(work),
-            )
-        )
-        hops.append(before)
+    for chunk in chunks:
+        hops.append(copy_of(hop))
+        part, end = hops[-1].read, at + sum(chunk)
+        if chunk is not chunks[-1]:
+            part.ClearField("ask")
+            part.for_drafting = read.sample.HasField("drafting")
+            part.clean = alphabet.cut(read.clean, at, end)
+            if read.HasField("score"):  # which reads all of them at once
+                part.prompt = read.start + count
+        else:
+            part.clean = alphabet.cut(read.clean, at)
+        part.start += at
+        part.reads[:] = chunk if read.HasField("score") else ()
         at = end
-    if not hops:
-        return [hop]
-    last = copy_of(hop)
-    rest = work_of(last)
-    assert isinstance(rest, Step)
-    rest.start, rest.clean = work.start + at, alphabet.cut(work.clean, at)
-    if isinstance(rest, stage_pb2.Score):
-        rest.reads[:] = chunks[-1]
-    return [*hops, last]
+    return hops if len(hops) > 1 else [hop]
 
 
 def hand_on(hop: stage_pb2.Hop) -> None:
@@ -218,37 +186,24 @@ def hand_on(hop: stage_pb2.Hop) -> None:
         hop.place = (hop.place + 1) % len(hop.path)
 
 
-def next_decode(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet) -> stage_pb2.Hop:
-    """Turn the Decode of `hop`, which gave `text`, into the next one: it reads `text`. Returns `hop`."""
-    decode = hop.decode
-    decode.number += 1
-    decode.start += alphabet.count(decode.clean)
-    decode.clean = text
-    decode.remaining -= 1
-    decode.stage = 0
-    decode.ClearField("hidden")
-    hop.ClearField("memory")
-    del hop.timings[:]
-    return hop
-
-
-def next_verify(hop: stage_pb2.Hop, text: bytes, kept: int, draft: Draft, alphabet: Alphabet) -> stage_pb2.Hop:
-    """The hop of the Verify after that of `hop`, which gave `text`: it reads what of it the hosts do not remember, and
+def next_read(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet, kept: int, draft: Draft) -> stage_pb2.Hop:
+    """The hop of the step after that of `hop`, which gave `text`: it reads what of it the hosts do not remember, and
     `draft`.
 
     :param kept: draft tokens of `hop` that they remember.
     """
     after = copy_of(hop)
-    verify = after.verify
-    verify.number += 1
-    verify.start += alphabet.count(verify.clean) - verify.draft + kept
-    verify.clean = alphabet.cut(text, kept) + alphabet.encode(draft.symbols)
-    verify.drafting.remaining -= alphabet.count(text)
-    verify.draft, verify.stage = len(draft.symbols), 0
-    verify.ClearField("hidden")
-    verify.ClearField("tree")
+    read, sample = after.read, after.read.sample
+    read.number += 1
+    read.start += alphabet.count(read.clean) - sample.draft + kept
+    read.clean = alphabet.cut(text, kept) + alphabet.encode(draft.symbols)
+    read.stage = 0
+    read.ClearField("hidden")
+    sample.remaining -= alphabet.count(text)
+    sample.draft = len(draft.symbols)
+    sample.ClearField("tree")
     if draft.is_tree:
-        verify.tree.depths.extend(draft.depths)
+        sample.tree.depths.extend(draft.depths)
     after.ClearField("memory")
     del after.timings[:]
     return after

@@ -13,8 +13,6 @@ import torch
 from onesweep.serving.modes.candidates import Branches, Floats, weigh
 from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.serving.modes.drafters.neural import NeuralModel
-from onesweep.serving.modes.infill import OF_BYTES, InfillDrafter, choose_by_share
-from onesweep.serving.modes.verified import residual_sample
 from onesweep.serving.router.request import SHAPES
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.backends.base import CleanPiece, StageRunner
@@ -24,11 +22,10 @@ from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
 from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.randomness import Purpose, sample_symbols, uniforms
+from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.samplers import DEFAULT_SAMPLER
 from onesweep.stages.model.scoring import log_probabilities
 from onesweep.stages.model.shaping import Shaping
-from onesweep.stages.model.speculation import verify_drafts
 from onesweep.stages.model.vocabulary import BYTES
 
 
@@ -99,37 +96,17 @@ def scores(directory: Path, text: bytes, candidates: list[bytes], temperature: f
     return np.stack(rows)
 
 
-def drafted_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
-    """The small model proposes, the large one weighs: `resample`, `infill` and `verified`, without a host."""
+def resampled_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
+    """The small model proposes, the large one weighs, without a host."""
     text, limit, temperature, seed = prompt, len(prompt) + count, request["temperature"], request["seed"]
-    shaping = shaping_of(request, len(prompt))
-    sequence = LocalSequence(NeuralModel(directory / "local"), 512, temperature, seed, shaping=shaping)
-    scorer = Pipeline(directory / "ar", "fp32")
+    branches = Branches(LocalSequence(NeuralModel(directory / "local"), 512, temperature, seed))
     for number in range(count):
         if (left := limit - len(text)) == 0:
             break
-        if request["mode"] == "verified":
-            guess = asyncio.run(sequence.guess(text, 1))
-            logits, draws = shaping.adjusted(scorer.logits(text)[-1:], np.array(list(text))), 1
-            verdict = verify_drafts(logits, [guess.text[0]], guess.odds, temperature, seed, len(text), shaping=shaping)
-            symbol: int | None = guess.text[0] if verdict.accepted else None
-            while symbol is None:
-                symbol = residual_sample(verdict, guess.odds_at(0), seed, len(text), draws)
-                draws += 1
-                verdict = verify_drafts(logits, [], guess.odds[:0], temperature, seed, len(text), draws, shaping)
-            text += bytes([symbol])
-        elif request["mode"] == "resample":
-            chunk, most = min(request["chunk"], left), request["candidates"]
-            drafted = asyncio.run(Branches(sequence).write(text, chunk, most, number))
-            weights = weigh(drafted, scores(directory, text, drafted.texts, temperature).sum(axis=1))
-            text += drafted.texts[weights.choose(seed, len(text))]
-        else:
-            head, most = request["suffix"][: OF_BYTES.ahead], request["candidates"]
-            filler = InfillDrafter(sequence, OF_BYTES.peek)
-            fillings = asyncio.run(filler.write(text, left, head, OF_BYTES.drafts, most))
-            nats = scores(directory, text, [each + head for each in fillings.texts], temperature).sum(axis=1)
-            u = uniforms(seed, Purpose.CHOICE, len(text), 1, 1)[0, 0]
-            text += fillings.texts[choose_by_share(fillings.shares(nats), u)]
+        chunk, most = min(request["chunk"], left), request["candidates"]
+        drafted = asyncio.run(branches.write(text, chunk, most, number))
+        weights = weigh(drafted, scores(directory, text, drafted.texts, temperature).sum(axis=1))
+        text += drafted.texts[weights.choose(seed, len(text))]
     return text[len(prompt) :]
 
 
@@ -137,6 +114,6 @@ def text_of(directory: Path, prompt: bytes, request: dict[str, Any], count: int)
     """What the model of a bundle writes after `prompt`, in the request's mode."""
     modes = {
         **dict.fromkeys(("sweep", "chunked"), chain_text),
-        **dict.fromkeys(("resample", "verified", "infill"), drafted_text),
+        "resample": resampled_text,
     }
     return modes.get(request["mode"], ar_text)(directory, prompt, request, count)

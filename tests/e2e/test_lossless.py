@@ -39,22 +39,10 @@ SETTINGS: list[dict[str, Any]] = [
     {"mode": "ar", "temperature": 0.0, "frequency_penalty": 1.0, "logit_bias": {32: -5.0}},
     {"mode": "ar-speculative", "temperature": 1.0, "repetition_penalty": 1.4, "drafter": "lookup", "draft": 8},
     {"mode": "ar-speculative", "temperature": 0.8, "presence_penalty": 1.5, "branches": 3, "logit_bias": {101: 4.0}},
-    {"mode": "verified", "temperature": 0.8, "scorer": "ar", "draft": 4, "frequency_penalty": 0.8},
     {"mode": "local", "temperature": 0.8, "presence_penalty": 1.5},
     {"mode": "local", "temperature": 0.8},
     {"mode": "local", "temperature": 1.5, "top_k": 30},
-    {"mode": "verified", "temperature": 1.5, "scorer": "ar", "draft": 4, "top_p": 0.7},
     {"mode": "resample", "temperature": 0.8, "scorer": "ar", "chunk": 7, "candidates": 5, "codec": "fp32"},
-    {"mode": "verified", "temperature": 1.5, "scorer": "ar", "draft": 4},
-    {"mode": "verified", "temperature": 0.0, "scorer": "ar", "draft": 9},
-    {
-        "mode": "infill",
-        "suffix": b" and went home.",
-        "temperature": 0.8,
-        "scorer": "ar",
-        "candidates": 5,
-        "codec": "fp32",
-    },
 ]
 REQUESTS = [{**settings, "seed": seed} for seed, settings in enumerate(SETTINGS)]
 NAMES = [" ".join(map(str, settings.values())) for settings in SETTINGS]

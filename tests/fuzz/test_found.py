@@ -223,25 +223,3 @@ def test_stop_may_be_null(gateway: int) -> None:
     client.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     assert client.getresponse().status == 503, "there is no router; it was 500, because null has no length"
     client.close()
-
-
-LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-
-
-@pytest.mark.parametrize(("first", "head"), [(b"", b""), (b"", LIVE), (LIVE + b"\r\n", LIVE)])
-def test_a_head_that_never_ends_is_not_waited_for(
-    gateway: int, first: bytes, head: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`first`: a whole request before it on its connection."""
-    from onesweep.stages.wire import web_server
-
-    monkeypatch.setattr(web_server, "HEAD_S", CALL_S if first else 0.2)
-    with socket.create_connection(("127.0.0.1", gateway), timeout=CALL_S) as connected:
-        answer = b""
-        connected.sendall(first)
-        while first and not answer.endswith(b"}"):
-            answer += connected.recv(4096)
-        monkeypatch.setattr(web_server, "HEAD_S", 0.2)
-        connected.sendall(head)
-        rest = b"".join(iter(lambda: connected.recv(4096), b""))  # to its end: it is closed
-    assert (b'"live"' in answer, rest) == (bool(first), b"")

@@ -15,7 +15,6 @@ FOLDER = Path(__file__).parent
 PROMPT = "The old man looked at the sea and "
 PROMPTS = {1: PROMPT, 2: "I went to see this film because ", 3: (PROMPT * 5)[:150]}
 """A seed's: the last one is longer than what hosts read in one pass."""
-SUFFIX = " and then went home."
 USUAL = (3, 1)
 """Hosts, and replicas of each."""
 OTHERS = {"one host": (1, 1), "two and one block": (2, 1), "two replicas of each": (3, 2)}
@@ -25,10 +24,6 @@ ENTRANTS: dict[str, dict[str, Any]] = {
     "chunked": {"mode": "chunked", "chunk": 10},
     "resample:scorer": {"mode": "resample", "scorer": "scorer", "chunk": 8, "candidates": 4},
     "resample:ar": {"mode": "resample", "scorer": "ar", "chunk": 8, "candidates": 4},
-    "verified:scorer": {"mode": "verified", "scorer": "scorer", "draft": 6},
-    "verified:ar": {"mode": "verified", "scorer": "ar", "draft": 6},
-    "infill:scorer": {"mode": "infill", "scorer": "scorer", "suffix": SUFFIX, "candidates": 4},
-    "infill:ar": {"mode": "infill", "scorer": "ar", "suffix": SUFFIX, "candidates": 4},
     "ar": {"mode": "ar"},
     "ar-speculative": {"mode": "ar-speculative", "drafter": "model", "draft": 4},
     "ar-speculative lookup": {"mode": "ar-speculative", "drafter": "lookup", "draft": 4},
@@ -127,17 +122,15 @@ def texts(ring: Ring, turn: int | None = None) -> dict[str, str]:
 def scoring(ring: Ring) -> dict[str, Any]:
     """What scorers say of candidates and guesses, and what the modes make of it."""
     found: dict[str, Any] = {}
-    guesses, odds = b"said that", rig.np.linspace(0.05, 0.95, 9).astype("<f4").tobytes()
+    guesses = b"said that"
     for scorer in ("scorer", "ar"):
         for codec in ("int8", "fp32"):
             where = {"scorer": scorer, "codec": codec}
             candidates = [b"said tha", b"was dead", b"the end.", b"\x00\xff zqxjk"]
             _, scores = rig.trip(ring, "score", clean=PROMPT.encode(), candidates=candidates, **where)
-            asked = {"clean": PROMPT.encode() + guesses, "draft": len(guesses), "odds": odds}
-            verdicts = [rig.trip(ring, "verify", draws, draws=draws, **asked, **where)[1] for draws in (1, 3)]
             drawn = rig.trip(ring, "guess", clean=PROMPT.encode() + guesses, draft=len(guesses), **where)[1]
-            found[f"{scorer}, {codec}"] = {"scores": scores, "verdicts": verdicts, "confirmed": drawn}
-    for name in ("resample:scorer", "resample:ar", "verified:scorer", "verified:ar", "infill:scorer", "infill:ar"):
+            found[f"{scorer}, {codec}"] = {"scores": scores, "confirmed": drawn}
+    for name in ("resample:scorer", "resample:ar"):
         for seed, prompt in PROMPTS.items():
             result = ring.client.generate(prompt, seed=seed, max_bytes=BYTES, **ENTRANTS[name]).as_json()
             keys = ("scorer", "sweeps", "drafted", "accepted", "reached", "chunk", "candidates", "effective_samples")
@@ -157,10 +150,7 @@ def wire(ring: Ring) -> dict[str, Any]:
     for codec in ("fp32", "int8"):
         where = {**known, "scorer": "ar", "codec": codec}
         works[f"ar step, {codec}"] = "step", where
-        works[f"verify, {codec}"] = (
-            "step",
-            {**where, "draft": 4, "odds": rig.np.full(4, 0.5, "<f4").tobytes(), "draws": 1},
-        )
+        works[f"verify, {codec}"] = "step", {**where, "draft": 4}
         works[f"score, {codec}"] = "step", {**where, "candidates": [b"said tha", b"was dead"]}
     payload = {}
     for name, (kind, work) in works.items():
@@ -213,14 +203,13 @@ def commands(ring: Ring, directory: Path) -> dict[str, Any]:
         f"sequences = 2\nwarmup_steps = 2\nbfloat16 = false\nchunks = [1, 4, 0]\n[architecture]\n{sizes}"
     )
     asked = (PROMPT, "--seed", 1, "--max-bytes", BYTES, "--json", *router)
-    lined = "ar,local,sweep,resample:scorer,infill:ar,auto"
+    lined = "ar,local,sweep,resample:scorer,auto"
     alone = ("--threads", 1, "--json")
     tiny = ("--config", settings, "--data", directory / "words.txt", *alone)
     ways: dict[str, tuple[bool, tuple[object, ...]]] = {
         "generate": (True, ("generate", *asked, "--mode", "sweep")),
-        "generate, verified": (True, ("generate", *asked, "--mode", "verified", "--draft", 4)),
         "generate, auto": (True, ("generate", *asked, "--mode", "auto")),
-        "compare": (True, ("compare", *asked, "--modes", lined, "--suffix", SUFFIX)),
+        "compare": (True, ("compare", *asked, "--modes", lined)),
         "status": (True, ("status", "--json", *router)),
         "doctor": (True, ("doctor", "--topology", topology, "--json")),
         "inspect": (False, ("inspect", ring.weights, "--json")),

@@ -29,7 +29,6 @@ from onesweep.stages.errors import Interrupted
 from onesweep.stages.host.parts import ModelKind, load_parts, plan_host
 from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.host.work import begin_work
 from onesweep.stages.model.codec import CODECS, HIDDEN
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import copy_of, put_work, work_of
@@ -130,7 +129,8 @@ def trip(ring: Ring, kind: str, number: int = 0, **work: Any) -> tuple[list[byte
         sessions = SessionStore(1 << 28, lease_s=PATIENT_S)
         manifest = plan.models[model].manifest
         session = sessions.open(hop.session, hop.router, model, hop.capacity, manifest, parts)
-        begun = begin_work(parse_hop(hop, plan), copy_of(hop), session, plan.blocks[-1] + 1)
+        begun = parse_hop(copy_of(hop), plan)
+        begun.begin(session, plan.blocks[-1] + 1)
         while begun.outcome is None:
             call = begun.next_op()
             begun.complete(call.compute([call.piece])[0])
@@ -141,18 +141,10 @@ def trip(ring: Ring, kind: str, number: int = 0, **work: Any) -> tuple[list[byte
     event = outcome
     assert isinstance(event, stage_pb2.Event)
     found = event.WhichOneof("outcome")
-    assert found in ("text", "scores", "verification"), event
+    assert found in ("text", "scores"), event
     if found == "text":
         return payloads, {"text": event.text.hex()}
-    if found == "scores":
-        return payloads, {"nats": floats(event.scores.nats, "<f8"), "sha256": sha256(event.scores.nats)}
-    verdict = event.verification
-    return payloads, {
-        "accepted": verdict.accepted,
-        "symbols": verdict.symbols.hex(),
-        "odds": floats(verdict.odds),
-        "sha256": sha256(verdict.odds),
-    }
+    return payloads, {"nats": floats(event.scores.nats, "<f8"), "sha256": sha256(event.scores.nats)}
 
 
 def floats(payload: bytes, dtype: str = "<f4") -> list[float]:

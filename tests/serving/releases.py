@@ -17,8 +17,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "ar": {"mode": "ar", "max_bytes": 48},
     "ar-speculative": {"mode": "ar-speculative", "max_bytes": 24, "draft": 2},
     "resample": {"mode": "resample", "max_bytes": 24, "chunk": 4, "candidates": 4},
-    "verified": {"mode": "verified", "max_bytes": 16, "draft": 2},
-    "infill": {"mode": "infill", "max_bytes": 8, "chunk": 4, "suffix": b" and so on"},
     "local": {"mode": "local", "max_bytes": 16},
 }
 

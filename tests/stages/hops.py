@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Step, put_work
+from onesweep.stages.wire.messages import put_work
 from tests.stages.raw_client import ROUTER
 
 Hops = Generator[stage_pb2.Hop, stage_pb2.Event, None]
@@ -20,22 +20,20 @@ def step(
     remaining: int = 1,
     draft: int = 0,
     depths: Sequence[int] = (),
-    draws: int = 0,
-    odds: bytes = b"",
     candidates: Sequence[bytes] = (),
     sampling: stage_pb2.Sampling | None = None,
+    drafting: stage_pb2.Drafting | None = None,
     **fields: Any,
-) -> Step:
-    """A step of a pipeline: a Score of `candidates`, a Verify of `draft` symbols or with `draws`, else a Decode."""
+) -> stage_pb2.Read:
+    """A step of a pipeline: it scores `candidates`, or samples after `draft` draft tokens, or after none."""
     if candidates:
-        return stage_pb2.Score(candidates=candidates, sampling=sampling, **fields)
-    if draws:
-        rejection = stage_pb2.RejectionSampling(odds=odds, draw_set=draws)
-        return stage_pb2.Verify(draft=draft, rejection=rejection, sampling=sampling, **fields)
-    if draft or depths:
-        tree = stage_pb2.DraftTree(depths=depths) if depths else None
-        return stage_pb2.Verify(draft=draft, tree=tree, sampling=sampling, **fields)
-    return stage_pb2.Decode(remaining=remaining, sampling=sampling, **fields)
+        temperature = sampling.temperature if sampling else 0.0
+        return stage_pb2.Read(score=stage_pb2.Score(candidates=candidates, temperature=temperature), **fields)
+    tree = stage_pb2.DraftTree(depths=depths) if depths else None
+    sample = stage_pb2.Sample(sampling=sampling, draft=draft, tree=tree, drafting=drafting)
+    if drafting or not (draft or depths):
+        sample.remaining = remaining
+    return stage_pb2.Read(sample=sample, **fields)
 
 
 LONG_PROMPT = bytes(i * 37 % 96 + 32 for i in range(400))

@@ -1,4 +1,4 @@
-"""Whether counts are what chance makes of given odds."""
+"""Probabilities, and whether counts are what chance makes of them."""
 
 import numpy as np
 import torch
@@ -11,3 +11,8 @@ def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> floa
     assert counts[~live].sum() == 0
     statistic = ((counts[live] - expected[live]) ** 2 / expected[live]).sum()
     return float(torch.special.gammaincc(torch.tensor((live.sum() - 1) / 2), torch.tensor(statistic / 2)))
+
+
+def probabilities(logits: torch.Tensor, temperature: float) -> NDArray[np.float64]:
+    """Of all symbols: (rows, vocabulary)."""
+    return (logits.double() / temperature).softmax(dim=-1).numpy()

@@ -21,7 +21,7 @@ from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tls import Security
 from onesweep.stages.wire.tokens import HEADER, STATUS, Keyring
 from onesweep.stages.wire.web_access import host_name, is_other_site, is_ours, page_headers
-from onesweep.stages.wire.web_server import Connection, WebServer, open_socket
+from onesweep.stages.wire.web_server import WebServer, open_socket
 from onesweep.trainer.rounds.coordinator import Coordinator
 from onesweep.trainer.rounds.service import status_of
 from onesweep.trainer.rounds.view import snapshot
@@ -103,7 +103,7 @@ async def page_served(
     tls = None if is_loopback(listen) else security.tls
     page = Page(Snapshots(coordinator), keyring, host_name(listen), tls is not None)
     certificate, key = (tls.certificate, tls.key) if tls else (None, None)
-    server = WebServer(page, certificate, key, PageConnection)
+    server = WebServer(page, certificate, key, MAX_CONNECTIONS)
     with open_socket(listen) as listener:
         port = listener.getsockname()[1]
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -114,10 +114,6 @@ async def page_served(
         finally:
             server.should_exit = True
             await asyncio.wait([serving])
-
-
-class PageConnection(Connection):
-    max_connections = MAX_CONNECTIONS
 
 
 def _refusal(status: int, sentence: str, headers: dict[str, str] | None = None) -> Response:

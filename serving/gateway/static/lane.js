@@ -7,7 +7,7 @@ const SCALE = 1000;
 
 export class Lane {
   /** `tint`: which colour; `runner`: its dot on the map; `bits`: of the judge, by mode or MODE:SCORER. */
-  constructor(label, tint, prompt, suffix, runner, bits = {}) {
+  constructor(label, tint, prompt, runner, bits = {}) {
     this.label = label;
     this.bits = bits;
     this.runner = runner;
@@ -20,7 +20,6 @@ export class Lane {
     this.fresh = html("span", { classes: "fresh" });
     this.given = html("span", { classes: "given" }, prompt);
     this.written = html("p", { classes: "written" }, this.given, this.fresh);
-    if (label.startsWith("infill")) this.written.append(html("span", { classes: "given" }, suffix));
     this.track = svg("svg", { class: "track", viewBox: `0 0 ${SCALE} 10`, preserveAspectRatio: "none", "aria-hidden": "true" });
     this.stripes = [svg("path"), svg("path", { class: "even" }), svg("path", { class: "open" })];
     this.track.append(...this.stripes);

@@ -1,7 +1,6 @@
 // What each mode does, and what its text is worth.
 
 const EXACT = { kind: "exact", said: "text of the model, exact" };
-const SCORED = { kind: "exact", said: "the scorer's distribution" };
 const LIKELY = { kind: "near", said: "leans to likely text" };
 const SMALLER = { kind: "near", said: "text of a smaller model" };
 const SOUP = { kind: "soup", said: "noise chain: letter soup at this size" };
@@ -10,8 +9,6 @@ const MODES = {
   sweep: ["One trip writes the whole text: every host takes some noise out of it.", SOUP],
   chunked: ["As sweep, a few tokens at a time: one trip for each chunk.", SOUP],
   resample: ["The router drafts the whole text many times, one trip scores them all, and one is drawn by its score.", LIKELY],
-  verified: ["The router drafts, and one trip accepts or replaces the drafts by rejection sampling.", SCORED],
-  infill: ["The router drafts texts for the gap before the suffix, and the hosts score them.", LIKELY],
   ar: ["The usual way, one token for each trip round the ring: the others are measured against it.", EXACT],
   "ar-speculative": ["The router guesses tokens, and one trip verifies them all. The text is that of ar, byte for byte.", EXACT],
   local: ["A small model on the router writes alone: no trip at all.", SMALLER],

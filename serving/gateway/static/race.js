@@ -69,7 +69,6 @@ function offer(entrants) {
     byId("tips").before(html("label", { classes: "chip" }, box, swatch, entrant));
     byId("tips").append(tip);
   }
-  showSuffix();
 }
 
 /** The slider, where the ring is on one machine: its hosts add the delay themselves. */
@@ -97,11 +96,6 @@ function showTip(chip) {
 const boxes = () => [...form.querySelectorAll("[name=entrant]")];
 const chosen = () => boxes().filter((box) => box.checked).map((box) => box.value);
 
-function showSuffix() {
-  const wanted = chosen().some((entrant) => entrant.startsWith("infill"));
-  form.querySelector(".suffix").hidden = !wanted;
-}
-
 function requested() {
   const common = { entrants: chosen(), seed: byId("seed").valueAsNumber, link_ms: linkMs(), together: !byId("turns").checked };
   if (draws) return { ...common, prompt: byId("class").value, levels: byId("levels").valueAsNumber || null };
@@ -109,7 +103,6 @@ function requested() {
   return {
     ...common,
     prompt: byId("prompt").value,
-    suffix: form.querySelector(".suffix").hidden ? "" : byId("suffix").value,
     max_bytes: byId("bytes").valueAsNumber,
     temperature: temperature === "" ? null : Number(temperature),
   };
@@ -150,7 +143,7 @@ function prepare(request) {
     request.entrants.map((label, place) => {
       const tint = order.indexOf(label) % TINTS;
       if (draws) return [label, new PictureLane(label, tint, request.prompt)];
-      return [label, new Lane(label, tint, request.prompt, request.suffix, map.addRunner(label, tint, place), bits)];
+      return [label, new Lane(label, tint, request.prompt, map.addRunner(label, tint, place), bits)];
     }),
   );
   byId("lanes").replaceChildren(...[...lanes.values()].map((lane) => lane.element));
@@ -233,7 +226,6 @@ form.addEventListener("submit", (event) => {
   event.preventDefault();
   run();
 });
-form.addEventListener("change", showSuffix);
 byId("link").addEventListener("input", showDelay);
 for (const kind of ["pointerover", "focusin"]) {
   byId("entrants").addEventListener(kind, ({ target }) => target.closest(".chip") && showTip(target.closest(".chip")));

@@ -6,12 +6,10 @@ from pathlib import Path
 
 from onesweep.serving.modes.drafters.base import LocalModel
 from onesweep.serving.modes.drafters.neural import NeuralModel
-from onesweep.serving.modes.drafters.ngram import NgramDrafter
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
-from onesweep.stages.checkpoint.bundle import NGRAM_NAME, find_bundle
-from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
+from onesweep.stages.checkpoint.bundle import find_bundle
 
-MODEL, NGRAM = "model", "ngram"
+MODEL = "model"
 
 
 @dataclass(frozen=True)
@@ -38,8 +36,8 @@ class Drafters:
         if tokenizer is BYTE_TOKENIZER:
             return f"the router has no drafter that writes bytes{why}: start it with a bundle that has local/"
         return (
-            f"the router has no drafter that writes the hosts' tokens{why}: make one with `onesweep distill` or "
-            "`onesweep ngram`, and start the router with that checkpoint"
+            f"the router has no drafter that writes the hosts' tokens{why}: make one with "
+            "`onesweep distill`, and start the router with that checkpoint"
         )
 
 
@@ -55,13 +53,5 @@ def misfit(model: LocalModel, tokenizer: Tokenizer) -> str:
 
 def read_drafters(directory: Path) -> Drafters:
     """Read a bundle's or a checkpoint's drafters. Blocks. Raises OnesweepError for one that is damaged."""
-    bundle, ngrams = find_bundle(directory), directory / NGRAM_NAME
-    models = dict[str, LocalModel]()
-    if bundle.local:
-        models[MODEL] = NeuralModel(bundle.local)
-    # n-grams are of the symbols of the hosts' model, and both pipelines read the same ones
-    pipeline = bundle.ar or bundle.scorer
-    if pipeline and ngrams.exists():
-        manifest = read_manifest(pipeline)
-        models[NGRAM] = NgramDrafter(ngrams, manifest.text_architecture.vocabulary, tokenizer_id(manifest))
-    return Drafters(models)
+    local = find_bundle(directory).local
+    return Drafters({MODEL: NeuralModel(local)} if local else {})

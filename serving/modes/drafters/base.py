@@ -6,7 +6,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import grpc
 import numpy as np
@@ -72,24 +71,6 @@ class LocalModel(ABC):
             text, left = text + piece, left - count
 
 
-@dataclass(frozen=True)
-class Guesses:
-    """Symbols that a local model drew, and by what odds."""
-
-    text: bytes
-    # Of each guess: (guesses,), above 0.
-    odds: NDArray[np.float32]
-    # Of each place: (1, vocabulary).
-    logits: Sequence[Tensor]
-    temperature: float
-    shaping: Shaping
-    compute_ms: float
-
-    def odds_at(self, place: int) -> NDArray[np.float64]:
-        """Odds of all symbols at a place: (vocabulary,)."""
-        return odds_of(self.logits[place], self.temperature, self.shaping)[0]
-
-
 class LocalSequence:
     """One text that a local model writes on, with the numbers of one request."""
 
@@ -114,42 +95,9 @@ class LocalSequence:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.model.compute, self._write, text, count)
 
-    async def guess(self, text: bytes, count: int) -> Guesses:
-        """The same symbols as `after`, with their odds."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.model.compute, self._guess, text, count)
-
     def _write(self, text: bytes, count: int) -> tuple[bytes, float]:
-        begin = time.perf_counter()
-        written, _ = self._draw(text, count)
-        return written, (time.perf_counter() - begin) * 1000
-
-    def _guess(self, text: bytes, count: int) -> Guesses:
-        begin = time.perf_counter()
-        written, logits = self._draw(text, count)
-        drawn = zip(logits, self.model.alphabet.symbols(written), strict=True)
-        odds = [odds_of(row, self.temperature, self.shaping)[0, symbol] for row, symbol in drawn]
-        least = np.maximum(np.array(odds, dtype=np.float32), np.finfo(np.float32).tiny)
-        took_ms = (time.perf_counter() - begin) * 1000
-        return Guesses(written, least, logits, self.temperature, self.shaping, took_ms)
-
-    def _draw(self, text: bytes, count: int) -> tuple[bytes, list[Tensor]]:
-        whole, logits, alphabet = text, list[Tensor](), self.model.alphabet
+        begin, whole, alphabet = time.perf_counter(), text, self.model.alphabet
         for position in range(alphabet.count(text), alphabet.count(text) + count):
-            logits.append(self.shaping.adjusted(self.text.logits_after(whole), np.array(alphabet.symbols(whole))))
-            whole += sample_symbols(logits[-1], self.temperature, self.seed, position, self.shaping)
-        return whole[len(text) :], logits
-
-
-def odds_of(logits: Tensor, temperature: float, shaping: Shaping = PLAIN) -> NDArray[np.float64]:
-    """Probabilities at a temperature, of what the filters leave; at 0 the likeliest has 1. logits: (rows, vocabulary),
-    as the result."""
-    scores: NDArray[np.float64] = logits.double().numpy()
-    scores = scores - scores.max(axis=1, keepdims=True)
-    if temperature == 0:
-        odds = np.zeros_like(scores)
-        np.put_along_axis(odds, scores.argmax(axis=1)[:, None], 1.0, axis=1)
-        return odds
-    with np.errstate(over="ignore"):
-        odds = np.exp(shaping.filtered(scores / temperature))
-    return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+            logits = self.shaping.adjusted(self.text.logits_after(whole), np.array(alphabet.symbols(whole)))
+            whole += sample_symbols(logits, self.temperature, self.seed, position, self.shaping)
+        return whole[len(text) :], (time.perf_counter() - begin) * 1000

@@ -1,19 +1,13 @@
 """Guessing what the AR pipeline will write next, so that one sweep can confirm several symbols."""
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
 
 from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.serving.router.accounting import Account
-from onesweep.stages.model.draft_tree import FORGET, Draft, DraftLength, DraftPlan, TreeGrower, chosen
+from onesweep.stages.model.draft_tree import Draft, DraftLength, DraftPlan, TreeGrower, chosen
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 
-# Most that is guessed at once where a refused guess is all that ends a run.
-MAX_RUN = 64
-# A run is made so long that a guess of it is refused with this probability: then a longer one saves no trip.
-# Sweeps are within 3 % of 1 + N * TV then: 38.8 for 256 bytes with 32 guesses where 38.4 are due, 50.4 with 8.
-RUN_ENDS = 0.99
 # Bytes that must have been seen before to expect the same continuation, and most that are looked for.
 MIN_MATCH, MAX_MATCH = 4, 24
 # The same in tokens, each of which is several bytes.
@@ -86,27 +80,6 @@ class BothDrafter(Drafter):
     async def draft(self, text: bytes, plan: DraftPlan) -> Draft:
         found = await self.lookup.draft(text, plan)
         return found if found.symbols else await self.model.draft(text, plan)
-
-
-class RunLength:
-    """Number of symbols to guess where a trip costs far more than a guess: until one is all but sure to be refused.
-
-    Then there is about one trip for each guess that is refused, and no more.
-    """
-
-    def __init__(self) -> None:
-        self._right, self._tried = 3.4, 4.0  # as if 85 of 100 had stood, which few runs are enough to correct
-
-    def learn(self, drafted: int, accepted: int) -> None:
-        """Book one run."""
-        self._right = FORGET * self._right + accepted
-        self._tried = FORGET * self._tried + accepted + (accepted < drafted)
-
-    def best(self) -> int:
-        """Symbols to guess in the next run."""
-        a = min(self._right / self._tried, 0.999)
-        least = math.ceil(math.log(1 - RUN_ENDS) / math.log(a)) if a > 0 else 1
-        return min(least, MAX_RUN)
 
 
 # Drafting while a sweep is under way: the next guesses, as if all that were sent stood.

@@ -5,24 +5,18 @@ import json
 import re
 import socket
 import ssl
-import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from onesweep.serving.cli.deployment import Deployment, find_deployment
-from onesweep.serving.cli.ports import free_port_block, port_free
-from onesweep.serving.gateway.app import run_gateway
+from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.gateway.commands import HttpSettings
 from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.wire import web_server
-from onesweep.stages.wire.channel import parse_address
-from onesweep.stages.wire.web_server import Connection, OwnCertificate, open_socket
-from tests.conftest import until
+from onesweep.stages.wire.web_server import OwnCertificate, open_socket
 from tests.serving.gateway.conftest import run
 
 Run = Callable[..., tuple[int, str, str]]
@@ -141,37 +135,6 @@ def test_every_request_is_a_line_and_a_count(deployment: Deployment, tmp_path: P
     for path, status in (("/v1/completions", 200), ("/v1/models/{model}", 200), ("other", 404)):
         assert f'onesweep_http_requests_total{{path="{path}",status="{status}"}} 1.0' in counted
     assert 'onesweep_http_request_seconds_count{path="/v1/completions"} 1.0' in counted
-
-
-def test_a_handshake_that_says_nothing_ends(
-    certificate: tuple[Path, Path], servers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(web_server, "HANDSHAKE_S", 0.2)
-    listen, (cert, key) = f"127.0.0.1:{free_port_block(1)}", certificate
-    servers.run(lambda stop: run_gateway(HttpSettings(listen, "127.0.0.1:1", tls_cert=cert, tls_key=key), stop))
-    until(lambda: not port_free(*parse_address(listen)))
-    with socket.create_connection(parse_address(listen), timeout=20) as silent:
-        assert silent.recv(1) == b""
-
-
-def test_silent_connections_that_were_reset_make_room(
-    certificate: tuple[Path, Path], servers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With TLS the socket is closed before the server's own protocol hears of it; here it never does."""
-    lost = list[object]()
-    monkeypatch.setattr(Connection, "connection_lost", lambda self, error: lost.append(self))
-    monkeypatch.setattr(Connection, "max_connections", 2)
-    listen, (cert, key) = f"127.0.0.1:{free_port_block(1)}", certificate
-    settings = HttpSettings(listen, "127.0.0.1:1", tls_cert=cert, tls_key=key, drain_s=0.1)
-    servers.run(lambda stop: run_gateway(settings, stop))
-    until(lambda: not port_free(*parse_address(listen)))
-    trust = ssl.create_default_context(cafile=cert)
-    trust.maximum_version = ssl.TLSVersion.TLSv1_2  # with 1.3 a client may be gone before the server has shaken hands
-    for _ in range(2):
-        with trust.wrap_socket(socket.create_connection(parse_address(listen)), server_hostname="localhost") as silent:
-            silent.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    until(lambda: len(lost) == 2)
-    assert httpx.get(f"https://{listen}/healthz", verify=trust).status_code == 200
 
 
 def test_it_serves_https_and_outlives_its_router(certificate: tuple[Path, Path], tmp_path: Path) -> None:

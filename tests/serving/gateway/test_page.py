@@ -62,9 +62,8 @@ def test_the_keyboard_is_enough(page: Page) -> None:
 
 def test_what_is_written_never_becomes_markup(page: Page) -> None:
     evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
-    tick(page, "local", "infill:ar")
+    tick(page, "local", "resample:ar")
     page.get_by_label("Prompt").fill(evil)
-    page.get_by_label("Suffix").fill(evil)
     page.get_by_label("Bytes").fill("4")
     page.get_by_role("button", name="Race").click()
     expect(page.locator("#note")).to_be_visible()
@@ -131,10 +130,10 @@ def raced(page: Page, *entrants: str, count: int = 12, **fields: str) -> None:
 
 
 def test_texts_are_rated_beside_the_rank_and_twins_are_named(page: Page) -> None:
-    raced(page, "sweep", "verified:ar", "ar", "ar-speculative", "local")
-    badges = {label: lane(page, label).locator(".badges") for label in ("sweep", "verified:ar", "local")}
+    raced(page, "sweep", "resample:ar", "ar", "ar-speculative", "local")
+    badges = {label: lane(page, label).locator(".badges") for label in ("sweep", "resample:ar", "local")}
     expect(badges["sweep"]).to_contain_text("noise chain: letter soup at this size")
-    expect(badges["verified:ar"]).to_contain_text("the scorer's distribution")
+    expect(badges["resample:ar"]).to_contain_text("leans to likely text")
     expect(badges["local"]).to_contain_text("text of a smaller model")
     for one, other in (("ar", "ar-speculative"), ("ar-speculative", "ar")):
         own = page.locator(".lane").filter(has=page.get_by_role("heading", name=one, exact=True)).locator(".badges")
@@ -256,7 +255,7 @@ def test_it_fits_a_phone_in_both_schemes_and_every_field_has_a_name(
 ) -> None:
     with page_at(gateway.url + path, "#version:not(:empty)", viewport=NARROW, color_scheme=scheme) as page:
         if path == "/":
-            raced(page, "sweep", "verified:ar", "ar", "ar-speculative", count=4)
+            raced(page, "sweep", "resample:ar", "ar", "ar-speculative", count=4)
             page.get_by_label("Bytes").focus()
         assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
         unnamed = "[...document.querySelectorAll('input, textarea')].filter((field) => !field.labels.length).length"

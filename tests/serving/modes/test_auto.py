@@ -4,23 +4,16 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
 from onesweep.serving.client.client import Client, RequestRefused, Result
-from onesweep.serving.modes.auto import AutoMode, Guide
-from onesweep.serving.modes.base import Generation
 from onesweep.serving.modes.frontier import Frontier, Option
-from onesweep.serving.modes.latency_model import LatencyModel
-from onesweep.serving.router.accounting import Account
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError
-from onesweep.stages.wire.status import StatusError
 from tests.conftest import until, wait_ready
 
 Run = Callable[..., tuple[int, str, str]]
@@ -35,9 +28,9 @@ LOCAL = option("local", 3.0, 0, 0.0)
 SWEEP = option("sweep", 2.8, steps=2)
 CHUNKED = option("chunked", 2.7, 4, chunk=16, steps=2)
 RESAMPLE = option("resample", 2.5, 4, scorer="ar", chunk=16, candidates=4)
-VERIFIED = option("verified", 2.4, 20, scorer="scorer", temperature=1.0)
+WARM = option("resample", 2.4, 4, scorer="scorer", chunk=16, candidates=4, temperature=1.0)
 AR = option("ar", 2.3, 64)
-ALL = (LOCAL, SWEEP, CHUNKED, RESAMPLE, VERIFIED, AR)
+ALL = (LOCAL, SWEEP, CHUNKED, RESAMPLE, WARM, AR)
 
 
 def write(path: Path, bundle: Path, options: tuple[Option, ...]) -> Path:
@@ -109,9 +102,9 @@ def test_the_settings_of_an_option_are_used(serve: Callable[..., Client]) -> Non
     assert "the 2 of 2 settings that fit 60000 ms" in result.reason
     named = client.generate("The sea ", mode="resample", scorer="ar", chunk=16, candidates=4, max_bytes=64, seed=3)
     assert result.output == named.output
-    verified = ask(serve((LOCAL, VERIFIED)))
-    named = client.generate("The sea ", mode="verified", scorer="scorer", temperature=1.0, max_bytes=64, seed=3)
-    assert verified.output == named.output
+    warm = ask(serve((LOCAL, WARM)))
+    named = client.generate("The sea ", mode="resample", max_bytes=64, seed=3, **dict(WARM.settings))
+    assert warm.output == named.output
 
 
 def test_a_temperature_is_the_users_to_choose(serve: Callable[..., Client]) -> None:
@@ -127,27 +120,6 @@ def test_a_budget_keeps_out_what_takes_longer(serve: Callable[..., Client]) -> N
     assert result.mode == "sweep"
     assert "of the 2 of 3 settings that fit 20000 ms" in result.reason
     assert "; ar (2.000 bits) would take 9" in result.reason
-
-
-def test_what_is_late_is_finished_by_another_mode(serve: Callable[..., Client]) -> None:
-    # the frontier promises far too much of `verified`, which takes a sweep for a byte or two
-    client = serve((LOCAL, option("verified", 2.0, 1, host_ms=0.0, scorer="scorer", draft=1)))
-    runs = [ask(client, mode="verified", scorer="scorer", draft=1, max_bytes=160) for _ in range(2)]
-    alone = min(runs, key=lambda run: run.latency_ms)
-    result = ask(client, budget_ms=int(alone.latency_ms / 4), max_bytes=160)
-    assert (result.mode, result.output_bytes) == ("verified", 160)
-    written = int(re.findall(r"after (\d+) of 160 bytes \d+ ms were left, so local wrote the rest", result.reason)[0])
-    assert 0 < written < 160
-    assert result.output[:written] == alone.output[:written]
-
-
-def test_where_nothing_can_finish_a_text_there_is_a_sentence() -> None:
-    ring = SimpleNamespace(problem="host b is lost", digest=lambda kind: "")
-    auto = AutoMode(ring, {}, Guide(Frontier((), {}, "judge", "bits")), LatencyModel(lambda: [1.0]))  # type: ignore[arg-type]
-    request = Generation(prompt=b"x", max_symbols=10, due_at=2**42, budget_ms=5)
-    with pytest.raises(StatusError, match="can write what follows 4 of 10 bytes: host b is lost") as caught:
-        auto._hurry(request, replace(request, max_symbols=6), Account())
-    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_lost_host_leaves_the_local_model(scored: Path, tmp_path: Path, servers: Any) -> None:
@@ -249,20 +221,13 @@ def test_the_request_may_rule_a_mode_out(unguided: Client) -> None:
     likely = ask(unguided, temperature=0.0)  # of which all candidates of `resample` would be the same
     named = ask(unguided, mode="ar", temperature=0.0)
     assert (likely.mode, likely.output) == ("ar-speculative", named.output)
-    filled = ask(unguided, suffix=" again.", max_bytes=8)
-    assert (filled.mode, filled.output) == (
-        "infill",
-        ask(unguided, mode="infill", suffix=" again.", max_bytes=8).output,
-    )
 
 
 def test_an_error_about_a_mode_lists_those_that_are_served(bundles: Path, local_ring: Any) -> None:
     with local_ring(bundles / "own", 1) as client:
         served = ", ".join(client.status().modes)
         assert refused(client, mode="swep")[0] == f"unknown mode 'swep' (did you mean sweep?); served here: {served}"
-        assert (
-            f"; served here: {served}" in refused(client, mode="verified", scorer="scorer")[0] or "verified" in served
-        )
+        assert "scorer 'scorer' cannot be served" in refused(client, mode="resample", scorer="scorer")[0]
 
 
 def test_other_weights(serve: Callable[..., Client]) -> None:

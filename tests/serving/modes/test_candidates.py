@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 from onesweep.serving.modes.base import Generation
 from onesweep.serving.modes.candidates import Branches, Candidates, ImportanceWeights, draw, read_scores, weigh
-from onesweep.serving.modes.drafters.base import LocalSequence, odds_of
-from onesweep.serving.modes.drafters.drafting import MAX_RUN, RunLength
+from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.serving.modes.drafters.neural import NeuralModel
 from onesweep.serving.modes.local import LocalMode
 from onesweep.serving.modes.tokenizer import NO_TOKENIZERS
 from onesweep.serving.router.accounting import Account
 from onesweep.stages.checkpoint.checkpoint import load_ar
 from onesweep.stages.wire.status import StatusError
-from tests.stages.statistics import chi_square
+from tests.stages.statistics import chi_square, probabilities
 
 TEXT = b"The sea was calm. The sea was "
 
@@ -74,23 +73,6 @@ def test_a_sequence_serves_round_after_round(local: NeuralModel) -> None:
         drafted = asyncio.run(branches.write(text, 9, 4, number))
         assert drafted.texts == write(local, text, 9, 4, number).texts
         text += drafted.texts[1]
-
-
-def test_guesses_come_with_their_odds(local: NeuralModel) -> None:
-    sequence = LocalSequence(local, 400, 0.8, 3)
-    guesses = asyncio.run(sequence.guess(TEXT, 10))
-    assert guesses.text == asyncio.run(sequence.after(TEXT, 10))[0]
-    for place, (symbol, odds) in enumerate(zip(guesses.text, guesses.odds, strict=True)):
-        assert guesses.odds_at(place).sum() == pytest.approx(1)
-        assert guesses.odds_at(place)[symbol] == pytest.approx(float(odds))
-    assert len(asyncio.run(sequence.guess(TEXT, 0)).odds) == 0
-
-
-def test_odds_at_any_temperature() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0]])
-    assert odds_of(logits, 0.0).tolist() == [[0, 1, 0]]
-    assert odds_of(logits, 1e-300).tolist() == [[0, 1, 0]]
-    assert odds_of(logits, 2.0) == pytest.approx((logits / 2).softmax(dim=-1).numpy(), abs=1e-6)
 
 
 # How they are weighed
@@ -156,7 +138,10 @@ def test_weights_of_one_candidate_bound_nothing() -> None:
 def test_many_candidates_have_the_scorers_law(bundles: Path, local: NeuralModel) -> None:
     """Of one byte: how often it is one that the scorer likes better than the drafter does."""
     known, samples = torch.tensor([list(TEXT)]), 150
-    p, q = (odds_of(load_ar(bundles / "scored" / name)(known).detach()[0, -1:], 0.8)[0] for name in ("scorer", "local"))
+    p, q = (
+        probabilities(load_ar(bundles / "scored" / name)(known).detach()[0, -1:], 0.8)[0]
+        for name in ("scorer", "local")
+    )
     liked, nats = p > q, np.log(p)
     counts = np.zeros(2, dtype=np.int64)
     for seed in range(samples):
@@ -166,27 +151,3 @@ def test_many_candidates_have_the_scorers_law(bundles: Path, local: NeuralModel)
     law, other = (np.array([1 - odds[liked].sum(), odds[liked].sum()]) * samples for odds in (p, q))
     assert chi_square(counts, law) > 1e-3
     assert chi_square(counts, other) < 1e-6, "the test can tell the drafter's"
-
-
-# Guesses to verify
-
-
-@given(st.lists(st.tuples(st.integers(0, MAX_RUN), st.integers(0, MAX_RUN)), max_size=60))
-def test_a_run_is_neither_empty_nor_endless(booked: list[tuple[int, int]]) -> None:
-    length = RunLength()
-    for drafted, accepted in booked:
-        length.learn(drafted, min(accepted, drafted))
-    assert 1 <= length.best() <= MAX_RUN
-
-
-def test_a_run_is_all_but_sure_to_end_in_a_refusal() -> None:
-    def after(accepted: int) -> int:
-        length = RunLength()
-        for _ in range(400):
-            length.learn(MAX_RUN, accepted)
-        return length.best()
-
-    assert after(1) < after(4) < after(10)
-    assert after(MAX_RUN) == MAX_RUN
-    acceptance = 6 / 7
-    assert acceptance ** after(6) <= 0.01 < acceptance ** (after(6) - 1)

@@ -7,28 +7,24 @@ from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from onesweep.serving.client.client import Client, RequestRefused, Result
 from onesweep.serving.modes import speculative
-from onesweep.serving.modes.drafters.ngram import fit, write_ngrams
 from onesweep.stages.model.draft_tree import Draft, DraftPlan, SweepTime
 
 PROMPTS = (b"x", b"The sea was calm. The sea was ", bytes((7 * i) % 128 for i in range(200)))
-DRAFTERS = ("model", "ngram", "lookup", "both")
+DRAFTERS = ("model", "lookup", "both")
 LENGTHS = (1, 2, 3, 8, 31, 32, None)
 OUTPUT = 33
 
 
 @pytest.fixture(scope="module")
 def bundle(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bytes, with a small model and n-grams."""
+    """Bytes, with a small model."""
     made = tmp_path_factory.mktemp("drafters")
     for folder in ("ar", "local"):
         (made / folder).symlink_to(bundles / "own" / folder)
-    text = np.frombuffer(b"".join(PROMPTS) * 3, np.uint8).astype(np.uint32)
-    write_ngrams(made / "ngram.safetensors", fit(text, 256, 4))
     return made
 
 
@@ -69,10 +65,10 @@ def test_the_text_is_that_of_ar(ring: Client, drafter: str) -> None:
 def test_it_is_with_trees(ring: Client, branches: int) -> None:
     """Of which other branches than the first one are right, too."""
     accepted = 0
-    for (prompt, seed, temperature), drafter in zip(CASES, cycle(("ngram", "model")), strict=False):
+    for prompt, seed, temperature in CASES:
         for draft, codec in ((None, "fp32"), (9, "int8")):
             settings: dict[str, Any] = {"seed": seed, "temperature": temperature, "branches": branches, "codec": codec}
-            accepted += compare(ring, prompt, drafter, draft, **settings).accepted
+            accepted += compare(ring, prompt, "model", draft, **settings).accepted
     assert accepted
 
 

@@ -6,17 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from onesweep.serving.client.client import Client, RequestRefused, Result
 from onesweep.serving.modes.candidates import Branches
 from onesweep.serving.modes.drafters.base import LocalSequence
 from onesweep.serving.modes.drafters.neural import NeuralModel
-from onesweep.serving.modes.drafters.ngram import fit, write_ngrams
 from onesweep.serving.modes.resample import IMPORTED
-from onesweep.serving.modes.tokenizer import tokenizer_id
-from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.model.llama import LlamaStage
 from tests.serving.pretrained import ALPHABET, ARCHITECTURE, DRAFTER, ids, panicking, text_of, write_model, written
 from tests.stages.model.tiny_llama import BFLOAT16
@@ -78,24 +74,6 @@ def test_without_a_mode_the_models_own_text_is_written(scene: Scene) -> None:
     assert write(scene, "auto", budget_ms=60_000).output == chosen.output
 
 
-# Verified
-
-
-def test_at_temperature_0_verified_is_what_the_pipeline_writes(scene: Scene) -> None:
-    expected = text_of(written(scene.model, ids(PROMPT), COUNT))
-    for draft in (1, 7, None):
-        result = write(scene, "verified", temperature=0.0, draft=draft)
-        assert (result.text, result.output_tokens) == (expected, COUNT)
-
-
-def test_a_verified_text_is_the_same_however_much_is_guessed(scene: Scene) -> None:
-    results = [write(scene, "verified", seed=3, draft=draft) for draft in (1, 5, 64, None)]
-    assert len({result.text for result in results}) == 1
-    assert {result.reached for result in results} == {COUNT}, "each is a guess that was tried, or came in its place"
-    assert 0 < results[0].accepted < COUNT
-    assert results[2].sweeps < COUNT
-
-
 # Candidates
 
 
@@ -117,24 +95,18 @@ def test_candidates_are_drawn_a_little_colder(scene: Scene) -> None:
     assert IMPORTED.coolness < 1
 
 
-def test_a_gap_is_filled_with_tokens(scene: Scene) -> None:
-    result = write(scene, "infill", suffix=" and the ship", max_tokens=10)
-    assert (result.output_tokens, result.sweeps, result.candidates) == (10, 2, 16)
-    assert write(scene, "infill", suffix=" and the ship", max_tokens=10).text == result.text
-
-
 def test_what_has_no_room_is_refused_before_a_host_is_asked(scene: Scene) -> None:
     for settings, sentence in (
         ({"mode": "resample", "candidates": 1025}, "candidates must be 1 to 1024, not 1025"),
-        ({"mode": "verified", "drafter": "lookup"}, "has no drafter 'lookup' here; choose from model"),
-        ({"mode": "verified", "scorer": "scorer"}, "scorer 'scorer' cannot be served"),
+        ({"mode": "resample", "drafter": "lookup"}, "has no drafter 'lookup' here; choose from model"),
+        ({"mode": "resample", "scorer": "scorer"}, "scorer 'scorer' cannot be served"),
         ({"mode": "resample", "max_tokens": 511}, r"prompt \(\d+ tokens\) and output \(511\)"),
     ):
         with pytest.raises(RequestRefused, match=sentence):
             write(scene, **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("mode", ["local", "verified", "resample"])
+@pytest.mark.parametrize("mode", ["local", "resample"])
 def test_an_end_token_ends_what_is_written(ending: tuple[Client, int], mode: str) -> None:
     client, most = ending
     result = client.generate(PROMPT, mode=mode, max_tokens=200, temperature=0.0 if mode != "resample" else 0.01)
@@ -224,8 +196,7 @@ def test_without_a_drafter_it_is_said_what_cannot_be_done(tmp_path: Path, local_
         for settings, sentence in (
             ({"mode": "sweep"}, "the hosts have no chain of blocks"),
             ({"mode": "chunked"}, "the hosts have no chain of blocks"),
-            ({"mode": "verified"}, "no drafter that writes the hosts' tokens: make one with `onesweep distill`"),
-            ({"mode": "resample"}, "no drafter that writes the hosts' tokens"),
+            ({"mode": "resample"}, "no drafter that writes the hosts' tokens: make one with `onesweep distill`"),
             ({"mode": "local"}, "no local model: start it with a checkpoint that has local/, which `onesweep distill`"),
             ({"mode": "ar-speculative", "drafter": "model"}, "no drafter that writes the hosts' tokens"),
             ({"mode": "ar", "max_tokens": 510}, r"prompt \(\d+ tokens\) and output \(510\) together take \d+, "),
@@ -238,10 +209,8 @@ def test_a_text_ends_where_the_model_ends_it(scene: Scene, tmp_path: Path, local
     expected = written(scene.model, ids(PROMPT), COUNT, temperature=0.8, seed=5)
     at = next(i for i in range(4, COUNT) if expected[i] not in expected[:i])
     write_model(tmp_path, ends=[expected[at]])
-    again = np.array((ids(PROMPT) + expected) * 3, dtype=np.uint32)
-    ngrams = fit(again, ARCHITECTURE.vocabulary, 4, tokenizer_id(read_manifest(tmp_path)))
-    write_ngrams(tmp_path / "ngram.safetensors", ngrams)
-    guessed: dict[str, Any] = {"mode": "ar-speculative", "drafter": "ngram", "branches": 3, "draft": 12}
+    write_model(tmp_path / "local", ends=[expected[at]])  # the same model as drafter: it guesses right
+    guessed: dict[str, Any] = {"mode": "ar-speculative", "drafter": "model", "branches": 3, "draft": 12}
     with local_ring(tmp_path, 3) as client:
         for settings in ({"mode": "ar"}, {"mode": "ar-speculative"}, guessed):
             result = client.generate(PROMPT, max_tokens=COUNT, temperature=0.8, seed=5, **settings)

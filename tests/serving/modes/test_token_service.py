@@ -5,20 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from onesweep.serving.cli.deploy import deploy, read_release
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.client.client import AsyncClient, Client
-from onesweep.serving.modes.drafters.ngram import fit, write_ngrams
-from onesweep.serving.modes.tokenizer import tokenizer_id
-from onesweep.stages.checkpoint.bundle import NGRAM_NAME
-from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.checkpoint.release_store import read_release_manifest
 from onesweep.stages.model.llama import LlamaStage
 from tests.conftest import until, wait_ready
-from tests.serving.pretrained import ARCHITECTURE, TEXTS, ids, text_of, tokenizer, write_model, written
+from tests.serving.pretrained import ids, text_of, write_model, written
 from tests.serving.releases import all_ready
 from tests.serving.router.test_replicas import PROMPT, Streaming, busy, doubled
 
@@ -29,10 +24,8 @@ LENGTH = 300
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[LlamaStage]]:
     directories = [tmp_path_factory.mktemp(name) for name in ("one", "other")]
     made = {directory: write_model(directory, seed=seed) for seed, directory in enumerate(directories)}
-    tokens = np.array(tokenizer().encode(" ".join(TEXTS)).ids * 4, dtype=np.uint32)
-    for order, directory in enumerate(directories, 2):
-        ngrams = fit(tokens, ARCHITECTURE.vocabulary, order, tokenizer_id(read_manifest(directory)))
-        write_ngrams(directory / NGRAM_NAME, ngrams)
+    for seed, directory in enumerate(directories, 2):
+        write_model(directory / "local", seed=seed)
     return made
 
 
@@ -56,10 +49,10 @@ def test_a_release_is_deployed_with_its_tokenizer_and_its_drafter(
         assert caller.status().release == read_release_manifest(directory).name
         result = caller.generate(PROMPT, mode="ar", max_tokens=16, temperature=0.8, seed=3)
         assert result.text == expected(models[directory], 16)
-        assert caller.generate(PROMPT, mode="verified", max_tokens=8, seed=3).drafted
+        assert caller.generate(PROMPT, mode="ar-speculative", drafter="model", max_tokens=8, seed=3).drafted
 
 
-@pytest.mark.parametrize(("mode", "letter"), [("ar-speculative", "b"), ("verified", "a")])
+@pytest.mark.parametrize(("mode", "letter"), [("ar-speculative", "b"), ("resample", "a")])
 def test_a_host_that_is_killed_costs_no_text(doubles: Deployment, caller: Client, mode: str, letter: str) -> None:
     asked: dict[str, Any] = {"mode": mode, "max_tokens": LENGTH, "temperature": 0.8}
     until(lambda: all_ready(caller), 30)

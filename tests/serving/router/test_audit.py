@@ -28,6 +28,7 @@ from onesweep.stages.wire.messages import copy_of, hidden_rows, work_of
 from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe
 from tests.serving.releases import all_ready, doubled
+from tests.stages.hops import step
 
 PROMPT = b"The sea was calm. The sea was "
 Lie = Callable[[Any, Any], Any]
@@ -36,8 +37,6 @@ MODES: list[dict[str, Any]] = [
     {"mode": "chunked", "max_bytes": 36, "chunk": 6},
     {"mode": "ar", "max_bytes": 16},
     {"mode": "resample", "max_bytes": 24, "chunk": 6, "candidates": 8},
-    {"mode": "verified", "max_bytes": 24},
-    {"mode": "infill", "max_bytes": 30, "chunk": 10, "suffix": b" and so on"},
 ]
 
 
@@ -266,7 +265,7 @@ def answer(path: tuple[HostLink, ...] = (), *works: Any, text: bytes = b"") -> A
 
 def test_the_share_of_answers_that_is_audited() -> None:
     auditor = Auditor(Ring(()), 0.05, None, seed=1)
-    drawn = answer((), stage_pb2.Decode(clean=b"a"))
+    drawn = answer((), step(clean=b"a"))
     assert 30 < sum(auditor.picks(answer()) for _ in range(1000)) < 70
     assert 30 < sum(auditor.picks(drawn) for _ in range(1000)) < 70
     auditor._costs[True] = 0.1  # then ten times as many cost as much
@@ -281,16 +280,21 @@ def test_the_share_of_answers_that_is_audited() -> None:
 @pytest.mark.parametrize("length", [1, 2, 100, 128, 129, 1000])
 def test_a_drawn_text_is_read_once_and_every_symbol_is_asked_for(length: int) -> None:
     text, known = bytes(range(100)) * 10, b"abc"
-    step = stage_pb2.Decode(clean=known, prompt=3, codec="fp32", sampling=stage_pb2.Sampling(seed=7))
-    asked = answer((), step, text=text[:length])
+    opening = step(clean=known, prompt=3, codec="fp32", sampling=stage_pb2.Sampling(seed=7))
+    asked = answer((), opening, text=text[:length])
     shapes = set()
     for seed in range(4):
         read, drawn, ends = b"", b"", []
         for number, (work,) in enumerate(asked.steps(Attempt((), print), random.Random(seed))):
             verify: Any = work
-            assert (verify.number, verify.start, verify.prompt, verify.sampling.seed) == (number, len(read), 3, 7)
+            assert (verify.number, verify.start, verify.prompt, verify.sample.sampling.seed) == (
+                number,
+                len(read),
+                3,
+                7,
+            )
             read += verify.clean
-            drawn += verify.clean[len(verify.clean) - verify.draft :] + text[len(read) - 3 : len(read) - 2]
+            drawn += verify.clean[len(verify.clean) - verify.sample.draft :] + text[len(read) - 3 : len(read) - 2]
             ends.append(len(read))
         assert (read, drawn) == (known + text[: length - 1], text[:length])
         shapes.add(tuple(ends))

@@ -30,15 +30,15 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scores_of(hop: stage_pb2.Hop) -> stage_pb2.Event:
     """As a host gives them: here each candidate's first letter."""
-    nats = np.array([-float(each[0]) for each in hop.score.candidates], "<f8").tobytes()
-    scores = stage_pb2.Scores(nats=nats, batch=hop.score.batch)
-    return stage_pb2.Event(session=hop.session, number=hop.score.number, scores=scores)
+    nats = np.array([-float(each[0]) for each in hop.read.score.candidates], "<f8").tobytes()
+    scores = stage_pb2.Scores(nats=nats, batch=hop.read.score.batch)
+    return stage_pb2.Event(session=hop.session, number=hop.read.number, scores=scores)
 
 
 def scored_by(answer: Answer) -> tuple[stage_pb2.Event, list[list[int]], int]:
     """`tried` of WORK, with the batches that each try sent."""
     event, tries, replays = tried(WORK, answer, lambda event: check_scores(event, COUNT))
-    return event, [[work.batch for work in sent] for sent in tries], replays
+    return event, [[work.score.batch for work in sent] for sent in tries], replays
 
 
 def test_results_of_all_batches_are_one_result() -> None:
@@ -70,7 +70,7 @@ def short(hop: stage_pb2.Hop) -> stage_pb2.Event:
 
 
 def text(hop: stage_pb2.Hop) -> stage_pb2.Event:
-    return stage_pb2.Event(session=hop.session, number=hop.score.number, text=b"a")
+    return stage_pb2.Event(session=hop.session, number=hop.read.number, text=b"a")
 
 
 @pytest.mark.parametrize("wrong", [faulty, of_other_batch, short, text])
@@ -79,7 +79,7 @@ def test_a_try_that_goes_wrong_at_any_batch_is_made_again_from_the_first(
     wrong: Callable[[stage_pb2.Hop], stage_pb2.Event], batch: int
 ) -> None:
     event, tries, replays = scored_by(
-        lambda hop, number: [wrong(hop) if number == 0 and hop.score.batch == batch else scores_of(hop)]
+        lambda hop, number: [wrong(hop) if number == 0 and hop.read.score.batch == batch else scores_of(hop)]
     )
     assert len(event.scores.nats) == 8 * COUNT
     assert (tries, replays) == ([[0, 1, 2, 3]] * 2, 1)
@@ -96,7 +96,6 @@ PROMPT = b"The sea was calm, and the ship lay still. " * 5
 REQUESTS: list[dict[str, Any]] = [
     {"mode": "resample", "max_bytes": LENGTH, "candidates": COUNT, "temperature": 5.0},
     {"mode": "resample", "max_bytes": 3 * LENGTH, "chunk": LENGTH, "candidates": COUNT, "temperature": 5.0},
-    {"mode": "infill", "max_bytes": 12, "chunk": LENGTH, "candidates": COUNT, "suffix": b" and so on"},
 ]
 
 
@@ -121,7 +120,7 @@ def test_a_host_lost_between_two_batches(
     """In the first step, whose prompt came in pieces, and in the next one: another host has all of it again."""
 
     def is_due(hop: stage_pb2.Hop) -> bool:
-        return hop.HasField("score") and (hop.score.number, hop.score.batch) == (number, batch)
+        return hop.read.HasField("score") and (hop.read.number, hop.read.score.batch) == (number, batch)
 
     loss = lose(letter, is_due)
     result = pairs[0].generate(PROMPT, seed=5, **REQUESTS[1])
@@ -129,7 +128,7 @@ def test_a_host_lost_between_two_batches(
     assert result.replays >= 1
 
     def is_whole(hops: list[stage_pb2.Hop]) -> bool:
-        batches = [hop.score.batch for hop in hops if not work_of(hop).clean]
+        batches = [hop.read.score.batch for hop in hops if not work_of(hop).clean]
         return b"".join(work_of(hop).clean for hop in hops).startswith(PROMPT) and batches[:3] == [1, 2, 3]
 
     assert any(is_whole(hops) for hops in loss.instead), "it reads all that was read, and gets every batch"

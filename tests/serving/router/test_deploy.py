@@ -185,7 +185,7 @@ def test_a_host_that_was_down_serves_what_the_others_serve(
     line.revive("host-2")
     line.revive("host-3")
     until(lambda: caller.status().ready, 60)
-    for key in ("ar", "chunked", "verified"):
+    for key in ("ar", "chunked", "resample"):
         assert answer(caller, key) == texts["new"][key]
 
 

@@ -23,8 +23,7 @@ PROMPT = b"The sea was calm. The sea was "
 REQUESTS: dict[str, dict[str, Any]] = {
     "ar int8": {"mode": "ar", "max_bytes": 300, "codec": "int8"},
     "chunked": {"mode": "chunked", "max_bytes": 150, "chunk": 3},
-    "verified": {"mode": "verified", "max_bytes": 150, "draft": 2},
-    "infill": {"mode": "infill", "max_bytes": 100, "chunk": 3, "suffix": b" and so on"},
+    "ar-speculative": {"mode": "ar-speculative", "max_bytes": 150, "draft": 2},
     "resample": {"mode": "resample", "max_bytes": 90, "chunk": 3, "candidates": 1024},
 }
 """One for each kind of work that hosts are sent."""
@@ -82,7 +81,7 @@ def busy(doubles: Deployment, letter: str) -> str:
 TRIES = 10  # on a busy machine a request may be over before its host is struck
 
 
-KILLS = [(*each, False) for each in zip(REQUESTS, "ababb", strict=True)]
+KILLS = [(*each, False) for each in zip(REQUESTS, "abab", strict=True)]
 
 
 @pytest.mark.parametrize(("name", "letter", "freezes"), [*KILLS, ("ar int8", "b", True), ("chunked", "a", True)])

@@ -28,7 +28,7 @@ def unwarmed(bundles: Path, local_ring: Any) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("mode", ["sweep", "chunked", "resample", "verified", "ar", "ar-speculative", "local"])
+@pytest.mark.parametrize("mode", ["sweep", "chunked", "resample", "ar", "ar-speculative", "local"])
 def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
     whole = client.generate(PROMPT, mode=mode, max_bytes=70, seed=9)
     text, _ = client.stream(PROMPT, mode=mode, max_bytes=70, seed=9, whole=True)
@@ -36,7 +36,7 @@ def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
     *pieces, last = client.stream(PROMPT, mode=mode, max_bytes=70, seed=9)
     assert isinstance(last, Result)
     assert b"".join(piece for piece in pieces if isinstance(piece, bytes)) == last.output == whole.output
-    a_piece_a_sweep = dict.fromkeys(("chunked", "resample", "verified", "ar", "ar-speculative"), last.sweeps)
+    a_piece_a_sweep = dict.fromkeys(("chunked", "resample", "ar", "ar-speculative"), last.sweeps)
     assert len(pieces) == {"sweep": 1, "local": math.ceil(70 / SYMBOLS_PER_TURN), **a_piece_a_sweep}[mode]
     assert whole.text == whole.output.decode(errors="replace")
 

@@ -128,8 +128,6 @@ def test_status_tells_what_can_be_served(deployment: Deployment) -> None:
         "sweep",
         "chunked",
         "resample",
-        "verified",
-        "infill",
         "ar",
         "ar-speculative",
         "local",

@@ -21,6 +21,7 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Relay, Settled
 from onesweep.stages.wire.messages import AnyWork, Work, work_of
 from onesweep.stages.wire.status import StatusError
+from tests.stages.hops import step
 
 CODE = grpc.StatusCode
 
@@ -81,7 +82,7 @@ async def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
 ) -> None:
     ring = RecordingRing()
     session = opened(ring)
-    await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+    await session.push(step(clean=b"a", remaining=1))
     address = next((link.entry.address for link in ring.path if link.entry.name == lost), "")
     session.attempts[0].fail(stage_pb2.Fault(code=code.value[0], message="no", host=host, lost=address))
     waiting = asyncio.create_task(session.event())
@@ -95,7 +96,7 @@ async def test_a_text_that_no_symbol_can_continue_fails_at_once_and_no_host_is_b
     ring = RecordingRing()
     session = opened(ring)
     held = stage_pb2.Sampling(grammar=stage_pb2.Grammar(json_schema="{}"))
-    await session.push(stage_pb2.Decode(clean=b"a", remaining=1, sampling=held))
+    await session.push(step(clean=b"a", remaining=1, sampling=held))
     fault = stage_pb2.Fault(code=CODE.INVALID_ARGUMENT.value[0], message=f"{NOT_FOLLOWED}: x", host="a-1")
     session.attempts[0].fail(fault)
     with pytest.raises(StatusError, match=f"^{NOT_FOLLOWED}: x$") as caught:
@@ -107,7 +108,7 @@ async def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> Non
     ring = RecordingRing()
     sessions = [opened(ring) for _ in range(MOST_REPLAYS + 3)]
     for session in sessions:
-        await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+        await session.push(step(clean=b"a", remaining=1))
         session.attempts[0].fail(stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost"))
     waiting = [asyncio.create_task(session.event()) for session in sessions]
     done = 0
@@ -164,7 +165,7 @@ def ending(code: grpc.StatusCode, deadline_s: float = 60.0) -> tuple[StatusError
         session = opened(ring, deadline_s)
         fault = stage_pb2.Fault(code=code.value[0], message="a sentence", host="b-1")
         ring.path[0].relay.answer = lambda hop: ring._deliver(stage_pb2.Event(session=hop.session, fault=fault))
-        await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+        await session.push(step(clean=b"a", remaining=1))
         with pytest.raises(StatusError) as caught:
             await session.event()
         return caught.value, len(ring.avoided)
@@ -194,7 +195,7 @@ def test_a_deadline_that_has_passed_ends_a_request_at_once() -> None:
 async def test_results_without_end_are_nonsense() -> None:
     ring = RecordingRing()
     session = opened(ring)
-    await session.push(stage_pb2.Decode(number=5, clean=b"a", remaining=1))
+    await session.push(step(number=5, clean=b"a", remaining=1))
     for _ in range(10_000):  # each looks as if it came late
         deliver(session.attempts[0], stage_pb2.Event(number=0, text=b"b"))
     assert session._inbox.qsize() < 30
@@ -218,7 +219,7 @@ async def test_an_audits_time_is_not_the_hosts() -> None:
     ring.auditor.picks, ring.auditor.audit = lambda answer: True, audit  # type: ignore[method-assign]
     ring.hedging.learn = lambda kind, took_s: took.append(took_s)  # type: ignore[method-assign]
     session = opened(ring)
-    await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+    await session.push(step(clean=b"a", remaining=1))
     deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
     await session.event()
     await session.finish()
@@ -227,7 +228,7 @@ async def test_an_audits_time_is_not_the_hosts() -> None:
 
 async def test_a_result_of_a_later_step_than_the_one_under_way_is_not_taken() -> None:
     session = opened(RecordingRing())
-    await session.push(stage_pb2.Decode(number=5, clean=b"a", remaining=1))
+    await session.push(step(number=5, clean=b"a", remaining=1))
     deliver(session.attempts[0], stage_pb2.Event(number=6, text=b"x"))
     waiting = asyncio.create_task(session.event())
     first = session.attempts[0]
@@ -240,7 +241,7 @@ async def test_a_result_of_a_later_step_than_the_one_under_way_is_not_taken() ->
 async def test_text_of_a_host_that_was_quarantined_is_written_again() -> None:
     ring = RecordingRing()
     session = opened(ring)
-    await session.push(stage_pb2.Decode(clean=b"a", remaining=2))
+    await session.push(step(clean=b"a", remaining=2))
     deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
     await session.event()
     ring.quarantine(ring.path[1], "it computed something else")
@@ -308,7 +309,7 @@ async def test_a_first_try_that_was_slow_teaches_patience(winner: int, learnt: l
     ring = RecordingRing()
     ring.hedging = patience = Impatient()
     session = opened(ring)
-    await session.push(stage_pb2.Decode(clean=b"a", remaining=1))
+    await session.push(step(clean=b"a", remaining=1))
     ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
     waiting = asyncio.create_task(session.event())
     while len(session.attempts) < 2:

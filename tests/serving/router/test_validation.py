@@ -40,7 +40,7 @@ def sentence(err: str) -> str:
         ([""], "prompt is empty: give at least one byte"),
         (["x" * 500, "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*context is 512: shorten"),
         (["x" * (1 << 20) + "x"], "at most 1048576 can be sent: shorten it"),
-        (["x", "--mode", "magic"], "unknown mode 'magic'; served here: sweep, chunked, resample, verified"),
+        (["x", "--mode", "magic"], "unknown mode 'magic'; served here: sweep, chunked, resample, ar"),
         (["x", "--mode", "ar-speculativ"], "unknown mode 'ar-speculativ' .did you mean ar-speculative"),
         (["x", "--chunk", 8], "mode auto chooses chunk itself: leave it out, or name a mode"),
         (["x", "--mode", "swéep"], "unknown mode 'swéep'"),
@@ -55,7 +55,7 @@ def sentence(err: str) -> str:
         (["x", "--mode", "ar", "--top-k", 257], "top_k must be 0 to 256, not 257: the model has no more bytes"),
         (
             ["x", "--mode", "sweep", "--top-p", 0.5],
-            "mode sweep does not take top_p: leave it out, or use mode ar, ar-speculative, verified, local, auto",
+            "mode sweep does not take top_p: leave it out, or use mode ar, ar-speculative, local, auto",
         ),
         (["x", "--mode", "local", "--candidates", 4, "--min-p", 0.1], "mode local draws candidates without min_p"),
         (["x", "--max-bytes", 0], "max_bytes must be a whole number from 1"),
@@ -70,9 +70,8 @@ def sentence(err: str) -> str:
         (["x", "--mode", "ar-speculative", "--drafter", "oracle"], "unknown drafter 'oracle'; choose from hosts, both"),
         (["x", "--mode", "ar-speculative", "--draft", 0], "draft must be a whole number from 1"),
         (["x", "--mode", "ar-speculative", "--draft", 33], "draft must be 1 to 32, not 33"),
-        (["x", "--mode", "verified", "--draft", 65], "draft must be 1 to 64, not 65"),
-        (["x", "--mode", "verified", "--codec", "int4"], "mode verified has no codec 'int4'; choose from fp32, int8"),
-        (["x", "--mode", "verified", "--scorer", "oracle"], "unknown scorer 'oracle'; choose from scorer, ar"),
+        (["x", "--mode", "resample", "--codec", "int4"], "mode resample has no codec 'int4'; choose from fp32, int8"),
+        (["x", "--mode", "resample", "--scorer", "oracle"], "unknown scorer 'oracle'; choose from scorer, ar"),
         (["x", "--mode", "resample", "--scorer", "örakel"], "unknown scorer 'örakel'"),
         (
             ["x", "--mode", "resample", "--scorer", "scorer"],
@@ -81,12 +80,8 @@ def sentence(err: str) -> str:
         (["x", "--mode", "resample", "--candidates", 0], "candidates must be a whole number from 1"),
         (["x", "--mode", "resample", "--candidates", 1025], "candidates must be 1 to 1024, not 1025"),
         (["x", "--mode", "resample", "--chunk", 0], "chunk must be a whole number from 1"),
-        (["x", "--mode", "resample", "--temperature", 0], "give a temperature above 0, or use mode verified"),
+        (["x", "--mode", "resample", "--temperature", 0], "give a temperature above 0, or use mode ar"),
         (["x" * 500, "--mode", "resample", "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*512: shorten"),
-        (
-            ["x" * 400, "--mode", "infill", "--suffix", "yyyy", "--max-bytes", 112],
-            r"output \(112\) need a context of 516 bytes in mode infill, .* has 512: shorten",
-        ),
         (["x", "--timeout-s", -1], "timeout_s must be above 0"),
     ],
 )
@@ -154,11 +149,11 @@ GOOD: dict[str, Any] = {"prompt": b"x", "mode": "sweep", "max_bytes": 4}
         ({"steps": 0}, "steps must be 1 to 64"),
         ({"temperature": float("-inf")}, "temperature must be 0 to 100"),
         ({"codec": ""}, "mode sweep has no codec ''; choose from fp32, int8, int4"),
-        ({"mode": "ar-speculative", "drafter": ""}, "unknown drafter ''; choose from hosts, both, model, ngram"),
+        ({"mode": "ar-speculative", "drafter": ""}, "unknown drafter ''; choose from hosts, both, model, lookup"),
         ({"mode": "ar-speculative", "branches": 9}, "branches must be 1 to 8, not 9"),
         ({"mode": "ar-speculative", "draft": 0}, "draft must be 1 to 32, not 0"),
         ({"mode": "resample", "candidates": 0}, "candidates must be 1 to 1024, not 0"),
-        ({"mode": "verified", "scorer": ""}, "unknown scorer ''; choose from scorer, ar"),
+        ({"mode": "resample", "scorer": ""}, "unknown scorer ''; choose from scorer, ar"),
     ],
 )
 def test_a_wrong_field_is_refused(stub: router_pb2_grpc.RouterServiceStub, changes: dict[str, Any], says: str) -> None:
@@ -219,12 +214,10 @@ def test_modes_that_lack_weights_say_which(bundles: Path, tmp_path: Path, local_
         shutil.copytree(bundles / "own", bare)
         shutil.rmtree(bare / lacking)
         with local_ring(bare, 1) as client:
-            assert not {"resample", "verified", "infill"} & set(client.status().modes)
-            for mode in ("resample", "verified", "infill"):
-                suffix = "y" if mode == "infill" else ""
-                with pytest.raises(RequestRefused, match=f"mode {mode} cannot be served: .*{says}") as caught:
-                    client.generate("x", mode=mode, max_bytes=4, suffix=suffix)
-                assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+            assert "resample" not in client.status().modes
+            with pytest.raises(RequestRefused, match=f"mode resample cannot be served: .*{says}") as caught:
+                client.generate("x", mode="resample", max_bytes=4)
+            assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_a_drafter_with_a_smaller_context_is_the_limit(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
@@ -250,8 +243,5 @@ def _reasons(client: Client) -> str:
 def test_status_shows_the_hosts(deployment: Deployment, onesweep: Run) -> None:
     code, out, _ = onesweep("status", "--router", deployment.topology.router)
     assert code == 0
-    assert (
-        "router ready; modes sweep, chunked, resample, verified, infill, ar, ar-speculative, local, auto; 0 of "
-        "64 requests" in out
-    )
+    assert "router ready; modes sweep, chunked, resample, ar, ar-speculative, local, auto; 0 of 64 requests" in out
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["host-1", "host-2", "host-3", "release"]

@@ -2,13 +2,10 @@
 
 import hashlib
 import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from onesweep.stages.checkpoint.bundle import NGRAM_NAME
 from onesweep.stages.checkpoint.manifest import MANIFEST_NAME
 from onesweep.stages.checkpoint.release_store import (
     CURRENT_NAME,
@@ -40,8 +37,6 @@ def of_block_1(folder: str, part: int) -> bool:
 
 def raw(contents: ReleaseManifest, path: str) -> bytes:
     folder, _, name = path.partition("/")
-    if path == NGRAM_NAME:
-        return (contents.root / path).read_bytes()
     return (contents.directories[folder] / name).read_bytes()
 
 
@@ -62,35 +57,6 @@ def test_a_host_gets_its_own_blocks(shelf: ReleaseStore, contents: ReleaseManife
     place = shelf.path(contents.name)
     assert read_release_manifest(place).name == contents.name
     assert not list(shelf.directory.glob(".coming*"))
-
-
-@pytest.fixture
-def drafted(bundles: Path, tmp_path: Path) -> ReleaseManifest:
-    """A release with a drafter of n-grams."""
-    shutil.copytree(bundles / "own", tmp_path / "drafted")
-    (tmp_path / "drafted" / NGRAM_NAME).write_bytes(b"what followed what" * 100)
-    return read_release_manifest(tmp_path / "drafted")
-
-
-def test_a_drafter_of_ngrams_goes_to_the_router_and_to_no_host(
-    shelf: ReleaseStore, contents: ReleaseManifest, drafted: ReleaseManifest
-) -> None:
-    assert drafted.name != contents.name
-    assert manifest_of(offer_of(drafted)) == drafted
-    assert NGRAM_NAME not in shelf.begin(drafted, of_block_1).wanted
-    fill(shelf.begin(drafted, lambda folder, part: True), drafted)
-    place = shelf.path(drafted.name)
-    assert (place / NGRAM_NAME).read_bytes() == b"what followed what" * 100
-    assert read_release_manifest(place).name == drafted.name
-
-
-def test_a_drafter_of_ngrams_is_the_one_that_was_offered(shelf: ReleaseStore, drafted: ReleaseManifest) -> None:
-    intake = shelf.begin(drafted, lambda folder, part: True)
-    with pytest.raises(CheckpointError, match="SHA-256"):
-        intake.write(NGRAM_NAME, b"what followed else" * 100)
-    for change in ({"sha256": "ab\ncd"}, {"sha256": ""}, {"bytes": 0}):
-        with pytest.raises(CheckpointError, match="must have a SHA-256 and a size"):
-            shelf.begin(replace(drafted, ngrams=replace(drafted.ngrams, **change)), of_block_1)
 
 
 def test_what_is_there_already_is_not_asked_for(shelf: ReleaseStore, contents: ReleaseManifest, bundles: Path) -> None:

@@ -19,7 +19,7 @@ from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Settled
 from onesweep.stages.wire.messages import hidden_rows, merged, results_of, step_hops, work_of
 from onesweep.stages.wire.status import StatusError
-from tests.stages.hops import LONG_PROMPT, opening
+from tests.stages.hops import LONG_PROMPT, opening, step
 from tests.stages.host.test_prefill import pieces
 from tests.stages.hosts import event_of, open_host, refused, send
 from tests.stages.raw_client import ROUTER
@@ -55,16 +55,16 @@ def test_batches_hold_all_candidates_in_order(
     *before, first = [hop for hop in hops if not work_of(hop).start >= start + known]
     later = hops[len(before) + 1 :]
     assert b"".join(work_of(hop).clean for hop in hops) == clean
-    assert all(hop.HasField("prefill") for hop in before)
-    assert [each for hop in [first, *later] for each in hop.score.candidates] == candidates
-    assert [hop.score.batch for hop in [first, *later]] == list(range(results_of(hops)))
-    assert {hop.score.batches for hop in [first, *later]} == {len(later) + 1 if later else 0}
-    sizes = [len(hop.score.candidates) for hop in [first, *later]]
+    assert all(hop.read.WhichOneof("ask") is None for hop in before)
+    assert [each for hop in [first, *later] for each in hop.read.score.candidates] == candidates
+    assert [hop.read.score.batch for hop in [first, *later]] == list(range(results_of(hops)))
+    assert {hop.read.score.batches for hop in [first, *later]} == {len(later) + 1 if later else 0}
+    sizes = [len(hop.read.score.candidates) for hop in [first, *later]]
     assert max(sizes) <= max(1, rows // length) or length == 1
     for hop in later:
-        assert (hop.score.start, hop.score.clean, list(hop.score.reads)) == (start + known, b"", [])
-        assert hidden_rows(hop.score, alphabet) == len(hop.score.candidates) * (length - 1)
-        assert (hop.score.sampling, hop.score.codec) == (whole.score.sampling, whole.score.codec)
+        assert (hop.read.start, hop.read.clean, list(hop.read.reads)) == (start + known, b"", [])
+        assert hidden_rows(hop.read, alphabet) == len(hop.read.score.candidates) * (length - 1)
+        assert (hop.read.score.temperature, hop.read.codec) == (whole.read.score.temperature, whole.read.codec)
 
 
 def test_batches_are_even() -> None:
@@ -77,7 +77,7 @@ def test_batches_are_even() -> None:
 def test_what_few_candidates_need_travels_at_once() -> None:
     few = scoring(count=2, clean=b"abc")
     assert cut(few) == [few]
-    decode = stage_pb2.Hop(decode=stage_pb2.Decode(clean=b"ab", remaining=1))
+    decode = stage_pb2.Hop(read=step(clean=b"ab"))
     assert cut(decode) == [decode]
 
 
@@ -144,10 +144,10 @@ async def test_batches_come_once_and_in_order(whole: Parts) -> None:
         host.accept(second, 1)
         with refused(grpc.StatusCode.ALREADY_EXISTS, "batch 1 of step 0 of session 's' was accepted before"):
             host.accept(second, 1)
-        third.score.start = 3
+        third.read.start = 3
         with refused(grpc.StatusCode.FAILED_PRECONDITION, "batch 2 of step 0 of session 's' at 3 came where"):
             host.accept(third, 1)
-        third.score.start = 8
+        third.read.start = 8
         host.accept(third, 1)
         host.accept(last, 1)
         with refused(grpc.StatusCode.ALREADY_EXISTS, "sweep 0 of session 's' was accepted before"):

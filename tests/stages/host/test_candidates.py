@@ -16,14 +16,14 @@ from onesweep.stages.checkpoint.checkpoint import load_ar
 from onesweep.stages.host.parts import Parts, load_parts, plan_host
 from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.host.work import begin_work
 from onesweep.stages.model import scoring
 from onesweep.stages.model.codec import HIDDEN
+from onesweep.stages.model.draft_tree import Draft
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import copy_of, next_decode, put_work, work_of
+from onesweep.stages.wire.messages import copy_of, next_read, put_work, work_of
 from tests.stages.hops import step
 
 SPLITS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1, 2),), ((0, 1), (2,)), ((0,), (1, 2)), ((0,), (1,), (2,)))
@@ -81,16 +81,16 @@ class Line:
         outcome: stage_pb2.Hop | stage_pb2.Event = copy_of(hop)
         for parts, store in zip(self.hosts, self.stores, strict=True):
             assert isinstance(outcome, stage_pb2.Hop)
-            request = parse_hop(outcome, parts.plan)
+            work = parse_hop(outcome, parts.plan)
             session = store.sessions.get("s")
             if session is None:
-                source = parts.plan.models[request.kind]
-                session = store.open("s", "r", request.kind, hop.capacity, source.manifest, parts)
-            work = begin_work(request, outcome, session, parts.plan.blocks[-1] + 1)
+                source = parts.plan.models[work.kind]
+                session = store.open("s", "r", work.kind, hop.capacity, source.manifest, parts)
+            work.begin(session, parts.plan.blocks[-1] + 1)
             while work.outcome is None:
                 call = work.next_op()
                 work.complete(call.compute([call.piece])[0])
-            outcome = work.outcome
+            outcome = work.result or work.outcome
             if isinstance(outcome, stage_pb2.Hop):
                 self.payloads.append(len(work_of(outcome).hidden))
         assert isinstance(outcome, stage_pb2.Event)
@@ -238,62 +238,10 @@ def test_plain_steps_write_what_the_scorer_samples(hosts, models) -> None:
     hop.router, hop.session = "r", "s"
     sampling = stage_pb2.Sampling(seed=5, temperature=0.8)
     put_work(hop, step(clean=KNOWN, remaining=20, codec="fp32", sampling=sampling))
-    while hop.decode.remaining > 1:
-        hop = next_decode(hop, written[-1:], BYTES)
+    while hop.read.sample.remaining > 1:
+        hop = next_read(hop, written[-1:], BYTES, 0, Draft())
         written += line.along(hop).text
     while len(text) < len(written):
         logits = models["scorer"](torch.tensor([list(KNOWN + text)]))[0, -1:]
         text += sample_symbols(logits, 0.8, 5, len(KNOWN + text))
     assert written == text
-
-
-@pytest.mark.parametrize("split", SPLITS, ids=len)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_verdict_has_draws_of_the_model_after_what_it_accepted(hosts, models, split, temperature: float) -> None:
-    """And the next step continues from there, whatever was refused."""
-    line = Line([hosts[span] for span in split], temperature=temperature)
-    text, read, counts = KNOWN, 0, []
-    for i in range(12):
-        logits = models["scorer"](torch.tensor([list(text)]))[0, -1:]
-        (first,) = sample_symbols(logits, temperature, i, len(text))
-        guesses = bytes([first ^ (i % 3 == 0)]) + b"e" * (i % 5)
-        odds = np.full(len(guesses), 0.9 if i % 2 else 1e-6, dtype="<f4").tobytes()
-        event = line.step(text[read:] + guesses, read, draft=len(guesses), odds=odds, draws=1 + i % 2)
-        assert event.WhichOneof("outcome") == "verification"
-        told = event.verification
-        counts.append(told.accepted)
-        whole = text + guesses[: told.accepted]
-        read = len(whole)
-        if told.accepted == len(guesses):
-            assert (told.symbols, told.odds) == (b"", b"")
-            read, event = read - 1, line.step(whole[-1:], read - 1, draws=1 + i % 2)
-            told = event.verification
-        symbols = list(told.symbols or range(256))
-        p = np.frombuffer(told.odds, "<f4")
-        assert len(symbols) == len(p) == (256 if i % 2 else 64)
-        logits = models["scorer"](torch.tensor([list(whole)]))[0, -1].double()
-        wanted = (logits / (temperature or 1e-9)).softmax(-1).numpy()[symbols]
-        assert np.abs(p - wanted).max() < TOLERANCE
-        text = whole + bytes([symbols[int(p.argmax())]])
-    assert max(counts) > min(counts)
-
-
-def test_odds_of_little_make_every_guess_stand(hosts: dict[tuple[int, ...], Parts]) -> None:
-    line, guesses = Line([hosts[0, 1, 2]], temperature=5.0), bytes(range(65, 65 + 20))
-    odds = np.full(20, 1e-30, dtype="<f4").tobytes()
-    assert line.step(KNOWN + guesses, draft=20, odds=odds, draws=1).verification.accepted == 20
-
-
-def test_verdicts_over_many_seeds_have_the_rate_p_over_q(hosts, models) -> None:
-    p = (models["scorer"](torch.tensor([list(KNOWN)]))[0, -1].double() / 0.8).softmax(-1)
-    guess, trials = int(p.argmax()), 300
-    q = float(p[guess]) / 0.6
-    assert 0 < q <= 1, "choose another text"
-    odds = np.full(1, q, dtype="<f4").tobytes()
-    accepted = [
-        Line([hosts[0, 1, 2]], seed=seed)
-        .step(KNOWN + bytes([guess]), draft=1, odds=odds, draws=1)
-        .verification.accepted
-        for seed in range(trials)
-    ]
-    assert abs(np.mean(accepted) - 0.6) < 4 * (0.24 / trials) ** 0.5

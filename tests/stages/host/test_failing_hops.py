@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from onesweep.stages.host.parts import Parts
-from onesweep.stages.host.work import SweepWork
+from onesweep.stages.host.work.sweep import SweepWork
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
 from tests.stages.hops import Hops, scores, steps, sweeps

@@ -53,7 +53,8 @@ def step(host: Host, session: str = "s", seed: int = 0, remaining: int = 1) -> s
     request = hop(host, session)
     request.digest = host.releases.newest.plan.ar.digest
     sampling = stage_pb2.Sampling(seed=seed, temperature=0.8)
-    work = stage_pb2.Decode(clean=b"Once ", remaining=remaining, codec="fp32", sampling=sampling)
+    sample = stage_pb2.Sample(sampling=sampling, remaining=remaining)
+    work = stage_pb2.Read(clean=b"Once ", codec="fp32", sample=sample)
     put_work(request, work)
     return request
 

@@ -62,7 +62,8 @@ def names(bundles: Path) -> dict[str, str]:
 def step(digest: str, session: str, number: int = 0, clean: bytes = b"Once ", start: int = 0) -> stage_pb2.Hop:
     hop = stage_pb2.Hop(router=ROUTER, session=session, capacity=40, digest=digest)
     hop.left_s = 30
-    hop.decode.CopyFrom(stage_pb2.Decode(number=number, start=start, clean=clean, remaining=1, codec="fp32"))
+    sample = stage_pb2.Sample(remaining=1)
+    hop.read.CopyFrom(stage_pb2.Read(number=number, start=start, clean=clean, codec="fp32", sample=sample))
     return hop
 
 

@@ -17,7 +17,7 @@ from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, ma
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import new_server
-from onesweep.stages.wire.messages import AnyWork, draft_of, prefill_hops, work_of
+from onesweep.stages.wire.messages import prefill_hops, work_of
 from tests.conftest import until
 from tests.stages.hops import LONG_PROMPT, opening
 from tests.stages.hosts import event_of, open_host, refused, send
@@ -27,10 +27,9 @@ from tests.stages.scripted_server import Answering, take
 TOKENS = Alphabet(300)
 
 
-def lengths(work: AnyWork) -> list[int]:
+def lengths(read: stage_pb2.Read) -> list[int]:
     """Of the reads in which a host reads it."""
-    reads = work.reads if isinstance(work, stage_pb2.Score | stage_pb2.Prefill) else ()
-    return read_lengths(TOKENS.count(work.clean), reads)
+    return read_lengths(TOKENS.count(read.clean), read.reads)
 
 
 # Where it is cut
@@ -46,21 +45,19 @@ def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
     more = {"candidates": candidates, "reads": reads} if candidates else {"prompt": data.draw(st.integers(0, known))}
     whole = opening(clean=clean, start=start, draft=draft, **more)
     hops = prefill_hops(whole, TOKENS)
-    works = [work_of(hop) for hop in hops]
+    works = [hop.read for hop in hops]
     assert len(works) <= MAX_PREFILL_CHUNKS
     assert b"".join(work.clean for work in works) == clean
     counts = [TOKENS.count(work.clean) for work in works]
     assert [work.start for work in works] == [start + sum(counts[:i]) for i in range(len(works))]
-    assert [read for work in works for read in lengths(work)] == lengths(work_of(whole))
+    assert [read for work in works for read in lengths(work)] == lengths(whole.read)
     assert max(counts) <= max_new_symbols(count)
     assert counts[-1] > draft, "drafts come after a known symbol"
     for work in works[:-1]:
-        assert isinstance(work, stage_pb2.Prefill)
-        assert work.prompt == more.get("prompt", start + count)
-    assert type(works[-1]) is type(work_of(whole))
-    assert draft_of(works[-1]) == draft
-    if isinstance(works[-1], stage_pb2.Score):
-        assert list(works[-1].candidates) == candidates
+        assert work.WhichOneof("ask") is None
+        assert work.prompt == (start + count if candidates else more["prompt"])
+    assert works[-1].sample == whole.read.sample
+    assert works[-1].score == whole.read.score
 
 
 def test_what_is_read_at_once_travels_at_once() -> None:
@@ -68,8 +65,6 @@ def test_what_is_read_at_once_travels_at_once() -> None:
     assert prefill_hops(short, Alphabet(256)) == [short]
     whole = opening()
     assert prefill_hops(whole, Alphabet(256), most=1) == [whole]
-    chunk = stage_pb2.Hop(sweep=stage_pb2.Sweep(clean=LONG_PROMPT))
-    assert prefill_hops(chunk, Alphabet(256)) == [chunk]
 
 
 def test_a_long_prompt_goes_in_few_large_pieces() -> None:
@@ -193,8 +188,8 @@ def test_a_piece_is_at_the_next_host_before_the_last_one_is_asked_for(chain, who
     first, second = chain
     first.subscribe()
 
-    def handed_on(session: str, count: int) -> list[AnyWork]:
-        came = [work_of(hop) for parcel in second.parcels for hop in parcel.hops if hop.session == session]
+    def handed_on(session: str, count: int) -> list[stage_pb2.Read]:
+        came = [hop.read for parcel in second.parcels for hop in parcel.hops if hop.session == session]
         return came if len(came) == count else []
 
     cut = pieces(whole, "cut")

@@ -104,13 +104,13 @@ async def test_nobody_finds_what_is_not_theirs(whole: Parts, lacks: str) -> None
         if lacks == "space":
             hop.memory.space = YOURS  # even with the right digest
         elif lacks == "codec":
-            hop.decode.codec = "int8"
+            hop.read.codec = "int8"
         elif lacks == "digest":
             (other,) = hops_of(whole, "2", FIRST, space=YOURS, kept=6)
             hop.memory.prefix = other.memory.prefix
             assert other.memory.prefix != right
         else:
-            hop.decode.start = 224
+            hop.read.start = 224
         with refused(grpc.StatusCode.NOT_FOUND, "symbols are not in memory here any more"):
             host.accept(hop, 1)
         assert not host.sessions.sessions
@@ -185,7 +185,7 @@ async def test_nonsense_about_memory_is_refused(whole: Parts, change: dict[str, 
             hop.digest = whole.plan.chain.digest
             hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"a", slots=1, steps=1, codec="fp32"))
         elif "start" in change:
-            hop.decode.start = change["start"]
+            hop.read.start = change["start"]
         else:
             for name, value in change.items():
                 setattr(hop.memory, name, value)
@@ -206,7 +206,7 @@ async def test_a_later_batch_of_candidates_opens_no_session(whole: Parts) -> Non
         await written(host, hops_of(whole, "1", FIRST))
         await host.end(["1"])
         first, *_ = hops_of(whole, "2", FIRST, kept=2, candidates=[b"abcd", b"efgh"])
-        first.score.batch, first.score.batches, first.score.start, first.score.clean = 1, 2, 64, b""
+        first.read.score.batch, first.read.score.batches, first.read.start, first.read.clean = 1, 2, 64, b""
         with refused(grpc.StatusCode.INVALID_ARGUMENT, "a later batch of candidates opens no session"):
             host.accept(first, 1)
         assert not host.sessions.sessions

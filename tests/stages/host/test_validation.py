@@ -49,7 +49,7 @@ def hop(plan: HostPlan, kind: str) -> Hop:
     else:
         fields: dict[str, Any] = {
             "score": {"candidates": [b"abcde", b"fghij", b"klmno"]},
-            "verify": {"draft": 3, "odds": struct.pack("<3f", 0.5, 1.0, 1e-30), "draws": 1},
+            "verify": {"draft": 3},
         }.get(kind, {"remaining": 20})
         rows = 10 + 3 * 4 * (kind == "score")
         hidden = b"" if first else bytes(rows * WIDTH * 4)
@@ -117,7 +117,7 @@ def test_a_wide_model_scores_fewer_symbols(tmp_path: Path) -> None:
     symbol = source.alphabet.encode([7])
     put_work(request, step(clean=symbol, remaining=1, codec="int8", candidates=[symbol * 16] * 32))
     assert parse_hop(request, plan).kind == "ar"
-    request.score.candidates.append(symbol * 16)
+    request.read.score.candidates.append(symbol * 16)
     with pytest.raises(StatusError, match="33 candidates of 16 symbols; a hop has at most 512 in all of width 32768"):
         parse_hop(request, plan)
 
@@ -135,9 +135,9 @@ def test_a_replay_is_taken_where_it_opens_a_session(plans: dict[str, HostPlan]) 
 
 def test_guesses_are_no_part_of_the_prompt(plans: dict[str, HostPlan]) -> None:
     request = hop(plans["first"], "verify")
-    request.verify.prompt = 7
+    request.read.prompt = 7
     parse_hop(request, plans["first"])
-    request.verify.prompt = 8
+    request.read.prompt = 8
     with pytest.raises(StatusError, match="a prompt of 8 symbols, where 7 are known"):
         parse_hop(request, plans["first"])
 
@@ -204,74 +204,68 @@ LATER_SWEEP: list[tuple[Change, str]] = [
 ]
 STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "clean", b""), "at least one new symbol"),
-    (lambda p: setattr(work_of(p), "remaining", 0), "0 symbols to generate do not fit"),
-    (lambda p: setattr(work_of(p), "remaining", 503), "503 symbols to generate do not fit the context of 512"),
+    (lambda p: setattr(p.read.sample, "draft", 1), "the router's draft tokens end a step"),
+    (lambda p: p.read.reads.append(1), "a step that samples takes no reads"),
+    (lambda p: setattr(p.read.sample, "remaining", 503), "503 symbols to generate do not fit the context of 512"),
     (lambda p: setattr(work_of(p), "start", 4_000_000_000), "do not fit"),
-    (lambda p: setattr(work_of(p).sampling, "temperature", INF), "temperature must be 0 to 100"),
-    (lambda p: setattr(work_of(p).sampling.shaping, "top_k", 257), "top_k must be 0 to 256, not 257"),
-    (lambda p: setattr(work_of(p).sampling.shaping, "top_p", 0), "top_p must be above 0 and at most 1, not 0.0"),
-    (lambda p: setattr(work_of(p).sampling.shaping, "top_p", NAN), "top_p must be above 0 and at most 1, not nan"),
-    (lambda p: setattr(work_of(p).sampling.shaping, "min_p", INF), "min_p must be 0 to 1, not inf"),
-    (lambda p: setattr(work_of(p).sampling.shaping, "frequency_penalty", NAN), "frequency_penalty must be -2 to 2"),
-    (lambda p: setattr(work_of(p).sampling.shaping, "presence_penalty", 2.5), "presence_penalty must be -2 to 2"),
-    (lambda p: setattr(work_of(p).sampling.shaping, "repetition_penalty", 0), "repetition_penalty must be above 0"),
-    (lambda p: work_of(p).sampling.shaping.logit_bias.update({256: 1.0}), "logit_bias names token 256"),
-    (lambda p: work_of(p).sampling.shaping.logit_bias.update({1: NAN}), "logit_bias must be -100 to 100, not nan"),
+    (lambda p: setattr(p.read.sample.sampling, "temperature", INF), "temperature must be 0 to 100"),
+    (lambda p: setattr(p.read.sample.sampling.shaping, "top_k", 257), "top_k must be 0 to 256, not 257"),
+    (lambda p: setattr(p.read.sample.sampling.shaping, "top_p", 0), "top_p must be above 0 and at most 1, not 0.0"),
+    (lambda p: setattr(p.read.sample.sampling.shaping, "top_p", NAN), "top_p must be above 0 and at most 1, not nan"),
+    (lambda p: setattr(p.read.sample.sampling.shaping, "min_p", INF), "min_p must be 0 to 1, not inf"),
+    (lambda p: setattr(p.read.sample.sampling.shaping, "frequency_penalty", NAN), "frequency_penalty must be -2 to 2"),
+    (lambda p: setattr(p.read.sample.sampling.shaping, "presence_penalty", 2.5), "presence_penalty must be -2 to 2"),
+    (lambda p: setattr(p.read.sample.sampling.shaping, "repetition_penalty", 0), "repetition_penalty must be above 0"),
+    (lambda p: p.read.sample.sampling.shaping.logit_bias.update({256: 1.0}), "logit_bias names token 256"),
+    (lambda p: p.read.sample.sampling.shaping.logit_bias.update({1: NAN}), "logit_bias must be -100 to 100, not nan"),
     (
-        lambda p: work_of(p).sampling.shaping.logit_bias.update(dict.fromkeys(range(256), 1.0) | {300: 1.0}),
+        lambda p: p.read.sample.sampling.shaping.logit_bias.update(dict.fromkeys(range(256), 1.0) | {300: 1.0}),
         "logit_bias names token 300",
     ),
-    (lambda p: setattr(work_of(p).sampling.shaping, "prompt", 11), "a prompt of 11 symbols, where 10 are known"),
-    (lambda p: setattr(work_of(p).sampling, "logprobs", 21), "logprobs must be 0 to 20, not 21"),
-    (lambda p: work_of(p).sampling.grammar.SetInParent(), "a JSON schema has 1 to 16384 bytes"),
+    (lambda p: setattr(p.read.sample.sampling.shaping, "prompt", 11), "a prompt of 11 symbols, where 10 are known"),
+    (lambda p: setattr(p.read.sample.sampling, "logprobs", 21), "logprobs must be 0 to 20, not 21"),
+    (lambda p: p.read.sample.sampling.grammar.SetInParent(), "a JSON schema has 1 to 16384 bytes"),
     (
-        lambda p: work_of(p).sampling.grammar.MergeFrom(stage_pb2.Grammar(json_schema="{}", ends=[256])),
+        lambda p: p.read.sample.sampling.grammar.MergeFrom(stage_pb2.Grammar(json_schema="{}", ends=[256])),
         "at most 64 symbols of the model end its texts",
     ),
     (
-        lambda p: work_of(p).sampling.grammar.MergeFrom(stage_pb2.Grammar(json_schema="{}", prompt=11)),
+        lambda p: p.read.sample.sampling.grammar.MergeFrom(stage_pb2.Grammar(json_schema="{}", prompt=11)),
         "a prompt of 11 symbols, where 10 are known",
     ),
     (lambda p: work_of(p).ClearField("codec"), "unknown codec of hidden states ''"),
     (lambda p: setattr(work_of(p), "codec", "int4"), "unknown codec of hidden states 'int4'; choose from fp32, int8"),
 ]
 SCORE: list[tuple[Change, str]] = [
-    (lambda p: p.score.sampling.shaping.SetInParent(), "a score takes seed and temperature alone"),
     (lambda p: setattr(work_of(p), "clean", b""), "at least one new symbol"),
-    (lambda p: p.score.ClearField("candidates"), "0 candidates; a step scores 1 to 1024"),
-    (lambda p: p.score.candidates.append(b"abc"), "candidates must have one length"),
-    (lambda p: p.score.candidates.append(b""), "candidates must have one length"),
-    (lambda p: p.score.MergeFrom(stage_pb2.Score(candidates=[b"abcde"] * MAX_CANDIDATES)), "1027 candidates; a step"),
-    (lambda p: setattr(p.score, "batches", MAX_CANDIDATES + 1), "1025 batches of candidates"),
-    (lambda p: p.score.MergeFrom(stage_pb2.Score(batch=2, batches=2)), "batch 2 of 2 batches"),
-    (lambda p: p.score.MergeFrom(stage_pb2.Score(batch=1, batches=2)), "brings no new symbols"),
+    (lambda p: p.read.score.ClearField("candidates"), "0 candidates; a step scores 1 to 1024"),
+    (lambda p: p.read.score.candidates.append(b"abc"), "candidates must have one length"),
+    (lambda p: p.read.score.candidates.append(b""), "candidates must have one length"),
     (
-        lambda p: p.score.CopyFrom(stage_pb2.Score(stage=p.score.stage, clean=b"a", candidates=[b"b"], batches=2)),
+        lambda p: p.read.score.MergeFrom(stage_pb2.Score(candidates=[b"abcde"] * MAX_CANDIDATES)),
+        "1027 candidates; a step",
+    ),
+    (lambda p: setattr(p.read.score, "batches", MAX_CANDIDATES + 1), "1025 batches of candidates"),
+    (lambda p: p.read.score.MergeFrom(stage_pb2.Score(batch=2, batches=2)), "batch 2 of 2 batches"),
+    (lambda p: p.read.score.MergeFrom(stage_pb2.Score(batch=1, batches=2)), "brings no new symbols"),
+    (
+        lambda p: p.read.score.CopyFrom(stage_pb2.Score(candidates=[b"b"], batches=2)),
         "candidates of one symbol come in one batch",
     ),
-    (lambda p: p.score.candidates.__setitem__(slice(None), [b""] * 3), "of at least one symbol"),
+    (lambda p: p.read.score.candidates.__setitem__(slice(None), [b""] * 3), "of at least one symbol"),
     (
-        lambda p: p.score.candidates.__setitem__(slice(None), [b"x" * 400] * 11),
+        lambda p: p.read.score.candidates.__setitem__(slice(None), [b"x" * 400] * 11),
         "11 candidates of 400 symbols; a hop has",
     ),
     (
-        lambda p: p.score.candidates.__setitem__(slice(None), [b"x" * 503]),
+        lambda p: p.read.score.candidates.__setitem__(slice(None), [b"x" * 503]),
         "of 503 symbols after 10 do not fit the context",
     ),
-    (lambda p: setattr(work_of(p).sampling, "temperature", NAN), "temperature must be 0 to 100"),
+    (lambda p: setattr(p.read.score, "temperature", NAN), "temperature must be 0 to 100"),
 ]
 VERIFY: list[tuple[Change, str]] = [
-    (lambda p: setattr(p.verify, "draft", 10), "10 draft tokens among 10 new symbols: give one known symbol"),
-    (lambda p: setattr(p.verify, "draft", 4_000_000_000), "give one known symbol"),
-    (lambda p: setattr(p.verify, "draft", 0), "odds of 12 bytes for 0 draft tokens"),
-    (lambda p: setattr(p.verify, "draft", 2), "odds of 12 bytes for 2 draft tokens: each takes one float32"),
-    (lambda p: setattr(p.verify.rejection, "odds", bytes(13)), "odds of 13 bytes for 3 draft tokens"),
-    (lambda p: setattr(p.verify.rejection, "draw_set", 0), "set 0 of draws; there are 3"),
-    (lambda p: setattr(p.verify.rejection, "draw_set", 4), "set 4 of draws; there are 3, and the last tells all odds"),
-    *(
-        (lambda p, odd=odd: setattr(p.verify.rejection, "odds", struct.pack("<3f", 0.5, odd, 0.5)), "odds must be")
-        for odd in (0.0, -0.1, 1.001, NAN, INF, -INF)
-    ),
+    (lambda p: setattr(p.read.sample, "draft", 10), "10 draft tokens among 10 new symbols: give one known symbol"),
+    (lambda p: setattr(p.read.sample, "draft", 4_000_000_000), "give one known symbol"),
 ]
 LATER_STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "codec", "int8"), "int8 payload has 1280 bytes; 10 x 32 numbers take 600"),
@@ -279,10 +273,9 @@ LATER_STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "hidden", struct.pack("<320f", *[NAN] * 320)), "not finite"),
 ]
 LATER_SCORE: list[tuple[Change, str]] = [
-    (lambda p: p.score.sampling.shaping.SetInParent(), "a score takes seed and temperature alone"),
     (lambda p: setattr(work_of(p), "hidden", bytes(10 * WIDTH * 4)), "1280 bytes; 22 x 32 numbers take 2816"),
     (lambda p: setattr(work_of(p), "hidden", struct.pack("<704f", *[INF] * 704)), "not finite"),
-    (lambda p: p.score.candidates.pop(), "2816 bytes; 18 x 32 numbers take 2304"),
+    (lambda p: p.read.score.candidates.pop(), "2816 bytes; 18 x 32 numbers take 2304"),
 ]
 CASES = [
     *((where, kind, *case) for where in ("first", "middle") for kind in ("chain", "ar") for case in ANYWHERE),

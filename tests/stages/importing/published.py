@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.importing.families.base import GGUF_TENSORS, TENSORS
+from onesweep.stages.importing.family import GGUF_TENSORS, TENSORS
 from onesweep.stages.importing.gate import interleaved
 from onesweep.stages.importing.huggingface import _TOP
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage

@@ -5,26 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence
 from onesweep.serving.modes.drafters.neural import NeuralModel
-from onesweep.serving.modes.drafters.ngram import NgramDrafter, fit, write_ngrams
 from onesweep.stages.model.draft_tree import Allowed, DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
 from onesweep.stages.model.randomness import gumbels
 from onesweep.stages.model.speculation import are_depths
 
 KNOWN = b"the sea was calm and the "
-TEXT = b"the sea was calm and the boat was old and the sea was deep " * 9
 
 
 @pytest.fixture(scope="module")
-def drafters(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, LocalModel]:
-    path = tmp_path_factory.mktemp("ngram") / "ngram.safetensors"
-    write_ngrams(path, fit(np.frombuffer(TEXT, np.uint8).astype(np.uint32), 256, 4))
-    return {"model": NeuralModel(bundles / "own" / "local"), "ngram": NgramDrafter(path, 256, "bytes")}
+def model(bundles: Path) -> LocalModel:
+    return NeuralModel(bundles / "own" / "local")
 
 
 def grown(model: LocalModel, plan: DraftPlan, temperature: float = 0.8) -> tuple[Growth, DraftLength]:
@@ -34,7 +29,7 @@ def grown(model: LocalModel, plan: DraftPlan, temperature: float = 0.8) -> tuple
 
 
 @pytest.mark.parametrize("branches", [1, 3])
-def test_guesses_follow_a_grammar(drafters: dict[str, LocalModel], branches: int) -> None:
+def test_guesses_follow_a_grammar(model: LocalModel, branches: int) -> None:
     """A word, then two vowels, then nothing."""
     word, vowels = b"ship ", np.isin(np.arange(256), list(b"aeiou"))
 
@@ -44,8 +39,8 @@ def test_guesses_follow_a_grammar(drafters: dict[str, LocalModel], branches: int
         assert set(guesses[len(word) :]) <= set(b"aeiou"), "nothing is asked of what cannot follow"
         return np.arange(256) == word[at] if at < len(word) else vowels if at < len(word) + 2 else None
 
-    worth, sequence = DraftLength(SweepTime()), LocalSequence(drafters["model"], 100, 0.8, 7)
-    grower = TreeGrower(sequence.text, drafters["model"].alphabet, worth, 0.8, 7, allowed=allowed)
+    worth, sequence = DraftLength(SweepTime()), LocalSequence(model, 100, 0.8, 7)
+    grower = TreeGrower(sequence.text, model.alphabet, worth, 0.8, 7, allowed=allowed)
     growth = grower.grow(KNOWN, DraftPlan(20, 40, branches))
     sent = [at for at in range(len(growth.symbols)) if growth.chances[at]]
     assert {len(growth.branch(at)) for at in sent} == set(range(1, len(word) + 3))
@@ -64,13 +59,9 @@ def branch(growth: Growth, at: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("name", ["model", "ngram"])
 @pytest.mark.parametrize(("branches", "temperature"), [(1, 0.8), (3, 0.8), (3, 0.0)])
-def test_guesses_are_the_largest_sums_of_their_place(
-    drafters: dict[str, LocalModel], name: str, branches: int, temperature: float
-) -> None:
+def test_guesses_are_the_largest_sums_of_their_place(model: LocalModel, branches: int, temperature: float) -> None:
     """As a drafter has them that reads each branch alone."""
-    model = drafters[name]
     growth, worth = grown(model, DraftPlan(5, 12, branches), temperature)
     for at in range(len(growth.symbols)):
         path = branch(growth, at)
@@ -85,9 +76,7 @@ def test_guesses_are_the_largest_sums_of_their_place(
         assert growth.chances[at] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["model", "ngram"])
-def test_a_chain_is_what_the_drafter_writes(drafters: dict[str, LocalModel], name: str) -> None:
-    model = drafters[name]
+def test_a_chain_is_what_the_drafter_writes(model: LocalModel) -> None:
     growth, worth = grown(model, DraftPlan(9, 9))
     sent = chosen(growth, DraftPlan(9, 9), worth)
     assert sent == list(range(9))
@@ -119,14 +108,13 @@ def test_the_likeliest_guesses_are_a_tree_in_order(nodes: list[tuple[int, float]
     assert roots == sorted(roots, reverse=True), "the likeliest branch is the first"
 
 
-def test_as_many_as_pay(drafters: dict[str, LocalModel]) -> None:
+def test_as_many_as_pay(model: LocalModel) -> None:
     """A longer sweep is worth more guesses, whoever drafts; and one guess is sent at least."""
     counts = []
     for trip_ms in (0.001, 50.0, 5000.0):
         worth = DraftLength(SweepTime())
         for count in (1, 9) * 200:
             worth.sweeps.learn(count, trip_ms + count)
-        model = drafters["ngram"]
         plan = DraftPlan(20, branches=3)
         text = LocalSequence(model, 100, 0.8, 7).text
         growth = TreeGrower(text, model.alphabet, worth, 0.8, 7).grow(KNOWN, plan)
@@ -135,18 +123,7 @@ def test_as_many_as_pay(drafters: dict[str, LocalModel]) -> None:
     assert counts[0] < counts[2] <= 64
 
 
-def test_a_draft_that_nobody_wants_ends_at_once(drafters: dict[str, LocalModel]) -> None:
+def test_a_draft_that_nobody_wants_ends_at_once(model: LocalModel) -> None:
     plan = DraftPlan(20, 20)
     plan.given_up.set()
-    assert grown(drafters["model"], plan)[0].levels == 1
-
-
-def test_forks_of_ngrams_are_texts(drafters: dict[str, LocalModel]) -> None:
-    text = drafters["ngram"].open(100)
-    text.logits_after(KNOWN)
-    forks = text.fork(2, 3)
-    forks.read(np.array([98, 115]))
-    forks.select(np.array([1, 1, 0]))
-    rows = forks.read(np.array([101, 97, 111]))
-    for row, ending in zip(rows, (b"se", b"sa", b"bo"), strict=True):
-        assert torch.equal(row, drafters["ngram"].open(9).logits_after(KNOWN + ending)[0])
+    assert grown(model, plan)[0].levels == 1

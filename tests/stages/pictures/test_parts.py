@@ -8,9 +8,9 @@ import pytest
 
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.host.parts import HostPlan, ModelSource, full_state_bytes, load_parts, plan_host
-from onesweep.stages.host.requests import PictureRequest
 from onesweep.stages.host.server import MESSAGE_BYTES
 from onesweep.stages.host.validation import parse_hop
+from onesweep.stages.host.work.pictures import PictureWork
 from onesweep.stages.pictures.trajectory import DrawPlan, most_pictures
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import BATCH_BYTES
@@ -52,7 +52,7 @@ def test_the_most_pictures_fit_a_message_and_one_more_is_refused(architecture: A
     hop = stage_pb2.Hop(router="r", session="s", digest="d", left_s=60)
     put_work(hop, work)
     request = parse_hop(hop, plan)
-    assert isinstance(request, PictureRequest)
+    assert isinstance(request, PictureWork)
     assert request.plan == draws
     assert hop.ByteSize() + BATCH_BYTES < plan.message_bytes() < MESSAGE_BYTES
     work.drawing.classes.append(1)

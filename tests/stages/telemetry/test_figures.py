@@ -19,13 +19,14 @@ from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters
 from onesweep.stages.host.parts import Release, load_parts, plan_host
+from onesweep.stages.model.draft_tree import Draft
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.telemetry import prometheus as exposition
 from onesweep.stages.telemetry.histograms import SECONDS, Histogram, MetricFamily
 from onesweep.stages.telemetry.observability import ObservabilitySettings, Telemetry
 from onesweep.stages.telemetry.prometheus import LoopCollector, MetricsServer
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import PROTOCOL, next_decode
+from onesweep.stages.wire.messages import PROTOCOL, next_read
 from onesweep.stages.wire.status import exhausted
 from onesweep.stages.wire.tls import Expiry
 from tests.stages.hosts import event_of, listening, send
@@ -213,8 +214,8 @@ async def test_a_fault_is_counted_and_logged_with_the_request_s_name(
 
 def test_the_next_step_keeps_the_names() -> None:
     hop = stage_pb2.Hop(request="cafe", traceparent="00-" + "1" * 32 + "-" + "1" * 16 + "-01")
-    hop.decode.remaining = 2
-    after = next_decode(hop, b"x", BYTES)
+    hop.read.sample.remaining = 2
+    after = next_read(hop, b"x", BYTES, 0, Draft())
     assert (after.request, after.traceparent) == (hop.request, hop.traceparent)
 
 

@@ -51,7 +51,7 @@ def ended_job(traceparent: str, result: Any = None) -> Any:
     hop = stage_pb2.Hop(request="cafe", traceparent=traceparent, sweep=stage_pb2.Sweep(clean=b"secret"))
     session, request = SimpleNamespace(kind="chain"), SimpleNamespace(number=3)
     times = {"accepted_at": time.perf_counter() - 0.5, "queue_ms": 100.0, "compute_ms": 400.0}
-    return SimpleNamespace(hop=hop, request=request, session=session, result=result, received_bytes=7, **times)
+    return SimpleNamespace(hop=hop, work=request, session=session, result=result, received_bytes=7, **times)
 
 
 def test_spans_of_two_processes_in_one_file(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from onesweep.serving.modes.candidates import ROUND, Branches, Candidates
-from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence, odds_of
+from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence
 from onesweep.serving.modes.drafters.neural import NeuralModel
-from onesweep.serving.modes.drafters.ngram import NgramDrafter, fit, write_ngrams
 from onesweep.serving.modes.drafters.passes import BLOCK, DraftJob, Written, draw
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.wire.status import StatusError
 from tests.serving.pretrained import write_model
+from tests.stages.statistics import probabilities
 
 # Of each request: its text, length, candidates, temperature.
 REQUESTS = [
@@ -35,17 +35,13 @@ REQUESTS = [
 PATIENCE_S = 60
 
 
-@pytest.fixture(scope="module", params=["bytes", "tokens", "ngram"])
+@pytest.fixture(scope="module", params=["bytes", "tokens"])
 def model(request: pytest.FixtureRequest, bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
     if request.param == "bytes":
         return NeuralModel(bundles / "own" / "local")
     directory = tmp_path_factory.mktemp("passes")
-    if request.param == "tokens":  # in three stages, with heads that share keys
-        write_model(directory)
-        return NeuralModel(directory)
-    ngrams = fit(np.frombuffer(b"The sea was calm. It was late. " * 9, np.uint8).astype(np.uint32), 256, 4)
-    write_ngrams(directory / "ngram.safetensors", ngrams)
-    return NgramDrafter(directory / "ngram.safetensors", 256, "bytes")
+    write_model(directory)  # in three stages, with heads that share keys
+    return NeuralModel(directory)
 
 
 def encoded(model: LocalModel, text: bytes) -> bytes:
@@ -83,7 +79,7 @@ def test_candidates_are_those_of_the_plainest_way_to_write_them(model: LocalMode
             reader, whole = model.open(200), text
             u = uniforms(0, Purpose.CANDIDATE, alphabet.count(text), length, 1, 0 * ROUND + i)[:, 0]
             for place in range(length):
-                below = odds_of(reader.logits_after(whole), temperature)[0].cumsum()
+                below = probabilities(reader.logits_after(whole), temperature)[0].cumsum()
                 symbol = int((below < u[place] * below[-1]).sum())
                 whole += alphabet.encode([symbol])
             assert drafted.texts[i] == alphabet.cut(whole, alphabet.count(text))
@@ -225,7 +221,7 @@ def test_what_is_drawn_is_where_the_running_sum_reaches_u(seed: int, size: int, 
     logits = torch.randn(4, size, generator=torch.Generator().manual_seed(seed)) * 3
     logits[:, seed % size] = -torch.inf
     symbols, odds = draw(logits, torch.full((4, 1), 1 / 0.8), torch.full((4, 1), u, dtype=torch.float64))
-    exact = odds_of(logits, 0.8)
+    exact = probabilities(logits, 0.8)
     below = exact.cumsum(axis=1)
     for row, (symbol, share) in enumerate(zip(symbols[:, 0].tolist(), odds[:, 0].tolist(), strict=True)):
         assert share == pytest.approx(exact[row, symbol], rel=1e-4)

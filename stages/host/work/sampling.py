@@ -1,12 +1,12 @@
-"""Validation of a hop's sampling: seed, temperature, what shapes the distribution, and the grammar of a text."""
+"""How symbols are sampled: seed, temperature, what shapes the distribution, and the grammar of a text; checked."""
 
 import math
+from dataclasses import dataclass
 
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME
 from onesweep.stages.host.grammar import MAX_ENDS, GrammarSettings
 from onesweep.stages.host.parts import ModelSource
 from onesweep.stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
-from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.model.scoring import MAX_LOGPROBS
 from onesweep.stages.model.shaping import MAX_PENALTY, MAX_REPETITION_PENALTY, Shaping, bias_problem
 from onesweep.stages.model.vocabulary import BYTES
@@ -16,28 +16,53 @@ from onesweep.stages.wire.status import failed_precondition, invalid
 MAX_TEMPERATURE = 100.0
 
 
-def parse_sampling(sampling: stage_pb2.Sampling) -> tuple[int, float]:
-    """Seed and temperature."""
-    if not math.isfinite(sampling.temperature) or not 0 <= sampling.temperature <= MAX_TEMPERATURE:
-        raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {sampling.temperature}")
-    assert 0 <= sampling.seed <= MAX_SEED  # the field's type holds it
-    return sampling.seed, sampling.temperature
+@dataclass(frozen=True)
+class SamplingPlan:
+    """How symbols are sampled."""
+
+    seed: int
+    temperature: float
+    shaping: Shaping
+    grammar: GrammarSettings | None  # None: any text
+    logprobs: int | None  # most likely symbols to tell of beside the one that is sampled; None tells nothing
+
+
+def parse_sampling(sampling: stage_pb2.Sampling, source: ModelSource, known: int, is_last: bool) -> SamplingPlan:
+    """Raises StatusError.
+
+    :param known: symbols before the first one that is sampled.
+    :param is_last: this host samples.
+    """
+    return SamplingPlan(
+        sampling.seed,
+        check_temperature(sampling.temperature),
+        _parse_shaping(sampling.shaping, source.manifest.text_architecture.vocabulary, known),
+        _parse_grammar(sampling, source, known, is_last),
+        _parse_logprobs(sampling),
+    )
+
+
+def check_temperature(temperature: float) -> float:
+    """The temperature. Raises StatusError."""
+    if not math.isfinite(temperature) or not 0 <= temperature <= MAX_TEMPERATURE:
+        raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {temperature}")
+    return temperature
 
 
 def plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float]:
     """Seed and temperature of work that nothing shapes."""
     if any(field.name not in ("seed", "temperature") for field, _ in sampling.ListFields()):
         raise invalid(f"{what} takes seed and temperature alone: top_p and its like are for work that draws symbols")
-    return parse_sampling(sampling)
+    return sampling.seed, check_temperature(sampling.temperature)
 
 
-def parse_logprobs(sampling: stage_pb2.Sampling) -> int | None:
+def _parse_logprobs(sampling: stage_pb2.Sampling) -> int | None:
     if sampling.logprobs > MAX_LOGPROBS:
         raise invalid(f"logprobs must be 0 to {MAX_LOGPROBS}, not {sampling.logprobs}")
     return sampling.logprobs if sampling.HasField("logprobs") else None
 
 
-def parse_grammar(
+def _parse_grammar(
     sampling: stage_pb2.Sampling, source: ModelSource, known: int, is_last: bool
 ) -> GrammarSettings | None:
     """:param is_last: this host draws the symbols."""
@@ -60,7 +85,7 @@ def parse_grammar(
     return GrammarSettings(told.json_schema, ends, told.prompt)
 
 
-def parse_shaping(told: stage_pb2.Shaping, vocabulary: int, known: int) -> Shaping:
+def _parse_shaping(told: stage_pb2.Shaping, vocabulary: int, known: int) -> Shaping:
     """:param known: symbols before the first one that is drawn."""
     shaping = Shaping(
         told.top_k,

@@ -1,0 +1,360 @@
+"""Pictures on their way through the host's blocks, stages or experts.
+
+Every field is checked before anything of the pictures' size is allocated.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from onesweep.stages.backends.base import Denoised, PictureRunner
+from onesweep.stages.backends.rows import ROWS_TOGETHER
+from onesweep.stages.errors import CodecError
+from onesweep.stages.host.parts import ModelSource
+from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.work.base import HopWork, KernelCall
+from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from onesweep.stages.pictures.architecture import PictureArchitecture
+from onesweep.stages.pictures.experts import MAX_MOVES, RULES, Ask, Consultation, Rule, Turn
+from onesweep.stages.pictures.trajectory import (
+    MAX_GUIDANCE,
+    MAX_LEVELS,
+    SOLVERS,
+    DrawPlan,
+    PicturePiece,
+    Trajectory,
+    block_sigmas,
+    evaluations,
+    most_pictures,
+    range_sigmas,
+)
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import next_denoise
+from onesweep.stages.wire.status import invalid
+
+# E is a mean of numbers within the limit: the last bits of its sums may be beyond.
+LIMIT_SLACK = 1.0001
+EXACT = codec_named("fp32")
+
+
+@dataclass(eq=False, kw_only=True)
+class PictureWork(HopWork):
+    """Pictures on their way through a model: evaluations, a few of them in a call."""
+
+    plan: DrawPlan
+    codec: StateCodec
+
+    def begin(self, session: Session, following: int) -> None:
+        super().begin(session, following)
+        source = session.parts.plan.models[session.kind]
+        assert source.manifest.partition is not None
+        self.architecture, self.partition = source.manifest.picture_architecture, source.manifest.partition
+        self._left = deque(session.parts.pictures[session.kind].items())
+        self._runner: PictureRunner
+        self._pieces = deque[PicturePiece]()
+        self._results = list[Tensor]()
+
+    @property
+    def rows(self) -> int:
+        return self._pieces[0].rows
+
+    def next_op(self) -> KernelCall:
+        return KernelCall(self._runner.evaluate, self._pieces[0], self.rows)
+
+    def complete(self, result: Tensor | Denoised) -> None:
+        assert isinstance(result, Tensor)
+        self._pieces.popleft()
+        self._results.append(result)
+        if not self._pieces:
+            out, self._results = torch.cat(self._results), []
+            self._go_on(out)
+
+    @abstractmethod
+    def _go_on(self, out: Tensor) -> None:
+        """Continue with the result of `_evaluate`, (evaluations, tokens, numbers)."""
+
+    def _evaluate(self, piece: PicturePiece) -> None:
+        # In one call, many pictures would keep every other hop waiting, and one that nobody waits for computing.
+        count = max(ROWS_TOGETHER // self.architecture.tokens, 1)
+        parts = zip(piece.x.split(count), piece.classes.split(count), strict=True)
+        self._pieces.extend(PicturePiece(x, piece.sigma, classes) for x, classes in parts)
+
+    def _event(self, trajectory: Trajectory, preview_of: int | None = None) -> stage_pb2.Event:
+        """The pictures, or a preview after a block."""
+        pictures = stage_pb2.Pictures(pixels=trajectory.pixels().numpy().tobytes())
+        if preview_of is not None:
+            pictures.preview, pictures.block = True, preview_of
+        return stage_pb2.Event(session=self.hop.session, number=self.number, pictures=pictures)
+
+
+@dataclass(eq=False, kw_only=True)
+class DrawWork(PictureWork):
+    """Pictures on their way through the host's blocks."""
+
+    estimate: Tensor | None  # E so far, (pictures, tokens, patch_dim); None where they are noise
+    previews: bool
+
+    def begin(self, session: Session, following: int) -> None:
+        super().begin(session, following)
+        self._enter(self.estimate)
+
+    def _enter(self, estimate: Tensor | None) -> None:
+        """Enter the next block with E."""
+        self._block, self._runner = self._left.popleft()
+        self._trajectory = Trajectory(
+            self.architecture,
+            self.plan,
+            self.partition.sigma_max,
+            block_sigmas(self.partition, self._block, self.plan.levels),
+            is_last=self._block == self.architecture.parts - 1,
+            estimate=estimate,
+        )
+        self._evaluate(self._trajectory.piece())
+
+    def _go_on(self, out: Tensor) -> None:
+        trajectory = self._trajectory
+        trajectory.supply(out)
+        if not trajectory.done:
+            self._evaluate(trajectory.piece())
+            return
+        if trajectory.is_last:
+            self.outcome = self._event(trajectory)
+            return
+        # at every boundary, so that pixels do not depend on which host holds which block
+        rows = trajectory.estimate.flatten(0, 1)
+        if self._left:
+            limit = self.architecture.limit
+            self._enter(self.codec.round_trip(rows, limit).view_as(trajectory.estimate))
+            return
+        self.hop.draw.block, self.hop.draw.estimate = self.following, self.codec.encode(rows)
+        self.outcome = self.hop
+        if self.previews:
+            self.preview = partial(self._event, trajectory, self._block)
+
+
+@dataclass(eq=False, kw_only=True)
+class DenoiseWork(PictureWork):
+    """One evaluation at one noise level, on its way through the host's stages."""
+
+    estimate: Tensor | None  # E so far, (pictures, tokens, patch_dim); None where they are noise
+    level: int
+    before: Tensor | None  # the pictures denoised at the level before, likewise; None where the solver needs none
+    hidden: Tensor | None  # of the stage before, (evaluations, tokens, features); None before stage 0
+
+    def begin(self, session: Session, following: int) -> None:
+        super().begin(session, following)
+        high, low = self.partition.range(0)
+        self._sigmas = range_sigmas(high, low, self.plan.levels)
+        self._enter(self._trajectory().piece().x if self.hidden is None else self.hidden)
+
+    def _trajectory(self) -> Trajectory:
+        return Trajectory(
+            self.architecture,
+            self.plan,
+            self._sigmas[0],
+            self._sigmas,
+            is_last=True,
+            estimate=self.estimate,
+            at=self.level,
+            before=self.before,
+        )
+
+    def _enter(self, x: Tensor) -> None:
+        """Enter the next stage with patches or hidden states."""
+        self._stage, self._runner = self._left.popleft()
+        classes = self.plan.conditions(self.architecture)
+        self._evaluate(PicturePiece(x, self._sigmas[self.level], classes))
+
+    def _go_on(self, out: Tensor) -> None:
+        if self._stage == self.architecture.parts - 1:
+            self._step(out)
+        elif self._left:
+            self._enter(self.codec.round_trip(out.flatten(0, 1), FEATURE_LIMIT).view_as(out))
+        else:
+            self.hop.denoise.stage, self.hop.denoise.hidden = self.following, self.codec.encode(out.flatten(0, 1))
+            self.outcome = self.hop
+
+    def _step(self, f: Tensor) -> None:
+        """Make the solver's step."""
+        trajectory = self._trajectory()
+        trajectory.supply(f)
+        if trajectory.done:
+            self.outcome = self._event(trajectory)
+            return
+        before = trajectory.before if self.plan.solver == "2m" else None
+        payloads = (b"" if x is None else EXACT.encode(x.flatten(0, 1)) for x in (trajectory.estimate, before))
+        self.outcome = next_denoise(self.hop, *payloads)
+
+
+@dataclass(eq=False, kw_only=True)
+class ConsultWork(PictureWork):
+    """A picture that the experts on this host draw until another's turn comes."""
+
+    rule: Rule
+    turn: Turn
+
+    def begin(self, session: Session, following: int) -> None:
+        super().begin(session, following)
+        self.number = self.hop.consult.number  # of the event: that of the hop counts moves as well
+        self._runners, net = session.parts.pictures[session.kind], session.parts.router_net
+        assert net is not None
+        consultation = Consultation(net, self.partition, self.plan, self.rule, self.codec)
+        self._steps = consultation.steps(self.turn)
+        self._ask(next(self._steps))
+
+    def _ask(self, ask: Ask) -> None:
+        if ask.expert in self._runners:
+            self._runner = self._runners[ask.expert]
+            self._evaluate(ask.piece)
+            return
+        turn, work = ask.turn, self.hop.consult
+        assert turn is not None
+        assert turn.expert is not None
+        work.expert, work.level = turn.expert, turn.level
+        work.moves += 1
+        work.estimate, work.before = (
+            b"" if rows is None else self.codec.encode(rows.flatten(0, 1)) for rows in (turn.estimate, turn.before)
+        )
+        self.outcome = self.hop
+
+    def _go_on(self, out: Tensor) -> None:
+        try:
+            self._ask(self._steps.send(out))
+        except StopIteration as end:
+            pictures = stage_pb2.Pictures(pixels=end.value.numpy().tobytes(), moves=self.hop.consult.moves)
+            self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number, pictures=pictures)
+
+
+def parse_draw(hop: stage_pb2.Hop, source: ModelSource) -> DrawWork:
+    """Raises StatusError."""
+    draw = hop.draw
+    a = source.manifest.picture_architecture
+    plan = _plan(draw.drawing, a, least_levels=a.parts)
+    if draw.block == 0 and draw.estimate:
+        raise invalid("block 0 starts from noise: its message carries no estimate")
+    try:
+        codec = codec_named(draw.codec)
+        estimate = _pictures(draw.estimate, codec, plan, a) if draw.block else None
+    except CodecError as error:
+        raise invalid(str(error)) from None
+    return DrawWork(
+        hop=hop,
+        kind="chain",
+        number=draw.number,
+        plan=plan,
+        codec=codec,
+        estimate=estimate,
+        previews=draw.previews,
+    )
+
+
+def parse_denoise(hop: stage_pb2.Hop, source: ModelSource) -> DenoiseWork:
+    """Raises StatusError."""
+    denoise, a, level = hop.denoise, source.manifest.picture_architecture, hop.denoise.level
+    plan = _plan(denoise.drawing, a, least_levels=1)
+    if level > plan.levels:
+        raise invalid(f"level {level} of pictures that are done after level {plan.levels}")
+    needs_before = level > 0 and plan.solver == "2m"
+    if denoise.estimate and not level:
+        raise invalid("level 0 starts from noise: its message carries no estimate")
+    if denoise.before and not needs_before:
+        raise invalid("solver 2m alone, and after level 0, needs the pictures denoised before: send none")
+    if denoise.hidden and not denoise.stage:
+        raise invalid("stage 0 reads patches: its message carries no hidden states")
+    try:
+        codec = hidden_codec(denoise.codec)
+        estimate = _pictures(denoise.estimate, EXACT, plan, a) if level else None
+        before = _pictures(denoise.before, EXACT, plan, a) if needs_before else None
+        hidden = None
+        if denoise.stage:
+            rows = plan.evaluations * a.tokens
+            hidden = codec.decode(denoise.hidden, rows, a.features, FEATURE_LIMIT).view(-1, a.tokens, a.features)
+    except CodecError as error:
+        raise invalid(str(error)) from None
+    return DenoiseWork(
+        hop=hop,
+        kind="steps",
+        number=denoise.number,
+        plan=plan,
+        codec=codec,
+        estimate=estimate,
+        level=level,
+        before=before,
+        hidden=hidden,
+    )
+
+
+def parse_consult(hop: stage_pb2.Hop, source: ModelSource) -> ConsultWork:
+    """Raises StatusError."""
+    work = hop.consult
+    a = source.manifest.picture_architecture
+    rule = next((each for each in RULES if each == work.rule), None)
+    if rule is None:
+        raise invalid(f"unknown rule {work.rule[:40]!r}; choose from {', '.join(RULES)}")
+    plan = _plan(work.drawing, a, least_levels=1)
+    if plan.pictures != 1:
+        raise invalid(f"{plan.pictures} pictures for experts: each goes its own way, so send one in a hop")
+    if work.level > plan.levels or (rule == "once" and work.level):
+        raise invalid(f"level {work.level}: the picture is done by then")
+    if work.moves > MAX_MOVES:
+        raise invalid(f"a picture that moved {work.moves} times; none moves more than {MAX_MOVES} times")
+    _check_turn(work, hop, a.parts)
+    needs_before = work.level > 0 and plan.solver == "2m"
+    for name, payload, due in (("estimate", work.estimate, work.level), ("before", work.before, needs_before)):
+        if payload and not due:
+            raise invalid(f"a picture at this place, drawn by rule {rule}, carries no {name}")
+    try:
+        codec = codec_named(work.codec)
+        estimate = _pictures(work.estimate, codec, plan, a) if work.level else None
+        before = _pictures(work.before, codec, plan, a) if needs_before else None
+    except CodecError as error:
+        raise invalid(str(error)) from None
+    turn = Turn(work.expert if work.HasField("expert") else None, work.level, estimate, before)
+    number = work.number + work.moves
+    return ConsultWork(hop=hop, kind="experts", number=number, plan=plan, codec=codec, rule=rule, turn=turn)
+
+
+def _check_turn(work: stage_pb2.Consult, hop: stage_pb2.Hop, parts: int) -> None:
+    """Raise StatusError unless every expert has a place on the path, and the one whose turn it is, which this host
+    holds, has this host's."""
+    hosts = max(len(hop.path), 1)
+    if len(work.places) != parts or max(work.places) >= hosts:
+        raise invalid(f"{len(work.places)} places for {parts} experts on a path of {hosts} hosts: each needs one on it")
+    if not work.HasField("expert"):
+        if work.level:
+            raise invalid("a picture on its way between experts names the one whose turn it is")
+        return
+    if work.places[work.expert] != hop.place:
+        raise invalid(f"expert {work.expert} is at place {work.places[work.expert]} of the path, this is {hop.place}")
+
+
+def _plan(drawing: stage_pb2.Drawing, a: PictureArchitecture, least_levels: int) -> DrawPlan:
+    if not math.isfinite(drawing.guidance) or not 0 <= drawing.guidance <= MAX_GUIDANCE:
+        raise invalid(f"guidance must be 0 to {MAX_GUIDANCE:g}, not {drawing.guidance}; 1 is none")
+    pictures, most = len(drawing.classes), most_pictures(a, drawing.guidance)
+    if not 1 <= pictures <= most:
+        guided = "" if evaluations(drawing.guidance) == 1 else " with guidance"
+        raise invalid(f"{pictures} pictures in a hop; of this model there can be 1 to {most}{guided}")
+    if (largest := max(drawing.classes)) > len(a.classes):
+        raise invalid(
+            f"class {largest}; this model has classes 0 to {len(a.classes) - 1}, and {len(a.classes)} is none"
+        )
+    if not least_levels <= drawing.levels <= MAX_LEVELS:
+        raise invalid(f"{drawing.levels} noise levels; this model takes {least_levels} to {MAX_LEVELS}")
+    solver = next((each for each in SOLVERS if each == drawing.solver), None)
+    if solver is None:
+        raise invalid(f"unknown solver {drawing.solver[:40]!r}; choose from {', '.join(SOLVERS)}")
+    return DrawPlan(drawing.seed, tuple(drawing.classes), drawing.levels, solver, drawing.guidance)
+
+
+def _pictures(payload: bytes, codec: StateCodec, plan: DrawPlan, a: PictureArchitecture) -> Tensor:
+    """(pictures, tokens, patch_dim). Raises CodecError."""
+    rows = codec.decode(payload, plan.pictures * a.tokens, a.patch_dim, a.limit * LIMIT_SLACK)
+    return rows.view(-1, a.tokens, a.patch_dim)

@@ -1,0 +1,426 @@
+"""A read: new symbols on their way through the host's stages of a pipeline, and the symbols that are sampled after."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from onesweep.stages.backends.base import CleanPiece, Denoised
+from onesweep.stages.checkpoint.draft_head import has_draft_head
+from onesweep.stages.errors import CodecError
+from onesweep.stages.host.drafter import HeadDrafter, Law
+from onesweep.stages.host.grammar import Grammar
+from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
+from onesweep.stages.host.schema_check import NOT_FOLLOWED
+from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
+from onesweep.stages.host.work.sampling import SamplingPlan, parse_sampling
+from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
+from onesweep.stages.model.draft_tree import MAX_BRANCHES, Draft
+from onesweep.stages.model.prefill import max_new_symbols, read_lengths
+from onesweep.stages.model.randomness import sample_symbols
+from onesweep.stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
+from onesweep.stages.model.speculation import (
+    MAX_DRAFT_TREE,
+    DraftTree,
+    are_depths,
+    remembered_positions,
+    tree_positions,
+)
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import next_read
+from onesweep.stages.wire.status import failed_precondition, invalid
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class ReadWork(TextWork):
+    """New symbols that the host's stages read. By itself the beginning of a long step, of which more follows."""
+
+    codec: StateCodec
+    hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
+    at_once: int  # so many of the new symbols, the first, attend at once; the others give what they would one by one
+    for_drafting: bool = False  # this host's draft head reads them, too
+
+    is_step = True
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths of the reads in which the host reads the new symbols."""
+        return read_lengths(self.clean.shape[0], self.reads)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each symbol of the last read where it ends with a tree of draft tokens; else empty."""
+        return ()
+
+    def begin(self, session: Session, following: int) -> None:
+        super().begin(session, following)
+        if session.beginning is not None and session.beginning.recalled:
+            session.beginning.recall(session.layers, session.symbols)
+        for cache in session.layers:
+            cache.length = self.start  # draft tokens from there on are forgotten
+        end = self.start + self.remembered
+        session.symbols[self.start : end] = self.clean[: self.remembered].numpy()
+        self._runners, self._stages = session.parts.pipeline(session.kind), tuple(session.caches)
+        self._unread = self._source()
+        self._read = 0  # new symbols in the reads before this one
+        self._at = 0
+        self._x = self._unread.popleft()
+        self._hidden = list[Tensor]()
+
+    def _source(self) -> deque[Tensor]:
+        """Input of the host's first stage, read by read."""
+        return deque((self.clean if self.hidden is None else self.hidden).split(self.lengths))
+
+    @property
+    def between_reads(self) -> bool:
+        """True if the next read would start at the host's first stage."""
+        return self._at == 0
+
+    @property
+    def rows(self) -> int:
+        return self._x.shape[0]
+
+    def next_op(self) -> KernelCall:
+        stage = self._stages[self._at]
+        # of the symbols of this read, those that do not attend at once
+        one_by_one = min(max(self._read + self.rows - self.at_once, 0), self.rows)
+        piece = CleanPiece(self._x, self.session.caches[stage], one_by_one, () if self._unread else self.depths)
+        return KernelCall(self._runners[stage].read, piece, self.rows)
+
+    def complete(self, result: Tensor | Denoised) -> None:
+        assert isinstance(result, Tensor)
+        self._x, self._at = result, self._at + 1
+        if self._at < len(self._stages):
+            self._x = self._between_stages(self._x)
+            return
+        self._hidden.append(self._x)
+        if self._unread:
+            self._read += self.rows
+            self._x, self._at = self._unread.popleft(), 0
+            return
+        hidden = torch.cat(self._hidden) if len(self._hidden) > 1 else self._x
+        if self._ends_here:
+            self._ended(hidden)
+        else:
+            self._forward(hidden)
+
+    def _ended(self, hidden: Tensor) -> None:
+        """Everything is read on the host of the last stage. hidden: (rows, width)."""
+        if self.for_drafting:
+            self._read_for_drafts(hidden, self.clean.tolist())
+        self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number)
+
+    def _between_stages(self, hidden: Tensor) -> Tensor:
+        """The input of the next stage on this host: as another host would get it, so that a text does not depend on
+        which host holds which stage. hidden: (..., width)."""
+        return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
+
+    @property
+    def _ends_here(self) -> bool:
+        """True if this host holds the last stage."""
+        return self._stages[-1] == self.session.parts.parts - 1
+
+    def _forward(self, hidden: Tensor) -> None:
+        read = self.hop.read
+        read.stage, read.hidden = self.following, self.codec.encode(hidden)
+        self.outcome = self.hop
+
+    def _read_for_drafts(self, hidden: Tensor, symbols: list[int]) -> None:
+        session, drafter = self.session, self._drafter
+        if drafter is None:
+            return
+        with self._without_drafts():
+            if session.draft is None:
+                session.draft = drafter.begin(session.capacity, self.start)
+            drafter.read(session.draft, self.start, hidden, symbols)
+
+    @contextlib.contextmanager
+    def _without_drafts(self) -> Iterator[None]:
+        """Guard of the draft head: where it fails, the step has no drafts, and the head begins anew with the next."""
+        try:
+            yield
+        except Exception:
+            log.exception("session %s: its draft head failed; the step has no drafts", self.hop.session)
+            self.session.draft = None
+
+    @property
+    def _drafter(self) -> HeadDrafter | None:
+        return self.session.parts.drafter(self.session.kind)
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Limits of the drafts that the host of the last stage makes: as in the message."""
+
+    most: int
+    branches: int
+
+
+@dataclass(eq=False, kw_only=True)
+class SampleWork(ReadWork):
+    """New symbols after which one is sampled; and at the place of each draft token among them, as long as they agree.
+
+    Drafts are compared with what the model samples at their place from the same random numbers, so the text is the very
+    text that it writes without drafts.
+    """
+
+    sampling: SamplingPlan
+    draft: int  # how many of the new symbols, the last ones, are draft tokens
+    tree: tuple[int, ...]  # depth of each draft token of a tree; empty for a chain
+    remaining: int  # symbols still to write where the hosts start the next step; 0 where the router does
+    drafting: Drafting | None  # limits of the last host's drafts; None where it makes none
+
+    @property
+    def positions(self) -> int:
+        return tree_positions(self.clean.shape[0], self.tree)
+
+    @property
+    def remembered(self) -> int:
+        return remembered_positions(self.clean.shape[0], self.tree)
+
+    @property
+    def lengths(self) -> list[int]:
+        return read_lengths(self.clean.shape[0], tree=len(self.tree))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        if not self.tree:
+            return ()
+        before = self.lengths[-1] - self.draft
+        return (*range(before), *(before + depth for depth in self.tree))
+
+    def begin(self, session: Session, following: int) -> None:
+        super().begin(session, following)
+        # here, and not when a symbol is drawn: a tokenizer that cannot be read fails this hop alone
+        self._grammar = self._session_grammar() if self._ends_here else None
+
+    def _session_grammar(self) -> Grammar | None:
+        """The session's, made at its first step."""
+        session, settings = self.session, self.sampling.grammar
+        if settings is not None and (session.grammar is None or session.grammar.settings != settings):
+            source = session.parts.plan.model(session.kind)
+            assert source is not None
+            session.grammar = Grammar(source, settings)
+        return session.grammar if settings is not None else None
+
+    def next_op(self) -> KernelCall:
+        if self._at < len(self._stages):
+            return super().next_op()
+        return KernelCall(self._runners[self._stages[-1]].next_byte, self._x, self.rows)
+
+    def complete(self, result: Tensor | Denoised) -> None:
+        if self._at < len(self._stages):
+            super().complete(result)
+            return
+        assert isinstance(result, Tensor)
+        event = self._sampled(result)
+        self.outcome = event
+        if event.WhichOneof("outcome") == "text" and not event.complete:
+            self._start_next(event)
+
+    def _ended(self, hidden: Tensor) -> None:
+        self._states = hidden
+        # the last known symbol and the drafts: one product for all of them reads a large head from memory once, not
+        # once a level of the tree
+        self._x = hidden[-1 - self.draft :]
+
+    def _sampled(self, logits: Tensor) -> stage_pb2.Event:
+        """The event with what was sampled. logits: (rows, vocabulary)."""
+        event = stage_pb2.Event(session=self.hop.session, number=self.number)
+        plan, grammar = self.sampling, self._grammar
+        drafts = self.clean[self.clean.shape[0] - self.draft :].tolist() if self.draft else []
+        first, alphabet = self.start + self.clean.shape[0] - self.draft, self.session.alphabet
+        known, shaping = self.session.symbols[:first], plan.shaping
+        # only along the drafts that are right anything is sampled
+        tree, text, right = DraftTree(drafts, self.tree or range(len(drafts))), b"", -1
+        for position in range(first, first + len(drafts) + 1):
+            row = shaping.adjusted(logits[right + 1 : right + 2], known)
+            if grammar is not None:
+                grammar.read(known[grammar.settings.prompt :].tolist())
+                if (masked := grammar.masked(row)) is None:
+                    return self._without_symbol(grammar.problem)
+                row = masked
+            symbol = sample_symbols(row, plan.temperature, plan.seed, position, shaping)
+            text += symbol
+            if plan.logprobs is not None:
+                self._add_logprobs(event.logprobs, logits[right + 1 : right + 2], symbol, plan.logprobs)
+            if shaping.adjusts or grammar is not None:
+                known = np.append(known, alphabet.symbols(symbol))
+            if grammar is not None:
+                grammar.read(known[grammar.settings.prompt :].tolist())
+                if grammar.complete:
+                    event.complete = True
+                    break
+            if not drafts or (right := tree.after(right, alphabet.symbols(symbol)[0])) < 0:
+                break
+        event.text = text
+        return event
+
+    def _start_next(self, event: stage_pb2.Event) -> None:
+        """Make the next step of the hosts the outcome, where there is one: with drafts, if this host makes them."""
+        alphabet = self.session.alphabet
+        written = alphabet.symbols(event.text)
+        if self.drafting is not None:
+            event.drafted = self.draft
+        if (left := self.remaining - len(written)) < 1:
+            return
+        draft, kept = Draft(), 0
+        if self.drafting is not None:
+            draft, kept = self._drafted(self.drafting, written, left)
+        self.result, self.outcome = event, next_read(self.hop, event.text, alphabet, kept, draft)
+
+    def _drafted(self, limits: Drafting, written: list[int], left: int) -> tuple[Draft, int]:
+        """Drafts of what follows the symbols just written, and how many of the drafts before the hosts remember."""
+        drafter, known = self._drafter, self.clean.shape[0] - self.draft
+        before = self.clean.tolist()
+        right = DraftTree(before[known:], self.tree or range(self.draft)).path(written[:-1])
+        kept = sum(at == place for place, at in enumerate(right))  # the first branch stands first
+        rows = [*range(known), *(known + at for at in right)]
+        self._read_for_drafts(self._states[rows], before[:known] + written)
+        text = np.append(self.session.symbols[: self.start], before[:known] + written)
+        allowed = None if self._grammar is None else self._grammar.allowed_after(text[self._grammar.settings.prompt :])
+        law = Law(self.sampling.temperature, self.sampling.seed, self.sampling.shaping, allowed)
+        with self._without_drafts():
+            if drafter is not None and (state := self.session.draft) is not None:
+                drafter.learn(state, written)
+                return drafter.draft(state, text, left, limits.most, limits.branches, law), kept
+        return Draft(), kept
+
+    def _without_symbol(self, problem: str) -> stage_pb2.Event:
+        """The event where no symbol can follow: raised, it would fail the hops that were computed with this one."""
+        words = problem or "no token of the model can continue a text by it"
+        fault = stage_pb2.Fault(code=invalid("").number, message=f"{NOT_FOLLOWED}: {words[:300]}")
+        return stage_pb2.Event(session=self.hop.session, number=self.number, fault=fault)
+
+    def _add_logprobs(self, logprobs: stage_pb2.Logprobs, row: Tensor, symbol: bytes, count: int) -> None:
+        """Add ln p of a drawn symbol, and of the `count` most likely ones. row: its logits, (1, vocabulary)."""
+        # by the model itself: temperature, penalties and filters are the request's own
+        nats, alphabet = log_probabilities(row, 1.0)[0], self.session.alphabet
+        top = likeliest(nats, count)
+        logprobs.nats += nats[alphabet.symbols(symbol)].astype("<f4").tobytes()
+        logprobs.top_symbols += alphabet.encode(top)
+        logprobs.top_nats += nats[top].astype("<f4").tobytes()
+
+
+def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: HostPlan) -> ReadWork:
+    """A read that asks nothing, or for a sample. Raises StatusError."""
+    read, sample, a = hop.read, hop.read.sample, source.manifest.text_architecture
+    clean = parse_symbols(read.clean, source.alphabet)
+    count = clean.shape[0]
+    if not count:
+        raise invalid("an AR step needs at least one new symbol")
+    check_new_symbols(hop, count, tree := _parse_tree(sample, count), a.positions)
+    codec, hidden = parse_hidden(read, count, a.width)
+    at_once = min(max(read.prompt - read.start, 0), count)
+    if not read.HasField("sample"):
+        return ReadWork(
+            hop=hop,
+            kind=kind,
+            number=read.number,
+            start=read.start,
+            clean=clean,
+            reads=tuple(read.reads),
+            codec=codec,
+            hidden=hidden,
+            at_once=at_once,
+            for_drafting=read.for_drafting,
+        )
+    known = read.start + count - sample.draft
+    if read.reads:
+        raise invalid("a step that samples takes no reads: its symbols give the same in any")
+    if read.prompt > known:
+        raise invalid(f"a prompt of {read.prompt} symbols, where {known} are known")
+    _check_remaining(sample, read.start + tree_positions(count, tree), a.positions)
+    if (sample.draft + 1) * a.vocabulary > MAX_LOGITS:
+        most = MAX_LOGITS // a.vocabulary - 1
+        raise invalid(f"{sample.draft} draft tokens; with {a.vocabulary} symbols there are at most {most}")
+    return SampleWork(
+        hop=hop,
+        kind=kind,
+        number=read.number,
+        start=read.start,
+        clean=clean,
+        reads=(),
+        codec=codec,
+        hidden=hidden,
+        at_once=at_once,
+        sampling=parse_sampling(sample.sampling, source, known, plan.is_last),
+        draft=sample.draft,
+        tree=tree,
+        remaining=sample.remaining,
+        drafting=_parse_drafting(sample, source),
+    )
+
+
+def check_new_symbols(hop: stage_pb2.Hop, count: int, tree: tuple[int, ...], positions: int) -> None:
+    """Raise StatusError unless the session and the model have room for the `count` new symbols of a read.
+
+    :param tree: depths of a tree of draft tokens among them.
+    :param positions: that the model has."""
+    check_extent(hop.capacity, hop.read.start, tree_positions(count, tree), positions)
+    check_reads(hop.read.reads, count)
+    if count > (most := max_new_symbols(positions)):
+        raise invalid(f"{count} new symbols in one hop; at most {most}: send the step in pieces")
+
+
+def parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCodec, Tensor | None]:
+    """The codec of hidden states, and those of the stage before. Raises StatusError."""
+    try:
+        codec = hidden_codec(read.codec)
+        if read.stage > 0:
+            return codec, codec.decode(read.hidden, rows, width, FEATURE_LIMIT)
+    except CodecError as error:
+        raise invalid(str(error)) from None
+    if read.hidden:
+        raise invalid("stage 0 reads symbols: its message carries no hidden states")
+    return codec, None
+
+
+def _parse_tree(sample: stage_pb2.Sample, count: int) -> tuple[int, ...]:
+    """Depths of a tree of draft tokens among `count` new symbols; empty for a chain of them, and for none."""
+    if sample.draft >= count:
+        raise invalid(f"{sample.draft} draft tokens among {count} new symbols: give one known symbol")
+    if not sample.HasField("tree"):
+        return ()
+    depths = len(sample.tree.depths)
+    if depths != sample.draft:
+        raise invalid(f"{depths} depths for {sample.draft} draft tokens: a tree takes one for each")
+    if depths > MAX_DRAFT_TREE:
+        raise invalid(f"a tree of {depths} draft tokens; there are at most {MAX_DRAFT_TREE}")
+    tree = tuple(sample.tree.depths)
+    if not are_depths(tree):
+        raise invalid("the depths of a tree must begin with 0, and each be at most one more than the one before")
+    return tree
+
+
+def _check_remaining(sample: stage_pb2.Sample, end: int, positions: int) -> None:
+    """`end`: the position after the new symbols."""
+    remaining = sample.remaining or 1
+    if sample.HasField("drafting"):
+        # those that are drafted already are among the symbols still to write
+        remaining = sample.remaining - max(sample.tree.depths, default=sample.draft - 1) - 1
+    elif sample.remaining and sample.draft:
+        raise invalid("the router's draft tokens end a step: the hosts start the next one where they draft themselves")
+    if not 1 <= remaining <= positions - end:
+        raise invalid(f"{remaining} symbols to generate do not fit the context of {positions}")
+
+
+def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource) -> Drafting | None:
+    if not sample.HasField("drafting"):
+        return None
+    if not has_draft_head(source.manifest):
+        raise failed_precondition("the model has no draft head, with which its last host could draft")
+    limits = sample.drafting
+    if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
+        raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
+    return Drafting(limits.most, limits.branches)

@@ -1,0 +1,152 @@
+"""A score: new symbols, and the probabilities of continuations of them, each a branch that nothing remembers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onesweep.stages.backends.base import BranchPiece, Denoised
+from onesweep.stages.host.parts import ModelKind, ModelSource
+from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.work.base import KernelCall, parse_symbols
+from onesweep.stages.host.work.read import ReadWork, check_new_symbols, parse_hidden
+from onesweep.stages.host.work.sampling import check_temperature
+from onesweep.stages.model.scoring import MAX_CANDIDATES, CandidateScores, branch_pieces, head_pieces, most_scored
+from onesweep.stages.v1 import stage_pb2
+from onesweep.stages.wire.messages import has_more
+from onesweep.stages.wire.status import invalid
+
+
+@dataclass(eq=False, kw_only=True)
+class ScoreWork(ReadWork):
+    """New symbols, and candidates that may come after them.
+
+    The new symbols are read and remembered; then every candidate is evaluated as a branch. Later batches of candidates
+    bring no symbols: they follow those that were read with the first.
+    """
+
+    temperature: float
+    candidates: Tensor  # (candidates, length) int64
+    batch: int
+    has_more: bool  # batches of the step
+
+    is_step = False
+
+    def begin(self, session: Session, following: int) -> None:
+        inner = self.candidates[:, :-1]  # nothing is asked after a last symbol
+        if self.hidden is not None:
+            width = self.hidden.shape[1]
+            self.hidden, inner = self.hidden[: self.positions], self.hidden[self.positions :].view(*inner.shape, width)
+        self._branches, self._branching = deque(branch_pieces(inner)), not self.positions
+        self._scores, self._heads = CandidateScores(self.candidates, self.temperature), deque[Tensor]()
+        super().begin(session, following)
+
+    def _source(self) -> deque[Tensor]:
+        return super()._source() if self.positions else deque([self._branches.popleft()])
+
+    @property
+    def rows(self) -> int:
+        if self._heads:
+            return self._heads[0].shape[0]
+        return self._x.shape[0] * self._x.shape[1] if self._branching else self._x.shape[0]
+
+    def next_op(self) -> KernelCall:
+        if self._heads:
+            return KernelCall(self._runners[self._stages[-1]].next_byte, self._heads[0], self.rows)
+        if not self._branching:
+            return super().next_op()
+        stage = self._stages[self._at]
+        return KernelCall(self._runners[stage].branch, BranchPiece(self._x, self.session.caches[stage]), self.rows)
+
+    def complete(self, result: Tensor | Denoised) -> None:
+        assert isinstance(result, Tensor)
+        if self._heads:
+            self._heads.popleft()
+            self._scores.add(result)
+            if not self._heads:
+                nats = self._scores.nats().astype("<f8").tobytes()
+                scores = stage_pb2.Scores(nats=nats, batch=self.batch)
+                self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number, scores=scores)
+            return
+        self._x, self._at = result, self._at + 1
+        if self._at < len(self._stages):
+            self._x = self._between_stages(self._x)
+            return
+        self._hidden.append(self._x.flatten(0, -2))
+        self._at, self._branching = 0, not self._unread
+        left = self._unread or self._branches
+        if left:
+            self._x = left.popleft()
+        elif self._ends_here:
+            self._heads.extend(head_pieces(self._asked(torch.cat(self._hidden)), self.session.alphabet.size))
+        else:
+            self._forward(torch.cat(self._hidden))
+
+    def _asked(self, hidden: Tensor) -> Tensor:
+        """Hidden states after which a symbol of a candidate follows: that of the last known symbol first."""
+        if self.positions:
+            hidden = hidden[self.positions - 1 :]
+            self.session.last_known = hidden[:1].clone() if self.has_more else None
+            return hidden
+        assert self.session.last_known is not None
+        return torch.cat([self.session.last_known, hidden])
+
+
+def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> ScoreWork:
+    """Raises StatusError."""
+    read, score, a = hop.read, hop.read.score, source.manifest.text_architecture
+    clean = parse_symbols(read.clean, source.alphabet)
+    count = clean.shape[0]
+    if score.batch:
+        _check_batch(read)
+    elif not count:
+        raise invalid("an AR step needs at least one new symbol")
+    check_new_symbols(hop, count, (), a.positions)
+    candidates = _parse_candidates(score, read.start + count, source)
+    codec, hidden = parse_hidden(read, count + candidates[:, 1:].numel(), a.width)
+    return ScoreWork(
+        hop=hop,
+        kind=kind,
+        number=read.number,
+        start=read.start,
+        clean=clean,
+        reads=tuple(read.reads),
+        codec=codec,
+        hidden=hidden,
+        at_once=count,
+        temperature=check_temperature(score.temperature),
+        candidates=candidates,
+        batch=score.batch,
+        has_more=has_more(read),
+    )
+
+
+def _check_batch(read: stage_pb2.Read) -> None:
+    """A batch of candidates after the first."""
+    score = read.score
+    if score.batch >= score.batches:
+        raise invalid(f"batch {score.batch} of {score.batches} batches of candidates")
+    if read.clean or not read.start:
+        raise invalid(f"batch {score.batch} of a step's candidates brings no new symbols, and starts after batch 0")
+
+
+def _parse_candidates(score: stage_pb2.Score, end: int, source: ModelSource) -> Tensor:
+    """The candidates, (candidates, length). `end`: the position where they begin."""
+    count, alphabet, a = len(score.candidates), source.alphabet, source.manifest.text_architecture
+    if not 1 <= count <= MAX_CANDIDATES:
+        raise invalid(f"{count} candidates; a step scores 1 to {MAX_CANDIDATES}")
+    if score.batches > MAX_CANDIDATES:
+        raise invalid(f"{score.batches} batches of candidates; a step has at most {MAX_CANDIDATES}")
+    length, most = alphabet.count(score.candidates[0]), most_scored(a.width)
+    if not length or any(len(candidate) != len(score.candidates[0]) for candidate in score.candidates):
+        raise invalid("candidates must have one length, of at least one symbol")
+    if score.batches > 1 and length == 1:
+        raise invalid("candidates of one symbol come in one batch: there is nothing to read after it")
+    if count * length > most:
+        raise invalid(f"{count} candidates of {length} symbols; a hop has at most {most} in all of width {a.width}")
+    if end + length > a.positions:
+        raise invalid(f"candidates of {length} symbols after {end} do not fit the context of {a.positions}")
+    return parse_symbols(b"".join(score.candidates), alphabet).view(count, length)
