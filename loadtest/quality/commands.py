@@ -32,7 +32,7 @@ class QualitySettings:
 
     prompts: Path | None = setting(None, "held-out text: a file or folder", metavar="PATH")
     pictures: Path | None = setting(None, "pictures with a test part, instead of text", metavar="PATH", type=absolute)
-    # None: all that the router serves, without `infill`, whose texts answer another question, and `auto`.
+    # None: all that the router serves, but for `auto`.
     modes: str | None = setting(
         None,
         "with settings: sweep:steps=16, resample:ar:chunk=32:candidates=64; of pictures: steps:int8",

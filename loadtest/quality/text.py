@@ -29,7 +29,7 @@ from onesweep.loadtest.workload.variants import ModeVariant, at_temperatures, pa
 from onesweep.serving.client.client import AsyncClient, RequestRefused, Result, RouterError
 from onesweep.serving.modes import MODES
 from onesweep.serving.modes.base import DEFAULT_TEMPERATURE
-from onesweep.serving.modes.frontier import Frontier, Option
+from onesweep.serving.modes.frontier import CHOOSABLE, Frontier, Option
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, ServiceError
@@ -88,7 +88,7 @@ def measure_text(settings: QualitySettings) -> BenchReport:
     with open_testbed(target) as testbed:
         facts = testbed.facts()
         if variants is None:
-            every = tuple(ModeVariant(mode) for mode in facts.modes if mode not in ("infill", "auto"))
+            every = tuple(ModeVariant(mode) for mode in facts.modes if mode in CHOOSABLE)
             variants = at_temperatures(every, s.temperatures)
         with open_meter("generating", len(variants) * len(passages)) as progress:
             results = generate_all(testbed.access, variants, passages, s, facts, progress)

@@ -12,18 +12,16 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.loadtest.load.generator import Generator, Recording, start_generator
+from onesweep.loadtest.load.generator import Recording, start_generator
 from onesweep.loadtest.load.plan import Drained, LoadPlan, LoadSample, LoadSettings, Window, to_line
 from onesweep.loadtest.load.run import result_of, run_load
 from onesweep.loadtest.workload.caller import Access
 from onesweep.loadtest.workload.prompts import SeededPrompt
 from onesweep.loadtest.workload.testbed import AS_FOUND, Network, Testbed
 from onesweep.loadtest.workload.texts import Texts
-from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.errors import Interrupted, ServiceError
-from tests.conftest import until
 
 Settings = Callable[..., LoadSettings]
 
@@ -86,46 +84,6 @@ def test_the_idle_deployment_gives_the_texts_of_the_models_alone(target: Testbed
     for mode in ("sweep", "ar", "ar-speculative"):
         assert asked.of(mode, [0, 3]) == texts.of(mode, [0, 3])
     assert asked.source("sweep") != texts.source("sweep")
-
-
-def test_over_the_limit_refusals_are_quick_and_say_when_to_come_back(
-    settings: Settings, target: Testbed, texts: Texts, request_limit: int
-) -> None:
-    result = run_load(settings(seconds=2.0), target, texts, "ar", 3 * request_limit)
-    f = result.figures
-    assert f.counts.refused > 0
-    assert f.counts.right > 0
-    for counts in (f.counts, f.outside):
-        assert counts.requests == counts.right + counts.refused
-    assert f.retry_after_ms == 1000
-    assert f.refusal_p50_ms is not None
-    refused = [judged for judged in result.judged if judged.outcome == "refused"]
-    assert len(refused) <= 2 * request_limit * 6, "a refused user waits as long as it was told to"
-
-
-def test_a_host_that_dies_fails_requests_and_loses_none(
-    settings: Settings, deployment: Deployment, target: Testbed, texts: Texts
-) -> None:
-    def kill(generator: Generator) -> None:
-        until(lambda: len(generator.recording.samples) > 5, 20)
-        os.kill(deployment.processes["host-2"], signal.SIGKILL)
-
-    run = settings(seconds=3.0).plan(target.access, texts.cases, "ar", 2)
-    try:
-        with start_generator(target, run) as generator:
-            killer = threading.Thread(target=kill, args=(generator,))
-            killer.start()
-            recording = generator.drain()
-            killer.join()
-    finally:
-        deployment.revive("host-2")
-        deployment.wait_ready()
-    result = result_of(recording, texts, "ar", 2)
-    counts = (result.figures.counts, result.figures.outside)
-    assert [sum(getattr(c, name) for c in counts) for name in ("lost", "wrong", "cut")] == [0, 0, 0]
-    assert sum(c.right for c in counts) > 5
-    assert sum(c.failed for c in counts) > 0
-    assert all("host-2" in failure for failure in result.figures.failures)
 
 
 def plan(address: str, **changes: Any) -> LoadPlan:
