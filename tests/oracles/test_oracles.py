@@ -74,7 +74,7 @@ def test_a_change_is_found() -> None:
     old, _ = record.frozen("training")
     new = record.plain(old)
     assert record.differences(old, new, exact=True) == []
-    part = next(iter(new["own"].values()))
+    part = next(iter(new["chain"].values()))
     part["sha256"] = "0" * 64
     assert len(record.differences(old, new, exact=True)) == 1
     assert record.differences(old, new, exact=False) == []

@@ -60,8 +60,6 @@ class RoundSettings:
     # that the workers of these stages make, step by step. Copies are older, by a round: a scorer learns much less from
     # them, so `auto` has it read features, where its settings allow that.
     context_by: ContextBy = "auto"
-    # How copies travel of the parts that another is trained with: `fp32` whole, the others as differences.
-    copies_codec: CodecName = "fp32"
     # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
     fragments: int = field(default=1, metadata=limits(least=1, most=256))
     # `scored`: an update must lower the loss on held-out text; `none` merges all that is not absurd; `auto` scores

@@ -34,8 +34,6 @@ from onesweep.trainer.distill.samples import FIRST, Samples, held_out, symbols_c
 from onesweep.trainer.distill.settings import DistillSettings
 from onesweep.trainer.distill.student import (
     DistillTask,
-    LayersStudent,
-    StartedStudent,
     Student,
     fitting_layers,
     numbers_in,
@@ -137,7 +135,9 @@ class _Beginning:
         return {"start": self.drafter.digest()} if self.drafter else {"layers": list(self.layers)}
 
     def student(self, teacher: Teacher) -> Student:
-        return StartedStudent(teacher, load_stage(self.start, 0)) if self.start else LayersStudent(teacher, self.layers)
+        if self.start is None:
+            return Student.of_layers(teacher, self.layers)
+        return Student.started(teacher, load_stage(self.start, 0))
 
     def sentence(self, teacher: Manifest) -> str:
         a = teacher.text_architecture

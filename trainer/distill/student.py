@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -24,99 +23,69 @@ from onesweep.trainer.distill.teacher import OutputHead, Teacher, distance, mean
 FIRST_SHARE = 4
 
 
-class Student(ABC):
-    """A model of one stage that learns its teacher's odds."""
+class Student:
+    """A model of one stage that learns its teacher's odds: a drafter that exists, or some of the teacher's layers."""
 
-    trained: nn.Module  # all that is trained, named as OptimizerSet expects
-
-    @property
-    @abstractmethod
-    def head(self) -> OutputHead: ...
-
-    @abstractmethod
-    def read(self, symbols: Tensor) -> Tensor:
-        """The head's input, (rows, positions, width). symbols: (rows, positions)."""
-
-    @abstractmethod
-    def begin(self, symbols: Tensor, features: Tensor, rows: int) -> None:
-        """Take a first look at some text and the teacher's features of it, `rows` windows at a time."""
-
-    @abstractmethod
-    def stage_alone(self) -> PipelineStage:
-        """The drafter as one stage of a pipeline, on the CPU in float32."""
-
-
-class StartedStudent(Student):
-    """Continues a drafter that exists: all its numbers are trained, head and embedding too."""
+    def __init__(
+        self,
+        teacher: Teacher,
+        stage: PipelineStage,
+        trained: nn.Module,
+        head: OutputHead | None = None,
+        lens: nn.Linear | None = None,
+    ) -> None:
+        """:param trained: all that is trained, named as OptimizerSet expects.
+        :param head: which stays as it is; None for the stage's own.
+        :param lens: a matrix between norm and head.
+        """
+        self.teacher, self.trained, self.lens = teacher, trained.to(teacher.device), lens
+        self.stage = stage.to(device=teacher.device, dtype=torch.float32)
+        self.head = head or OutputHead.of(stage)
 
     # Of the shipped weights, 449 steps of 2,048 tokens in float32: a `local` trained on text goes from 0.305 nats of KL
     # to 0.208. Two layers of the scorer and a lens are at 0.32 after 740 such steps.
 
-    def __init__(self, teacher: Teacher, stage: PipelineStage) -> None:
-        """stage: is trained in place, on the teacher's device."""
-        self.device = teacher.device
-        self.trained = self.stage = stage.to(teacher.device, torch.float32).requires_grad_(True)
-
-    @property
-    def head(self) -> OutputHead:
-        return OutputHead.of(self.stage)
-
-    def read(self, symbols: Tensor) -> Tensor:
-        assert self.stage.norm is not None
-        features: Tensor = self.stage.norm(self.stage.read(symbols.to(self.device)))
-        return features
-
-    def begin(self, symbols: Tensor, features: Tensor, rows: int) -> None:
-        """Do nothing: it is trained already."""
-
-    def stage_alone(self) -> PipelineStage:
-        return deepcopy(self.stage).cpu().eval().requires_grad_(False)
-
-
-class LayersStudent(Student):
-    """Trains the layers, and, where the teacher's head is not its embedding, a lens: a matrix between norm and head."""
-
-    # The teacher's head stays frozen; its product with the lens becomes the drafter's head.
+    @staticmethod
+    def started(teacher: Teacher, stage: PipelineStage) -> Student:
+        """A drafter to continue: all its numbers are trained, in place, head and embedding too."""
+        return Student(teacher, stage, stage.float().requires_grad_(True))
 
     # A head tied to the embedding stays tied: one of its own costs SmolLM2-135M's drafter 28.3 million numbers, eight
     # layers. At equal training time the tied drafter of twelve layers has 2.90 bits of KL, one of four and a lens 3.14.
 
-    def __init__(self, teacher: Teacher, layers: Sequence[int]) -> None:
-        """Copies of the teacher's `layers`, in float32."""
+    @staticmethod
+    def of_layers(teacher: Teacher, layers: Sequence[int]) -> Student:
+        """Copies of the teacher's `layers` and, where its head is not its embedding, a lens; under the teacher's head,
+        whose product with the lens becomes the drafter's."""
         sources = [layer for stage in teacher.stages for layer in stage.layers]
-        self.architecture = one_stage(teacher.stages[0].architecture, layers)
-        self.teacher = teacher
+        architecture = one_stage(teacher.stages[0].architecture, layers)
         with without_memory():
-            self.stage = new_stage(self.architecture, 0)
-        self.stage.restore_tables()
-        for layer, index in zip(self.stage.layers, layers, strict=True):
+            stage = new_stage(architecture, 0)
+        stage.restore_tables()
+        for layer, index in zip(stage.layers, layers, strict=True):
             weights = {name: tensor.float().clone() for name, tensor in sources[index].state_dict().items()}
             layer.load_state_dict(weights, assign=True)
         # In float32 too: sums that run along the layers lose what bfloat16 rounds off.
-        self.stage.embedding, self.stage.norm = deepcopy(teacher.stages[0].embedding), deepcopy(teacher.stages[-1].norm)
-        self.stage.head = None
-        self.lens = None if is_tied(self.architecture) else _identity(self.architecture.width)
-        self.layers: nn.Module = self.stage.layers  # type: ignore[assignment]
-        self.trained = nn.ModuleDict({"layers": self.layers} | ({} if self.lens is None else {"lens": self.lens}))
-        self.trained.to(teacher.device)
-        self.stage.to(device=teacher.device, dtype=torch.float32)
-
-    @property
-    def head(self) -> OutputHead:
-        return self.teacher.head
+        stage.embedding, stage.norm = deepcopy(teacher.stages[0].embedding), deepcopy(teacher.stages[-1].norm)
+        stage.head = None
+        lens = None if is_tied(architecture) else _identity(architecture.width)
+        modules: nn.Module = stage.layers  # type: ignore[assignment]
+        trained = nn.ModuleDict({"layers": modules} | ({} if lens is None else {"lens": lens}))
+        return Student(teacher, stage, trained, teacher.head, lens)
 
     def read(self, symbols: Tensor) -> Tensor:
+        """The head's input, (rows, positions, width). symbols: (rows, positions)."""
         normed = self._normed(symbols)
         return normed if self.lens is None else self.lens(normed)
 
     @torch.no_grad()
     def begin(self, symbols: Tensor, features: Tensor, rows: int) -> None:
-        """Set the lens, if there is one, to what maps the layers' output best to the teacher's features, in the least
-        squares' sense."""
+        """Set the lens, if there is one, to what maps the layers' output best to the teacher's features of some text,
+        in the least squares' sense."""
         # The tuned lens (arXiv 2303.08112) in closed form: argmin |Z M - T|^2 + r |M - 1|^2, `rows` windows at a time.
         if self.lens is None:
             return
-        width, device = self.architecture.width, self.lens.weight.device
+        width, device = self.stage.architecture.width, self.lens.weight.device
         fit = LeastSquares(width, width, device=device)
         for known, seen in zip(symbols.split(rows), features.split(rows), strict=True):
             z = self._normed(known).reshape(-1, width).double()
@@ -125,24 +94,20 @@ class LayersStudent(Student):
 
     @torch.no_grad()
     def stage_alone(self) -> PipelineStage:
-        """The base class's; a lens is multiplied into the head."""
+        """The drafter as one stage of a pipeline, on the CPU in float32; a lens is multiplied into the head."""
         with without_memory():
-            stage = new_stage(self.architecture, 0)
+            stage = new_stage(self.stage.architecture, 0)
         stage.restore_tables()
-        embedding, norm = self.stage.embedding, self.stage.norm
-        assert embedding is not None
-        assert norm is not None
-        tensors = {f"layers.{name}": tensor for name, tensor in self.layers.state_dict().items()}
-        tensors |= {"embedding.weight": embedding.weight, "norm.weight": norm.weight}
+        tensors = self.stage.state_dict()
         if self.lens is not None:
-            tensors |= _seen_through(self.lens, self.teacher.head)
-        stage.load_state_dict({name: tensor.float().cpu() for name, tensor in tensors.items()}, assign=True)
+            tensors |= _seen_through(self.lens, self.head)
+        copies = {name: tensor.float().cpu().clone() for name, tensor in tensors.items()}
+        stage.load_state_dict(copies, assign=True)
         return stage.eval().requires_grad_(False)
 
     def _normed(self, symbols: Tensor) -> Tensor:
-        norm = self.stage.norm
-        assert norm is not None
-        normed: Tensor = norm(self.stage.read(symbols.to(self.teacher.device)))
+        assert self.stage.norm is not None
+        normed: Tensor = self.stage.norm(self.stage.read(symbols.to(self.teacher.device)))
         return normed
 
 

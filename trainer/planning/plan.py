@@ -56,7 +56,7 @@ def variants(config: TrainingConfig, as_set: bool) -> dict[str, TrainingConfig]:
     if base.model == "scorer" and config.architecture.parts > 1:
         ahead = replace(config, lookahead=replace(config.lookahead, ahead=True))
         for codec in COPIES:
-            found[f"lookahead {codec}"] = replace(ahead, rounds=replace(plain, copies_codec=codec))
+            found[f"lookahead {codec}"] = replace(ahead, rounds=replace(plain, down_codec=codec))
     return found
 
 

@@ -63,14 +63,14 @@ def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
     """
     # A worker begins round n with version n, or with version n - 1 where it does not wait. The last round ends with the
     # last fragment, whose last version nobody trains from; the other fragments are fetched once more.
-    up, copy = CODECS[settings.codec], settings.copies_codec
+    up, down = CODECS[settings.codec], settings.down_codec
     own, last = fragments_of(part.shapes, settings), CODECS[settings.up_codec(settings.rounds - 1)]
     versions = max(settings.rounds - 1 - settings.ahead, 0)
     return WorkerTraffic(
         first=sum(map(CODECS[WHOLE].size, [part.shapes, *part.copied.values()])),
         ups=tuple(map(up.size, own)),
-        downs=tuple(version_bytes(like, settings.down_codec) for like in own),
-        copies=tuple(version_bytes(f, copy) for like in part.copied.values() for f in fragments_of(like, settings)),
+        downs=tuple(version_bytes(like, down) for like in own),
+        copies=tuple(version_bytes(f, down) for like in part.copied.values() for f in fragments_of(like, settings)),
         rounds=settings.rounds,
         versions=versions,
         features=part.reads.size if part.reads else 0,

@@ -65,7 +65,7 @@ class Coordinator:
         self.spec, self.settings, self.clock, self.publisher = spec, settings, time.monotonic, publisher
         self.begun_s = self.clock()
         self.ledger, self.ledger_lock = ledger, asyncio.Lock()
-        self.weights = WeightServer(ledger, spec.config.rounds)
+        self.weights = WeightServer(ledger, spec.config.rounds.down_codec)
         replicas = spec.config.rounds.replicas
         self.members = Members(ledger.store, len(spec.parts), replicas, settings.lease_s, self.clock())
         self.features = FeatureRelay(spec, ledger, self.members, directory)
@@ -362,7 +362,7 @@ class Coordinator:
         if self._is_last(fragment):
             for part in self.needs[self.spec.fragments.part_of[fragment]]:
                 for copied in self.spec.fragments.parts[part]:
-                    order.copies.append(self.weights.copy(copied, held.get(copied)))
+                    order.copies.append(self.weights.weights(copied, held.get(copied)))
         if due is not None:
             order.seconds_left = max(due - self.clock(), 0.0)
         return order

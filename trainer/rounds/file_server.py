@@ -3,19 +3,17 @@
 import asyncio
 import contextlib
 import mmap
-import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import grpc
 
 from onesweep.stages.wire.status import StatusError, invalid
-from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
+from onesweep.trainer.blocks.round_settings import CodecName
 from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.codecs import CODECS, WHOLE, Tensors, publish, route, whole_size
+from onesweep.trainer.rounds.codecs import CODECS, WHOLE, Tensors, route
 from onesweep.trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy
 from onesweep.trainer.rounds.ledger import KEPT_VERSIONS, Ledger
 from onesweep.trainer.rounds.members import Member, Members, Place
@@ -23,54 +21,11 @@ from onesweep.trainer.rounds.spec import RunSpec
 from onesweep.trainer.rounds.transfer import IncomingFile, Parcel, size_of
 from onesweep.trainer.v1 import rounds_pb2
 
-# Files of a line, by kind: a worker that fetches a version while the next one is made can finish.
+# Files of a fragment, by kind: a worker that fetches a version while the next one is made can finish.
 KEPT = {"whole": 2, "difference": KEPT_VERSIONS}
 FOLDER = "features"
 LOOK_S = 1.0  # between two looks at who makes the features that a worker waits for
 MOST_DIGITS = 18  # of a round
-
-
-class CopyLine:
-    """One fragment as workers of other parts have it: a line of versions of its own."""
-
-    # The rounded difference to the copy before travels, so that what one refresh rounds away is in the next.
-
-    def __init__(self, codec: CodecName, version: int, weights: Tensors) -> None:
-        """:param version, weights: with which the line begins; :param codec: of the differences."""
-        self.codec = codec
-        # Number of refreshes, version of the last one, and the copy.
-        self.number, self.version, self.tensors = 0, version, weights
-        # To the last few copies from those before, by number; none in `fp32`, where a copy travels whole.
-        self.differences: dict[int, bytes] = {}
-
-    def follow(self, version: int, weights: Tensors) -> None:
-        """Refresh the copy from the newest version."""
-        if version == self.version:
-            return
-        self.tensors, difference = publish(weights, self.tensors, self.codec)
-        self.number, self.version = self.number + 1, version
-        if difference:
-            self.differences[self.number] = difference
-            self.differences.pop(self.number - KEPT_VERSIONS, None)
-
-    def size(self, held: int | None) -> int:
-        """Bytes from the copy of this number (None: no copy) to the newest."""
-        if held == self.number:
-            return 0
-        differences = route(held, self.number, self.differences.get, self.tensors)
-        return sum(map(len, differences.values())) or whole_size(self.tensors)
-
-
-@dataclass(frozen=True)
-class Edition:
-    """The newest of a line of versions."""
-
-    line: str
-    fragment: str
-    number: int
-    weights: Tensors = field(repr=False)
-    codec: CodecName  # of the differences
-    difference: Callable[[int], bytes | None] = field(repr=False)  # from the number before to this one
 
 
 class WeightServer:
@@ -79,30 +34,29 @@ class WeightServer:
     Their names last for a while. For one thread at a time.
     """
 
-    def __init__(self, ledger: Ledger, settings: RoundSettings) -> None:
-        self.ledger, self.settings = ledger, settings
+    def __init__(self, ledger: Ledger, codec: CodecName) -> None:
+        """:param codec: of differences."""
+        self.ledger, self.codec = ledger, codec
         self._files: dict[tuple[str, int, str], tuple[bytes, Parcel]] = {}
         self._digests: dict[tuple[str, int], str] = {}
-        self._copies: dict[str, CopyLine] = {}
-        # copies are kept in memory only: after a restart, numbers on their lines mean something else
-        self._copy = f"copy-{secrets.token_hex(4)}"
 
     def weights(self, fragment: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
-        """The newest version of a fragment, for a worker that trains it and holds some version."""
-        version, difference = self.ledger.round(fragment), partial(self.ledger.difference, fragment)
-        codec, weights = self.settings.down_codec, self.ledger.weights(fragment)
-        edition = Edition(fragment, fragment, version, weights, codec, difference)
-        return self._offered(edition, held.version if held else None)
-
-    def copy(self, fragment: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
-        """The newest copy of a fragment, for a worker of another part."""
+        """The newest version of a fragment, for a worker that holds some version of it, or none."""
         version, weights = self.ledger.round(fragment), self.ledger.weights(fragment)
-        copy = self._copies.setdefault(fragment, CopyLine(self.settings.copies_codec, version, weights))
-        copy.follow(version, weights)
-        line, codec = f"{fragment}-{self._copy}", self.settings.copies_codec
-        known = held is not None and self._digests.get((line, held.version)) == held.digest
-        edition = Edition(line, fragment, copy.number, copy.tensors, codec, copy.differences.get)
-        return self._offered(edition, held.version if held is not None and known else None)
+        offered = rounds_pb2.Weights(part=fragment, version=version, digest=self._digest(fragment, version, weights))
+        if held is not None and held.version == version:
+            return offered
+        difference = partial(self._difference, fragment)
+        differences = route(held.version if held else None, version, difference, weights)
+        offered.whole = not differences
+        offered.codec = self.codec if differences else WHOLE
+        for number, data in differences.items():
+            offered.files.append(self._file(fragment, number, "difference", partial(bytes, data)))
+        if offered.whole:
+            encode = partial(CODECS[WHOLE].encode, weights)
+            offered.files.append(self._file(fragment, version, "whole", encode))
+        self._drop_old(fragment, version)
+        return offered
 
     def read(self, name: str) -> bytes:
         """The file of this name. Raises Refusal."""
@@ -111,54 +65,38 @@ class WeightServer:
                 return data
         raise _gone(name)
 
-    def _offered(self, edition: Edition, held: int | None) -> rounds_pb2.Weights:
-        offered = rounds_pb2.Weights(part=edition.fragment, version=edition.number, digest=self._digest(edition))
-        if held == edition.number:
-            return offered
-        differences = route(held, edition.number, partial(self._difference, edition), edition.weights)
-        offered.whole = not differences
-        offered.codec = edition.codec if differences else WHOLE
-        for number, data in differences.items():
-            offered.files.append(self._file(edition.line, number, "difference", partial(bytes, data)))
-        if offered.whole:
-            encode = partial(CODECS[WHOLE].encode, edition.weights)
-            offered.files.append(self._file(edition.line, edition.number, "whole", encode))
-        self._drop_old(edition)
-        return offered
-
-    def _difference(self, edition: Edition, number: int) -> bytes | None:
+    def _difference(self, fragment: str, number: int) -> bytes | None:
         """Read from the disk once, for any number of workers."""
-        key = edition.line, number, "difference"
+        key = fragment, number, "difference"
         if key not in self._files:
-            if not (data := edition.difference(number)):
+            if not (data := self.ledger.difference(fragment, number)):
                 return None
             self._files[key] = data, Parcel.of(data)
         return self._files[key][0]
 
-    def _file(self, line: str, number: int, kind: str, make: Callable[[], bytes]) -> rounds_pb2.File:
-        key = line, number, kind
+    def _file(self, fragment: str, number: int, kind: str, make: Callable[[], bytes]) -> rounds_pb2.File:
+        key = fragment, number, kind
         if key not in self._files:
             data = make()
             self._files[key] = data, Parcel.of(data)
         parcel = self._files[key][1]
         return rounds_pb2.File(name=_name(*key), size=parcel.size, sha256=parcel.sha256)
 
-    def _digest(self, edition: Edition) -> str:
-        key = edition.line, edition.number
+    def _digest(self, fragment: str, number: int, weights: Tensors) -> str:
+        key = fragment, number
         if key not in self._digests:
-            self._digests[key] = digest(edition.weights)
+            self._digests[key] = digest(weights)
         return self._digests[key]
 
-    def _drop_old(self, edition: Edition) -> None:
-        line, newest = edition.line, edition.number
-        for key in [key for key in self._files if key[0] == line and key[1] <= newest - KEPT[key[2]]]:
+    def _drop_old(self, fragment: str, newest: int) -> None:
+        for key in [key for key in self._files if key[0] == fragment and key[1] <= newest - KEPT[key[2]]]:
             del self._files[key]
-        for old in [key for key in self._digests if key[0] == line and key[1] < newest - KEPT_VERSIONS]:
+        for old in [key for key in self._digests if key[0] == fragment and key[1] < newest]:
             del self._digests[old]
 
 
-def _name(line: str, number: int, kind: str) -> str:
-    return f"{line}-{number}-{kind}"
+def _name(fragment: str, number: int, kind: str) -> str:
+    return f"{fragment}-{number}-{kind}"
 
 
 def _gone(name: str) -> StatusError:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.codecs import CODECS, ErrorFeedback, Tensors, scale, shapes, subtract
+from onesweep.trainer.rounds.codecs import CODECS, ErrorFeedback, Tensors, route, scale, shapes, subtract, whole_size
 from onesweep.trainer.rounds.features import FeatureFormat, is_fed, passes_on
-from onesweep.trainer.rounds.file_server import CopyLine
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.merging import Overlap
 from onesweep.trainer.rounds.parts import Learner, see
@@ -46,7 +45,6 @@ class Simulation:
         self.ledger = Ledger(self.settings, parts, Store(), spec.identity(corpus))
         scored = self.settings.robust == "scored"
         self.loss = HeldOut(spec, corpus, self.ledger.weights, spec.config.seed) if scored else None
-        self.copies = {name: CopyLine(self.settings.copies_codec, 0, weights) for name, weights in parts.items()}
         # By part and replica that read them: features of a round, and when the first of them are there.
         self.passed: dict[tuple[int, int], tuple[float, list[Tensor]]] = {}
         self.traffic = RoundsTraffic()
@@ -154,7 +152,7 @@ class VirtualWorker:
             for name in engine.fragments.parts[self.part]
         ]
         self.turn = 0
-        # Numbers of the copies that it has of other parts, by fragment.
+        # Versions of the copies that it has of other parts, by fragment.
         self.seen: dict[str, int] = {}
         for fragment in self.fragments:
             self.learner.load(fragment.base)
@@ -186,13 +184,14 @@ class VirtualWorker:
 
     def see_copies(self) -> None:
         """Take the newest copies of the parts that this one is trained with."""
-        fragments, copies, needs = self.engine.fragments, self.engine.copies, self.learner.part.copies
+        fragments, ledger, needs = self.engine.fragments, self.engine.ledger, self.learner.part.copies
         for fragment in (name for part in needs for name in fragments.parts[part]):
-            line = copies[fragment]
-            line.follow(self.engine.ledger.round(fragment), self.engine.ledger.weights(fragment))
-            self.engine.traffic.copies_bytes += line.size(self.seen.get(fragment))
-            self.seen[fragment] = line.number
-        see(self.learner.part, {part: fragments.whole(part, lambda name: copies[name].tensors) for part in needs})
+            newest, weights = ledger.round(fragment), ledger.weights(fragment)
+            if (held := self.seen.get(fragment)) != newest:
+                differences = route(held, newest, partial(ledger.difference, fragment), weights)
+                self.engine.traffic.copies_bytes += sum(map(len, differences.values())) or whole_size(weights)
+            self.seen[fragment] = newest
+        see(self.learner.part, {part: fragments.whole(part, ledger.weights) for part in needs})
 
     def be_fed(self, now: float) -> float:
         """When a round can begin whose features come while it lasts; infinite where this worker will be called."""

@@ -147,7 +147,7 @@ class RunSpec:
         if config.lookahead.copies != "fp32":
             raise ConfigError(
                 f"copies = {config.lookahead.copies!r} in [lookahead] is for training in one place: over rounds give "
-                "copies_codec in [rounds]"
+                "down_codec in [rounds]"
             )
         check_features(config)
         corpus.require(architecture.context_length + 1)

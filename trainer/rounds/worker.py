@@ -256,7 +256,7 @@ class Worker:
         due = {name for part in needs for name in every.parts[part]} if fragment is self.fragments[-1] else set()
         if {wanted.part for wanted in order.copies} != due:
             raise ServiceError(f"{self.client.address} does not send what {self.part} is trained with: it is damaged")
-        copies = {wanted.part: self.cache.fetch(wanted, self.rounds.copies_codec) for wanted in order.copies}
+        copies = {wanted.part: self.cache.fetch(wanted, self.rounds.down_codec) for wanted in order.copies}
         if copies:
             see(self.learner.part, {part: every.whole(part, copies.__getitem__) for part in needs})
 

@@ -12,7 +12,7 @@ from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.decoder_options import SlidingWindow
 from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.distill.student import LayersStudent, StartedStudent, fitting_layers, numbers_in, one_stage
+from onesweep.trainer.distill.student import Student, fitting_layers, numbers_in, one_stage
 from onesweep.trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
 from tests.stages.model.tiny_llama import TINY, write_tiny
 
@@ -24,7 +24,7 @@ def known(tokens: Corpus) -> torch.Tensor:
 
 @torch.no_grad()
 def test_with_all_layers_it_is_its_teacher(teacher: Teacher, known: torch.Tensor) -> None:
-    student, features = LayersStudent(teacher, range(4)), teacher.read(known)
+    student, features = Student.of_layers(teacher, range(4)), teacher.read(known)
     torch.testing.assert_close(student.read(known), features)
     student.begin(known, features, 4)
     torch.testing.assert_close(student.read(known), features, rtol=1e-4, atol=1e-4)
@@ -33,7 +33,7 @@ def test_with_all_layers_it_is_its_teacher(teacher: Teacher, known: torch.Tensor
 
 @torch.no_grad()
 def test_the_lens_brings_some_layers_nearer_to_all(teacher: Teacher, known: torch.Tensor) -> None:
-    student, features = LayersStudent(teacher, (0, 1)), teacher.read(known)
+    student, features = Student.of_layers(teacher, (0, 1)), teacher.read(known)
     before = distance(student.read(known), student.head, features, teacher.head)
     student.begin(known, features, 8)
     after = distance(student.read(known), student.head, features, teacher.head)
@@ -45,7 +45,7 @@ def test_the_lens_brings_some_layers_nearer_to_all(teacher: Teacher, known: torc
 
 @torch.no_grad()
 def test_as_a_stage_it_says_the_same(teacher: Teacher, known: torch.Tensor) -> None:
-    student = LayersStudent(teacher, (0, 2))
+    student = Student.of_layers(teacher, (0, 2))
     student.lens.weight.add_(0.1 * torch.randn_like(student.lens.weight))
     stage = student.stage_alone()
     assert (stage.is_first, stage.is_last, len(stage.layers)) == (True, True, 2)
@@ -54,8 +54,8 @@ def test_as_a_stage_it_says_the_same(teacher: Teacher, known: torch.Tensor) -> N
 
 
 def test_a_drafter_that_exists_is_all_trained_and_the_teacher_stays(teacher: Teacher, known: torch.Tensor) -> None:
-    begun = LayersStudent(teacher, (0, 2)).stage_alone()
-    student, features = StartedStudent(teacher, deepcopy(begun)), teacher.read(known)
+    begun = Student.of_layers(teacher, (0, 2)).stage_alone()
+    student, features = Student.started(teacher, deepcopy(begun)), teacher.read(known)
     before = student.read(known)
     torch.testing.assert_close(before, begun.norm(begun.read(known)))
     mean_kl(before, student.head, features, teacher.head).backward()
@@ -77,7 +77,7 @@ def test_a_drafter_that_exists_is_all_trained_and_the_teacher_stays(teacher: Tea
 
 
 def test_only_layers_and_lens_are_trained_and_the_teacher_stays(teacher: Teacher, known: torch.Tensor) -> None:
-    student, features = LayersStudent(teacher, (0, 1)), teacher.read(known)
+    student, features = Student.of_layers(teacher, (0, 1)), teacher.read(known)
     names = {name.split(".")[0] for name, _ in student.trained.named_parameters()}
     assert names == {"layers", "lens"}
     student.read(known).sum().backward()
@@ -116,7 +116,7 @@ def tied_teacher(tmp_path_factory: pytest.TempPathFactory) -> Teacher:
 
 @torch.no_grad()
 def test_under_a_tied_head_there_is_no_lens(tied_teacher: Teacher, known: torch.Tensor) -> None:
-    student = LayersStudent(tied_teacher, (0, 3))
+    student = Student.of_layers(tied_teacher, (0, 3))
     assert {name.split(".")[0] for name, _ in student.trained.named_parameters()} == {"layers"}
     before = student.read(known)
     student.begin(known, tied_teacher.read(known), 8)

@@ -23,7 +23,7 @@ PART = PartInventory("block-0", {"a": (3, 256), "b": (5,)}, 0, {"block-1": {"c":
 )
 @pytest.mark.parametrize(("overlap", "versions"), [("none", 9), ("eager", 8)])
 def test_bytes_are_those_counted_by_hand(codec: str, own: int, copy: int, overlap: str, versions: int) -> None:
-    settings = RoundSettings(rounds=10, codec=codec, down_codec=codec, copies_codec=codec, overlap=overlap)  # type: ignore[arg-type]
+    settings = RoundSettings(rounds=10, codec=codec, down_codec=codec, overlap=overlap)  # type: ignore[arg-type]
     traffic = traffic_of(PART, settings)
     assert (traffic.up, traffic.down, traffic.copies) == (own, own, (copy,))
     assert traffic.first == 4 * (773 + 128)
@@ -32,7 +32,7 @@ def test_bytes_are_those_counted_by_hand(codec: str, own: int, copy: int, overla
 
 
 def test_all_fragments_but_the_last_come_once_more() -> None:
-    settings = RoundSettings(rounds=10, codec="e3m0", down_codec="int8", copies_codec="int8", fragments=2)
+    settings = RoundSettings(rounds=10, codec="e3m0", down_codec="int8", fragments=2)
     part = replace(PART, copied={"block-1": {"c": (128,), "d": (2, 3)}})
     traffic = traffic_of(part, settings)
     assert (traffic.ups, traffic.copies) == ((384 + 4 * 6, 3 + 4), (128 + 4, 6 + 8))
@@ -51,9 +51,7 @@ def test_what_is_more_as_a_difference_comes_whole() -> None:
 def test_the_engine_in_one_process_counts_the_same(codecs: tuple[str, str], overlap: str) -> None:
     """Exactly, but for one version: it fetches the last one, too."""
     rounds = replace(tiny.rounds, steps_per_round=1, rounds=3, replicas=2, deadline="lockstep", overlap=overlap)
-    rounds = replace(
-        rounds, model="scorer", context_by="copies", codec=codecs[0], down_codec=codecs[1], copies_codec=codecs[1]
-    )
+    rounds = replace(rounds, model="scorer", context_by="copies", codec=codecs[0], down_codec=codecs[1])
     config = replace(tiny, rounds=rounds)
     frame = RunSpec.of(config, corpus)
     counted = Simulation(frame, corpus, SimulatedWorkers()).run()

@@ -1,5 +1,6 @@
-"""What workers are offered: versions and copies, whole or as differences."""
+"""What workers are offered: versions, whole or as differences."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.cache import WeightCache
 from onesweep.trainer.rounds.client import FileGoneError, RoundsClient
 from onesweep.trainer.rounds.codecs import CODECS, receive, shapes
-from onesweep.trainer.rounds.file_server import CopyLine, WeightServer
+from onesweep.trainer.rounds.file_server import WeightServer
 from onesweep.trainer.rounds.ledger import Ledger
 from onesweep.trainer.rounds.store import Store
 from onesweep.trainer.v1 import rounds_pb2
@@ -33,43 +34,30 @@ def holding(offered: rounds_pb2.Weights) -> rounds_pb2.Held:
 
 
 @pytest.mark.parametrize("codec", ["int8", "e3m0"])
-def test_copies_come_as_differences_to_who_has_one(ledger: Ledger, codec: CodecName) -> None:
-    offers = WeightServer(ledger, RoundSettings(copies_codec=codec))
-    offered = offers.copy("p", None)
+def test_versions_come_as_differences_to_who_has_one(ledger: Ledger, codec: CodecName) -> None:
+    ledger.settings = replace(ledger.settings, down_codec=codec)
+    offers = WeightServer(ledger, codec)
+    offered = offers.weights("p", None)
     assert (offered.version, offered.whole) == (0, True)
-    held, like = ledger.weights("p"), shapes(ledger.weights("p"))
-    for number in range(3):
+    first, held, like = holding(offered), ledger.weights("p"), shapes(ledger.weights("p"))
+    for number in range(5):
         close(ledger, number)
-        before, offered = holding(offered), offers.copy("p", holding(offered))
+        offered = offers.weights("p", holding(offered))
         assert (offered.version, offered.whole, len(offered.files)) == (number + 1, False, 1)
         assert offered.files[0].size == CODECS[codec].size(like)
         held = receive(held, offers.read(offered.files[0].name), codec)
         assert digest(held) == offered.digest
-        assert list(offers.copy("p", holding(offered)).files) == []
-        before.digest = "of other weights"
-        assert offers.copy("p", before).whole, "as a coordinator that began anew says of what it did not send"
-        assert offers.copy("p", None).whole
-    error = max(float((held[key] - tensor).abs().max()) for key, tensor in ledger.weights("p").items())
-    assert error < 0.2, "what a refresh rounds away is in the next"
+        assert list(offers.weights("p", holding(offered)).files) == []
+        assert offers.weights("p", None).whole
+    assert offers.weights("p", first).whole, "so old a version is no longer followed"
 
 
-def test_bytes_are_those_of_what_is_missed(ledger: Ledger) -> None:
-    line = CopyLine("e3m0", 0, ledger.weights("p"))
-    like = shapes(ledger.weights("p"))
-    one, whole = CODECS["e3m0"].size(like), CODECS["fp32"].size(like)
-    assert (line.size(0), line.size(None)) == (0, whole)
-    for number in range(6):
-        close(ledger, number)
-        line.follow(ledger.round("p"), ledger.weights("p"))
-    assert [line.size(held) for held in (6, 5, 4)] == [0, one, 2 * one]
-    assert line.size(1) == whole, "so old a copy is no longer followed"
-
-
-def test_a_copy_travels_exactly_where_it_travels_whole(ledger: Ledger) -> None:
-    offers = WeightServer(ledger, RoundSettings())
-    first = offers.copy("p", None)
+def test_a_version_travels_exactly_where_it_travels_whole(ledger: Ledger) -> None:
+    ledger.settings = replace(ledger.settings, down_codec="fp32")
+    offers = WeightServer(ledger, "fp32")
+    first = offers.weights("p", None)
     close(ledger, 0)
-    offered = offers.copy("p", holding(first))
+    offered = offers.weights("p", holding(first))
     assert (offered.whole, offered.digest) == (True, digest(ledger.weights("p")))
     found = CODECS["fp32"].decode(offers.read(offered.files[0].name), shapes(ledger.weights("p")))
     assert all(torch.equal(tensor, ledger.weights("p")[key]) for key, tensor in found.items())
@@ -78,7 +66,7 @@ def test_a_copy_travels_exactly_where_it_travels_whole(ledger: Ledger) -> None:
 def test_many_who_ask_cost_one_look_at_the_disk(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = RoundSettings(replicas=1, outer="mean", down_codec="e3m0")
     ledger.settings = settings
-    offers, looks, real = WeightServer(ledger, settings), list[int](), ledger.store.get_version
+    offers, looks, real = WeightServer(ledger, "e3m0"), list[int](), ledger.store.get_version
     monkeypatch.setattr(ledger.store, "get_version", lambda part, n, sha: looks.append(n) or real(part, n, sha))
     for number in range(3):
         close(ledger, number)
@@ -101,7 +89,7 @@ class OfferedFiles(RoundsClient):
 
 
 def test_after_a_damaged_difference_a_worker_asks_for_the_whole(ledger: Ledger, tmp_path: Path) -> None:
-    offers = WeightServer(ledger, ledger.settings)
+    offers = WeightServer(ledger, "int8")
     client = OfferedFiles(offers)
     cache = WeightCache(client, "w", "", tmp_path, {"p": shapes(ledger.weights("p"))})
 

@@ -52,8 +52,8 @@ def test_four_workers_make_the_weights_of_one_process(network: Start, rounds: di
 @pytest.mark.parametrize(
     "rounds",
     [
-        {"model": "scorer", "context_by": "copies", "copies_codec": "e3m0"},
-        {"model": "scorer", "fragments": 2, "copies_codec": "int8"},
+        {"model": "scorer", "context_by": "copies", "down_codec": "e3m0"},
+        {"model": "scorer", "fragments": 2},
         {"model": "ar"},
         {"overlap": "eager"},
     ],
