@@ -24,6 +24,8 @@ from tests.serving.cli.terminal import Terminal
 from tests.serving.pretrained import write_model
 from tests.stages.importing.published import learnt, write_folder, write_gguf
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[int, str, str]]
 ASKED = ["the sea", "--max-tokens", 6, "--temperature", 0]
 
@@ -77,7 +79,6 @@ def test_a_file_answers_and_its_second_run_imports_nothing(gguf: Path, tmp_path:
     assert onesweep("run", entry, *ASKED)[:2] == (0, text)
 
 
-@pytest.mark.slow
 def test_a_conversation_stops_its_hosts_at_the_end(gguf: Path, tmp_path: Path, told: Told) -> None:
     checkpoint = told.checkpoint(gguf)
     terminal = Terminal("run", checkpoint, "--max-tokens", 6)
