@@ -39,7 +39,7 @@ from onesweep.stages.checkpoint.bundle import Bundle, bundle_draws, find_bundle
 from onesweep.stages.checkpoint.draft_head import has_draft_head
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import InputError, OnesweepError
-from onesweep.stages.host.sampling_validation import MAX_TEMPERATURE
+from onesweep.stages.limits import MAX_TEMPERATURE
 from onesweep.stages.pictures.trajectory import MAX_LEVELS
 
 CONTROL = "lan"  # the profile that is compared with plain loopback: what the lab itself costs

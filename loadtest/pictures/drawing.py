@@ -16,8 +16,8 @@ from onesweep.stages.backends.base import PictureRunner
 from onesweep.stages.checkpoint.bundle import Bundle
 from onesweep.stages.checkpoint.checkpoint import load_picture_part, load_router_net
 from onesweep.stages.checkpoint.manifest import read_manifest
+from onesweep.stages.limits import MAX_SEED
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.pictures.experts import Consultation, Rule, Turn
 from onesweep.stages.pictures.trajectory import (
     DEFAULT_SOLVER,

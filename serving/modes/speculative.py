@@ -18,7 +18,8 @@ from onesweep.serving.modes.tokenizer import Tokenizers
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.ring import RingView
 from onesweep.serving.router.session import Session
-from onesweep.stages.model.draft_tree import DEFAULT_BRANCHES, MAX_DRAFT, Draft, DraftLength, DraftPlan, SweepTime
+from onesweep.stages.limits import MAX_DRAFT
+from onesweep.stages.model.draft_tree import DEFAULT_BRANCHES, Draft, DraftLength, DraftPlan, SweepTime
 from onesweep.stages.model.speculation import MAX_DRAFT_TREE
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import invalid

@@ -29,11 +29,11 @@ from onesweep.stages.host.sampling_validation import (
     parse_shaping,
     plain_sampling,
 )
+from onesweep.stages.limits import MAX_ADDRESS, MAX_BRANCHES, MAX_CANDIDATES, MAX_LINK_MS, MAX_STEPS
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from onesweep.stages.model.draft_tree import MAX_BRANCHES
 from onesweep.stages.model.prefill import ATTEND_POSITIONS, max_new_symbols
 from onesweep.stages.model.samplers import SAMPLERS, Ode
-from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS, most_scored
+from onesweep.stages.model.scoring import MAX_LOGITS, most_scored
 from onesweep.stages.model.speculation import MAX_DRAFT_TREE, are_depths, tree_positions
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.telemetry.traces import parse_traceparent
@@ -42,13 +42,10 @@ from onesweep.stages.wire.channel import MAX_NAME
 from onesweep.stages.wire.messages import AnyWork, RingStep, StageWork, drafts_itself, has_more, work_of
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
-MAX_STEPS = 64
 MAX_TIMINGS = 64
 MAX_TIMING_MS = 1e11
 MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
 MAX_NUMBER = 1 << 62  # of a sweep or step; those that follow have larger ones
-MAX_ADDRESS = 256
-MAX_LINK_DELAY_MS = 500
 SPACE_BYTES, DIGEST_BYTES = 16, 32  # of a kept prefix
 
 
@@ -117,8 +114,8 @@ def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
 
 def check_link_delay(delay_ms: int, is_local: bool) -> None:
     """Raise StatusError unless this host may delay what it sends."""
-    if delay_ms > MAX_LINK_DELAY_MS:
-        raise invalid(f"a delay of {delay_ms} ms; at most {MAX_LINK_DELAY_MS} ms can be added to a link")
+    if delay_ms > MAX_LINK_MS:
+        raise invalid(f"a delay of {delay_ms} ms; at most {MAX_LINK_MS} ms can be added to a link")
     # anybody's request could hold up a host that serves others
     if delay_ms and not is_local:
         raise failed_precondition("delay is added to links on one machine only: this host listens on another address")

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.serving.modes.drafters.passes import SharedPasses
+from onesweep.stages.limits import MAX_CANDIDATES
 from onesweep.stages.model.draft_tree import Forks, LocalText
 from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_LOGITS
+from onesweep.stages.model.scoring import MAX_LOGITS
 from onesweep.stages.model.shaping import PLAIN, Shaping
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.status import StatusError

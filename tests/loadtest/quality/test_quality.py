@@ -84,8 +84,8 @@ def test_the_same_texts_from_a_running_router(
     ("modes", "sentence"),
     [
         ("ar,local", "mode local cannot be served: its weights are not there; there are sweep, chunked, ar"),
-        ("sweep,sweep:steps=9999", "sweep:steps=9999: steps must be 1 to"),
-        ("ar:temperature=1000", "ar:temperature=1000.0: temperature must be 0 to"),
+        ("sweep,sweep:steps=9999", "sweep:steps=9999: steps must be a whole number from 1 to"),
+        ("ar:temperature=1000", "ar:temperature=1000.0: temperature must be from 0 to"),
     ],
 )
 def test_what_a_router_refuses_is_said_once(

@@ -97,7 +97,6 @@ def test_candidates_are_drawn_a_little_colder(scene: Scene) -> None:
 
 def test_what_has_no_room_is_refused_before_a_host_is_asked(scene: Scene) -> None:
     for settings, sentence in (
-        ({"mode": "resample", "candidates": 1025}, "candidates must be 1 to 1024, not 1025"),
         ({"mode": "resample", "drafter": "lookup"}, "has no drafter 'lookup' here; choose from model"),
         ({"mode": "resample", "scorer": "scorer"}, "scorer 'scorer' cannot be served"),
         ({"mode": "resample", "max_tokens": 511}, r"prompt \(\d+ tokens\) and output \(511\)"),

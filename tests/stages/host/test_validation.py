@@ -13,10 +13,11 @@ from onesweep.stages.backends.sweep import FEATURES
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.host.parts import HostPlan, ModelSource, plan_host
 from onesweep.stages.host.validation import MAX_NUMBER, MAX_TIMINGS, parse_hop
+from onesweep.stages.limits import MAX_CANDIDATES
 from onesweep.stages.model.codec import CODECS, HIDDEN
 from onesweep.stages.model.llama import LlamaArchitecture
 from onesweep.stages.model.prefill import max_new_symbols
-from onesweep.stages.model.scoring import MAX_CANDIDATES, MAX_SCORED_ROWS
+from onesweep.stages.model.scoring import MAX_SCORED_ROWS
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import BATCH_BYTES
 from onesweep.stages.wire.messages import put_work, work_of
@@ -166,7 +167,7 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: p.timings.add(host="h", compute_ms=1e300), "or of years"),
     (lambda p: p.timings.add(host="h", received_bytes=(1 << 64) - 1), "a message of 18446744073709551615 bytes"),
     (lambda p: p.path.extend(["h:1"] * (MAX_TIMINGS + 1)), "a path of 65 hosts"),
-    (lambda p: p.path.append(""), "an address on the path must be 1 to 256 printable"),
+    (lambda p: p.path.append(""), "an address on the path must be 1 to 255 printable"),
     (lambda p: p.path.append("h:1\n"), "an address on the path must be"),
     (lambda p: p.path.append("x" * 257), "an address on the path must be"),
     (lambda p: setattr(p, "place", 1), "place 1 on a path of 0 hosts"),
