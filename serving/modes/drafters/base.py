@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onesweep.serving.modes.drafters.passes import SharedPasses
+from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
 from onesweep.stages.limits import MAX_CANDIDATES
 from onesweep.stages.model.draft_tree import Forks, LocalText
 from onesweep.stages.model.randomness import sample_symbols
@@ -102,3 +103,21 @@ class LocalSequence:
             logits = self.shaping.adjusted(self.text.logits_after(whole), np.array(alphabet.symbols(whole)))
             whole += sample_symbols(logits, self.temperature, self.seed, position, self.shaping)
         return whole[len(text) :], (time.perf_counter() - begin) * 1000
+
+
+def drafter_problem(model: LocalModel | None, tokenizer: Tokenizer) -> str:
+    """Why the router's own model does not draft for the hosts' model, whose tokenizer this is; empty where it does."""
+    why = ""
+    if model is not None:
+        if model.alphabet != tokenizer.alphabet:
+            why = f" (its model has {model.alphabet.size} symbols and the hosts' model {tokenizer.alphabet.size})"
+        elif model.tokenizer_id != tokenizer.id:
+            why = " (its model has another tokenizer than the hosts' model)"
+        else:
+            return ""
+    if tokenizer is BYTE_TOKENIZER:
+        return f"the router has no drafter that writes bytes{why}: start it with a bundle that has local/"
+    return (
+        f"the router has no drafter that writes the hosts' tokens{why}: make one with `onesweep distill`, and start "
+        "the router with that checkpoint"
+    )

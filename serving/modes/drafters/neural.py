@@ -13,6 +13,7 @@ from onesweep.serving.modes.drafters.base import LocalModel
 from onesweep.serving.modes.tokenizer import tokenizer_id
 from onesweep.stages.backends import drafting_runner
 from onesweep.stages.backends.base import CleanPiece, Continuations, GrowingPiece
+from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.model.draft_tree import Forks, LocalText
@@ -44,6 +45,12 @@ class NeuralModel(LocalModel):
         for stage, grown in zip(self.stages, zip(*texts, strict=True), strict=True):
             x = stage.grow([GrowingPiece(*each) for each in zip(x, grown, strict=True)])
         return self.stages[-1].next_byte(x)
+
+
+def read_local_model(directory: Path) -> NeuralModel | None:
+    """The drafter of a bundle or a checkpoint, if it has one. Blocks. Raises OnesweepError for one that is damaged."""
+    local = find_bundle(directory).local
+    return NeuralModel(local) if local else None
 
 
 class _NeuralText(LocalText):

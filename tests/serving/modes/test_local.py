@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from onesweep.serving.modes.drafters.available import MODEL, Drafters, misfit, read_drafters
-from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.base import LocalSequence, drafter_problem
+from onesweep.serving.modes.drafters.neural import NeuralModel, read_local_model
 from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
 from onesweep.stages.checkpoint.checkpoint import load_stage
@@ -69,17 +68,16 @@ def test_forks_read_what_each_would_alone(directory: Path) -> None:
 
 def test_drafters_of_other_symbols_are_named(tokens: Path, bundles: Path) -> None:
     spelling = read_pretrained_tokenizer(tokens, read_manifest(tokens))
-    drafters = read_drafters(tokens)
-    assert list(drafters.fitting(spelling)) == [MODEL]
-    assert drafters.problem(spelling) == ""
-    assert "its model has 300 symbols and the hosts' model 256" in drafters.problem(BYTE_TOKENIZER)
-    of_bytes = read_drafters(bundles / "own")
-    assert of_bytes.problem(BYTE_TOKENIZER) == ""
-    assert "256 symbols and the hosts' model 300" in of_bytes.problem(spelling)
-    assert "`onesweep distill`" in Drafters().problem(spelling)
+    model = read_local_model(tokens)
+    assert drafter_problem(model, spelling) == ""
+    assert "its model has 300 symbols and the hosts' model 256" in drafter_problem(model, BYTE_TOKENIZER)
+    of_bytes = read_local_model(bundles / "own")
+    assert drafter_problem(of_bytes, BYTE_TOKENIZER) == ""
+    assert "256 symbols and the hosts' model 300" in drafter_problem(of_bytes, spelling)
+    assert "`onesweep distill`" in drafter_problem(None, spelling)
     other = NeuralModel(tokens / "local")
     other.tokenizer_id = "0" * 64
-    assert misfit(other, spelling) == "has another tokenizer than the hosts' model"
+    assert "(its model has another tokenizer than the hosts' model)" in drafter_problem(other, spelling)
 
 
 def test_a_sequence_writes_symbols(directory: Path) -> None:

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.drafting import (
+from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.speculative import (
     MAX_MATCH,
     MAX_TOKENS,
     MIN_MATCH,
@@ -18,7 +19,6 @@ from onesweep.serving.modes.drafters.drafting import (
     LookupDrafter,
     ModelDrafter,
 )
-from onesweep.serving.modes.drafters.neural import NeuralModel
 from onesweep.stages.model.draft_tree import Draft, DraftLength, DraftPlan, SweepTime
 from onesweep.stages.model.vocabulary import Alphabet
 
