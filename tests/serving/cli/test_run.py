@@ -179,11 +179,9 @@ def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesw
     write_model(tmp_path / "model")
     code, out, err = onesweep("demo", tmp_path / "model", "--prompt", "the sea")
     assert code == 0, err
-    assert re.search(r"MB of memory: host-1 \d+, host-2 \d+, host-3 \d+\n", out)
-    (_, trips, tokens), (_, fewer, same) = re.findall(r"^(ar|ar-speculative) +(\d+) +(\d+) ", out, re.MULTILINE)
-    assert trips == tokens == same == "96"
-    assert int(fewer) <= 96
-    assert out.count("equal to `ar` by promise: checked") == 1
+    (trips, fewer) = re.findall(r"^ar(?:-speculative)? +\d+ ms +\d+ ms +(\d+) ", out, re.MULTILINE)
+    assert (trips, int(fewer) <= 96) == ("96", True)
+    assert "`ar-speculative` writes the text of `ar`: checked" in out
 
 
 @pytest.mark.parametrize(
