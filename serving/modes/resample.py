@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from onesweep.serving.modes import SCORERS
 from onesweep.serving.modes.base import Generation
 from onesweep.serving.modes.candidates import Branches, weigh
-from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.drafters.local_model import LocalSequence
 from onesweep.serving.modes.scored import ScoredMode, score
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
 from onesweep.serving.router.accounting import Account

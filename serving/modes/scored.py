@@ -5,7 +5,7 @@ from functools import partial
 from onesweep.serving.modes import MODEL, SCORERS
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.candidates import Floats, check_scores, read_scores
-from onesweep.serving.modes.drafters.base import LocalModel, drafter_problem
+from onesweep.serving.modes.drafters.local_model import LocalModel, drafter_problem
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from onesweep.serving.router.ring import RingView
 from onesweep.serving.router.session import Session

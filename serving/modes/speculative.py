@@ -13,7 +13,7 @@ from functools import partial
 from onesweep.serving.modes import BOTH, DRAFTERS, HOSTS, LOOKUP
 from onesweep.serving.modes.ar import ArMode, check_symbols
 from onesweep.serving.modes.base import Generation
-from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence, drafter_problem
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem
 from onesweep.serving.modes.tokenizer import Tokenizers
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.ring import RingView

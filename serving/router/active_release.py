@@ -10,8 +10,7 @@ from onesweep.serving.modes.ar import ArMode
 from onesweep.serving.modes.auto import AutoMode, Guide
 from onesweep.serving.modes.base import Mode
 from onesweep.serving.modes.chunked import ChunkedMode, SweepMode
-from onesweep.serving.modes.drafters.base import LocalModel
-from onesweep.serving.modes.drafters.neural import read_local_model
+from onesweep.serving.modes.drafters.local_model import LocalModel, read_local_model
 from onesweep.serving.modes.frontier import Frontier, read_frontier
 from onesweep.serving.modes.latency_model import LatencyModel
 from onesweep.serving.modes.local import LocalMode

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from onesweep.serving.modes.drafters.base import LocalSequence, drafter_problem
-from onesweep.serving.modes.drafters.neural import NeuralModel, read_local_model
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem, read_local_model
 from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
 from onesweep.stages.checkpoint.checkpoint import load_stage
@@ -43,7 +42,7 @@ def logits_of(directory: Path, text: list[int]) -> torch.Tensor:
 
 
 def test_a_text_is_read_as_the_model_reads_it(directory: Path) -> None:
-    model = NeuralModel(directory)
+    model = LocalModel(directory)
     text, encode = model.open(20), model.alphabet.encode
     for known in ([7], TEXT, TEXT, TEXT[:3], [*TEXT[:3], 8, 9], TEXT[1:]):
         expected = logits_of(directory, known)[-1:]
@@ -51,7 +50,7 @@ def test_a_text_is_read_as_the_model_reads_it(directory: Path) -> None:
 
 
 def test_forks_read_what_each_would_alone(directory: Path) -> None:
-    model = NeuralModel(directory)
+    model = LocalModel(directory)
     text = model.open(20)
     text.logits_after(model.alphabet.encode(TEXT))
     forks, texts = text.fork(3, 4), [list(TEXT) for _ in range(3)]
@@ -75,13 +74,13 @@ def test_drafters_of_other_symbols_are_named(tokens: Path, bundles: Path) -> Non
     assert drafter_problem(of_bytes, BYTE_TOKENIZER) == ""
     assert "256 symbols and the hosts' model 300" in drafter_problem(of_bytes, spelling)
     assert "`onesweep distill`" in drafter_problem(None, spelling)
-    other = NeuralModel(tokens / "local")
+    other = LocalModel(tokens / "local")
     other.tokenizer_id = "0" * 64
     assert "(its model has another tokenizer than the hosts' model)" in drafter_problem(other, spelling)
 
 
 def test_a_sequence_writes_symbols(directory: Path) -> None:
-    model = NeuralModel(directory)
+    model = LocalModel(directory)
     start, alphabet = model.alphabet.encode(TEXT), model.alphabet
     written, _ = LocalSequence(model, 40, 0.0, 3)._write(start, 12)
     assert alphabet.count(written) == 12
@@ -92,5 +91,5 @@ def test_a_sequence_writes_symbols(directory: Path) -> None:
 
 
 def test_a_context_is_that_of_the_model(tokens: Path) -> None:
-    assert NeuralModel(tokens).positions == ARCHITECTURE.positions
-    assert replace(ARCHITECTURE, layers=(1,)) == NeuralModel(tokens / "local").architecture
+    assert LocalModel(tokens).positions == ARCHITECTURE.positions
+    assert replace(ARCHITECTURE, layers=(1,)) == LocalModel(tokens / "local").architecture

@@ -10,8 +10,7 @@ import pytest
 
 from onesweep.serving.client.client import Client, RequestRefused, Result
 from onesweep.serving.modes.candidates import Branches
-from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
 from onesweep.serving.modes.resample import IMPORTED
 from onesweep.stages.model.llama import LlamaStage
 from tests.serving.pretrained import ALPHABET, ARCHITECTURE, DRAFTER, ids, panicking, text_of, write_model, written
@@ -28,7 +27,7 @@ class Scene:
     client: Client
     model: list[LlamaStage]
     drafter: list[LlamaStage]
-    local: NeuralModel
+    local: LocalModel
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator
     directory: Path = tmp_path_factory.mktemp("drafted")
     model, drafter = write_model(directory), write_model(directory / "local", seed=1, architecture=DRAFTER)
     with local_ring(directory, 3) as client:
-        yield Scene(client, model, drafter, NeuralModel(directory / "local"))
+        yield Scene(client, model, drafter, LocalModel(directory / "local"))
 
 
 def write(scene: Scene, mode: str, **settings: Any) -> Result:
