@@ -24,8 +24,8 @@ from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import load_picture_part, load_router_net
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.host.parts import ModelKind
+from onesweep.stages.limits import MAX_SEED
 from onesweep.stages.model.codec import CODECS, HIDDEN, codec_named
-from onesweep.stages.model.randomness import MAX_SEED
 from onesweep.stages.pictures.experts import MAX_MOVES, Consultation, Turn
 from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, most_pictures, range_sigmas
 from onesweep.stages.v1 import stage_pb2

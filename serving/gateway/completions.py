@@ -31,9 +31,9 @@ from onesweep.serving.gateway.fields import (
     PlainFormat,
     TextRequest,
 )
-from onesweep.serving.router.request import MAX_SEED
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import OnesweepError
+from onesweep.stages.limits import MAX_SEED
 
 
 def costs_of(result: Result) -> dict[str, Any]:

@@ -20,14 +20,7 @@ from pydantic import (
 from onesweep.serving.drawing import DRAWING_MODES
 from onesweep.serving.router.request import (
     DEFAULT_MAX_BYTES,
-    MAX_BIAS,
-    MAX_BIASES,
-    MAX_COUNT,
-    MAX_LINK_MS,
-    MAX_LOGPROBS,
     MAX_MESSAGES,
-    MAX_PENALTY,
-    MAX_SEED,
     MAX_STOP_BYTES,
     MAX_STOPS,
     MAX_TIMEOUT_S,
@@ -36,6 +29,7 @@ from onesweep.serving.router.request import (
     is_decimal,
 )
 from onesweep.stages.host.schema_check import OF_CALLS
+from onesweep.stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LINK_MS, MAX_LOGPROBS, MAX_PENALTY, MAX_SEED
 
 MAX_FIELDS = 64
 MAX_CHOICES = 16

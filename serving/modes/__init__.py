@@ -26,7 +26,7 @@ SHAPED = ("ar", "ar-speculative", "local", "auto")
 # Those whose every token is one that the hosts drew: it can be told how likely it was, and be held to a schema.
 TELLING = ("ar", "ar-speculative", "auto")
 # Of `ar-speculative`, by the name that a request has for them.
-DRAFTERS = ("hosts", "both", "model", "lookup")
+HOSTS, BOTH, MODEL, LOOKUP = DRAFTERS = ("hosts", "both", "model", "lookup")
 # Models of the hosts that can score given symbols, by the name that a request has for them. The first that is served is
 # the default.
 SCORERS: Mapping[str, ModelKind] = {"scorer": "scorer", "ar": "ar"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.drafters.local_model import LocalSequence
 from onesweep.serving.modes.drafters.passes import DraftJob
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.stages.v1 import stage_pb2

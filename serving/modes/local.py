@@ -7,7 +7,7 @@ import numpy as np
 
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.candidates import Branches
-from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from onesweep.serving.router.accounting import Account
 from onesweep.stages.wire.status import invalid

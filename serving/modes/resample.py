@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from onesweep.serving.modes import SCORERS
 from onesweep.serving.modes.base import Generation
 from onesweep.serving.modes.candidates import Branches, weigh
-from onesweep.serving.modes.drafters.base import LocalSequence
+from onesweep.serving.modes.drafters.local_model import LocalSequence
 from onesweep.serving.modes.scored import ScoredMode, score
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
 from onesweep.serving.router.accounting import Account
@@ -55,11 +55,11 @@ class ResampleMode(ScoredMode):
         self.check_candidates(request, candidates, chunk)
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        name, (_, model), (chunk, candidates) = self.scorer(request), self.drafter(request), self._sizes(request)
+        name, (chunk, candidates) = self.scorer(request), self._sizes(request)
         account.scorer, alphabet = name, self.tokenizer.alphabet
         reach = alphabet.count(request.prompt) + request.max_symbols
         temperature = self._usual.coolness * request.temperature
-        drafter = Branches(LocalSequence(model, reach, temperature, request.seed, request.due_at))
+        drafter = Branches(LocalSequence(self.drafter, reach, temperature, request.seed, request.due_at))
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
         capacity = reach - 1
         with Session(self.ring, SCORERS[name], capacity, request.due_at, account) as session:

@@ -2,11 +2,10 @@
 
 from functools import partial
 
-from onesweep.serving.modes import SCORERS
+from onesweep.serving.modes import MODEL, SCORERS
 from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.candidates import Floats, check_scores, read_scores
-from onesweep.serving.modes.drafters.available import Drafters
-from onesweep.serving.modes.drafters.base import LocalModel
+from onesweep.serving.modes.drafters.local_model import LocalModel, drafter_problem
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
 from onesweep.serving.router.ring import RingView
 from onesweep.serving.router.session import Session
@@ -32,15 +31,15 @@ class ScoredMode(Mode):
     # int8 by default: 32 candidates of 32 bytes take 162 KB a hop instead of 530 KB, and their shares move by 2 %.
     codecs = tuple(HIDDEN)
 
-    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers) -> None:
-        self.ring, self.drafters, self.tokenizers = ring, drafters, tokenizers
+    def __init__(self, ring: RingView, drafter: LocalModel | None, tokenizers: Tokenizers) -> None:
+        self.ring, self.local, self.tokenizers = ring, drafter, tokenizers
 
     @property
     def problem(self) -> str:
         model = next(iter(self._models.values()), None)
         if model is None:
             return "the hosts have no scorer (neither scorer/ nor ar/ in their checkpoint)"
-        return self.tokenizers.problem(model) or self.drafters.problem(self.tokenizer)
+        return self.tokenizers.problem(model) or drafter_problem(self.local, self.tokenizer)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -60,11 +59,11 @@ class ScoredMode(Mode):
         """The scorer that `request` asks for, or the default. Meaningful while there is no `problem`."""
         return request.scorer or self.served[0]
 
-    def drafter(self, request: Generation) -> tuple[str, LocalModel]:
-        """The drafter that `request` asks for, or the default. Meaningful as above, and once it was checked."""
-        fitting = self.drafters.fitting(self.tokenizer)
-        name = request.drafter or next(iter(fitting))
-        return name, fitting[name]
+    @property
+    def drafter(self) -> LocalModel:
+        """The router's own model. Meaningful as above."""
+        assert self.local is not None
+        return self.local
 
     def check(self, request: Generation) -> None:
         name = self.scorer(request)
@@ -74,16 +73,12 @@ class ScoredMode(Mode):
                 f"scorer {name!r} cannot be served: the hosts have no {FOLDERS[SCORERS[name]]} in their checkpoint; "
                 f"choose from {', '.join(self.served)}"
             )
-        drafters = self.drafters.fitting(self.tokenizer)
-        if request.drafter is not None and request.drafter not in drafters:
-            raise failed_precondition(
-                f"mode {self.name} has no drafter {request.drafter!r} here; choose from {', '.join(drafters)}"
-            )
-        _, drafter = self.drafter(request)
+        if request.drafter not in (None, MODEL):
+            raise failed_precondition(f"mode {self.name} has no drafter {request.drafter!r} here; choose from {MODEL}")
         alphabet, noun = self.tokenizer.alphabet, self.tokenizer.noun
         prompt = alphabet.count(request.prompt)
         need = prompt + request.max_symbols
-        for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", drafter.positions)):
+        for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", self.drafter.positions)):
             if need > context:
                 raise invalid(
                     f"prompt ({prompt} {noun}) and output ({request.max_symbols}) need a context of {need} {noun} in "
@@ -96,7 +91,7 @@ class ScoredMode(Mode):
 
     def most_candidates(self, request: Generation, length: int) -> int:
         """Candidates of `length` symbols that a step of `request` may have: nothing is drafted for more."""
-        return self.drafter(request)[1].most_branches(length)
+        return self.drafter.most_branches(length)
 
     def check_candidates(self, request: Generation, count: int, length: int) -> None:
         """Raise Refusal where hosts or the drafter have no room for so many candidates of `length` symbols."""

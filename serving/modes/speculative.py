@@ -3,27 +3,160 @@
 Exact: every symbol is the one that the pipeline itself samples at its place, so the text is that of `ar`.
 """
 
+import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 from functools import partial
 
-from onesweep.serving.modes import DRAFTERS
+from onesweep.serving.modes import BOTH, DRAFTERS, HOSTS, LOOKUP
 from onesweep.serving.modes.ar import ArMode, check_symbols
 from onesweep.serving.modes.base import Generation
-from onesweep.serving.modes.drafters.available import MODEL, Drafters
-from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.drafting import AsyncDrafting, BothDrafter, Drafter, LookupDrafter, ModelDrafter
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem
 from onesweep.serving.modes.tokenizer import Tokenizers
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.ring import RingView
 from onesweep.serving.router.session import Session
-from onesweep.stages.model.draft_tree import DEFAULT_BRANCHES, MAX_DRAFT, Draft, DraftLength, DraftPlan, SweepTime
+from onesweep.stages.limits import MAX_DRAFT
+from onesweep.stages.model.draft_tree import (
+    DEFAULT_BRANCHES,
+    Draft,
+    DraftLength,
+    DraftPlan,
+    SweepTime,
+    TreeGrower,
+    chosen,
+)
 from onesweep.stages.model.speculation import MAX_DRAFT_TREE
+from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import invalid
 
-HOSTS, BOTH, LOOKUP = "hosts", "both", "lookup"
+# Bytes that must have been seen before to expect the same continuation, and most that are looked for.
+MIN_MATCH, MAX_MATCH = 4, 24
+# The same in tokens, each of which is several bytes.
+MIN_TOKENS, MAX_TOKENS = 2, 8
+# A match of so many bytes is trusted over a model.
+SURE_MATCH = 8
+# The same in tokens.
+SURE_TOKENS = 3
+
+
+class Drafter(ABC):
+    """Guesses symbols for one request. Texts are in their encoding."""
+
+    @abstractmethod
+    async def draft(self, text: bytes, plan: DraftPlan) -> Draft:
+        """Guesses of what comes after `text`."""
+
+
+class ModelDrafter(Drafter):
+    """A model on the router's own machine, sampling with the request's own random numbers."""
+
+    def __init__(self, sequence: LocalSequence, worth: DraftLength) -> None:
+        self.model, self.worth = sequence.model, worth
+        alphabet = sequence.model.alphabet
+        self._grower = TreeGrower(sequence.text, alphabet, worth, sequence.temperature, sequence.seed, sequence.shaping)
+
+    async def draft(self, text: bytes, plan: DraftPlan) -> Draft:
+        loop = asyncio.get_running_loop()
+        growth = await loop.run_in_executor(self.model.compute, self._grower.grow, text, plan)
+        return growth.draft(chosen(growth, plan, self.worth))
+
+
+class LookupDrafter(Drafter):
+    """Guesses what followed the last time that the text ended like this."""
+
+    def __init__(self, worth: DraftLength, alphabet: Alphabet = BYTES, min_match: int | None = None) -> None:
+        self.worth, self.alphabet = worth, alphabet
+        least, self.most = (MIN_MATCH, MAX_MATCH) if alphabet == BYTES else (MIN_TOKENS, MAX_TOKENS)
+        self.least = min_match or least
+
+    async def draft(self, text: bytes, plan: DraftPlan) -> Draft:
+        found = self.alphabet.symbols(self._found(text, min(plan.guesses or self.worth.length(), plan.most)))
+        return Draft(tuple(found), tuple(range(len(found))), (self.worth.acceptance,) * len(found))
+
+    def _found(self, text: bytes, count: int) -> bytes:
+        known, cut = self.alphabet.count(text), self.alphabet.cut
+        for length in range(min(self.most, known - 1), self.least - 1, -1):
+            found = self._before(text, cut(text, known - length))
+            if found >= 0:
+                return cut(text, found + length, found + length + count)
+        return b""
+
+    def _before(self, text: bytes, ending: bytes) -> int:
+        """Which symbol of `text` the last `ending` begins with that is not its end; -1 where there is none."""
+        width = self.alphabet.symbol_bytes
+        found = text.rfind(ending, 0, len(text) - width)
+        while found > 0 and found % width:  # halves of two neighbours may look like a symbol
+            found = text.rfind(ending, 0, found + len(ending) - 1)
+        return found // width
+
+
+class BothDrafter(Drafter):
+    """Lookup where a long match makes it sure, else the model."""
+
+    def __init__(self, model: ModelDrafter) -> None:
+        alphabet = model.model.alphabet
+        sure = SURE_MATCH if alphabet == BYTES else SURE_TOKENS
+        self.lookup, self.model = LookupDrafter(model.worth, alphabet, min_match=sure), model
+
+    async def draft(self, text: bytes, plan: DraftPlan) -> Draft:
+        found = await self.lookup.draft(text, plan)
+        return found if found.symbols else await self.model.draft(text, plan)
+
+
+# Drafting while a sweep is under way: the next guesses, as if all that were sent stood.
+
+# That the guesses stand, and the symbol after them too: below it, others need the processor more.
+LEAST_CHANCE = 0.2
+
+
+# One run at a time: a second one in flight counts only if the first stands whole, at acceptance 0.8 and four guesses in
+# a third of the cases, and hosts would compute three times what is used.
+class AsyncDrafting:
+    """Drafts of one request, made ahead. A draft is used if the sweep brings what it was drafted after."""
+
+    def __init__(self, drafter: Drafter, worth: DraftLength, alphabet: Alphabet, account: Account) -> None:
+        self.drafter, self.worth, self.alphabet, self.account = drafter, worth, alphabet, account
+        self._task: asyncio.Task[Draft] | None = None
+        self._plan = DraftPlan(0)
+        self._after = list[int]()
+
+    def begin(self, text: bytes, draft: Draft, plan: DraftPlan) -> None:
+        """A sweep with `draft` after `text` is on its way: draft what follows, where that is likely to be used."""
+        most = plan.most - draft.first
+        pays = draft.chance * self.worth.acceptance >= LEAST_CHANCE
+        if most < 2 or not pays or not 0 < draft.compute_ms < self.worth.sweeps.ms(len(draft.symbols)):
+            return
+        self._after = list(draft.symbols[: draft.first])
+        guesses = None if plan.guesses is None else plan.guesses + 1
+        self._plan = DraftPlan(most, guesses, plan.branches)
+        self._task = asyncio.create_task(self.drafter.draft(text + self.alphabet.encode(self._after), self._plan))
+
+    async def take(self, written: list[int]) -> Draft | None:
+        """The next draft, now that the sweep brought this; None where it has to be drafted yet."""
+        if self._task is None:
+            return None
+        task, self._task = self._task, None
+        right = written[:-1] == self._after
+        if not right:
+            self._plan.given_up.set()
+        drafted = await task  # it has the thread that would draft anew
+        rest = drafted.after(written[-1]) if right else None
+        self.account.ahead_ms += drafted.compute_ms
+        if rest is None:
+            self.account.local_compute_ms += drafted.compute_ms
+        else:
+            self.account.ahead_used += 1
+        return rest
+
+    def close(self) -> None:
+        """The request is over."""
+        self._plan.given_up.set()
+        if self._task is not None:
+            self._task.cancel()
 
 
 # The hosts draw at every guess with the numbers that `ar` would use there, and keep guesses that agree. Rejection
@@ -34,14 +167,14 @@ class SpeculativeMode(ArMode):
 
     name = "ar-speculative"
 
-    def __init__(self, ring: RingView, drafters: Drafters, tokenizers: Tokenizers) -> None:
+    def __init__(self, ring: RingView, drafter: LocalModel | None, tokenizers: Tokenizers) -> None:
         super().__init__(ring, tokenizers)
-        self.drafters = drafters
+        self.local = drafter
         sweeps = SweepTime()
         self._worth = {name: DraftLength(sweeps) for name in DRAFTERS}
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        name = request.drafter or (HOSTS if self._hosts_draft else BOTH if self._roomy(request) else LOOKUP)
+        name = request.drafter or (HOSTS if self._hosts_draft else BOTH if self._is_roomy(request) else LOOKUP)
         account.drafter = name
         if name == HOSTS:
             async with aclosing(self._by_hosts(request, account)) as pieces:
@@ -133,22 +266,22 @@ class SpeculativeMode(ArMode):
         worth = self._worth[name]
         if name == LOOKUP:
             return LookupDrafter(worth, self.tokenizer.alphabet)
-        fitting = self.drafters.fitting(self.tokenizer)
-        if MODEL not in fitting:
-            why = self.drafters.problem(self.tokenizer)
-            raise invalid(f"drafter {name!r} cannot be used, {why}; drafter 'lookup' needs none")
-        model, noun = fitting[MODEL], self.tokenizer.noun
-        if MODEL not in self._roomy(request):
+        if problem := drafter_problem(self.local, self.tokenizer):
+            raise invalid(f"drafter {name!r} cannot be used, {problem}; drafter 'lookup' needs none")
+        model, noun = self.local, self.tokenizer.noun
+        assert model is not None
+        if not self._is_roomy(request):
             raise invalid(f"the drafter's context is {model.positions} {noun}, {self._reach(request)} are needed")
         reach, temperature, seed = self._reach(request), request.temperature, request.seed
         sequence = LocalSequence(model, reach, temperature, seed, shaping=request.shaping)
         drafting = ModelDrafter(sequence, worth)
         return BothDrafter(drafting) if name == BOTH else drafting
 
-    def _roomy(self, request: Generation) -> list[str]:
-        """Names of the router's models that write in the hosts' symbols, and have room for the whole text."""
-        fitting = self.drafters.fitting(self.tokenizer)
-        return [name for name, model in fitting.items() if self._reach(request) <= model.positions]
+    def _is_roomy(self, request: Generation) -> bool:
+        """True if the router's model writes in the hosts' symbols, and has room for the whole text."""
+        if self.local is None or drafter_problem(self.local, self.tokenizer):
+            return False
+        return self._reach(request) <= self.local.positions
 
     def _reach(self, request: Generation) -> int:
         """Symbols of the whole text."""

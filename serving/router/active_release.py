@@ -10,7 +10,7 @@ from onesweep.serving.modes.ar import ArMode
 from onesweep.serving.modes.auto import AutoMode, Guide
 from onesweep.serving.modes.base import Mode
 from onesweep.serving.modes.chunked import ChunkedMode, SweepMode
-from onesweep.serving.modes.drafters.available import NO_DRAFTERS, Drafters, read_drafters
+from onesweep.serving.modes.drafters.local_model import LocalModel, read_local_model
 from onesweep.serving.modes.frontier import Frontier, read_frontier
 from onesweep.serving.modes.latency_model import LatencyModel
 from onesweep.serving.modes.local import LocalMode
@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 class RouterParts:
     """The router's own parts of a release."""
 
-    drafters: Drafters
+    # The drafter, and what mode `local` is.
+    local: LocalModel | None
     guide: Guide
     # The bundle.
     directory: Path | None
@@ -46,9 +47,9 @@ class RouterParts:
         if directory is not None and bundle_draws(directory):
             experts = find_bundle(directory).experts
             first = FirstHost(experts) if experts else None
-            return cls(NO_DRAFTERS, Guide(), directory, drawing=LocalDrawing(directory), first=first)
-        drafters = read_drafters(directory) if directory else NO_DRAFTERS
-        digest = drafters.local.digest if drafters.local else ""
+            return cls(None, Guide(), directory, drawing=LocalDrawing(directory), first=first)
+        local = read_local_model(directory) if directory else None
+        digest = local.digest if local else ""
         tokenizers = read_tokenizers(directory) if directory else NO_TOKENIZERS
         guide, path = Guide(), directory / FRONTIER_NAME if directory else None
         if frontier is not None:
@@ -59,7 +60,7 @@ class RouterParts:
             except InputError as error:
                 log.warning("%s", error)
                 guide = Guide(problem=str(error))
-        return cls(drafters, guide, directory, tokenizers)
+        return cls(local, guide, directory, tokenizers)
 
 
 @dataclass(eq=False)
@@ -108,14 +109,14 @@ class ActiveRelease:
 
 def all_modes(ring: RingView, own: RouterParts, conditions: LatencyModel) -> dict[str, Mode]:
     """Every mode over a ring and the router's own models; `auto` chooses by its guide and `conditions`."""
-    drafters, tokenizers = own.drafters, own.tokenizers
+    local, tokenizers = own.local, own.tokenizers
     fixed: list[Mode] = [
         SweepMode(ring, tokenizers),
         ChunkedMode(ring, tokenizers),
-        ResampleMode(ring, drafters, tokenizers),
+        ResampleMode(ring, local, tokenizers),
         ArMode(ring, tokenizers),
-        SpeculativeMode(ring, drafters, tokenizers),
-        LocalMode(drafters.local, tokenizers),
+        SpeculativeMode(ring, local, tokenizers),
+        LocalMode(local, tokenizers),
     ]
     modes = {mode.name: mode for mode in fixed}
     return modes | {AutoMode.name: AutoMode(ring, modes, own.guide, conditions)}

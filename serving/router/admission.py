@@ -11,7 +11,7 @@ waits, unless fewer than an eighth are with batch requests.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -68,9 +68,15 @@ class AdmittedRequest:
 class Admission:
     """The router's places. Lives on the event loop."""
 
-    def __init__(self, settings: AdmissionSettings | None = None, reserves: bool = False) -> None:
-        """:param reserves: whether there may be more than one key."""
-        self.settings = settings or AdmissionSettings()
+    def __init__(
+        self,
+        settings: AdmissionSettings | None = None,
+        reserves: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """:param reserves: whether there may be more than one key.
+        :param clock: seconds; it measures how long requests take, and what a key's rate allows."""
+        self.settings, self._clock = settings or AdmissionSettings(), clock
         # In flight, and how many of them are batch requests.
         self.requests = self.batches = 0
         self._usage: dict[str, Usage] = {}
@@ -109,12 +115,12 @@ class Admission:
         usage.bytes_today += max_bytes
         try:
             await self._take_place(key, usage, min(self.settings.queue_wait_s, left_s), batch)
-            begin = time.monotonic()
+            begin = self._clock()
             try:
                 async with self._pace:
                     yield ticket
             finally:
-                took_s = time.monotonic() - begin
+                took_s = self._clock() - begin
                 self._mean_s += LEARN * (took_s - self._mean_s) if self._mean_s else took_s
                 self._leave(usage, batch)
         finally:
@@ -133,7 +139,7 @@ class Admission:
         self._check_bytes(key, usage, max_bytes)
         if key.rate is None:
             return
-        now_s, most = time.monotonic(), max(key.rate, 1.0)
+        now_s, most = self._clock(), max(key.rate, 1.0)
         usage.allowance = min(most, usage.allowance + (now_s - usage.topped_up_s) * key.rate)
         usage.topped_up_s = now_s
         if usage.allowance < 1.0:

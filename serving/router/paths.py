@@ -39,8 +39,14 @@ Weights = tuple[str, ...]
 class HostLink:
     """One host as the router sees it."""
 
-    def __init__(self, entry: HostEntry, hop_timeout_s: float, security: Security = LOOPBACK_ONLY) -> None:
-        self.entry = entry
+    def __init__(
+        self,
+        entry: HostEntry,
+        hop_timeout_s: float,
+        security: Security = LOOPBACK_ONLY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.entry, self.clock = entry, clock
         self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security)
         self.info: stage_pb2.DescribeResponse | None = None
         # What it has loaded, the newest last.
@@ -49,7 +55,7 @@ class HostLink:
         self.problem = f"host {entry.name} at {entry.address} was not reached yet"
         # Something to mend, though requests can use it; empty where nothing is known.
         self.warning = ""
-        # What an audit found against it: it gets no work until then, by the monotonic clock.
+        # What an audit found against it: it gets no work until then, by the clock.
         self.quarantined, self.quarantined_until = "", 0.0
         # Of this router, under way.
         self.sessions = 0
@@ -74,7 +80,7 @@ class HostLink:
         """Seconds without an answer to a keep-warm message, if those are too many."""
         if self.relay.asked_at is None:
             return None
-        quiet_s = time.monotonic() - self.relay.asked_at
+        quiet_s = self.clock() - self.relay.asked_at
         usual_s = SILENT_S + 3 * (self.relay.least_rtt_ms or 0.0) / 1000
         late_s = max(self.relay.late_ms, self.info.stall_ms if self.info else 0) / 1000
         # No longer than a description is waited for, whatever the host says of itself.
@@ -113,7 +119,7 @@ class HostLink:
         self.hear(info)
         self.warning = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
         self.hear_prefixes(info.prefixes)
-        if time.monotonic() >= self.quarantined_until:
+        if self.clock() >= self.quarantined_until:
             self.quarantined = ""
         if self.quarantined:
             self.problem = f"host {self.entry.name} at {self.entry.address} is quarantined: {self.quarantined}"
@@ -223,17 +229,18 @@ SUSPECT_S = 3.0
 class Suspects:
     """Links between hosts that lost work a moment ago."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._until: dict[tuple[str, str], float] = {}
 
     def add(self, source: str, target: str) -> None:
         """:param source, target: addresses."""
-        now = time.monotonic()
+        now = self._clock()
         self._until = {pair: until for pair, until in self._until.items() if until > now}
         self._until[source, target] = now + SUSPECT_S
 
     def __contains__(self, pair: tuple[str, str]) -> bool:
-        return self._until.get(pair, 0.0) > time.monotonic()
+        return self._until.get(pair, 0.0) > self._clock()
 
 
 # The router chooses, and hosts dial only where their own --next allows: nobody else knows where a request's sessions

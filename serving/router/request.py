@@ -11,26 +11,32 @@ from typing import Any
 
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import flag, setting
+from onesweep.stages.limits import (
+    MAX_BRANCHES,
+    MAX_CANDIDATES,
+    MAX_COUNT,
+    MAX_DRAFT,
+    MAX_LINK_MS,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
+    MAX_STEPS,
+    MAX_TEMPERATURE,
+)
+from onesweep.stages.settings import flag, limits, setting
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
 ROUTER_HELP = f"default: what is up, else {DEFAULT_ROUTER}; A,B: either"
-MAX_COUNT = (1 << 32) - 1
-MAX_SEED = (1 << 64) - 1
 # No text is longer.
 MAX_PROMPT_BYTES = 1 << 20
 DEFAULT_MAX_BYTES = 128
 MAX_STOPS = 4
 MAX_STOP_BYTES = 256
 MAX_MESSAGES = 1024
-MAX_BIASES, MAX_BIAS = 300, 100
 MAX_TOOLS, MAX_TOOLS_BYTES = 128, 64 << 10
-MAX_PENALTY = 2
-MAX_LOGPROBS = 20
 # Of a whole request: without a deadline of its own, and at most.
 DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S = 120.0, 3600.0
-# Delay that a request may add to every hop.
-MAX_LINK_MS = 500
 PRIORITIES = ("interactive", "batch")
 
 
@@ -69,7 +75,7 @@ class Request:
         "tokens a sweep",
         metavar="C",
     )
-    temperature: float | None = setting(None, "0 = most likely (0.8)", metavar="T")
+    temperature: float | None = setting(None, "0 = most likely (0.8)", metavar="T", least=0, most=MAX_TEMPERATURE)
     top_p: float | None = _shape(
         "draw from the most likely tokens that have this share together (1)", 1.0, metavar="P", above=0, most=1
     )
@@ -100,10 +106,10 @@ class Request:
         1.0,
         "divides the logits of tokens in prompt or text; 1 = none",
         above=0,
-        most=10,
+        most=MAX_REPETITION_PENALTY,
     )
     steps: int | None = _count(
-        "Euler steps in each block (8)", "Euler steps in each block: sweep, chunked", metavar="K"
+        "Euler steps in each block (8)", "Euler steps in each block: sweep, chunked", most=MAX_STEPS, metavar="K"
     )
     codec: str | None = _name(
         "what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)",
@@ -121,9 +127,12 @@ class Request:
     draft: int | None = _count(
         "tokens guessed a sweep, ar-speculative (what pays)",
         "tokens guessed a sweep: ar-speculative",
+        most=MAX_DRAFT,
     )
     branches: int | None = _count(
-        "alternatives guessed at a place, ar-speculative (what pays)", "alternatives guessed at a place: ar-speculative"
+        "alternatives guessed at a place, ar-speculative (what pays)",
+        "alternatives guessed at a place: ar-speculative",
+        most=MAX_BRANCHES,
     )
     scorer: str | None = _name(
         "who scores, mode resample: scorer, ar (what is there)",
@@ -133,6 +142,7 @@ class Request:
     candidates: int | None = _count(
         "scored in a sweep, mode resample (16); mode local: the likeliest of M",
         "continuations scored in a sweep: resample; written, the likeliest kept: local",
+        most=MAX_CANDIDATES,
         metavar="M",
     )
     budget_ms: int | None = _count(
@@ -149,7 +159,7 @@ class Request:
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # Have `AsyncClient.events` tell ln of the probability of each token, and of so many of the most likely ones.
-    logprobs: int | None = None
+    logprobs: int | None = field(default=None, metadata=limits(least=0, most=MAX_LOGPROBS))
     # The text is JSON by this schema, which is JSON itself: modes `ar` and `ar-speculative`.
     json_schema: str = ""
     # The text ends before the first of them.
@@ -173,12 +183,11 @@ class Request:
         if not limited:
             values["max_bytes"] = DEFAULT_MAX_BYTES
         for f in SETTINGS:
-            if values.get(f.name) is not None:
-                _check_sendable(f, values[f.name])
+            if values.get(f.name) is not None and (problem := bounds_problem(f, values[f.name])):
+                raise InputError(problem)
         return router_pb2.GenerateRequest(
             prompt=_raw("prompt", self.prompt),
             **values,
-            logprobs=_checked_logprobs(self.logprobs),
             json_schema=_raw("JSON schema", self.json_schema).decode(),
             logit_bias=_checked_biases(self.logit_bias),
             stops=[_raw("stop string", stop) for stop in self.stops],
@@ -216,19 +225,16 @@ def given_in(message: router_pb2.GenerateRequest) -> dict[str, Any]:
     return {name: getattr(message, name) for name in OPTIONAL if has(name)}
 
 
-def _check_sendable(f: Field[Any], value: object) -> None:
-    """Raise InputError unless a message can carry `value`."""
+def bounds_problem(f: Field[Any], value: object) -> str:
+    """Why a setting cannot be `value`, for the client and for the router; empty where it can."""
     if f.metadata.get("name"):
-        _word(f.name, str(value))
-        return
-    bounds = f.metadata["bounds"]
-    least, most = bounds.least, bounds.most
-    if is_decimal(f):
-        if not isinstance(value, int | float) or not bounds.hold(value):
-            shown = bounds.words(value) if isinstance(value, int | float) else "a number"
-            raise InputError(f"{f.name} must be {shown}, not {value!r}")
-    elif least is not None and (not isinstance(value, int) or not least <= value <= most):
-        raise InputError(f"{f.name} must be a whole number from {least} to {most}, not {value!r}")
+        word = str(value)
+        return "" if word.isascii() else f"unknown {f.name} {word!r}: its name has letters that no {f.name} has"
+    bounds, decimal = f.metadata["bounds"], is_decimal(f)
+    if not isinstance(value, int | float) or not (decimal or isinstance(value, int)):
+        return f"{f.name} must be a {'' if decimal else 'whole '}number, not {value!r}"
+    noun = "" if decimal else "a whole number "
+    return "" if bounds.hold(value) else f"{f.name} must be {noun}{bounds.words(value)}, not {value!r}"
 
 
 def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
@@ -238,15 +244,9 @@ def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
     return biases
 
 
-def _checked_logprobs(count: int | None) -> int | None:
-    if count is not None and (not isinstance(count, int) or not 0 <= count <= MAX_LOGPROBS):
-        raise InputError(f"logprobs must be a whole number from 0 to {MAX_LOGPROBS}, not {count!r}")
-    return count
-
-
 def is_decimal(f: Field[Any]) -> bool:
     """True for a setting with bounds that takes more than whole numbers."""
-    return isinstance(f.metadata.get("neutral"), float)
+    return "float" in str(f.type)
 
 
 def _word(what: str, word: str) -> str:

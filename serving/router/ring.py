@@ -88,14 +88,17 @@ class Ring:
         meter: Callable[[str], LinkObserver] | None = None,
         security: Security = LOOPBACK_ONLY,
         owner: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """:param verifier: decides where hosts disagree.
         :param meter: who hears of the link to the host of a name.
-        :param owner: what the router's certificate calls it: hosts let it listen under that name only."""
+        :param owner: what the router's certificate calls it: hosts let it listen under that name only.
+        :param clock: seconds; it tells for how long a host is silent, suspected or quarantined."""
         self.settings, self.owner = settings or RingSettings(), owner
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
         self.security = security
-        self.suspects, self.hedging = Suspects(), Hedging()
+        self.clock, self._looked_at = clock, clock()
+        self.suspects, self.hedging = Suspects(clock), Hedging()
         self.auditor = Auditor(self, self.settings.audit_share, verifier)
         self.links: list[HostLink] = []
         self._keepers: dict[str, asyncio.Task[None]] = {}
@@ -191,7 +194,7 @@ class Ring:
         self._accusations[name] += 1
         log.error("host %s is faulty: %s; it is quarantined for %d h", name, reason, hours)
         said = f"{finder}{reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
-        until = time.monotonic() + hours * 3600
+        until = self.clock() + hours * 3600
         self._quarantined[name] = said, until
         # it may have registered anew while the audit looked at it
         for each in {link, *(other for other in self.links if other.entry.name == name)}:
@@ -205,7 +208,7 @@ class Ring:
         return task
 
     def _link(self, entry: HostEntry) -> HostLink:
-        link = HostLink(entry, self.settings.hop_timeout_s, self.security)
+        link = HostLink(entry, self.settings.hop_timeout_s, self.security, self.clock)
         link.quarantined, link.quarantined_until = self._quarantined.get(entry.name, ("", 0.0))
         if self._meter is not None:
             link.relay.meter = self._meter(entry.name)
@@ -228,7 +231,7 @@ class Ring:
                 self._lose(link, "it closed the connection")
             except (StatusError, NoMessageError) as error:  # it would send the same again at once
                 self.quarantine(link, error.message if isinstance(error, StatusError) else error.details() or "", "")
-                await asyncio.sleep(link.quarantined_until - time.monotonic())
+                await asyncio.sleep(link.quarantined_until - self.clock())
             except grpc.aio.AioRpcError as error:
                 self._lose(link, link.relay.loss(error))
             finally:
@@ -263,15 +266,18 @@ class Ring:
 
     async def watch(self) -> None:
         """Take hosts for lost that fell silent, for ever: one that is frozen, or behind a cut link, closes nothing."""
-        before = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_S)
-            now = time.monotonic()
-            stalled = now - before > 3 * WATCH_S  # then it was this process that heard nobody
-            before = now
-            for link in self.links:
-                if not stalled and not link.problem and (silent_s := link.silent_s()) is not None:
-                    self._lose(link, f"it has been silent for {silent_s:.1f} s", is_gone=False)
+            self.look()
+
+    def look(self) -> None:
+        """Take the hosts for lost that are silent now."""
+        now = self.clock()
+        stalled = now - self._looked_at > 3 * WATCH_S  # then it was this process that heard nobody
+        self._looked_at = now
+        for link in self.links:
+            if not stalled and not link.problem and (silent_s := link.silent_s()) is not None:
+                self._lose(link, f"it has been silent for {silent_s:.1f} s", is_gone=False)
 
     def _deliver(self, event: stage_pb2.Event) -> None:
         attempt = self._attempts.get(event.session)

@@ -19,7 +19,7 @@ from onesweep.serving.router.active_release import ActiveRelease
 from onesweep.serving.router.admission import Admission
 from onesweep.serving.router.audit import WRONG_SO_FAR, retry_after_audit
 from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_LINK_MS, MAX_TIMEOUT_S
+from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
 from onesweep.serving.router.rollout import Rollout, Tell
 from onesweep.serving.router.validation import (
     check_fit,
@@ -32,6 +32,7 @@ from onesweep.serving.router.validation import (
 )
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.checkpoint.release_transfer import drain_requests
+from onesweep.stages.limits import MAX_LINK_MS
 from onesweep.stages.telemetry.traces import Tracer
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import is_loopback

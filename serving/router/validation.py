@@ -14,8 +14,6 @@ from onesweep.serving.modes.base import Generation, Mode
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.request import (
-    MAX_LINK_MS,
-    MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_PROMPT_BYTES,
     MAX_STOP_BYTES,
@@ -24,27 +22,17 @@ from onesweep.serving.router.request import (
     PRIORITIES,
     SETTINGS,
     SHAPES,
+    bounds_problem,
     given_in,
 )
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.checkpoint.manifest import MAX_NESTING, nesting
 from onesweep.stages.errors import close_to, one_of
 from onesweep.stages.host.schema_check import schema_problem
-from onesweep.stages.host.work.sampling import MAX_TEMPERATURE
-from onesweep.stages.host.work.sweep import MAX_STEPS
-from onesweep.stages.model.draft_tree import MAX_BRANCHES, MAX_DRAFT
 from onesweep.stages.model.samplers import SAMPLERS
-from onesweep.stages.model.scoring import MAX_CANDIDATES
 from onesweep.stages.model.shaping import bias_problem
 from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
 
-# The largest value of each setting; the least is 1.
-MOST: Mapping[str, int] = {
-    "steps": MAX_STEPS,
-    "branches": MAX_BRANCHES,
-    "candidates": MAX_CANDIDATES,
-    "draft": MAX_DRAFT,
-}
 # The names that a setting may have.
 KNOWN: Mapping[str, Collection[str]] = {"drafter": DRAFTERS, "sampler": SAMPLERS, "scorer": SCORERS}
 
@@ -96,7 +84,8 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     if "budget_ms" in given and not mode.keeps_budget:
         raise invalid(f"mode {mode.name} takes the time that it takes: leave budget_ms out, or use mode auto")
     given = {name: value for name, value in given.items() if name not in SHAPES or value != SHAPES[name]}
-    _check_shapes(given, mode)
+    for name in SHAPES.keys() & given.keys():
+        _check_taken(name, mode, SHAPED)
     if request.logit_bias:
         _check_taken("logit_bias", mode, SHAPED)
     if request.json_schema:
@@ -107,19 +96,10 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
             raise invalid("must_call is for tools: give tools, and no json_schema")
     if "logprobs" in given:
         _check_taken("logprobs", mode, TELLING)
-        if given["logprobs"] > MAX_LOGPROBS:
-            raise invalid(f"logprobs must be 0 to {MAX_LOGPROBS}, not {given['logprobs']}")
+    for f in SETTINGS:
+        if f.name in given and (problem := bounds_problem(f, given[f.name])):
+            raise invalid(problem)
     settings = {"codec": mode.default_codec} | given
-    if not 0 <= settings.get("temperature", 0.0) <= MAX_TEMPERATURE:  # false for NaN, too
-        raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {settings['temperature']}")
-    for name, most in MOST.items():
-        if not 1 <= settings.get(name, 1) <= most:
-            raise invalid(f"{name} must be 1 to {most}, not {settings[name]}")
-    for name in ("chunk", "budget_ms"):
-        if settings.get(name, 1) < 1:
-            raise invalid(f"{name} must be at least 1")
-    if settings.get("link_ms", 0) > MAX_LINK_MS:
-        raise invalid(f"link_ms must be 0 to {MAX_LINK_MS}, not {settings['link_ms']}")
     if settings["codec"] not in mode.codecs:
         raise invalid(f"mode {mode.name} has no codec {settings['codec']!r}; choose from {', '.join(mode.codecs)}")
     for name, known in KNOWN.items():
@@ -204,15 +184,6 @@ def _check_taken(name: str, mode: Mode, takers: Sequence[str]) -> None:
     """Raise Refusal for a setting that means nothing to `mode`. takers: the modes that take it."""
     if mode.name not in takers:
         raise invalid(f"mode {mode.name} does not take {name}: leave it out, or use mode {', '.join(takers)}")
-
-
-def _check_shapes(given: Mapping[str, Any], mode: Mode) -> None:
-    for f in SETTINGS:
-        if f.name not in SHAPES or f.name not in given:
-            continue
-        _check_taken(f.name, mode, SHAPED)
-        if not f.metadata["bounds"].hold(given[f.name]):
-            raise invalid(f"{f.name} must be {f.metadata['bounds'].words(given[f.name])}, not {given[f.name]:g}")
 
 
 def _check_messages(request: router_pb2.GenerateRequest) -> None:

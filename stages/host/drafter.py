@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from onesweep.stages.backends.base import CleanPiece, Continuations, GrowingPiece
 from onesweep.stages.backends.packed import PackedNorm
 from onesweep.stages.backends.packed_llama import packed_stage, rounded_product
+from onesweep.stages.limits import MAX_DRAFT
 from onesweep.stages.model.draft_head import DraftHead
 from onesweep.stages.model.draft_tree import (
     DEFAULT_BRANCHES,
-    MAX_DRAFT,
     Allowed,
     Draft,
     DraftLength,

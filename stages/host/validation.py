@@ -13,8 +13,8 @@ from onesweep.stages.host.work.pictures import parse_consult, parse_denoise, par
 from onesweep.stages.host.work.read import parse_read
 from onesweep.stages.host.work.score import parse_score
 from onesweep.stages.host.work.sweep import parse_sweep
+from onesweep.stages.limits import MAX_ADDRESS, MAX_LINK_MS
 from onesweep.stages.model.prefill import ATTEND_POSITIONS
-from onesweep.stages.telemetry.traces import parse_traceparent
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import MAX_NAME
 from onesweep.stages.wire.messages import AnyWork, PictureMessage, work_of
@@ -24,8 +24,6 @@ MAX_TIMINGS = 64
 MAX_TIMING_MS = 1e11
 MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
 MAX_NUMBER = 1 << 62  # of a sweep or step; those that follow have larger ones
-MAX_ADDRESS = 256
-MAX_LINK_DELAY_MS = 500
 SPACE_BYTES, DIGEST_BYTES = 16, 32  # of a kept prefix
 
 
@@ -109,8 +107,8 @@ def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
 
 def check_link_delay(delay_ms: int, is_local: bool) -> None:
     """Raise StatusError unless this host may delay what it sends."""
-    if delay_ms > MAX_LINK_DELAY_MS:
-        raise invalid(f"a delay of {delay_ms} ms; at most {MAX_LINK_DELAY_MS} ms can be added to a link")
+    if delay_ms > MAX_LINK_MS:
+        raise invalid(f"a delay of {delay_ms} ms; at most {MAX_LINK_MS} ms can be added to a link")
     # anybody's request could hold up a host that serves others
     if delay_ms and not is_local:
         raise failed_precondition("delay is added to links on one machine only: this host listens on another address")
@@ -130,8 +128,8 @@ def _check_names(hop: stage_pb2.Hop) -> None:
     """Names end up in logs and traces."""
     if hop.request:
         check_label(hop.request, "request")
-    if hop.traceparent and parse_traceparent(hop.traceparent) is None:
-        raise invalid("traceparent must be a W3C trace context of version 00, or empty")
+    if hop.traceparent:
+        check_label(hop.traceparent, "traceparent")
 
 
 def _check_memory(hop: stage_pb2.Hop) -> None:

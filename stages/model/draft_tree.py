@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onesweep.stages.limits import MAX_DRAFT
 from onesweep.stages.model.randomness import Purpose, gumbels, gumbels_of, uniforms
 from onesweep.stages.model.shaping import PLAIN, Shaping
 from onesweep.stages.model.speculation import MAX_DRAFT_TREE, DraftTree, first_branch
@@ -25,8 +26,6 @@ from onesweep.stages.model.vocabulary import Alphabet
 
 Indices = NDArray[np.int64]
 Allowed = NDArray[np.bool_]
-MAX_DRAFT = 32
-MAX_BRANCHES = 8
 DEFAULT_BRANCHES = 4  # grown where a request asks for no certain number: what does not pay of them is not sent
 # Weight of what was measured, at each further round.
 FORGET = 0.98

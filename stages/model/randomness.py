@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onesweep.stages.limits import MAX_SEED
 from onesweep.stages.model.shaping import PLAIN, Shaping
 from onesweep.stages.model.vocabulary import Alphabet
 
-MAX_SEED = (1 << 64) - 1
 _WORDS_PER_COUNTER = 4
 # Random numbers that sampling holds at a time: what stays in a processor's cache, however large a vocabulary is.
 _DRAWN_AT_ONCE = 1 << 16

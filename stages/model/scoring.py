@@ -6,7 +6,6 @@ from torch import Tensor
 
 # Candidates travel as a list, not as a tree of shared beginnings: they part within a few symbols, so a tree would save
 # next to nothing and cost a mask.
-MAX_CANDIDATES = 1024  # continuations in a step
 # Symbols of all candidates of a hop together: what a message, and a host's memory for one hop, have room for.
 MAX_SCORED_ROWS = 4096
 MAX_SCORED_NUMBERS = 1 << 24  # of their hidden states: rows, of a width each. 64 MB.
@@ -50,9 +49,6 @@ def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]
     with np.errstate(over="ignore"):  # relative to the best, as in sample_symbols
         scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
     return np.maximum(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)), IMPOSSIBLE_NATS)
-
-
-MAX_LOGPROBS = 20  # most likely symbols that are told of, as in OpenAI's API
 
 
 def likeliest(nats: NDArray[np.float64], count: int) -> NDArray[np.int64]:

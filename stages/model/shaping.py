@@ -11,15 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from onesweep.stages.limits import MAX_BIAS, MAX_BIASES
 from onesweep.stages.model.scoring import likeliest
 
 Floats = NDArray[np.float64]
 Symbols = NDArray[np.int64]
-
-MAX_BIASES = 300  # as OpenAI's API has it
-MAX_BIAS = 100.0
-MAX_PENALTY = 2.0  # likewise, of frequency and presence
-MAX_REPETITION_PENALTY = 10.0
 
 
 def bias_problem(biases: Mapping[int, float], vocabulary: int) -> str:

@@ -16,8 +16,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from onesweep.stages.limits import MAX_SEED
 from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.randomness import MAX_SEED, Purpose, normals
+from onesweep.stages.model.randomness import Purpose, normals
 from onesweep.stages.pictures.architecture import PictureArchitecture
 from onesweep.stages.pictures.part import in_scale, out_scale, skip_scale
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from onesweep.stages.errors import InputError
 from onesweep.stages.wire.channel import is_loopback, parse_address
@@ -31,29 +30,15 @@ FILE = "file:"
 HTTPS = "https://"
 EXPORT_S = 3.0  # time for a collector to take a batch; a batch that it does not take is dropped
 BATCH_MS = 1000  # time between two batches
-_TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-
-
-class Parent(NamedTuple):
-    """A span in another process."""
-
-    trace: int
-    span: int
-    sampled: bool
-
-
-def parse_traceparent(text: str) -> Parent | None:
-    """A W3C `traceparent` of version 00; None where it is not one, to the letter."""
-    match = _TRACEPARENT.fullmatch(text)
-    if match is None or not int(match[1], 16) or not int(match[2], 16):
-        return None
-    return Parent(int(match[1], 16), int(match[2], 16), bool(int(match[3], 16) & 1))
 
 
 def traceparent_of(span: Span) -> str:
-    """The name of `span` for another process."""
-    context = span.get_span_context()
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+    """The name of `span` for another process, a W3C `traceparent`."""
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carrier, _within(span))
+    return carrier["traceparent"]
 
 
 class Tracer:
@@ -93,18 +78,17 @@ class Tracer:
 
         :param error: name of a gRPC status; empty for a success.
         """
-        from opentelemetry.trace import NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags
+        from opentelemetry.context import Context
+        from opentelemetry.trace import Status, StatusCode, get_current_span
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         # W3C would send a context with a flag for "not sampled": no context at all saves 55 bytes a hop
-        parent = parse_traceparent(traceparent)
-        if parent is None or not parent.sampled:
+        parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent}, Context())
+        if not get_current_span(parent).get_span_context().trace_flags.sampled:
             return
-        above = SpanContext(parent.trace, parent.span, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
         now_ns = time.time_ns()
         begin_ns = now_ns - int(ran_s * 1e9)
-        span = self._tracer.start_span(
-            name, _within(NonRecordingSpan(above)), start_time=begin_ns, attributes=dict(attributes)
-        )
+        span = self._tracer.start_span(name, parent, start_time=begin_ns, attributes=dict(attributes))
         if error:
             span.set_status(Status(StatusCode.ERROR, error))
         span.end(now_ns)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onesweep.stages.errors import InputError
+from onesweep.stages.limits import MAX_ADDRESS
 from onesweep.stages.wire.channel import check_name, ip_of, is_loopback, parse_address
 
 log = logging.getLogger(__name__)
 
 MAX_BLOCKS = 4096
-MAX_ADDRESS = 255
 MAX_ENTRY_BYTES = 16 << 10
 SCHEME = "etcd://"
 MAX_ENDPOINTS = 16

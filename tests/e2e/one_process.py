@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from onesweep.serving.modes.candidates import Branches, Floats, weigh
-from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
 from onesweep.serving.router.request import SHAPES
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.backends.base import CleanPiece, StageRunner
@@ -99,7 +98,7 @@ def scores(directory: Path, text: bytes, candidates: list[bytes], temperature: f
 def resampled_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """The small model proposes, the large one weighs, without a host."""
     text, limit, temperature, seed = prompt, len(prompt) + count, request["temperature"], request["seed"]
-    branches = Branches(LocalSequence(NeuralModel(directory / "local"), 512, temperature, seed))
+    branches = Branches(LocalSequence(LocalModel(directory / "local"), 512, temperature, seed))
     for number in range(count):
         if (left := limit - len(text)) == 0:
             break

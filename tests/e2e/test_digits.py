@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from onesweep.loadtest.quality.pictures import accuracy, load_judge
@@ -14,6 +15,8 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import local_topology
 from onesweep.trainer.pictures.data import load_pictures
+
+pytestmark = pytest.mark.slow
 
 DIGITS = Path(__file__).with_name("digits")
 SETTINGS = ("--patch", "2", "--features", "48", "--batch", "32", "--steps", "700", "--learning-rate", "0.004")

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/deploy.md", "docs/http.md", "docs/pretrained.md", "docs/security.md"]
 FENCE = re.compile(r"(?:<!-- (?P<note>[^>]*) -->\n)?```(?P<language>\w+)\n(?P<body>.*?)```", re.DOTALL)

@@ -6,6 +6,10 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -28,8 +32,7 @@ def test_the_public_names_are_there_and_a_client_needs_no_torch(python: Path) ->
 def test_the_demo_runs_with_the_weights_of_the_wheel(python: Path) -> None:
     shown = run(python, "-m", "onesweep", "demo", within_s=600)
     assert shown.returncode == 0, shown.stdout + shown.stderr
-    assert "letter soup" in shown.stdout
-    assert "equal to `ar` by promise: checked" in shown.stdout
+    assert "`ar-speculative` writes the text of `ar`: checked" in shown.stdout
     assert "\nauto: " in shown.stdout
 
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from onesweep.stages.wire.status import StatusError
 
 if TYPE_CHECKING:
-    from onesweep.serving.modes.drafters.base import LocalModel
+    from onesweep.serving.modes.drafters.local_model import LocalModel
     from onesweep.stages.model.draft_tree import Forks, LocalText
 
 # Odds that are looked at together, whatever the vocabulary: 1 MB of float32.

@@ -22,8 +22,9 @@ from onesweep.stages.host.schema_check import NOT_FOLLOWED
 from onesweep.stages.host.sessions import Session
 from onesweep.stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
 from onesweep.stages.host.work.sampling import SamplingPlan, parse_sampling
+from onesweep.stages.limits import MAX_BRANCHES
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
-from onesweep.stages.model.draft_tree import MAX_BRANCHES, Draft
+from onesweep.stages.model.draft_tree import Draft
 from onesweep.stages.model.prefill import max_new_symbols, read_lengths
 from onesweep.stages.model.randomness import sample_symbols
 from onesweep.stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities

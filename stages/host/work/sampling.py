@@ -1,4 +1,4 @@
-"""How symbols are sampled: seed, temperature, what shapes the distribution, and the grammar of a text; checked."""
+"""Sampling of symbols: seed, temperature, what shapes the distribution, and the grammar of a text; checked."""
 
 import math
 from dataclasses import dataclass
@@ -7,13 +7,11 @@ from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME
 from onesweep.stages.host.grammar import MAX_ENDS, GrammarSettings
 from onesweep.stages.host.parts import ModelSource
 from onesweep.stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
-from onesweep.stages.model.scoring import MAX_LOGPROBS
-from onesweep.stages.model.shaping import MAX_PENALTY, MAX_REPETITION_PENALTY, Shaping, bias_problem
+from onesweep.stages.limits import MAX_LOGPROBS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
+from onesweep.stages.model.shaping import Shaping, bias_problem
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import failed_precondition, invalid
-
-MAX_TEMPERATURE = 100.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from onesweep.stages.host.sessions import Session
 from onesweep.stages.host.work.base import KernelCall, parse_symbols
 from onesweep.stages.host.work.read import ReadWork, check_new_symbols, parse_hidden
 from onesweep.stages.host.work.sampling import check_temperature
-from onesweep.stages.model.scoring import MAX_CANDIDATES, CandidateScores, branch_pieces, head_pieces, most_scored
+from onesweep.stages.limits import MAX_CANDIDATES
+from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces, most_scored
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import has_more
 from onesweep.stages.wire.status import invalid

@@ -14,13 +14,12 @@ from onesweep.stages.host.parts import ModelSource
 from onesweep.stages.host.sessions import Session
 from onesweep.stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
 from onesweep.stages.host.work.sampling import plain_sampling
+from onesweep.stages.limits import MAX_STEPS
 from onesweep.stages.model.codec import StateCodec, codec_named
 from onesweep.stages.model.samplers import SAMPLERS, Ode
 from onesweep.stages.model.scoring import MAX_LOGITS
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import invalid
-
-MAX_STEPS = 64
 
 
 @dataclass(eq=False, kw_only=True)

@@ -79,9 +79,9 @@ def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("modes", "sentence"),
     [
-        ("ar,local", "mode local cannot be served: the router has no local model"),
-        ("sweep,sweep:steps=9999", "sweep:steps=9999: steps must be 1 to"),
-        ("ar:temperature=1000", "ar:temperature=1000.0: temperature must be 0 to"),
+        ("ar,local", "mode local cannot be served: its weights are not there; there are sweep, chunked, ar"),
+        ("sweep,sweep:steps=9999", "sweep:steps=9999: steps must be a whole number from 1 to"),
+        ("ar:temperature=1000", "ar:temperature=1000.0: temperature must be from 0 to"),
     ],
 )
 def test_what_a_router_refuses_is_said_once(

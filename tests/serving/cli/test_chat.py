@@ -155,7 +155,7 @@ def test_a_model_of_bytes_continues(local_ring: Any, bundles: Path) -> None:
         (["x", "--mode", "are"], "mode 'are' is not served here (did you mean ar"),
         (["x", "--max-tokens", 0], "--max-tokens must be at least 1, not 0"),
         (["x", "--max-tokens", 9000], "shorten one of them"),
-        (["x", "--temperature", "-1"], "temperature must be 0 to"),
+        (["x", "--temperature", "-1"], "temperature must be from 0 to"),
     ],
 )
 def test_mistakes(router: str, onesweep: Run, arguments: list[object], says: str) -> None:

@@ -15,6 +15,8 @@ from tests.serving.cli.terminal import Terminal
 from tests.stages.host.test_empty_hosts import described, empty_host
 from tests.stages.importing.published import learnt, write_folder
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[int, str, str]]
 
 

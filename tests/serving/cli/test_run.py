@@ -24,6 +24,8 @@ from tests.serving.cli.terminal import Terminal
 from tests.serving.pretrained import write_model
 from tests.stages.importing.published import learnt, write_folder, write_gguf
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[int, str, str]]
 ASKED = ["the sea", "--max-tokens", 6, "--temperature", 0]
 
@@ -77,7 +79,6 @@ def test_a_file_answers_and_its_second_run_imports_nothing(gguf: Path, tmp_path:
     assert onesweep("run", entry, *ASKED)[:2] == (0, text)
 
 
-@pytest.mark.slow
 def test_a_conversation_stops_its_hosts_at_the_end(gguf: Path, tmp_path: Path, told: Told) -> None:
     checkpoint = told.checkpoint(gguf)
     terminal = Terminal("run", checkpoint, "--max-tokens", 6)
@@ -178,11 +179,9 @@ def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesw
     write_model(tmp_path / "model")
     code, out, err = onesweep("demo", tmp_path / "model", "--prompt", "the sea")
     assert code == 0, err
-    assert re.search(r"MB of memory: host-1 \d+, host-2 \d+, host-3 \d+\n", out)
-    (_, trips, tokens), (_, fewer, same) = re.findall(r"^(ar|ar-speculative) +(\d+) +(\d+) ", out, re.MULTILINE)
-    assert trips == tokens == same == "96"
-    assert int(fewer) <= 96
-    assert out.count("equal to `ar` by promise: checked") == 1
+    (trips, fewer) = re.findall(r"^ar(?:-speculative)? +\d+ ms +\d+ ms +(\d+) ", out, re.MULTILINE)
+    assert (trips, int(fewer) <= 96) == ("96", True)
+    assert "`ar-speculative` writes the text of `ar`: checked" in out
 
 
 @pytest.mark.parametrize(

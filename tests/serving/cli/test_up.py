@@ -24,6 +24,8 @@ from onesweep.serving.router.topology import local_topology
 from onesweep.stages.errors import ServiceError
 from onesweep.stages.signals import ends_cleanly
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[int, str, str]]
 
 

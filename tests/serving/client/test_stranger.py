@@ -16,6 +16,8 @@ from onesweep.serving.client.client import Client, RequestRefused
 from tests.conftest import until
 from tests.serving.conftest import describe, sessions
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "It was läte"
 PACKAGES = ("@grpc/grpc-js@1.14.7", "@grpc/proto-loader@0.8.1")
 HERE, PROTOS = Path(__file__).parent, Path(__file__).parents[3] / "proto"

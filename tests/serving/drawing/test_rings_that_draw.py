@@ -20,6 +20,8 @@ from tests.serving.releases import all_ready
 from tests.serving.router.test_replicas import doubled
 from tests.stages.pictures.tiny import TINY, tiny_experts, tiny_picture_bundle
 
+pytestmark = pytest.mark.slow
+
 SEED = 7
 Run = Callable[..., tuple[int, str, str]]
 

@@ -11,6 +11,8 @@ from playwright.sync_api import Page, expect
 from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import write_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[str]:
@@ -61,25 +63,6 @@ def test_a_conversation_goes_on_with_what_was_said(page: Page, site: str) -> Non
     assert answers(page) == [first, answered(site, "the sea", first, "the ship\nand")]
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".turn")).to_have_count(0)
-
-
-def test_stop_keeps_what_was_said(page: Page) -> None:
-    page.get_by_label("Most tokens").fill("480")
-    page.get_by_label("Message").fill("the sea")
-    page.keyboard.press("Enter")
-    expect(page.locator(".turn.assistant p").first).not_to_be_empty()
-    page.get_by_role("button", name="Stop").click()
-    expect(page.locator(".turn.assistant .quiet")).to_have_text("stopped")
-    assert len(answers(page)) == 1
-
-
-def test_a_refusal_gives_the_message_back(page: Page) -> None:
-    page.get_by_label("Most tokens").fill("4096")
-    page.get_by_label("Message").fill("the sea")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("the model's context is 512")
-    expect(page.locator(".turn")).to_have_count(0)
-    expect(page.get_by_label("Message")).to_have_value("the sea")
 
 
 def test_what_is_said_never_becomes_markup(page: Page) -> None:

@@ -14,9 +14,10 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import local_topology
 from tests.serving.gateway.conftest import run
-from tests.serving.gateway.test_page import MARK, NARROW, REACHED
 from tests.serving.gateway.test_race import told
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
+
+pytestmark = pytest.mark.slow
 
 MODES = ("chain", "steps", "local")
 
@@ -110,17 +111,3 @@ def test_the_page_draws_with_the_keyboard_alone_and_shows_trips_and_delay(page: 
         .evaluate("(shown) => [...shown.getContext('2d').getImageData(0, 0, shown.width, shown.height).data]")
     )
     assert np.array_equal(np.array(drawn).reshape(8, 8, 4)[:, :, 0], wanted)
-
-
-def test_every_control_is_reached_and_a_phone_is_wide_enough(page: Page) -> None:
-    page.set_viewport_size(NARROW)
-    page.evaluate("document.querySelector('details').open = true")
-    page.keyboard.press("Tab")
-    for _ in range(50):
-        if not page.evaluate(MARK):
-            break
-        page.keyboard.press("Tab")
-    assert page.evaluate(REACHED) == []
-    page.get_by_role("button", name="Race").click()
-    expect(page.locator("#note")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from onesweep.serving.modes.base import Generation
 from onesweep.serving.modes.candidates import Branches, Candidates, ImportanceWeights, draw, read_scores, weigh
-from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
 from onesweep.serving.modes.local import LocalMode
 from onesweep.serving.modes.tokenizer import NO_TOKENIZERS
 from onesweep.serving.router.accounting import Account
@@ -25,11 +24,11 @@ TEXT = b"The sea was calm. The sea was "
 
 
 @pytest.fixture(scope="module")
-def local(bundles: Path) -> NeuralModel:
-    return NeuralModel(bundles / "scored" / "local")
+def local(bundles: Path) -> LocalModel:
+    return LocalModel(bundles / "scored" / "local")
 
 
-def write(local: NeuralModel, text: bytes, length: int, count: int, number: int = 0, seed: int = 3) -> Candidates:
+def write(local: LocalModel, text: bytes, length: int, count: int, number: int = 0, seed: int = 3) -> Candidates:
     branches = Branches(LocalSequence(local, 400, 0.8, seed))
     return asyncio.run(branches.write(text, length, count, number))
 
@@ -37,7 +36,7 @@ def write(local: NeuralModel, text: bytes, length: int, count: int, number: int 
 # What the drafter writes
 
 
-def test_local_with_candidates_writes_the_likeliest_of_them(local: NeuralModel) -> None:
+def test_local_with_candidates_writes_the_likeliest_of_them(local: LocalModel) -> None:
     request = Generation(prompt=TEXT, max_symbols=12, due_at=2**42, temperature=0.8, seed=3, candidates=8)
     account = Account()
 
@@ -50,7 +49,7 @@ def test_local_with_candidates_writes_the_likeliest_of_them(local: NeuralModel) 
 
 
 @pytest.mark.parametrize(("length", "count"), [(1, 1), (1, 9), (17, 1), (20, 12)])
-def test_candidates_have_the_odds_of_the_model(bundles: Path, local: NeuralModel, length: int, count: int) -> None:
+def test_candidates_have_the_odds_of_the_model(bundles: Path, local: LocalModel, length: int, count: int) -> None:
     drafted = write(local, TEXT, length, count)
     tokens = torch.tensor([list(TEXT + text) for text in drafted.texts])
     with torch.inference_mode():
@@ -59,7 +58,7 @@ def test_candidates_have_the_odds_of_the_model(bundles: Path, local: NeuralModel
     assert drafted.nats == pytest.approx(nats.numpy(), abs=1e-3)
 
 
-def test_a_candidate_does_not_depend_on_how_many_there_are(local: NeuralModel) -> None:
+def test_a_candidate_does_not_depend_on_how_many_there_are(local: LocalModel) -> None:
     many, few = write(local, TEXT, 12, 8), write(local, TEXT, 12, 3)
     assert many.texts[:3] == few.texts
     assert len(set(many.texts)) == 8
@@ -67,7 +66,7 @@ def test_a_candidate_does_not_depend_on_how_many_there_are(local: NeuralModel) -
     assert write(local, TEXT, 12, 3, seed=4).texts != few.texts
 
 
-def test_a_sequence_serves_round_after_round(local: NeuralModel) -> None:
+def test_a_sequence_serves_round_after_round(local: LocalModel) -> None:
     branches, text = Branches(LocalSequence(local, 400, 0.8, 3)), TEXT
     for number in range(4):
         drafted = asyncio.run(branches.write(text, 9, 4, number))
@@ -135,7 +134,7 @@ def test_weights_of_one_candidate_bound_nothing() -> None:
     assert ImportanceWeights(np.full(16, 1 / 16), 0.0).distance_bound == 0
 
 
-def test_many_candidates_have_the_scorers_law(bundles: Path, local: NeuralModel) -> None:
+def test_many_candidates_have_the_scorers_law(bundles: Path, local: LocalModel) -> None:
     """Of one byte: how often it is one that the scorer likes better than the drafter does."""
     known, samples = torch.tensor([list(TEXT)]), 150
     p, q = (

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from onesweep.serving.modes.drafters.available import MODEL, Drafters, misfit, read_drafters
-from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem, read_local_model
 from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
 from onesweep.stages.checkpoint.checkpoint import load_stage
@@ -44,7 +42,7 @@ def logits_of(directory: Path, text: list[int]) -> torch.Tensor:
 
 
 def test_a_text_is_read_as_the_model_reads_it(directory: Path) -> None:
-    model = NeuralModel(directory)
+    model = LocalModel(directory)
     text, encode = model.open(20), model.alphabet.encode
     for known in ([7], TEXT, TEXT, TEXT[:3], [*TEXT[:3], 8, 9], TEXT[1:]):
         expected = logits_of(directory, known)[-1:]
@@ -52,7 +50,7 @@ def test_a_text_is_read_as_the_model_reads_it(directory: Path) -> None:
 
 
 def test_forks_read_what_each_would_alone(directory: Path) -> None:
-    model = NeuralModel(directory)
+    model = LocalModel(directory)
     text = model.open(20)
     text.logits_after(model.alphabet.encode(TEXT))
     forks, texts = text.fork(3, 4), [list(TEXT) for _ in range(3)]
@@ -69,21 +67,20 @@ def test_forks_read_what_each_would_alone(directory: Path) -> None:
 
 def test_drafters_of_other_symbols_are_named(tokens: Path, bundles: Path) -> None:
     spelling = read_pretrained_tokenizer(tokens, read_manifest(tokens))
-    drafters = read_drafters(tokens)
-    assert list(drafters.fitting(spelling)) == [MODEL]
-    assert drafters.problem(spelling) == ""
-    assert "its model has 300 symbols and the hosts' model 256" in drafters.problem(BYTE_TOKENIZER)
-    of_bytes = read_drafters(bundles / "own")
-    assert of_bytes.problem(BYTE_TOKENIZER) == ""
-    assert "256 symbols and the hosts' model 300" in of_bytes.problem(spelling)
-    assert "`onesweep distill`" in Drafters().problem(spelling)
-    other = NeuralModel(tokens / "local")
+    model = read_local_model(tokens)
+    assert drafter_problem(model, spelling) == ""
+    assert "its model has 300 symbols and the hosts' model 256" in drafter_problem(model, BYTE_TOKENIZER)
+    of_bytes = read_local_model(bundles / "own")
+    assert drafter_problem(of_bytes, BYTE_TOKENIZER) == ""
+    assert "256 symbols and the hosts' model 300" in drafter_problem(of_bytes, spelling)
+    assert "`onesweep distill`" in drafter_problem(None, spelling)
+    other = LocalModel(tokens / "local")
     other.tokenizer_id = "0" * 64
-    assert misfit(other, spelling) == "has another tokenizer than the hosts' model"
+    assert "(its model has another tokenizer than the hosts' model)" in drafter_problem(other, spelling)
 
 
 def test_a_sequence_writes_symbols(directory: Path) -> None:
-    model = NeuralModel(directory)
+    model = LocalModel(directory)
     start, alphabet = model.alphabet.encode(TEXT), model.alphabet
     written, _ = LocalSequence(model, 40, 0.0, 3)._write(start, 12)
     assert alphabet.count(written) == 12
@@ -94,5 +91,5 @@ def test_a_sequence_writes_symbols(directory: Path) -> None:
 
 
 def test_a_context_is_that_of_the_model(tokens: Path) -> None:
-    assert NeuralModel(tokens).positions == ARCHITECTURE.positions
-    assert replace(ARCHITECTURE, layers=(1,)) == NeuralModel(tokens / "local").architecture
+    assert LocalModel(tokens).positions == ARCHITECTURE.positions
+    assert replace(ARCHITECTURE, layers=(1,)) == LocalModel(tokens / "local").architecture

@@ -12,7 +12,7 @@ import pytest
 from onesweep.serving.client.client import Client, RequestRefused, Result
 from onesweep.serving.modes import scored
 from onesweep.serving.modes.candidates import Branches
-from onesweep.serving.modes.drafters.base import LocalModel
+from onesweep.serving.modes.drafters.local_model import LocalModel
 from onesweep.stages.model import scoring
 from onesweep.stages.model.scoring import BATCH_ROWS
 

@@ -61,17 +61,6 @@ def test_the_text_is_that_of_ar(ring: Client, drafter: str) -> None:
         compare(ring, prompt, drafter, next(lengths), seed=seed, temperature=temperature, codec=next(codecs))
 
 
-@pytest.mark.parametrize("branches", [2, 8])
-def test_it_is_with_trees(ring: Client, branches: int) -> None:
-    """Of which other branches than the first one are right, too."""
-    accepted = 0
-    for prompt, seed, temperature in CASES:
-        for draft, codec in ((None, "fp32"), (9, "int8")):
-            settings: dict[str, Any] = {"seed": seed, "temperature": temperature, "branches": branches, "codec": codec}
-            accepted += compare(ring, prompt, "model", draft, **settings).accepted
-    assert accepted
-
-
 def test_texts_of_any_length(ring: Client) -> None:
     for max_bytes, drafter in product((1, 2), DRAFTERS):
         result = compare(ring, b"The sea was calm. The sea ", drafter, 8, max_bytes=max_bytes)

@@ -10,8 +10,7 @@ import pytest
 
 from onesweep.serving.client.client import Client, RequestRefused, Result
 from onesweep.serving.modes.candidates import Branches
-from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
 from onesweep.serving.modes.resample import IMPORTED
 from onesweep.stages.model.llama import LlamaStage
 from tests.serving.pretrained import ALPHABET, ARCHITECTURE, DRAFTER, ids, panicking, text_of, write_model, written
@@ -28,7 +27,7 @@ class Scene:
     client: Client
     model: list[LlamaStage]
     drafter: list[LlamaStage]
-    local: NeuralModel
+    local: LocalModel
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator
     directory: Path = tmp_path_factory.mktemp("drafted")
     model, drafter = write_model(directory), write_model(directory / "local", seed=1, architecture=DRAFTER)
     with local_ring(directory, 3) as client:
-        yield Scene(client, model, drafter, NeuralModel(directory / "local"))
+        yield Scene(client, model, drafter, LocalModel(directory / "local"))
 
 
 def write(scene: Scene, mode: str, **settings: Any) -> Result:
@@ -97,7 +96,6 @@ def test_candidates_are_drawn_a_little_colder(scene: Scene) -> None:
 
 def test_what_has_no_room_is_refused_before_a_host_is_asked(scene: Scene) -> None:
     for settings, sentence in (
-        ({"mode": "resample", "candidates": 1025}, "candidates must be 1 to 1024, not 1025"),
         ({"mode": "resample", "drafter": "lookup"}, "has no drafter 'lookup' here; choose from model"),
         ({"mode": "resample", "scorer": "scorer"}, "scorer 'scorer' cannot be served"),
         ({"mode": "resample", "max_tokens": 511}, r"prompt \(\d+ tokens\) and output \(511\)"),

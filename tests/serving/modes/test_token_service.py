@@ -17,6 +17,8 @@ from tests.serving.pretrained import ids, text_of, write_model, written
 from tests.serving.releases import all_ready
 from tests.serving.router.test_replicas import PROMPT, Streaming, busy, doubled
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 300
 
 

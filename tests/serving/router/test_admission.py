@@ -1,7 +1,9 @@
 """Quotas and places: who continues, who waits, and who is sent away."""
 
 import asyncio
+import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 
@@ -17,8 +19,24 @@ PATIENT_S = 30.0
 ALICE, BOB, CAROL = Key("alice"), Key("bob"), Key("carol")
 
 
-def admission(limit: int, queue: int = 0, wait_s: float = PATIENT_S, reserves: bool = False) -> Admission:
-    return Admission(AdmissionSettings(limit, 1000, queue, wait_s), reserves)
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def admission(
+    limit: int,
+    queue: int = 0,
+    wait_s: float = PATIENT_S,
+    reserves: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> Admission:
+    return Admission(AdmissionSettings(limit, 1000, queue, wait_s), reserves, clock)
 
 
 async def refused(gate: Admission, key: Key, max_bytes: int = 1) -> StatusError:
@@ -119,9 +137,9 @@ async def test_nobody_waits_longer_than_the_limit() -> None:
 
 
 async def test_who_would_wait_too_long_is_refused_at_once() -> None:
-    gate = admission(1, queue=8, wait_s=0.02)
+    gate = admission(1, queue=8, wait_s=0.02, clock=(clock := Clock()))
     async with gate.enter(ANYBODY, 1):
-        await asyncio.sleep(0.05)  # so long do requests take
+        clock.now += 0.05  # so long do requests take
     first = Held(gate, ANYBODY)
     await settle()
     refusal = await refused(gate, ANYBODY)
@@ -130,9 +148,9 @@ async def test_who_would_wait_too_long_is_refused_at_once() -> None:
 
 
 async def test_who_would_wait_beyond_its_deadline_is_refused_at_once() -> None:
-    gate = admission(1, queue=8)
+    gate = admission(1, queue=8, clock=(clock := Clock()))
     async with gate.enter(ANYBODY, 1):
-        await asyncio.sleep(0.05)  # so long do requests take
+        clock.now += 0.05  # so long do requests take
     first = Held(gate, ANYBODY)
     await settle()
     with pytest.raises(StatusError, match=r"1 requests are under way, the limit$") as caught:
@@ -255,9 +273,8 @@ async def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:
 # Quotas
 
 
-async def test_a_rate_refuses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onesweep.serving.router.admission.time.monotonic", lambda: 1000.0)
-    gate, key = admission(8), Key("alice", rate=3)
+async def test_a_rate_refuses_at_once() -> None:
+    gate, key = admission(8, clock=Clock()), Key("alice", rate=3)
     for _ in range(3):
         await enters(gate, key)
     refusal = await refused(gate, key)
@@ -266,15 +283,14 @@ async def test_a_rate_refuses_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     await enters(gate, BOB)
 
 
-async def test_a_slow_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [1000.0]
-    monkeypatch.setattr("onesweep.serving.router.admission.time.monotonic", lambda: clock[0])
-    gate, key = admission(8), Key("alice", rate=0.5)
+async def test_a_slow_rate() -> None:
+    clock = Clock()
+    gate, key = admission(8, clock=clock), Key("alice", rate=0.5)
     await enters(gate, key)
     assert (await refused(gate, key)).retry_after_ms == 2000
-    clock[0] += 1.0
+    clock.now += 1.0
     assert (await refused(gate, key)).retry_after_ms == 1000
-    clock[0] += 1.0
+    clock.now += 1.0
     await enters(gate, key)
 
 

@@ -1,7 +1,6 @@
 """Candidates in batches at the router: what a session makes of their results, and of a host that is lost between."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from onesweep.stages.model import scoring
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import work_of
 from tests.serving.router.conftest import Loss
-from tests.serving.router.test_audit import deployed, reasons
 from tests.serving.router.test_session import Answer, tried
 from tests.stages.hops import step
 
@@ -132,29 +130,3 @@ def test_a_host_lost_between_two_batches(
         return b"".join(work_of(hop).clean for hop in hops).startswith(PROMPT) and batches[:3] == [1, 2, 3]
 
     assert any(is_whole(hops) for hops in loss.instead), "it reads all that was read, and gets every batch"
-
-
-def test_audits_take_batches(pairs: tuple[Client, Client], references: list[bytes]) -> None:
-    before = pairs[1].status().audits
-    for request, text in zip(REQUESTS, references, strict=True):
-        assert pairs[1].generate(PROMPT, seed=5, **request).output == text
-    audits = pairs[1].status().audits
-    assert (audits.faulty_hosts, audits.audited) == (0, audits.sweeps)
-    assert audits.hops - before.hops >= 2 * 4 * (audits.audited - before.audited), "two hosts, four batches"
-
-
-def test_a_faulty_host_is_named_by_one_batch(bundles: Path, servers: Any, references: list[bytes]) -> None:
-    def wrong_in_the_third(job: Any, outcome: Any) -> Any:
-        if isinstance(outcome, stage_pb2.Event) and outcome.scores.batch == 2:
-            nats = np.frombuffer(outcome.scores.nats, "<f8")
-            outcome.scores.nats = (nats[::-1] - 5.0).astype("<f8").tobytes()
-        return outcome
-
-    with deployed(bundles / "scored", servers, wrong_in_the_third, audit_share=1.0) as client:
-        for _ in range(20):  # several at once, so that both hosts of a pair have work
-            with ThreadPoolExecutor(4) as threads:
-                asked = [threads.submit(client.generate, PROMPT, seed=5, **REQUESTS[1]) for _ in range(4)]
-            assert {each.result().output for each in asked} == {references[1]}
-            if reasons(client):
-                break
-        assert set(reasons(client)) == {"b-1"}

@@ -27,6 +27,8 @@ from tests.serving.conftest import describe
 from tests.serving.harm import harm_with
 from tests.serving.releases import REQUESTS, Texts, answer, composed
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[int, str, str]]
 
 

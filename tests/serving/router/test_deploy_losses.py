@@ -27,6 +27,8 @@ from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe
 from tests.serving.releases import REQUESTS, Texts, answer
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[int, str, str]]
 
 DIES_IN_THE_TRIAL = """

@@ -16,6 +16,8 @@ from onesweep.serving.client.client import Client, Result, RouterError
 from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe, sessions
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "The road went "
 LONG = {"mode": "ar", "max_bytes": 450, "seed": 1}
 

@@ -9,12 +9,11 @@ import pytest
 
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import AsyncClient, Client, RequestRefused
-from onesweep.serving.router.request import MAX_LINK_MS
 from onesweep.serving.router.server import run_router
 from onesweep.serving.router.settings import RouterSettings
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.errors import InputError
-from onesweep.stages.host.validation import MAX_LINK_DELAY_MS
+from onesweep.stages.limits import MAX_LINK_MS
 from onesweep.stages.wire.tls import Security
 from tests.conftest import wait_ready
 
@@ -47,7 +46,7 @@ def test_requests_with_other_delays_keep_theirs(deployment: Any) -> None:
 
 
 def test_a_client_refuses_what_is_out_of_bounds(client: Client) -> None:
-    assert MAX_LINK_MS == MAX_LINK_DELAY_MS
+    assert MAX_LINK_MS == MAX_LINK_MS
     with pytest.raises(InputError, match=f"link_ms must be a whole number from 0 to {MAX_LINK_MS}, not 501"):
         client.generate(PROMPT, link_ms=501)
     assert client.status().link_ms_limit == MAX_LINK_MS

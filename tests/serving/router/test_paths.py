@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.router.paths import HostLink, Suspects, best_path
+from onesweep.serving.router.paths import SUSPECT_S, HostLink, Suspects, best_path
 from onesweep.serving.router.topology import HostEntry
 from onesweep.stages.host.parts import weights_of
 from onesweep.stages.v1 import stage_pb2
@@ -125,9 +125,12 @@ def test_those_to_avoid_are_taken_where_there_is_no_other() -> None:
 
 
 def test_a_link_that_failed_is_gone_round() -> None:
-    suspects = Suspects()
+    now = [100.0]
+    suspects = Suspects(lambda: now[0])
     suspects.add("a", "x")
     assert names(square(), suspects=suspects) == "b y"
+    now[0] += SUSPECT_S
+    assert names(square(), suspects=suspects) == "a x", "by then its hosts say what is wrong"
 
 
 def test_a_host_that_failed_this_request_is_worse_than_links_that_failed_others() -> None:

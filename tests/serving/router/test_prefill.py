@@ -82,16 +82,6 @@ def test_a_host_lost_or_full_between_two_pieces(
     assert [(0, True), (128, True), (256, False)] in instead, "the other host gets all pieces"
 
 
-def test_audits_take_an_opening_in_pieces(pairs: tuple[Client, Client], rings: tuple[Client, Client]) -> None:
-    for name in ("ar", "resample"):
-        expected = rings[1].generate(PROMPT, seed=5, **REQUESTS[name]).output
-        assert pairs[1].generate(PROMPT, seed=5, **REQUESTS[name]).output == expected
-    audits = pairs[1].status().audits
-    assert (audits.faulty_hosts, audits.audited) == (0, audits.sweeps)
-    assert audits.hops >= 2 * 3 * 2, "two answers, three pieces, two hosts"
-    assert audits.compute_ms > 0
-
-
 # What a router sends
 
 

@@ -206,15 +206,6 @@ def test_a_host_lost_in_a_second_turn(
     assert work_of(loss.instead[-1][0]).start == 0, "the other host reads anew"
 
 
-def test_audits_read_anew_and_agree(pairs: tuple[Client, Client]) -> None:
-    prompt = f"Audits. {TALE}"
-    first = pairs[1].generate(prompt, seed=5, **MODES["ar"])
-    again = until(lambda: cached(pairs[1].generate(prompt, seed=5, **MODES["ar"])))
-    assert again.output == first.output
-    audits = pairs[1].status().audits
-    assert (audits.faulty_hosts, audits.audited) == (0, audits.sweeps)
-
-
 def test_a_prefix_is_told_to_the_hosts_that_open_a_session_only(
     pairs: tuple[Client, Client], lose: Callable[..., Loss]
 ) -> None:

@@ -33,7 +33,6 @@ REQUESTS: list[dict[str, Any]] = [
     {"mode": "ar", "max_bytes": 12, "seed": 3},
     {"mode": "ar-speculative", "max_bytes": 24, "seed": 4, "draft": 5},
     {"mode": "resample", "max_bytes": 24, "seed": 5, "chunk": 10, "candidates": 6, "scorer": "scorer"},
-    {"mode": "resample", "max_bytes": 24, "seed": 6, "chunk": 8, "candidates": 4, "scorer": "ar"},
     {"mode": "local", "max_bytes": 12, "seed": 7},
 ]
 Figures = dict[tuple[str, ...], float]

@@ -19,6 +19,8 @@ from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe
 from tests.serving.releases import all_ready, doubled
 
+pytestmark = pytest.mark.slow
+
 PROMPT = b"The sea was calm. The sea was "
 REQUESTS: dict[str, dict[str, Any]] = {
     "ar int8": {"mode": "ar", "max_bytes": 300, "codec": "int8"},

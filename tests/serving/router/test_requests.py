@@ -11,7 +11,7 @@ import pytest
 
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, Result, RouterError
-from onesweep.serving.modes.drafters.base import SYMBOLS_PER_TURN
+from onesweep.serving.modes.drafters.local_model import SYMBOLS_PER_TURN
 from onesweep.serving.router import paths as links
 from onesweep.serving.router.paths import HostLink
 from onesweep.serving.router.topology import HostEntry, local_topology

@@ -15,6 +15,7 @@ import pytest
 
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.router.accounting import Account
+from onesweep.serving.router.paths import HostLink
 from onesweep.serving.router.ring import Ring, RingView
 from onesweep.serving.router.session import Session
 from onesweep.serving.router.topology import HostEntry, Topology, local_topology
@@ -170,10 +171,10 @@ async def test_a_quarantine_ends_and_the_next_one_is_longer(topology: Topology) 
 async def test_a_message_without_an_answer_is_silence_and_a_pause_is_none(topology: Topology) -> None:
     async with opened(topology) as ring:
         link = ring.links[0]
-        link.relay.asked_at = None
+        link.clock, link.relay.asked_at = lambda: 130.0, None
         assert link.silent_s() is None
-        link.relay.asked_at = time.monotonic() - 30.0
-        assert (link.silent_s() or 0.0) >= 30.0
+        link.relay.asked_at = 100.0
+        assert link.silent_s() == 30.0
 
 
 @pytest.mark.parametrize("who", ["its answers", "the host"])
@@ -183,8 +184,22 @@ async def test_a_host_that_was_late_of_late_is_waited_for_longer(topology: Topol
         assert link.info is not None
         for late_ms, silent in ((0, True), (1500, False), (10**9, True)):  # at most as long as for a description
             link.relay.late_ms, link.info.stall_ms = (late_ms, 0) if who == "its answers" else (0, late_ms % 2**32)
-            link.relay.asked_at = time.monotonic() - (3.0 if late_ms < 10**9 else 6.0)
+            link.relay.asked_at, now = 100.0, 103.0 if late_ms < 10**9 else 106.0
+            link.clock = lambda now=now: now
             assert (link.silent_s() is not None) == silent
+
+
+async def test_a_host_that_falls_silent_is_lost_unless_the_router_stood_still() -> None:
+    now = [100.0]
+    entry = HostEntry("frozen", "127.0.0.1:1", (0,), "127.0.0.1:1")
+    ring = Ring([entry], clock=lambda: now[0])
+    link = HostLink(entry, 5.0, clock=ring.clock)
+    ring.links, link.problem, link.relay.asked_at = [link], "", 100.0
+    for passed_s, lost in ((0.1, False), (2.0, False), (0.1, True)):  # after two seconds in one it was the router
+        now[0] += passed_s
+        ring.look()
+        assert bool(link.problem) == lost
+    assert "is lost (it has been silent for 2.2 s)" in link.problem
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

@@ -145,10 +145,10 @@ def test_the_demo_shows_every_mode(
     monkeypatch.setattr("onesweep.serving.cli.demo.temporary_deployment", lambda topology, checkpoint, waiting: there)
     code, out, err = onesweep("demo", bundles / "own", "--prompt", "The sea ")
     assert code == 0, out + err
-    assert re.search(r"The weights are tiny: chain [\d.]+, ar [\d.]+, local [\d.]+ million parameters", out)
-    assert all(re.search(rf"^{mode} +\d+ ", out, re.MULTILINE) for mode in ("sweep", "chunked", "ar", "local"))
-    assert all(f"\n{title}:\n  The sea |" in out for title in ("sweep", "chunked", "ar = ar-speculative", "local"))
-    assert re.search(r"^ar-speculative .*equal to `ar` by promise: checked$", out, re.MULTILINE)
+    assert "The weights are tiny" in out
+    assert all(re.search(rf"^{mode} +\d+ ms", out, re.MULTILINE) for mode in ("sweep", "chunked", "ar", "local"))
+    assert all(f"\n{mode}:\n  The sea |" in out for mode in ("sweep", "chunked", "ar", "ar-speculative", "local"))
+    assert "`ar-speculative` writes the text of `ar`: checked" in out
     assert "stopped" in out
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from onesweep.stages.host.host import Host
 from onesweep.stages.host.parts import Parts
-from onesweep.stages.model.scoring import MAX_CANDIDATES, candidates_together
+from onesweep.stages.limits import MAX_CANDIDATES
+from onesweep.stages.model.scoring import candidates_together
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Settled

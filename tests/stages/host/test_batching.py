@@ -156,14 +156,6 @@ def test_what_a_host_hands_on_is_the_same_to_the_last_bit(bundles: Path, blocks:
         assert mine.estimate if ours.HasField("sweep") else mine.hidden
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(request=step_requests, lengths=draft_lengths, wrong=wrong_places)
-def test_guesses_change_no_byte(loaded: dict[str, Parts], request, lengths: list[int], wrong: list[bool]) -> None:
-    """Right, wrong or in part: what comes out is what the pipeline writes step by step."""
-    text = alone(loaded["own"], steps(**request))
-    assert alone(loaded["own"], steps(**request, guess=guessing(text, lengths, wrong))) == text
-
-
 def test_right_guesses_are_all_accepted_in_one_hop(loaded: dict[str, Parts]) -> None:
     text = alone(loaded["own"], steps(count=20))
     engine = Paced(loaded["own"])

@@ -30,6 +30,8 @@ from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages, write_ti
 from tests.stages.slow_runner import Paced, alone, watched
 from tests.trainer.processes import ended, forked
 
+pytestmark = pytest.mark.slow
+
 WITHIN_S = 240.0
 NEAR = 1e-4
 MODELS = {"llama": replace(TINY, layers=(1, 1))} | {name: OPTIONS[name] for name in ("experts", "capped window")}
@@ -97,7 +99,6 @@ def on_the_device(bundle: Path, report: Path) -> int:
     return 0
 
 
-@pytest.mark.slow
 def test_a_host_on_another_device_writes_the_same_text(bundles: Path, loaded: dict[str, Parts], tmp_path: Path) -> None:
     errors, report = tmp_path / "errors", tmp_path / "report"
     code = ended(forked(tmp_path / "out", errors, on_the_device, bundles / "own", report), WITHIN_S)

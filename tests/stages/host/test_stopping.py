@@ -16,6 +16,8 @@ from onesweep.stages.wire.messages import PROTOCOL
 from onesweep.stages.wire.registry import Registration, Registry, RegistrySettings, open_registry, parse_url
 from tests.conftest import until
 
+pytestmark = pytest.mark.slow
+
 
 def server_of(bundles: Path, registry: Registry) -> tuple[StageServer, str]:
     """A host of all blocks, and its address."""

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence
-from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
 from onesweep.stages.model.draft_tree import Allowed, DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
 from onesweep.stages.model.randomness import gumbels
 from onesweep.stages.model.speculation import are_depths
@@ -19,7 +18,7 @@ KNOWN = b"the sea was calm and the "
 
 @pytest.fixture(scope="module")
 def model(bundles: Path) -> LocalModel:
-    return NeuralModel(bundles / "own" / "local")
+    return LocalModel(bundles / "own" / "local")
 
 
 def grown(model: LocalModel, plan: DraftPlan, temperature: float = 0.8) -> tuple[Growth, DraftLength]:

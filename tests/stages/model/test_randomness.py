@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.stages.model.randomness import MAX_SEED, Purpose, gumbels, normals, raw_words, sample_symbols, uniforms
+from onesweep.stages.limits import MAX_SEED
+from onesweep.stages.model.randomness import Purpose, gumbels, normals, raw_words, sample_symbols, uniforms
 from onesweep.stages.model.vocabulary import Alphabet
 
 SEEDS = st.integers(0, MAX_SEED)

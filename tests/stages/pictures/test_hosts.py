@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.model.randomness import MAX_SEED
+from onesweep.stages.limits import MAX_SEED
 from onesweep.stages.pictures.trajectory import MAX_GUIDANCE, DrawPlan
 from tests.conftest import until
 from tests.stages.pictures.lines import PLAN, Line, drawing_of, drawn_here, open_line

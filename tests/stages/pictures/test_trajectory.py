@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.model.randomness import MAX_SEED
+from onesweep.stages.limits import MAX_SEED
 from onesweep.stages.pictures.part import in_scale, out_scale, skip_scale
 from onesweep.stages.pictures.trajectory import (
     MAX_GUIDANCE,

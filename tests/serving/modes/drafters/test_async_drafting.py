@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from onesweep.serving.modes.drafters.drafting import AsyncDrafting, Drafter
+from onesweep.serving.modes.speculative import AsyncDrafting, Drafter
 from onesweep.serving.router.accounting import Account
 from onesweep.stages.model.draft_tree import Draft, DraftLength, DraftPlan, SweepTime
 from onesweep.stages.model.vocabulary import BYTES

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from onesweep.serving.modes.drafters.base import LocalSequence
-from onesweep.serving.modes.drafters.drafting import (
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
+from onesweep.serving.modes.speculative import (
     MAX_MATCH,
     MAX_TOKENS,
     MIN_MATCH,
@@ -18,7 +18,6 @@ from onesweep.serving.modes.drafters.drafting import (
     LookupDrafter,
     ModelDrafter,
 )
-from onesweep.serving.modes.drafters.neural import NeuralModel
 from onesweep.stages.model.draft_tree import Draft, DraftLength, DraftPlan, SweepTime
 from onesweep.stages.model.vocabulary import Alphabet
 
@@ -109,8 +108,8 @@ def test_what_is_left_of_a_draft_is_below_its_first_symbol() -> None:
 
 
 @pytest.fixture(scope="module")
-def local(bundles: Path) -> NeuralModel:
-    return NeuralModel(bundles / "own" / "local")
+def local(bundles: Path) -> LocalModel:
+    return LocalModel(bundles / "own" / "local")
 
 
 edits = st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=20), st.integers(0, 12)), min_size=1, max_size=6)
@@ -119,7 +118,7 @@ edits = st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=20), st.intege
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=st.binary(min_size=1, max_size=160), changes=edits, temperature=st.sampled_from([0.0, 0.8]))
 def test_a_sequence_that_goes_back_writes_what_a_new_one_does(
-    local: NeuralModel, start: bytes, changes: list[tuple[int, bytes, int]], temperature: float
+    local: LocalModel, start: bytes, changes: list[tuple[int, bytes, int]], temperature: float
 ) -> None:
     """Of a text that is cut anywhere and continues otherwise, again and again, as when guesses are wrong."""
     sequence, text = LocalSequence(local, 400, temperature, seed=7), start
@@ -131,7 +130,7 @@ def test_a_sequence_that_goes_back_writes_what_a_new_one_does(
         text += written
 
 
-def test_a_model_guesses_what_it_would_write(local: NeuralModel) -> None:
+def test_a_model_guesses_what_it_would_write(local: LocalModel) -> None:
     async def text() -> bytes:
         return b"".join([piece async for piece, _ in local.generate(b"The sea ", 40, 0.8, 3, 1 << 60)])
 
@@ -141,7 +140,7 @@ def test_a_model_guesses_what_it_would_write(local: NeuralModel) -> None:
         assert draft(drafter, b"The sea " + written[:start], count) == written[start : start + count]
 
 
-def test_both_trust_a_long_match_and_else_the_model(local: NeuralModel) -> None:
+def test_both_trust_a_long_match_and_else_the_model(local: LocalModel) -> None:
     model = ModelDrafter(LocalSequence(local, 80, 0.0, 0), worth())
     both, again = BothDrafter(model), b"it was a dark night; it was a dar"
     assert draft(both, again, 4) == b"k ni"

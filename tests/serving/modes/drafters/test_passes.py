@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from onesweep.serving.modes.candidates import ROUND, Branches, Candidates
-from onesweep.serving.modes.drafters.base import LocalModel, LocalSequence
-from onesweep.serving.modes.drafters.neural import NeuralModel
+from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
 from onesweep.serving.modes.drafters.passes import BLOCK, DraftJob, Written, draw
 from onesweep.stages.model.randomness import Purpose, uniforms
 from onesweep.stages.model.vocabulary import BYTES
@@ -38,10 +37,10 @@ PATIENCE_S = 60
 @pytest.fixture(scope="module", params=["bytes", "tokens"])
 def model(request: pytest.FixtureRequest, bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalModel:
     if request.param == "bytes":
-        return NeuralModel(bundles / "own" / "local")
+        return LocalModel(bundles / "own" / "local")
     directory = tmp_path_factory.mktemp("passes")
     write_model(directory)  # in three stages, with heads that share keys
-    return NeuralModel(directory)
+    return LocalModel(directory)
 
 
 def encoded(model: LocalModel, text: bytes) -> bytes:
