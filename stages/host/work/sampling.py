@@ -16,7 +16,7 @@ from onesweep.stages.wire.status import failed_precondition, invalid
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """How symbols are sampled."""
+    """Seed, temperature and what else decides which symbols are sampled."""
 
     seed: int
     temperature: float

@@ -2,10 +2,8 @@
 
 import asyncio
 import re
-import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +16,7 @@ from onesweep.stages.errors import InputError
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, Tls
 from onesweep.stages.wire.tokens import Key, Keyring, new_token, token_hash, write_tokens
 from onesweep.trainer.rounds import page as page_module
-from onesweep.trainer.rounds.page import FRESH_S, PageConnection, Snapshots
+from onesweep.trainer.rounds.page import FRESH_S, Snapshots
 from onesweep.trainer.rounds.server import check_page
 from onesweep.trainer.rounds.settings import PROTOCOL
 from onesweep.trainer.v1 import rounds_pb2
@@ -115,18 +113,6 @@ def test_where_it_may_be(listen: str, security: Security, tokens: bool, said: st
     else:
         with pytest.raises(InputError, match=said):
             check_page(listen, security, keyring)
-
-
-def test_one_viewer_too_many_is_sent_away_and_the_run_goes_on(
-    net: Any, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert http.get("/").status_code == 200
-    monkeypatch.setattr(PageConnection, "max_connections", 1)
-    port = int(net.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as second, suppress(ConnectionError):
-        assert second.recv(1) == b""
-    assert http.get("/status.json").status_code == 200
-    hand_in(net, net.join("ann"), "ann")
 
 
 def test_many_who_look_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
