@@ -5,6 +5,7 @@ import gc
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import grpc.aio
 import torch
@@ -28,10 +29,11 @@ from onesweep.stages.memory import keep_trimmed, return_large_buffers
 from onesweep.stages.signals import stop_on_signals
 from onesweep.stages.telemetry.observability import Telemetry
 from onesweep.stages.wire.auth import ROUTER
-from onesweep.stages.wire.channel import MOST_STREAMS, bind, is_loopback, new_server
+from onesweep.stages.wire.channel import MOST_STREAMS, CallBounds, bind, is_loopback, new_server
 from onesweep.stages.wire.health import HealthChecks, serve_health
 from onesweep.stages.wire.registry import open_registry
-from onesweep.stages.wire.tokens import Keyring
+from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.tokens import GENERATE, Keyring
 
 log = logging.getLogger(__name__)
 
@@ -124,9 +126,16 @@ class Health(HealthChecks):
 
 
 def _server_of(service: RouterService, checks: Health) -> grpc.aio.Server:
+    def caller(path: str, metadata: Any) -> str:  # noqa: ANN401 - the stubs do not export its type
+        try:
+            return service.keyring.identify(metadata, _PATHS[path]).name
+        except (StatusError, KeyError):  # refused once the request is there, or open to all
+            return ""
+
     limits = service.admission.settings
     most = limits.request_limit + limits.queue_limit
-    server = new_server(streams=max(MOST_STREAMS, 2 * most))
+    large = [path for path, scope in _PATHS.items() if scope == GENERATE]
+    server = new_server(interceptors=[CallBounds(caller, most, large)], streams=max(MOST_STREAMS, 2 * most))
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import re
 import resource
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.wire.status import (
+    CALL_KINDS,
+    Context,
     DecodeErrors,
+    StatusError,
+    exhausted,
+    ignoring_ended_call,
+    invalid,
     with_decode_errors,
 )
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
 
 if TYPE_CHECKING:
-    pass
+    from onesweep.stages.wire.status import Handler
 
 log = logging.getLogger(__name__)
 
 DEFAULT_MESSAGE_BYTES = 4 << 20
+SMALL_BYTES = 64 << 10  # of a request that brings no text
 MOST_STREAMS = 256  # calls under way on one connection; its client keeps further ones back
+MOST_ARRIVING = 16  # requests of those whom nobody knows that are not whole yet: gRPC holds what it has of each
+ARRIVAL_S = 15.0  # for a request to be whole
+UNREAD_S = 60.0  # for a client to make room for a message, by reading those before
 MOST_CONNECTIONS = 4096  # less where the process may open fewer files: it needs half of them itself
 HANDSHAKE_MS = 10_000  # for a connection to say what it is; gRPC's own is two minutes
 MAX_NAME = 64
@@ -115,6 +128,89 @@ def open_blocking_channel(
     if security.tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, channel_credentials(security.tls), options=options)
+
+
+class CallBounds(grpc.aio.ServerInterceptor):
+    """Bounds what callers make a server hold: requests that are not whole yet, and answers that are not read.
+
+    gRPC limits a message's size for all methods alike, and holds what it has of every message that is awaited.
+    """
+
+    def __init__(
+        self, caller: Callable[[str, Any], str] = lambda *_: "", most: int = MOST_ARRIVING, large: Sequence[str] = ()
+    ) -> None:
+        """:param caller: the name of who calls a method (its path) with some metadata; empty if nobody knows him.
+        :param most: requests of one known caller that may be arriving at once.
+        :param large: methods whose requests may be above SMALL_BYTES."""
+        self._caller, self._most, self._large = caller, most, large
+        self._arriving = defaultdict[str, dict[asyncio.Timeout, None]](dict)  # by caller, the oldest first
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        path: Any = handler_call_details.method
+        inner = next(each for kind in CALL_KINDS if (each := getattr(handler, kind)) is not None)
+        who = self._caller(path, handler_call_details.invocation_metadata)
+        most_bytes = DEFAULT_MESSAGE_BYTES if handler.request_streaming or path in self._large else SMALL_BYTES
+
+        async def answer(requests: AsyncIterator[Any], context: Context) -> None:
+            if handler.request_streaming:  # a known caller's may pause
+                given: Any = requests if who else self._each(requests, most_bytes)
+            elif (given := await self._next(requests, who, most_bytes)) is None:
+                raise invalid("the call ended without a request")
+            responses = inner(given, context)
+            if not hasattr(responses, "__aiter__"):
+                if (response := await responses) is not None:
+                    await _write(context, response)
+                return
+            async with aclosing(responses):
+                async for response in responses:
+                    await _write(context, response)
+
+        # as a stream, a request is not read before we ask for it
+        return grpc.stream_stream_rpc_method_handler(answer, handler.request_deserializer, handler.response_serializer)
+
+    async def _each(self, requests: AsyncIterator[Any], most_bytes: int) -> AsyncIterator[Any]:
+        while (request := await self._next(requests, "", most_bytes)) is not None:
+            yield request
+
+    async def _next(self, requests: AsyncIterator[Any], who: str, most_bytes: int) -> Any:  # noqa: ANN401 - a message
+        """The next request; None after the last. Raises StatusError."""
+        arriving = self._arriving[who]
+        try:
+            async with asyncio.timeout(ARRIVAL_S) as limit:
+                arriving[limit] = None
+                if len(arriving) > (self._most if who else MOST_ARRIVING):
+                    oldest = next(iter(arriving))  # not this one: a request that is whole at once always gets through
+                    del arriving[oldest]
+                    if not oldest.expired():  # its own time may pass in this very turn of the loop
+                        oldest.reschedule(0)
+                request = await anext(requests, None)
+        except TimeoutError:
+            raise exhausted(
+                f"the request was not whole within {ARRIVAL_S:g} s, or when too many others came", 1000
+            ) from None
+        finally:
+            arriving.pop(limit, None)
+        if request is not None and request.ByteSize() > most_bytes:
+            raise exhausted(f"a request of {request.ByteSize()} bytes; this method takes {most_bytes} at most", 60_000)
+        return request
+
+
+async def _write(context: Context, response: object) -> None:
+    """Raises StatusError where the client does not read."""
+    try:
+        async with asyncio.timeout(UNREAD_S):
+            with ignoring_ended_call():
+                await context.write(response)
+    except TimeoutError:
+        said = f"the answer was not read for {UNREAD_S:g} s: read it as it comes"
+        raise StatusError(grpc.StatusCode.CANCELLED, said) from None
 
 
 def new_server(

@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.stages.wire.channel import bind, new_server
+from onesweep.stages.wire.channel import CallBounds, bind, new_server
 from onesweep.stages.wire.tls import Security
 
 Status = health_pb2.HealthCheckResponse
@@ -71,7 +71,7 @@ async def serve_health(checks: HealthChecks, address: str | None) -> grpc.aio.Se
 
     Raises InputError or ServiceError when it cannot listen there.
     """
-    server = new_server()
+    server = new_server(interceptors=[CallBounds()])
     if address is not None:
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         # a port of its own: Kubernetes' gRPC probes know no TLS, and readiness is no secret

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -151,6 +151,9 @@ def unavailable(message: str) -> StatusError:
 
 # A deserializer that never fails stands before gRPC's parsing, a check behind it: gRPC offers no hook between.
 UNDECODABLE = object()  # stands for a message that cannot be parsed
+# A part takes two bytes to send, and 90 once it is parsed: 64 MB of them would take 3 GB and seconds. Messages below
+# SCANNED_BYTES are parsed as they are.
+MOST_PARTS, SCANNED_BYTES = 1 << 17, 64 << 10
 
 
 class NoMessageError(grpc.aio.AioRpcError):
@@ -258,7 +261,7 @@ def _decoded(answer: object) -> object:
     """Raises AioRpcError."""
     if answer is UNDECODABLE:
         nothing = grpc.aio.Metadata()
-        words = "the answer is no message of this call's type"
+        words = "the answer is no message of this call's type, or has too many parts"
         raise NoMessageError(grpc.StatusCode.INTERNAL, nothing, nothing, words)
     return answer
 
@@ -266,16 +269,44 @@ def _decoded(answer: object) -> object:
 def _tolerant(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
     def parsed(data: bytes) -> object:
         try:
-            return parse(data)
+            return parse(data) if len(data) < SCANNED_BYTES or _few_parts(data, parse) else UNDECODABLE
         except DecodeError:
             return UNDECODABLE
 
     return parsed
 
 
+def _few_parts(data: bytes, parse: Any) -> bool:  # noqa: ANN401 - a method of the message's type
+    """False for a message of more than MOST_PARTS fields, those of messages in it counted, too."""
+    inside, at = [(len(data), parse.__self__.DESCRIPTOR)], 0
+    with suppress(IndexError):  # at its end, also where it is cut off: parsing says so
+        for _ in range(MOST_PARTS):
+            while at >= inside[-1][0]:
+                inside.pop()
+            tag, at = _varint(data, at)
+            size, at = _varint(data, at) if tag & 5 == 0 else ({1: 8, 5: 4}.get(tag & 7, 0), at)
+            field = inside[-1][1].fields_by_number.get(tag >> 3) if tag & 7 == 2 else None
+            if field is not None and field.message_type is not None:
+                inside.append((at + size, field.message_type))
+            elif tag & 7:
+                at += size
+        return False
+    return True
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number, and where it ends. Raises IndexError."""
+    value = shift = 0
+    while data[at] & 128 and shift < 70:
+        value, shift, at = value | (data[at] & 127) << shift, shift + 7, at + 1
+    return value | data[at] << shift, at + 1
+
+
 def _checked_decoded(request: object) -> object:
     if request is UNDECODABLE:
-        raise invalid("the request is no message of this call's type: it was damaged, or is of another program")
+        raise invalid(
+            "the request is no message of this call's type: it was damaged, is of another program, or has no end"
+        )
     return request
 
 

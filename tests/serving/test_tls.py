@@ -19,6 +19,7 @@ from onesweep.serving.router.topology import HostEntry, Topology, local_topology
 from onesweep.stages.errors import InputError
 from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER
 from onesweep.stages.wire.certificates import Authority
+from onesweep.stages.wire.channel import MOST_ARRIVING, open_channel
 from onesweep.stages.wire.tls import Security
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Pki, until
@@ -137,6 +138,24 @@ def test_tokens_over_the_wire(served: Served) -> None:
             ask(client)
     finally:
         write_tokens(served.file, served.keys)
+
+
+async def test_requests_that_are_not_whole_yet_are_few_where_no_token_comes_with_them(served: Served) -> None:
+    path = "/serving.v1.RouterService/"
+    security = Security(served.ca)
+    async with open_channel(served.address, security=security) as stranger:
+        silent = [stranger.stream_unary(path + "Generate")() for _ in range(MOST_ARRIVING + 3)]
+        codes = asyncio.as_completed([asyncio.ensure_future(call.code()) for call in silent])
+        for _ in range(3):
+            assert await next(codes) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        async with AsyncClient(served.address, tls=served.ca, token=served.tokens["alice"]) as alice:
+            assert (await alice.generate("x", mode="local", max_bytes=4)).output_bytes == 4
+        known = (("authorization", f"Bearer {served.tokens['alice']}"),)
+        large = stranger.unary_unary(path + "Status")(b"\xfa\x7f\xff\xff\x07" + bytes(131071), metadata=known)
+        assert await large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "takes 65536 at most" in await large.details()
+        for call in silent:
+            call.cancel()
 
 
 def test_quotas_over_the_wire(served: Served) -> None:

@@ -25,7 +25,7 @@ from onesweep.stages.host.server import SERVICE
 from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.channel import new_server
-from onesweep.stages.wire.status import StatusError
+from onesweep.stages.wire.status import MOST_PARTS, StatusError
 from tests.conftest import eventually
 from tests.stages.hops import step
 from tests.stages.scripted_server import push
@@ -130,13 +130,14 @@ async def test_a_liar_that_registers_again_is_no_better(topology: Topology) -> N
         assert ring.choose(next(iter(ring.links[0].held))) is None
 
 
-async def test_a_host_that_sends_events_without_end_gets_no_work() -> None:
+@pytest.mark.parametrize("count", [MOST_TOGETHER + 1, MOST_PARTS], ids=["more than travel together", "no end of them"])
+async def test_a_host_that_sends_events_without_end_gets_no_work(count: int) -> None:
     asked, heard = list[bytes](), list[stage_pb2.Event]()
 
     async def flood(request: bytes, context: Any) -> AsyncIterator[bytes]:
         asked.append(request)
         yield b""
-        yield b"\x0a\x00" * (MOST_TOGETHER + 1)  # empty events
+        yield b"\x0a\x00" * count  # empty events
         await asyncio.sleep(60)
 
     server, method = new_server(), grpc.unary_stream_rpc_method_handler(flood)
@@ -148,7 +149,7 @@ async def test_a_host_that_sends_events_without_end_gets_no_work() -> None:
     ring.begin((link := ring.links[0],), lambda _, event: heard.append(event))
     try:
         await eventually(lambda: link.quarantined)
-        assert link.quarantined.startswith("it sent 257")
+        assert link.quarantined.startswith("it sent 257" if count == 257 else "the answer is no message")
         assert ({event.fault.lost for event in heard}, len(asked)) == ({address}, 1)
     finally:
         await ring.close()
