@@ -33,13 +33,18 @@ from onesweep.stages.wire.channel import MOST_STREAMS, CallBounds, bind, is_loop
 from onesweep.stages.wire.health import HealthChecks, serve_health
 from onesweep.stages.wire.registry import open_registry
 from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tokens import GENERATE, Keyring
+from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
 
 log = logging.getLogger(__name__)
 
 SERVICE = router_pb2.DESCRIPTOR.services_by_name["RouterService"].full_name
 HEALTH_S = 0.5
 POLL_S = 0.02
+_PATHS = {
+    f"/{SERVICE}/{method}": scope
+    for scope, methods in {GENERATE: ("Generate", "Draw"), STATUS: ("Status",), ADMIN: ("Deploy", "Rollback")}.items()
+    for method in methods
+}
 # For the last words of requests that have ended.
 FLUSH_S = 1.0
 
