@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.serving.client.client import AsyncClient
 from onesweep.serving.gateway.app import make_app
-from onesweep.serving.gateway.commands import HttpSettings
 from onesweep.serving.gateway.middleware import HttpCounters
+from onesweep.serving.gateway.settings import HttpSettings
 from onesweep.serving.modes import MODES
 from onesweep.serving.modes.base import Mode
 from onesweep.serving.modes.chat_template import ChatTemplate

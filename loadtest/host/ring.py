@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from onesweep.loadtest.commands import Row, say
-from onesweep.loadtest.host.commands import HostBenchSettings
+from onesweep.loadtest.host.settings import HostBenchSettings
 from onesweep.loadtest.workload.pipeline import InProcess, Work
 from onesweep.loadtest.workload.texts import symbols_of
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from onesweep.loadtest.commands import Row
-from onesweep.loadtest.host.commands import HostBenchSettings
+from onesweep.loadtest.host.settings import HostBenchSettings
 from onesweep.stages.device import check_device
 from onesweep.stages.errors import InputError
 from onesweep.stages.model.architecture import Architecture

@@ -1,89 +1,13 @@
 """The command `bench wan` and its settings. Help reads this file: nothing heavy here."""
 
 import argparse
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from onesweep.loadtest.commands import CHECKPOINT, BenchReport, add_measurement, numbers, run_bench
-from onesweep.loadtest.workload.prompts import Prompts, parse_prompts
-from onesweep.loadtest.workload.testbed import default_hosts
-from onesweep.loadtest.workload.variants import ModeVariant, check_different, parse_names, parse_variants
-from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.stages.errors import InputError
-from onesweep.stages.settings import flag, from_flags, setting
-
-MAX_AT_ONCE = 64  # requests in flight that a router takes by default
-MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
-MAX_IDLE_S = 3600  # windows and sessions have long fallen back
-BYTES, TOKENS, LEVELS = "bytes", "tokens", "levels"
-LENGTH_FLAGS = {BYTES: "--bytes", TOKENS: "--max-tokens", LEVELS: "--levels"}
-
-
-@dataclass(frozen=True)
-class Length:
-    """Most bytes or tokens of an output, for a text may end before; of pictures their levels."""
-
-    count: int
-    unit: str = BYTES  # a token is a byte where the model reads bytes
-
-    def __str__(self) -> str:
-        return f"{self.count} {self.unit}"
-
-    @property
-    def draws(self) -> bool:
-        """True for pictures."""
-        return self.unit == LEVELS
-
-
-def parse_lengths(text: str, unit: str = BYTES) -> tuple[Length, ...]:
-    """The output lengths, or levels, of "N,N". Raises InputError."""
-    option = LENGTH_FLAGS[unit]
-    counts = numbers(text, option, int)
-    if not counts or min(counts) < 1:
-        raise InputError(f"{option} {text!r} must be numbers from 1, such as 32,256")
-    check_different([str(count) for count in counts], option)
-    return tuple(Length(count, unit) for count in counts)
-
-
-@dataclass(frozen=True)
-class WanSettings:
-    """Settings of `bench wan`."""
-
-    profiles: tuple[str, ...] = field(
-        metadata=flag(
-            "networks, such as links-60; loopback: no lab", name="--profile", metavar="P[,P]", type=parse_names
-        )
-    )
-    profiles_file: Path | None = setting(None, "file with more profiles", name="--profiles")
-    # Empty: the usual ones, or all modes of drawing.
-    variants: tuple[ModeVariant, ...] = setting(
-        (),
-        "with settings after a colon: sweep:fp32, ar-speculative:lookup:int8, resample:chunk=32, steps:int8",
-        name="--modes",
-        metavar="M[,M]",
-        shown="sweep,chunked,ar,ar-speculative; of pictures all",
-        type=parse_variants,
-    )
-    temperature: float | None = setting(None, "of every request", metavar="T", shown="the router's default")
-    # Turns of each variant, after one that warms up; `at_once` requests each.
-    requests: int = setting(10, "turns of each variant", metavar="R", least=1)
-    at_once: int = setting(1, "requests in a turn", least=1, most=MAX_AT_ONCE)
-    # Every variant begins with this seed and counts on from it, so that all are asked for the same texts.
-    seed: int = setting(0, "seed of the first request", metavar="S", least=0, most=MAX_SEED)
-    # None: three, or one for each block where there are fewer.
-    hosts: int | None = setting(None, "hosts that share the blocks", shown="3")
-    checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
-    backend: str = setting("torch", "backend of the hosts", metavar="B")
-    # Above 0: each variant also after this many idle seconds.
-    idle_s: float = setting(0.0, "also measure after idle seconds", shown="0: no", least=0, most=MAX_IDLE_S)
-    # From --bytes, --max-tokens or --levels, and from --text and --prompt; empty: the bundle's.
-    lengths: tuple[Length, ...] = ()
-    prompts: tuple[Prompts, ...] = ()
-
-    @property
-    def host_count(self) -> int:
-        return self.hosts or default_hosts(self.checkpoint)
+from onesweep.loadtest.commands import BenchReport, add_measurement, run_bench
+from onesweep.loadtest.latency.settings import BYTES, LENGTH_FLAGS, LEVELS, TOKENS, WanSettings, parse_lengths
+from onesweep.loadtest.workload.prompts import parse_prompts
+from onesweep.stages.settings import from_flags
 
 
 def add_wan(wan: argparse.ArgumentParser) -> None:

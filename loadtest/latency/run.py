@@ -9,7 +9,7 @@ from typing import Any
 from onesweep.loadtest.commands import BenchReport, say
 from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.loadtest.lab.profile import Profile, profile_named
-from onesweep.loadtest.latency.commands import LEVELS, Length, WanSettings
+from onesweep.loadtest.latency.settings import LEVELS, Length, WanSettings
 from onesweep.loadtest.latency.turns import RequestSeries, Sample, Seat, ended_well, take_turns
 from onesweep.loadtest.report.record import settings_record
 from onesweep.loadtest.report.table import Table, number_column, open_meter, percentile, text_column

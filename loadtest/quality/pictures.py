@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onesweep.loadtest.commands import BenchReport
-from onesweep.loadtest.quality.commands import QualitySettings
+from onesweep.loadtest.quality.settings import QualitySettings
 from onesweep.loadtest.report.record import settings_record
 from onesweep.loadtest.report.table import Table, number_column, open_meter, text_column
 from onesweep.loadtest.workload.caller import Access

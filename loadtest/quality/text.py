@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from onesweep.loadtest.commands import BenchReport
-from onesweep.loadtest.quality.commands import QualitySettings
 from onesweep.loadtest.quality.judge import check_judge, open_judge
+from onesweep.loadtest.quality.settings import QualitySettings
 from onesweep.loadtest.report.record import origin, settings_record
 from onesweep.loadtest.report.table import Estimate, Table, number_column, open_meter, percentile, ratio_of_sums
 from onesweep.loadtest.workload.caller import Access, RouterState

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onesweep.serving.cli.run import add_import_options, find_checkpoint
-from onesweep.serving.gateway.commands import DEFAULT_LISTEN
+from onesweep.serving.gateway.settings import DEFAULT_LISTEN
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.host.commands import check_positive
 from onesweep.stages.progress import ProgressLine

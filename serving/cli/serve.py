@@ -18,7 +18,7 @@ from onesweep.serving.cli.deployment import (
 )
 from onesweep.serving.cli.generate import add_router_options, async_client_of, client_of
 from onesweep.serving.client.result import record_of
-from onesweep.serving.gateway.commands import DEFAULT_LISTEN
+from onesweep.serving.gateway.settings import DEFAULT_LISTEN
 from onesweep.serving.router.request import DEFAULT_ROUTER
 from onesweep.serving.router.settings import RouterSettings
 from onesweep.serving.router.topology import Topology, local_topology, read_topology

@@ -14,11 +14,11 @@ from starlette.exceptions import HTTPException as FrameworkError
 from starlette.types import ASGIApp
 
 from onesweep.serving.client.client import AsyncClient
-from onesweep.serving.gateway.commands import HttpSettings
 from onesweep.serving.gateway.errors import OF_ALL, api_error_of, error_response
 from onesweep.serving.gateway.middleware import HTTP_METRICS, HttpCounters, RequestBounds, RequestLog, SiteGuard
 from onesweep.serving.gateway.openai import routes as openai_routes
 from onesweep.serving.gateway.pages import host_routes, page_routes, race_routes
+from onesweep.serving.gateway.settings import HttpSettings
 from onesweep.stages.errors import OnesweepError
 from onesweep.stages.signals import stop_on_signals
 from onesweep.stages.telemetry.observability import Telemetry

@@ -207,7 +207,7 @@ def gateway(servers: Any) -> int:
     pytest.importorskip("fastapi", reason="the extra `http` is not installed")
     from onesweep.serving.cli.ports import free_port_block
     from onesweep.serving.gateway.app import run_gateway
-    from onesweep.serving.gateway.commands import HttpSettings
+    from onesweep.serving.gateway.settings import HttpSettings
 
     port = free_port_block(2)
     servers.run(lambda stop: run_gateway(HttpSettings(f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"), stop))

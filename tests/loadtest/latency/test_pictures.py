@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.latency.commands import LEVELS, Length
+from onesweep.loadtest.latency.settings import LEVELS, Length
 from onesweep.loadtest.latency.turns import RequestSeries
 from onesweep.loadtest.workload.prompts import Prompts
 from onesweep.loadtest.workload.variants import ModeVariant

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.latency.commands import TOKENS, Length
 from onesweep.loadtest.latency.run import PARTS, parts_ms, row_of, same_as_ar, wan_table
+from onesweep.loadtest.latency.settings import TOKENS, Length
 from onesweep.loadtest.latency.turns import RequestSeries, Sample
 from onesweep.loadtest.workload.prompts import COPYING, NOVEL
 from onesweep.loadtest.workload.variants import ModeVariant

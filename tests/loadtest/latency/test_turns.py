@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.latency.commands import Length
+from onesweep.loadtest.latency.settings import Length
 from onesweep.loadtest.latency.turns import RequestSeries, Seat, take_turns
 from onesweep.loadtest.workload.caller import Access
 from onesweep.loadtest.workload.testbed import Network, Testbed

@@ -15,9 +15,9 @@ import pytest
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.gateway import app, middleware
 from onesweep.serving.gateway.app import make_app, run_gateway
-from onesweep.serving.gateway.commands import HttpSettings
 from onesweep.serving.gateway.completions import EventStream
 from onesweep.serving.gateway.middleware import SECURITY_HEADERS, HttpCounters
+from onesweep.serving.gateway.settings import HttpSettings
 from onesweep.stages.wire import web_server
 from tests.conftest import until
 

@@ -14,7 +14,7 @@ import pytest
 
 from onesweep.serving.cli.deployment import Deployment, find_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.gateway.commands import HttpSettings
+from onesweep.serving.gateway.settings import HttpSettings
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.wire.web_server import OwnCertificate, open_socket
 from tests.serving.gateway.conftest import run

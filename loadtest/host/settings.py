@@ -1,0 +1,31 @@
+"""Settings of `bench host`, and their flags."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from onesweep.loadtest.commands import CHECKPOINT, numbers_flag
+from onesweep.serving.cli.deployment import SHIPPED
+from onesweep.stages.settings import flag, setting
+
+MAX_AT_ONCE = 64  # requests in flight that a router takes by default
+
+
+@dataclass(frozen=True)
+class HostBenchSettings:
+    """Settings of `bench host`."""
+
+    checkpoint: Path = field(default=SHIPPED, metadata=CHECKPOINT)
+    hosts: int | None = setting(None, "hosts that share the parts of the model", least=1, shown="3")
+    requests: int = setting(20, "requests of each mode, one at a time", metavar="R", least=1)
+    max_tokens: int = setting(128, "tokens to generate; a byte model's are bytes", least=1)
+    levels: int = setting(12, "steps from noise to picture, of a bundle that draws", metavar="K", least=1)
+    batch: int = setting(16, "requests at once", least=1, most=MAX_AT_ONCE)
+    rounds: int = setting(5, "times that requests at once are measured", metavar="R", least=1)
+    idle_s: float = setting(20.0, "seconds without a request, to measure idle servers; 0: none", metavar="S", least=0)
+    widths: tuple[int, ...] = setting(
+        (), "model widths, measured with random weights instead", shown="none", **numbers_flag("--widths", "D")
+    )
+    slots: int = setting(128, "output tokens of a sweep, with --widths", least=1, most=4096)
+    dtype: Literal["fp32", "bf16"] = setting("fp32", "of weights, with --widths")
+    device: str = field(default="cpu", metadata=flag("where --widths computes", metavar="cpu|cuda[:N]"))

@@ -1,0 +1,56 @@
+"""Settings of `bench quality`, and their flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onesweep.loadtest.commands import absolute, numbers_flag
+from onesweep.loadtest.workload.variants import finite
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import setting
+
+if TYPE_CHECKING:
+    from onesweep.loadtest.workload.caller import Access
+
+
+JUDGE = Path(__file__).with_name("fashion.safetensors")
+
+
+def parse_temperatures(text: str) -> tuple[float, ...]:
+    """The temperatures of "T,T". Raises InputError."""
+    try:
+        return tuple(dict.fromkeys(finite(part) for part in text.split(","))) if text else ()
+    except ValueError:
+        raise InputError(f"--temperatures {text!r} must be numbers such as 0.7,0.8,1") from None
+
+
+@dataclass(frozen=True)
+class QualitySettings:
+    """Settings of `bench quality`: of text with `prompts`, of pictures with `pictures`."""
+
+    prompts: Path | None = setting(None, "held-out text: a file or folder", metavar="PATH")
+    pictures: Path | None = setting(None, "pictures with a test part, instead of text", metavar="PATH", type=absolute)
+    # None: all that the router serves, but for `auto`.
+    modes: str | None = setting(
+        None,
+        "with settings: sweep:steps=16, resample:ar:chunk=32:candidates=64; of pictures: steps:int8",
+        metavar="M[,M]",
+        shown="all served",
+    )
+    count: int = setting(100, "prompts, or pictures of each row", least=1)
+    max_bytes: int = setting(256, "bytes to generate", name="--bytes", least=1)
+    prompt_bytes: int = setting(64, "bytes of a prompt", least=1)
+    temperatures: tuple[float, ...] = setting((), "a row for each", metavar="T[,T]", type=parse_temperatures)
+    levels: tuple[int, ...] = setting((12,), "steps from noise to picture", **numbers_flag("--levels", "K"))
+    judge: Path = setting(
+        JUDGE, "judge of pictures; learned from --pictures where there is none", type=absolute, shown="of Fashion-MNIST"
+    )
+    seed: int = setting(0, "of the first request; the next has the next", metavar="S", least=0, most=(1 << 63) - 1)
+    checkpoint: Path | None = setting(
+        None, "bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute
+    )
+    access: Access | None = None  # from --router and the options of its connection
+    in_flight: int = setting(8, "requests at once; with --write one", least=1)
+    write: Path | None = setting(None, "the file that mode auto chooses from, for DIR/frontier.json")

@@ -1,0 +1,63 @@
+"""Settings of the HTTP gateway, and their flags."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from onesweep.serving.client.failover import router_addresses
+from onesweep.serving.router.request import DEFAULT_ROUTER, MAX_TIMEOUT_S, ROUTER_HELP
+from onesweep.stages.errors import InputError
+from onesweep.stages.settings import setting
+from onesweep.stages.telemetry.observability import (
+    UNOBSERVED,
+    ObservabilitySettings,
+)
+from onesweep.stages.wire.channel import DRAIN_S, is_loopback, parse_address
+from onesweep.stages.wire.tls import Tls
+
+DEFAULT_LISTEN = "127.0.0.1:7780"
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """Settings of a gateway. Raises InputError when made with bad ones."""
+
+    listen: str = setting(DEFAULT_LISTEN, "", metavar="HOST:PORT")
+    router: str = setting(DEFAULT_ROUTER, ROUTER_HELP, shown="", metavar="HOST:PORT")
+    tls_cert: Path | None = setting(None, "serve https: certificate chain, PEM")
+    tls_key: Path | None = setting(None, "its key, PEM")
+    # None: the router speaks plain text.
+    router_tls: Tls | None = setting(
+        None,
+        "whose certificate of the router is believed",
+        name="--tls-ca",
+        metavar="FILE",
+        type=lambda path: Tls(Path(path)),
+    )
+    insecure: bool = setting(False, "accept an address that others can reach, unencrypted")
+    # Names in a request's Host header, beside `localhost` and addresses.
+    allow_hosts: tuple[str, ...] = setting(
+        (), "a name that this server is called by; repeat", name="--allow-host", metavar="NAME", action="append"
+    )
+    timeout_s: float = setting(120.0, "of requests that name none", above=0, most=MAX_TIMEOUT_S)
+    seeing: ObservabilitySettings = UNOBSERVED
+    drain_s: float = DRAIN_S  # time for running answers to end after SIGTERM
+
+    def __post_init__(self) -> None:
+        parse_address(self.listen, "listen address")
+        router_addresses(self.router)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InputError("--tls-cert and --tls-key go together: give both, or neither")
+        if not is_loopback(self.listen) and not self.insecure and self.tls_cert is None:
+            raise InputError(
+                f"{self.listen} can be reached from other machines and traffic is not encrypted: give --tls-cert and "
+                "--tls-key, listen on a loopback or tunnel address, or accept it with --insecure"
+            )
+        for name in self.allow_hosts:
+            if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", name):
+                raise InputError(f"--allow-host {name!r} must be a name without port, such as onesweep.example.org")
+
+    @property
+    def url(self) -> str:
+        """The address for a browser on this machine."""
+        return f"{'https' if self.tls_cert else 'http'}://{self.listen}"
