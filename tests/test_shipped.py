@@ -9,7 +9,7 @@ import torch
 
 from onesweep.loadtest.workload.pipeline import Pipeline
 from onesweep.loadtest.workload.texts import symbols_of
-from onesweep.serving.modes.tokenizer import tokenizer_of
+from onesweep.serving.modes.pretrained_tokenizer import tokenizer_of
 from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import load_chain
 from onesweep.stages.checkpoint.inspect import verify

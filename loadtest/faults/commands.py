@@ -1,15 +1,17 @@
-"""The commands `bench chaos` and `bench chaos-training`."""
+"""The commands `bench chaos`, `bench chaos-training` and `wan train`."""
 
 import argparse
 from dataclasses import replace
 from functools import partial
 
 from onesweep.loadtest.commands import BenchReport, add_measurement, run_bench, say
-from onesweep.loadtest.faults.settings import ChaosSettings, TrainingChaosSettings
-from onesweep.stages.settings import from_flags
+from onesweep.loadtest.faults.settings import ChaosSettings, DemoSettings, TrainingChaosSettings
+from onesweep.stages.settings import add_flags, from_flags
+from onesweep.stages.signals import ends_cleanly
 
 add_chaos = partial(add_measurement, settings=ChaosSettings)
 add_chaos_training = partial(add_measurement, settings=TrainingChaosSettings)
+add_wan_train = partial(add_flags, cls=DemoSettings)
 
 
 def run_chaos(options: argparse.Namespace) -> int:
@@ -39,3 +41,17 @@ def run_chaos_training(options: argparse.Namespace) -> int:
         return BenchReport(figures.table(), figures.record())
 
     return run_bench(options, bench)
+
+
+def run_wan_train(options: argparse.Namespace) -> int:
+    from onesweep.loadtest.faults.training_demo import MEGABYTE, train_and_serve  # imports torch
+
+    settings = from_flags(DemoSettings, options)
+    with ends_cleanly():
+        made = train_and_serve(settings, say)
+    print(f"\n  {settings.prompt}|{made.text.replace(chr(10), '⏎')}\n")
+    print(
+        f"{made.rounds} rounds, {made.moved_bytes / MEGABYTE:.1f} MB moved, next byte {made.next_byte_nats:.3f} nats; "
+        f"{len(made.text.encode())} bytes in {made.sweeps} sweep: a training so short writes no words"
+    )
+    return 0

@@ -22,7 +22,7 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import AsyncClient, Client
 from onesweep.serving.drawing import DEFAULT_GUIDANCE
 from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
-from onesweep.serving.modes.tokenizer import tokenizer_of
+from onesweep.serving.modes.pretrained_tokenizer import tokenizer_of
 from onesweep.serving.router.topology import local_topology
 from onesweep.stages.checkpoint.bundle import bundle_draws, find_bundle
 from onesweep.stages.checkpoint.checkpoint import load_chain, load_picture_part, load_stage

@@ -3,17 +3,13 @@
 import argparse
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from onesweep.loadtest.faults.settings import DemoSettings
 from onesweep.loadtest.lab.lab import Lab, require_lab, start_lab, stop_lab
 from onesweep.loadtest.lab.profile import Link, profile_named, read_profiles
 from onesweep.serving.cli.deployment import state_directory
 from onesweep.stages.errors import InputError
-from onesweep.stages.settings import add_flags, from_flags
-from onesweep.stages.signals import ends_cleanly
 
 
 def add_wan_up(up: argparse.ArgumentParser) -> None:
@@ -27,9 +23,6 @@ def add_wan_exec(execute: argparse.ArgumentParser) -> None:
     execute.usage = "%(prog)s NODE -- COMMAND ..."
     execute.add_argument("node", metavar="NODE", help="router, host-1, ...")
     execute.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="and its arguments")
-
-
-add_wan_train = partial(add_flags, cls=DemoSettings)
 
 
 def run_wan_up(options: argparse.Namespace) -> int:
@@ -65,20 +58,6 @@ def run_wan_exec(options: argparse.Namespace) -> NoReturn:
     # It runs in this process's place: signals, terminal and exit code are its own.
     command = require_lab(state_directory()).command(options.node, argv, outlives_parent=True)
     os.execvp(command[0], command)
-
-
-def run_wan_train(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.faults.training_demo import MEGABYTE, train_and_serve  # imports torch
-
-    settings = from_flags(DemoSettings, options)
-    with ends_cleanly():
-        made = train_and_serve(settings, lambda words: print(words, flush=True))
-    print(f"\n  {settings.prompt}|{made.text.replace(chr(10), '⏎')}\n")
-    print(
-        f"{made.rounds} rounds, {made.moved_bytes / MEGABYTE:.1f} MB moved, next byte {made.next_byte_nats:.3f} nats; "
-        f"{len(made.text.encode())} bytes in {made.sweeps} sweep: a training so short writes no words"
-    )
-    return 0
 
 
 def run_wan_profiles(options: argparse.Namespace) -> int:

@@ -30,7 +30,7 @@ POLL_S = 0.05  # locust has no event for "all users are there"
 INTERRUPT_DRAIN_S = 2.0  # how long requests may go on after Ctrl-C
 
 
-class RequestLog:
+class UserLog:
     """Every request of the run: those that are open here, those that ended on the standard output."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Asker(User):
 
     abstract = True
     plan: ClassVar[LoadPlan]
-    ledger: ClassVar[RequestLog]
+    ledger: ClassVar[UserLog]
     client: ClassVar[Client]
     pause_s = 0.0
 
@@ -132,7 +132,7 @@ class Asker(User):
 
 def run_crowd(plan: LoadPlan) -> None:
     """Run the plan to its end, or until the standard input closes."""
-    ledger, stop = RequestLog(), gevent.event.Event()
+    ledger, stop = UserLog(), gevent.event.Event()
     gevent.spawn(_stop_when_input_ends, stop)
     gevent.spawn(_flush_for_ever)
     with Client(plan.access.router, **plan.access.who(plan.token)) as client:
@@ -157,7 +157,7 @@ def run_crowd(plan: LoadPlan) -> None:
         runner.quit()
 
 
-def _measure(plan: LoadPlan, ledger: RequestLog, stop: gevent.event.Event) -> None:
+def _measure(plan: LoadPlan, ledger: UserLog, stop: gevent.event.Event) -> None:
     begin_s, processor_s = time.perf_counter(), time.process_time()
     stop.wait(plan.seconds)
     window = Window(begin_s, time.perf_counter(), time.process_time() - processor_s, stop.is_set())
@@ -166,7 +166,7 @@ def _measure(plan: LoadPlan, ledger: RequestLog, stop: gevent.event.Event) -> No
     _wait_until(lambda: not ledger.open_before(window.end_s), stop, plan.patience_s)
 
 
-def _drain(runner: LocalRunner, ledger: RequestLog, patience_s: float, stop: gevent.event.Event) -> None:
+def _drain(runner: LocalRunner, ledger: UserLog, patience_s: float, stop: gevent.event.Event) -> None:
     """Let every user finish its request; what is open after a request's patience is given up as such."""
     if runner.user_count:
         stopping = gevent.spawn(runner.stop)

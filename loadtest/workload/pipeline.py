@@ -10,7 +10,8 @@ from torch import Tensor
 
 from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
 from onesweep.serving.modes.chunked import ChunkedMode, usual_chunk
-from onesweep.serving.modes.tokenizer import OutputText, tokenizer_of
+from onesweep.serving.modes.pretrained_tokenizer import tokenizer_of
+from onesweep.serving.modes.tokenizer import OutputText
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.backends.base import CleanPiece
 from onesweep.stages.backends.sweep import BlockWork, SweepPlan, run_unbatched

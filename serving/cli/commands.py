@@ -192,9 +192,10 @@ _WAN = Family(
             ("up", "make the network; it stays until `wan down`", "--profile links-60"),
             ("status", "print nodes, addresses, links and what they carried", ""),
             ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
-            ("train", "have six workers train a small chain over such links, and serve it", ""),
             ("profiles", "list the profiles of links", ""),
             ("down", "end the network and every program in it", ""),
+            "onesweep.loadtest.faults.commands:wan_",
+            ("train", "have six workers train a small chain over such links, and serve it", ""),
         )
     },
 )

@@ -12,9 +12,10 @@ from typing import Any
 import tokenizers
 
 from onesweep.serving.modes.chat_template import ChatTemplate, TemplateProblem
-from onesweep.serving.modes.tokenizer import Detokenizer, EncodedChat, Message, Tokenizer
+from onesweep.serving.modes.tokenizer import BYTES_NAME, Detokenizer, EncodedChat, Message, Tokenizer, Tokenizers
+from onesweep.stages.checkpoint.bundle import find_bundle
 from onesweep.stages.checkpoint.checkpoint import read_companion
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from onesweep.stages.errors import CheckpointError, library_errors
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.wire.status import StatusError, failed_precondition, internal, invalid
@@ -233,3 +234,18 @@ def _specials(directory: Path, manifest: Manifest) -> _Specials:
     except (ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{directory / SPECIALS_NAME} is damaged: {error}") from None
     return _Specials(bos or "", eos or "", frozenset(ends or []))
+
+
+def read_tokenizers(directory: Path) -> Tokenizers:
+    """Read the tokenizers of a bundle's token models. Blocks. Raises OnesweepError for one missing or damaged."""
+    of_tokens: dict[str, Tokenizer] = {}
+    for path in vars(find_bundle(directory)).values():
+        if path is None or (manifest := read_manifest(path)).tokenizer == BYTES_NAME:
+            continue
+        of_tokens[manifest.digest()] = read_pretrained_tokenizer(path, manifest)
+    return Tokenizers(of_tokens)
+
+
+def tokenizer_of(directory: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint. Raises OnesweepError where it is missing or damaged."""
+    return read_tokenizers(directory).named(read_manifest(directory).digest())

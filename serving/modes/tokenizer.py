@@ -3,11 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import failed_precondition
@@ -158,23 +156,6 @@ NO_TOKENIZERS = Tokenizers({})
 def tokenizer_id(manifest: Manifest) -> str:
     """Which symbols a model reads, as `Tokenizer.id` has it."""
     return BYTES_NAME if manifest.tokenizer == BYTES_NAME else manifest.files[TOKENIZER_NAME]
-
-
-def read_tokenizers(directory: Path) -> Tokenizers:
-    """Read the tokenizers of a bundle's token models. Blocks. Raises OnesweepError for one missing or damaged."""
-    of_tokens: dict[str, Tokenizer] = {}
-    for path in vars(find_bundle(directory)).values():
-        if path is None or (manifest := read_manifest(path)).tokenizer == BYTES_NAME:
-            continue
-        from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer  # its libraries take time
-
-        of_tokens[manifest.digest()] = read_pretrained_tokenizer(path, manifest)
-    return Tokenizers(of_tokens)
-
-
-def tokenizer_of(directory: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint. Raises OnesweepError where it is missing or damaged."""
-    return read_tokenizers(directory).named(read_manifest(directory).digest())
 
 
 # Stop strings: where a text ends before its time.

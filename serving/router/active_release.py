@@ -14,9 +14,10 @@ from onesweep.serving.modes.drafters.local_model import LocalModel, read_local_m
 from onesweep.serving.modes.frontier import Frontier, read_frontier
 from onesweep.serving.modes.latency_model import LatencyModel
 from onesweep.serving.modes.local import LocalMode
+from onesweep.serving.modes.pretrained_tokenizer import read_tokenizers
 from onesweep.serving.modes.resample import ResampleMode
 from onesweep.serving.modes.speculative import SpeculativeMode
-from onesweep.serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers, read_tokenizers
+from onesweep.serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
 from onesweep.serving.router.ring import RingView
 from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
 from onesweep.stages.errors import InputError

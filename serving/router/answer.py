@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onesweep.serving.router.paths import Attempt, HostLink, HostPath
 from onesweep.stages.host.parts import MODEL_KINDS, HostPlan, ModelKind, Parts, load_parts, plan_host
-from onesweep.stages.host.sessions import Session, SessionStore
+from onesweep.stages.host.sessions import HostSession, SessionStore
 from onesweep.stages.host.validation import parse_hop
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.v1 import stage_pb2
@@ -211,14 +211,14 @@ class ReferenceVerifier:
         return None
 
 
-def _end(hop: stage_pb2.Hop, session: Session) -> stage_pb2.Event:
+def _end(hop: stage_pb2.Hop, session: HostSession) -> stage_pb2.Event:
     outcome = _outcome(hop, session)
     while isinstance(outcome, stage_pb2.Hop):  # of pictures, whose next step begins where the last one ended
         outcome = _outcome(outcome, session)
     return outcome
 
 
-def _outcome(hop: stage_pb2.Hop, session: Session) -> Outcome:
+def _outcome(hop: stage_pb2.Hop, session: HostSession) -> Outcome:
     parts = session.parts
     work = parse_hop(copy_of(hop), parts.plan)
     work.begin(session, parts.plan.blocks[-1] + 1)

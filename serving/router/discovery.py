@@ -8,7 +8,8 @@ from contextlib import aclosing
 from onesweep.serving.router.topology import MAX_HOSTS, HostEntry, Topology, check_host_name
 from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.wire.channel import check_target
-from onesweep.stages.wire.registry import Registration, Registry, RegistrySettings, open_registry
+from onesweep.stages.wire.flags import open_registry
+from onesweep.stages.wire.registry import Registration, Registry, RegistrySettings
 from onesweep.stages.wire.tls import Security
 
 log = logging.getLogger(__name__)

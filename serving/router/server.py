@@ -30,8 +30,8 @@ from onesweep.stages.signals import stop_on_signals
 from onesweep.stages.telemetry.observability import Telemetry
 from onesweep.stages.wire.auth import ROUTER
 from onesweep.stages.wire.channel import MOST_STREAMS, CallBounds, bind, is_loopback, new_server
+from onesweep.stages.wire.flags import open_registry
 from onesweep.stages.wire.health import HealthChecks, serve_health
-from onesweep.stages.wire.registry import open_registry
 from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
 

@@ -39,7 +39,7 @@ from onesweep.stages.model.llama import LlamaStage
 from onesweep.stages.pictures.part import PicturePart
 
 
-class Session:
+class OnnxSession:
     """A graph with as many threads as torch uses. It holds its matrices in a layout of its own, and nothing of those
     that it was made of."""
 
@@ -79,8 +79,8 @@ class OnnxLayer(PipelineLayer):
 
     def __init__(self, part: Block | PipelineStage, layer: AnyLayer, int8: bool) -> None:
         self.shape = attention_shape(layer)
-        self.before = Session(before_graph(part, layer, int8))
-        self.after = Session(after_graph(part, layer, int8))
+        self.before = OnnxSession(before_graph(part, layer, int8))
+        self.after = OnnxSession(after_graph(part, layer, int8))
 
     def project(self, x: Tensor, angles: Angles) -> Tensor:
         # a copy, so that it lies where torch's tensors do: the order of additions depends on addresses
@@ -110,7 +110,7 @@ class OnnxBlock(BlockRunner):
     def __init__(self, block: Block, int8: bool) -> None:
         self.block = block
         self.reader = OnnxReader(block, [OnnxLayer(block, layer, int8) for layer in block.layers])
-        self.session = Session(denoise_graph(block, int8))
+        self.session = OnnxSession(denoise_graph(block, int8))
         self.modulation = lru_cache(NOISE_LEVELS)(partial(_modulation, block))
 
     @torch.inference_mode()
@@ -157,14 +157,14 @@ class OnnxStage(PipelineRunner):
         for layer in stage.layers:
             layers.append(OnnxLayer(stage, layer, int8))
             _free(layer)
-        head = Session(head_graph(stage, int8)) if stage.is_last else None
+        head = OnnxSession(head_graph(stage, int8)) if stage.is_last else None
         cap = stage.architecture.logit_softcap if isinstance(stage, LlamaStage) else None
         super().__init__(OnnxReader(stage, layers), None if head is None else partial(_logits, head, cap))
         if stage.head is not None:
             _free(stage.head)
 
 
-def _logits(head: Session, cap: float | None, x: Tensor) -> Tensor:
+def _logits(head: OnnxSession, cap: float | None, x: Tensor) -> Tensor:
     logits = head(x[None])[0]
     return logits if cap is None else soft_capped(logits, cap)
 
@@ -211,7 +211,7 @@ class OnnxBackend(Backend):
 
 def _product(int8: bool, linears: Sequence[nn.Linear]) -> Product:
     """Takes the matrices over, as `OnnxStage` does."""
-    session = Session(product_graph(linears, int8))
+    session = OnnxSession(product_graph(linears, int8))
     for linear in linears:
         _free(linear)
     # a copy, so that it lies where torch's tensors do, and may be written to

@@ -15,8 +15,8 @@ from onesweep.stages.progress import ProgressLine
 from onesweep.stages.settings import add_flags, from_flags
 from onesweep.stages.telemetry.observability import add_observability, observability_of, start_log
 from onesweep.stages.wire.channel import DRAIN_S
-from onesweep.stages.wire.flags import add_registry_flags, add_server_options
-from onesweep.stages.wire.registry import open_registry, registry_settings
+from onesweep.stages.wire.flags import add_registry_flags, add_server_options, open_registry
+from onesweep.stages.wire.registry import registry_settings
 from onesweep.stages.wire.tls import security_of
 
 MAX_THREADS = 1024

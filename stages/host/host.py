@@ -14,7 +14,7 @@ from onesweep.stages.host.next_hosts import NextHosts, Subscribers
 from onesweep.stages.host.parts import Parts, Release, Releases
 from onesweep.stages.host.prefixes import Beginning, PrefixStore
 from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
-from onesweep.stages.host.sessions import Session, SessionStore
+from onesweep.stages.host.sessions import HostSession, SessionStore
 from onesweep.stages.host.settings import HostSettings
 from onesweep.stages.host.validation import check_link_delay, parse_hop
 from onesweep.stages.host.work.base import HopWork, TextWork
@@ -196,7 +196,7 @@ class Host:
                 retry_after_ms=500,
             )
 
-    def _open(self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int) -> Session:
+    def _open(self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int) -> HostSession:
         source = parts.plan.model(work.kind)
         assert source is not None
         if self.stopping:
@@ -216,7 +216,7 @@ class Host:
             return Beginning(root)
         return Beginning(root, *self.prefixes.find(hop.memory.prefix, root, hop.read.start))
 
-    def _drawing(self, hop: stage_pb2.Hop, work: PictureWork, parts: Parts) -> Session:
+    def _drawing(self, hop: stage_pb2.Hop, work: PictureWork, parts: Parts) -> HostSession:
         """Nothing is kept between hops of pictures, so any of them may be the first."""
         needed = work.plan.evaluations
         if hop.session not in self.sessions.sessions:
@@ -229,7 +229,7 @@ class Host:
             raise invalid(f"the session was opened for {session.capacity} pictures at once, not {needed}")
         return session
 
-    def _due(self, hop: stage_pb2.Hop, work: TextWork) -> Session:
+    def _due(self, hop: stage_pb2.Hop, work: TextWork) -> HostSession:
         session = self.sessions.due(hop.session, work.kind, work.number, work.start, hop.read.score.batch)
         # a hop may claim another capacity than the one that opened the session
         if work.start + work.positions > session.capacity:

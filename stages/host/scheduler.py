@@ -20,7 +20,7 @@ import grpc
 import torch
 
 from onesweep.stages.host.parts import WARM_POSITIONS
-from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.sessions import HostSession
 from onesweep.stages.host.work.base import HopWork, KernelCall
 from onesweep.stages.host.work.read import ReadWork, SampleWork
 from onesweep.stages.v1 import stage_pb2
@@ -47,7 +47,7 @@ class ScheduledHop:
 
     hop: stage_pb2.Hop  # the message that brought it, which becomes the next host's
     work: HopWork
-    session: Session
+    session: HostSession
     received_bytes: int
     accepted_at: float = field(default_factory=time.perf_counter)
     due_at: float = field(init=False)  # its deadline, by this machine's monotonic clock

@@ -27,7 +27,7 @@ REMEMBERED = 4096  # names of released sessions that are kept: work for one of t
 
 
 @dataclass
-class Session:
+class HostSession:
     """State of one request on a host."""
 
     router: str
@@ -95,11 +95,13 @@ class SessionStore:
 
     def __init__(self, budget_bytes: int, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.budget_bytes, self.lease_s, self.clock = budget_bytes, lease_s, clock
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, HostSession] = {}
         self.bytes = 0
         self._released: OrderedDict[str, None] = OrderedDict()
 
-    def open(self, name: str, router: str, kind: ModelKind, capacity: int, manifest: Manifest, parts: Parts) -> Session:
+    def open(
+        self, name: str, router: str, kind: ModelKind, capacity: int, manifest: Manifest, parts: Parts
+    ) -> HostSession:
         """Make a session's caches. Raises StatusError when the budget does not allow them.
 
         :param capacity: positions, or pictures that are evaluated at once.
@@ -117,7 +119,7 @@ class SessionStore:
                 f"{self.budget_bytes} free; come back later or raise --session-mb",
                 retry_after_ms=1000,
             )
-        session = Session(router, kind, capacity, need, self.clock() + self.lease_s, parts)
+        session = HostSession(router, kind, capacity, need, self.clock() + self.lease_s, parts)
         if not manifest.draws:
             a = manifest.text_architecture
             try:
@@ -140,7 +142,7 @@ class SessionStore:
         session = self.sessions.get(name)
         return session is not None and session.prefills + session.batches > 0
 
-    def due(self, name: str, kind: ModelKind, number: int, start: int, batch: int = 0) -> Session:
+    def due(self, name: str, kind: ModelKind, number: int, start: int, batch: int = 0) -> HostSession:
         """The session that a sweep or step continues with.
 
         Raises StatusError: NOT_FOUND for an unknown one, ALREADY_EXISTS for a sweep seen before, and
@@ -176,7 +178,7 @@ class SessionStore:
             )
         return session
 
-    def renew(self, session: Session) -> None:
+    def renew(self, session: HostSession) -> None:
         """Begin a session's lease again."""
         session.expires_at = self.clock() + self.lease_s
 

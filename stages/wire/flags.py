@@ -1,7 +1,15 @@
 """Flags of connections, without what makes the connections: a command's help does not wait for gRPC."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onesweep.stages.errors import InputError
+
+if TYPE_CHECKING:
+    from onesweep.stages.wire.registry import Registry, RegistrySettings
 
 TOKEN_VARIABLE = "ONESWEEP_TOKEN"
 
@@ -31,3 +39,14 @@ def add_registry_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--registry-ca", type=Path, metavar="FILE", help="authority of etcd's certificate: speak TLS")
     parser.add_argument("--registry-cert", type=Path, metavar="FILE", help="this process's certificate for etcd")
     parser.add_argument("--registry-key", type=Path, metavar="FILE", help="and its key")
+
+
+def open_registry(settings: RegistrySettings) -> Registry:
+    """The registry, not connected yet. Raises InputError when the client library is not installed."""
+    try:
+        from onesweep.stages.wire.etcd import EtcdRegistry
+    except ImportError as error:
+        raise InputError(
+            f"--registry needs etcd3gw, which is not installed here ({error}): pip install 'onesweep[etcd]'"
+        ) from None
+    return EtcdRegistry(settings)

@@ -76,17 +76,6 @@ class RegistrySettings:
         return self.ca is not None or self.cert is not None
 
 
-def open_registry(settings: RegistrySettings) -> Registry:
-    """The registry, not connected yet. Raises InputError when the client library is not installed."""
-    try:
-        from onesweep.stages.wire.etcd import EtcdRegistry
-    except ImportError as error:
-        raise InputError(
-            f"--registry needs etcd3gw, which is not installed here ({error}): pip install 'onesweep[etcd]'"
-        ) from None
-    return EtcdRegistry(settings)
-
-
 def check_dialled(address: str, what: str = "address") -> str:
     """Return an address that another machine can dial. Raises InputError."""
     if len(address) > MAX_ADDRESS:

@@ -12,7 +12,7 @@ from torch import Tensor
 from onesweep.stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
 from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import ModelKind
-from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.sessions import HostSession
 from onesweep.stages.model.vocabulary import Alphabet
 from onesweep.stages.pictures.trajectory import PicturePiece
 from onesweep.stages.v1 import stage_pb2
@@ -46,7 +46,7 @@ class HopWork(ABC):
     # AR steps are computed before all else: a few rows, and a user who waits for each.
     is_step = False
 
-    def begin(self, session: Session, following: int) -> None:
+    def begin(self, session: HostSession, following: int) -> None:
         """Enter the host's first part.
 
         :param following: the block or stage after this host's.

@@ -18,7 +18,7 @@ from onesweep.stages.backends.base import Denoised, PictureRunner
 from onesweep.stages.backends.rows import ROWS_TOGETHER
 from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import ModelSource
-from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.sessions import HostSession
 from onesweep.stages.host.work.base import HopWork, KernelCall
 from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
 from onesweep.stages.pictures.architecture import PictureArchitecture
@@ -51,7 +51,7 @@ class PictureWork(HopWork):
     plan: DrawPlan
     codec: StateCodec
 
-    def begin(self, session: Session, following: int) -> None:
+    def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         source = session.parts.plan.models[session.kind]
         assert source.manifest.partition is not None
@@ -101,7 +101,7 @@ class DrawWork(PictureWork):
     estimate: Tensor | None  # E so far, (pictures, tokens, patch_dim); None where they are noise
     previews: bool
 
-    def begin(self, session: Session, following: int) -> None:
+    def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         self._enter(self.estimate)
 
@@ -148,7 +148,7 @@ class DenoiseWork(PictureWork):
     before: Tensor | None  # the pictures denoised at the level before, likewise; None where the solver needs none
     hidden: Tensor | None  # of the stage before, (evaluations, tokens, features); None before stage 0
 
-    def begin(self, session: Session, following: int) -> None:
+    def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         high, low = self.partition.range(0)
         self._sigmas = range_sigmas(high, low, self.plan.levels)
@@ -200,7 +200,7 @@ class ConsultWork(PictureWork):
     rule: Rule
     turn: Turn
 
-    def begin(self, session: Session, following: int) -> None:
+    def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         self.number = self.hop.consult.number  # of the event: that of the hop counts moves as well
         self._runners, net = session.parts.pictures[session.kind], session.parts.router_net

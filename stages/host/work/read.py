@@ -19,7 +19,7 @@ from onesweep.stages.host.drafter import HeadDrafter, Law
 from onesweep.stages.host.grammar import Grammar
 from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
 from onesweep.stages.host.schema_check import NOT_FOLLOWED
-from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.sessions import HostSession
 from onesweep.stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
 from onesweep.stages.host.work.sampling import SamplingPlan, parse_sampling
 from onesweep.stages.limits import MAX_BRANCHES
@@ -63,7 +63,7 @@ class ReadWork(TextWork):
         """Depth of each symbol of the last read where it ends with a tree of draft tokens; else empty."""
         return ()
 
-    def begin(self, session: Session, following: int) -> None:
+    def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         if session.beginning is not None and session.beginning.recalled:
             session.beginning.recall(session.layers, session.symbols)
@@ -200,7 +200,7 @@ class SampleWork(ReadWork):
         before = self.lengths[-1] - self.draft
         return (*range(before), *(before + depth for depth in self.tree))
 
-    def begin(self, session: Session, following: int) -> None:
+    def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         # here, and not when a symbol is drawn: a tokenizer that cannot be read fails this hop alone
         self._grammar = self._session_grammar() if self._ends_here else None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from onesweep.stages.backends.base import BranchPiece, Denoised
 from onesweep.stages.host.parts import ModelKind, ModelSource
-from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.sessions import HostSession
 from onesweep.stages.host.work.base import KernelCall, parse_symbols
 from onesweep.stages.host.work.read import ReadWork, check_new_symbols, parse_hidden
 from onesweep.stages.host.work.sampling import check_temperature
@@ -36,7 +36,7 @@ class ScoreWork(ReadWork):
 
     is_step = False
 
-    def begin(self, session: Session, following: int) -> None:
+    def begin(self, session: HostSession, following: int) -> None:
         inner = self.candidates[:, :-1]  # nothing is asked after a last symbol
         if self.hidden is not None:
             width = self.hidden.shape[1]

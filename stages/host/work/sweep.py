@@ -11,7 +11,7 @@ from onesweep.stages.backends.base import CleanPiece, Denoised
 from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan
 from onesweep.stages.errors import CodecError
 from onesweep.stages.host.parts import ModelSource
-from onesweep.stages.host.sessions import Session
+from onesweep.stages.host.sessions import HostSession
 from onesweep.stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
 from onesweep.stages.host.work.sampling import plain_sampling
 from onesweep.stages.limits import MAX_STEPS
@@ -30,7 +30,7 @@ class SweepWork(TextWork):
     codec: StateCodec
     before: Tensor | None  # E, (slots, code_dim); none before block 0
 
-    def begin(self, session: Session, following: int) -> None:
+    def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         self._left = deque(session.caches)
         self._enter(self.before)

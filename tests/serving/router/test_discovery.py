@@ -14,7 +14,8 @@ from onesweep.serving.router.topology import MAX_HOSTS, HostEntry, Topology
 from onesweep.stages.errors import ServiceError
 from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.server import StageServer, StageSettings
-from onesweep.stages.wire.registry import Registration, RegistrySettings, open_registry, parse_url
+from onesweep.stages.wire.flags import open_registry
+from onesweep.stages.wire.registry import Registration, RegistrySettings, parse_url
 from onesweep.stages.wire.tls import LOOPBACK_ONLY
 from tests.conftest import eventually, jobs, until
 

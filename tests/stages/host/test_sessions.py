@@ -7,7 +7,7 @@ import pytest
 
 from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host, session_bytes
-from onesweep.stages.host.sessions import REMEMBERED, Session, SessionStore
+from onesweep.stages.host.sessions import REMEMBERED, HostSession, SessionStore
 from onesweep.stages.wire.status import StatusError
 
 CAPACITY = 64
@@ -32,7 +32,7 @@ class Fixture:
         self.need = session_bytes(self.manifest, (0, 1), CAPACITY)
         self.store = SessionStore(2 * self.need, lease_s=10.0, clock=lambda: self.now)
 
-    def open(self, name: str, router: str = "r", capacity: int = CAPACITY) -> Session:
+    def open(self, name: str, router: str = "r", capacity: int = CAPACITY) -> HostSession:
         return self.store.open(name, router, "chain", capacity, self.manifest, self.parts)
 
 

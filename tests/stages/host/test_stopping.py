@@ -12,8 +12,9 @@ from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.server import StageServer, StageSettings
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_blocking_channel
+from onesweep.stages.wire.flags import open_registry
 from onesweep.stages.wire.messages import PROTOCOL
-from onesweep.stages.wire.registry import Registration, Registry, RegistrySettings, open_registry, parse_url
+from onesweep.stages.wire.registry import Registration, Registry, RegistrySettings, parse_url
 from tests.conftest import until
 
 pytestmark = pytest.mark.slow
