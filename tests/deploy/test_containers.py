@@ -15,6 +15,8 @@ import pytest
 from onesweep.serving.router.topology import read_topology
 from tests.conftest import until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def compose(deploy: Path, documents_of: Callable[[Path], list[dict[str, Any]]]) -> dict[str, Any]:

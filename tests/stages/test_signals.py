@@ -11,6 +11,8 @@ import pytest
 
 from onesweep.stages.signals import ENDING_SIGNALS, ends_cleanly, on_signal, run_interruptible
 
+pytestmark = pytest.mark.slow
+
 STOPPING = """
 import asyncio
 from onesweep.stages.signals import stop_on_signals

@@ -15,6 +15,8 @@ from onesweep.loadtest.faults.process import Program, answer_of, open_disk
 from onesweep.loadtest.workload.testbed import open_network
 from onesweep.stages.errors import OnesweepError
 
+pytestmark = pytest.mark.slow
+
 SPEAKS = "import time; print('here', flush=True); time.sleep(600)"
 PATIENCE_S = 100.0
 OWNER = """

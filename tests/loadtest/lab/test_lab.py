@@ -20,6 +20,8 @@ from onesweep.loadtest.lab.namespaces import LabError, processes_in, start_ticks
 from onesweep.loadtest.lab.profile import Link, Profile
 from onesweep.stages.errors import InputError, ServiceError
 
+pytestmark = pytest.mark.slow
+
 NEAR = Profile("near", "", Link(delay_ms=1))
 
 

@@ -11,6 +11,8 @@ from onesweep.loadtest.lab.lab import Lab
 from onesweep.loadtest.lab.profile import MTU, SHIPPED, Link, Profile, read_profiles
 from tests.loadtest.lab.conftest import settles
 
+pytestmark = pytest.mark.slow
+
 PORT = 5000
 
 

@@ -14,6 +14,8 @@ from onesweep.loadtest.lab.namespaces import TRIAL, mesh_lines, netem_works, pac
 from onesweep.loadtest.lab.process import UNSHAPED
 from onesweep.loadtest.lab.profile import Link, Profile
 
+pytestmark = pytest.mark.slow
+
 PATHS = ["/proc/7/fd/3", "/proc/7/fd/4", "/proc/7/fd/5"]
 
 

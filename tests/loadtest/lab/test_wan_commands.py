@@ -12,6 +12,8 @@ from onesweep.loadtest.lab.lab import start_lab
 from onesweep.loadtest.lab.profile import profile_named
 from onesweep.serving.cli.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def wan(

@@ -30,6 +30,8 @@ from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import until, wait_ready
 from tests.serving.gateway.conftest import run
 
+pytestmark = pytest.mark.slow
+
 PROMPT, SEED, LINK_MS, LENGTH = "The road went ", 5, 50, 12  # slow enough to lose a router before the text is whole
 
 

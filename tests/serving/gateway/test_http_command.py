@@ -19,6 +19,8 @@ from onesweep.stages.errors import InputError, ServiceError
 from onesweep.stages.wire.web_server import OwnCertificate, open_socket
 from tests.serving.gateway.conftest import run
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., tuple[int, str, str]]
 
 

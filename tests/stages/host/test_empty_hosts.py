@@ -21,6 +21,8 @@ from onesweep.stages.checkpoint.release_transfer import ReleaseTransfer
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_blocking_channel, open_channel
 
+pytestmark = pytest.mark.slow
+
 WITHIN_S = 120.0
 CUT_BYTES = 120_000
 
