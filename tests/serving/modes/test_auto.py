@@ -177,7 +177,7 @@ def test_requests_that_contradict_themselves(whole: Client, settings: Any, says:
 
 @pytest.mark.parametrize("budget_ms", [0, -1, 1 << 32, 1.5])
 def test_a_budget_that_is_none(budget_ms: Any) -> None:
-    with Client("127.0.0.1:1") as client, pytest.raises(InputError, match="budget_ms must be a whole number from 1"):
+    with Client("127.0.0.1:1") as client, pytest.raises(InputError, match="budget_ms must be a whole number"):
         ask(client, budget_ms=budget_ms)
 
 

@@ -136,6 +136,7 @@ def doubles(model: Path) -> Iterator[Deployment]:
         yield running
 
 
+@pytest.mark.slow
 def test_hosts_that_are_audited_and_killed(doubles: Deployment, model: Path, local_ring: Any) -> None:
     request = {"max_tokens": 250, "branches": 4, "draft": 8, **BY_HOSTS}
     with local_ring(model, 3) as sound:
