@@ -69,7 +69,8 @@ class Wary:
 
     def __call__(self, job: Any, outcome: Any) -> Any:
         work: Any = work_of(job.hop)
-        known = work.sampling.seed, work.start, work.clean
+        sampling = job.hop.read.sample.sampling if job.hop.HasField("read") else job.hop.sweep.sampling
+        known = sampling.seed, work.start, work.clean
         if not re.fullmatch("[0-9a-f]{32}", job.hop.session) or known in self.seen:
             return outcome
         self.seen.add(known)
@@ -142,6 +143,7 @@ def test_a_liar_is_named_and_no_request_believes_it(
         assert "is quarantined: an audit found that" in reasons(client)[liar]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [{"mode": "chunked", "max_bytes": 36, "chunk": 6}, {"mode": "ar", "max_bytes": 16}])
 def test_a_liar_that_tells_audits_from_work_is_named(bundles: Path, servers: Any, mode: dict[str, Any]) -> None:
     wary = Wary()

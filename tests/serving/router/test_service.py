@@ -102,6 +102,7 @@ def answers(client: Client) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_latency_counts_the_wait_for_hosts(bundles: Path, servers: Any) -> None:
     topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
     servers.router(topology, bundles / "own", ring={"hop_timeout_s": 60.0})

@@ -176,6 +176,7 @@ def test_of_tokens_with_one_score_the_first_is_made() -> None:
 
 
 # From the file to the text
+@pytest.mark.slow
 def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
     torch.manual_seed(0)

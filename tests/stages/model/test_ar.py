@@ -86,6 +86,7 @@ def test_shapes_are_those_of_other_modules() -> None:
     assert {tensor.device.type for tensor in unfilled.state_dict().values()} == {"meta"}
 
 
+@pytest.mark.slow
 def test_a_host_starts_without_torch_s_compiler(trained: Path, tmp_path: Path) -> None:
     for kind in ("chain", "ar"):
         (tmp_path / kind).symlink_to(trained / kind)

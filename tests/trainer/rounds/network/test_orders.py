@@ -74,6 +74,7 @@ def test_a_lockstep_round_does_not_wait_for_a_worker_that_is_gone(network: Start
     assert (found.problems, found.accepted, found.merged) == ([], 1, 1)
 
 
+@pytest.mark.slow
 def test_the_first_round_begins_with_its_first_order(network: Start) -> None:
     net = network(replicas=1)
     place, payload = net.join(part=0), net.payload("block-0")
