@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 import pytest
@@ -246,7 +246,7 @@ def test_a_quick_step_is_computed_at_once(whole: Parts, quick: Parts, monkeypatc
     ],
     ids=["sweep", "long prompt", "candidates", "slow model"],
 )
-def test_what_may_take_long_is_left_to_the_thread(loaded, quick, monkeypatch, hops: Make, quick_ms: float) -> None:
+def test_what_may_take_long_is_left_to_the_thread(whole, quick, monkeypatch, hops: Make, quick_ms: float) -> None:
     monkeypatch.setattr(engines, "QUICK_MS", quick_ms)
     engine = Scheduler(3, 64, 64)
     job = job_of(engine, whole, hops())
@@ -264,7 +264,7 @@ def test_what_the_warm_up_did_not_measure_is_left_to_the_thread(whole: Parts, qu
         assert engine._is_quick() == goes
     far = Scheduler(3, 64, 64)
     job = job_of(far, own, steps(prompt=b"It was"))
-    job.request = replace(job.request, start=WARM_POSITIONS)
+    job.work.start = WARM_POSITIONS
     assert not far._is_quick()
 
 
