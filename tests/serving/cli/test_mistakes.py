@@ -166,13 +166,6 @@ def test_a_mistake_ends_in_a_sentence(words: dict[str, Any], line: str, code: in
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["bench"], ["certs"]])
-def test_a_command_that_is_not_finished_shows_what_there_is(arguments: list[str]) -> None:
-    ended = run(*arguments)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.startswith("usage: onesweep")
-
-
 def test_ctrl_c_while_a_server_does_not_answer() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
@@ -187,18 +180,6 @@ def test_ctrl_c_while_a_server_does_not_answer() -> None:
             command.send_signal(signal.SIGINT)
             out, err = command.communicate(timeout=SERVER_S)
     assert (command.returncode, out, err) == (130, b"", b"")
-
-
-def test_a_reader_that_leaves() -> None:
-    with subprocess.Popen(
-        [sys.executable, *MODULE, "completion", "fish"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as command:
-        assert command.stdout is not None
-        assert command.stderr is not None
-        command.stdout.readline()
-        command.stdout.close()
-        assert command.stderr.read() == b""
-        assert command.wait(SERVER_S) in (0, 141)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """Tools of the official client: a model's template is given them, and its calls come back as OpenAI has them."""
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +12,7 @@ import pytest
 from openai import OpenAI
 
 from onesweep.serving.client.client import Client, RequestRefused
-from onesweep.serving.gateway.calls import CallReader, ToolCall
-from onesweep.serving.gateway.completions import ChoiceEnd, ChoiceText
-from onesweep.serving.gateway.response_fields import ResponseRequest
-from onesweep.serving.gateway.responses import ResponseFormat
+from onesweep.serving.gateway.calls import CallReader
 from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import ARCHITECTURE, TEMPLATE, ids, write_model
 
@@ -97,27 +93,6 @@ def test_a_required_call_is_a_valid_one_whoever_guesses(chat: OpenAI, kind: str)
     assert called == {"ship", "old_man"}
 
 
-def test_a_named_tool_is_called_in_a_stream_too(chat: OpenAI, kind: str) -> None:
-    if kind == "plain":
-        pytest.skip("it takes no tools")
-    asked = REQUIRED | {"tool_choice": {"type": "function", "function": {"name": "ship"}}, "seed": 3, "n": 2}
-    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
-    whole = chat.chat.completions.create(model="onesweep", **asked | {"tools": strict}).choices
-    streamed: list[Any] = [None, None]
-    for chunk in chat.chat.completions.create(model="onesweep", **asked, stream=True):
-        (part,) = chunk.choices
-        assert not part.delta.content
-        streamed[part.index] = (part.delta.tool_calls or [streamed[part.index]])[0]
-        assert part.finish_reason in (None, "tool_calls")
-    for choice, call in zip(whole, streamed, strict=True):
-        (expected,) = choice.message.tool_calls or []
-        assert (call.index, call.type, call.function.name) == (0, "function", "ship")
-        assert call.function.arguments == expected.function.arguments  # type: ignore[union-attr]
-    cut = chat.chat.completions.create(model="onesweep", **asked | {"max_tokens": 5}).choices[0]
-    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
-    assert (cut.message.content or "").startswith('{"n')
-
-
 def test_the_template_is_given_tools_calls_and_their_answers(chat: OpenAI, kind: str) -> None:
     if kind != "tagged":
         pytest.skip("the other templates have no calls")
@@ -137,16 +112,6 @@ def test_the_template_is_given_tools_calls_and_their_answers(chat: OpenAI, kind:
         usage = chat.chat.completions.create(**asked, tool_choice=choice).usage
         assert usage is not None
         assert usage.prompt_tokens == len(ids(expected))
-
-
-def test_words_without_a_call_are_content(chat: OpenAI, kind: str) -> None:
-    asked: dict[str, Any] = {"model": "onesweep-ar", "messages": ASK, "max_tokens": 24, "seed": 5}
-    choice = "none" if kind == "plain" else "auto"
-    whole = chat.chat.completions.create(**asked, tools=TOOLS, tool_choice=choice, logprobs=True).choices[0]  # type: ignore[call-overload]
-    assert (whole.finish_reason, whole.message.tool_calls) == ("length", None)
-    assert len(whole.logprobs.content) == 24
-    chunks = [*chat.chat.completions.create(**asked, tools=TOOLS, tool_choice=choice, stream=True)]  # type: ignore[call-overload]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
 
 
 def test_a_strict_tool_is_called_by_its_schema_where_none_must_be(chat: OpenAI, kind: str) -> None:
@@ -304,28 +269,6 @@ def test_a_response_continues_calls_and_their_outputs(chat: OpenAI, kind: str) -
         assert (answer.status, [item.type for item in answer.output]) == ("incomplete", ["message"])
         *_, last = chat.responses.create(**asked | {"tool_choice": choice}, stream=True)
         assert last.response.output_text == answer.output_text
-
-
-def test_words_and_calls_of_one_response_are_items_one_after_another(served: Any) -> None:
-    end = ChoiceEnd(0, served[1].generate("the sea", mode="ar", max_tokens=1), called=True)
-    calls = [ToolCall("ship", "{}"), ToolCall("old_man", "{}")]
-
-    async def events() -> list[dict[str, Any]]:
-        async def choice() -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
-            for item in (ChoiceText(0, "Look"), ChoiceText(0, ": ", calls=calls), end):
-                yield item
-
-        shape = ResponseFormat(ResponseRequest.model_validate({"model": "onesweep", "input": "the sea"}))
-        told = b"".join([event async for event in shape.events(choice())])
-        return [json.loads(line.removeprefix("data: ")) for line in told.decode().splitlines() if line[:4] == "data"]
-
-    told = asyncio.run(events())
-    assert [event["sequence_number"] for event in told] == [*range(len(told))]
-    done = [event for event in told if event["type"] == "response.output_item.done"]
-    assert [event["output_index"] for event in done] == [0, 1, 2]
-    assert [event["item"] for event in done] == told[-1]["response"]["output"]
-    assert done[0]["item"]["content"][0]["text"] == "Look: "
-    assert [event["item"]["call_id"] for event in done[1:]] == [call.id for call in calls]
 
 
 def form_item(**more: Any) -> dict[str, Any]:

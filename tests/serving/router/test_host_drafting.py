@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result
 from onesweep.stages.host.drafter import HeadDrafter
-from tests.conftest import until
 from tests.serving.pretrained import add_random_draft_head, write_model
-from tests.serving.router.test_replicas import TRIES, Streaming, busy, doubled
 
 PROMPT = "the old man said that the sea"
 BY_HOSTS = {"mode": "ar-speculative", "drafter": "hosts"}
@@ -127,33 +124,3 @@ def test_a_model_without_a_draft_head(tmp_path: Path, local_ring: Any) -> None:
         pytest.raises(RequestRefused, match="needs a model with a draft head"),
     ):
         client.generate(PROMPT, max_tokens=5, **BY_HOSTS)
-
-
-@pytest.fixture(scope="module")
-def doubles(model: Path) -> Iterator[Deployment]:
-    topology = doubled(model)
-    with temporary_deployment(topology, model, router_options=("--audit", "1")) as running:
-        yield running
-
-
-def test_hosts_that_are_audited_and_killed(doubles: Deployment, model: Path, local_ring: Any) -> None:
-    request = {"max_tokens": 250, "branches": 4, "draft": 8, **BY_HOSTS}
-    with local_ring(model, 3) as sound:
-        expected = sound.generate(PROMPT, mode="ar", max_tokens=250, seed=3).output
-    with Client(doubles.topology.router) as caller:
-        replays = 0
-        for _ in range(TRIES):
-            until(lambda: all(host.ready for host in caller.status().hosts), 30)
-            streaming = Streaming(caller, request, PROMPT)
-            victim = busy(doubles, "b")
-            doubles.kill(victim)
-            result = streaming.end()
-            assert result.output == expected
-            doubles.revive(victim)
-            if replays := result.replays:
-                break
-        assert replays >= 1
-        until(lambda: all(host.ready for host in caller.status().hosts), 30)
-        audits = caller.status().audits
-        assert audits.audited > 0
-        assert audits.faulty_hosts == 0
