@@ -1,6 +1,7 @@
 """A host that computes something else than it should is found, named, quarantined, and its text never believed."""
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -59,6 +60,25 @@ def _turned(payload: bytes, codec: StateCodec, rows: int) -> bytes:
     return codec.encode(matrix.roll(1, dims=1))
 
 
+class Wary:
+    """Lies, but not where it could be an audit: asked alone, in a session that is named or opened otherwise than most,
+    or for work that it had before."""
+
+    def __init__(self) -> None:
+        self.seen, self.lies = set[tuple[int, int, bytes]](), 0
+
+    def __call__(self, job: Any, outcome: Any) -> Any:
+        work: Any = work_of(job.hop)
+        known = work.sampling.seed, work.start, work.clean
+        if not re.fullmatch("[0-9a-f]{32}", job.hop.session) or known in self.seen:
+            return outcome
+        self.seen.add(known)
+        if work.start == 0:
+            return outcome
+        self.lies += 1
+        return other_numbers(job, outcome)
+
+
 @contextmanager
 def deployed(checkpoint: Path, servers: Any, lie: Lie | None, liar: str = "b-1", **router: Any) -> Iterator[Any]:
     """Two hosts for blocks 0 and 1, two for block 2, one of which lies."""
@@ -114,6 +134,21 @@ def outcome(client: Client, **request: Any) -> bytes:
         if error.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DATA_LOSS):
             raise
         return b""
+
+
+@pytest.mark.slow
+def test_a_liar_that_tells_audits_from_work_is_named(bundles: Path, servers: Any) -> None:
+    mode: dict[str, Any] = {"mode": "chunked", "max_bytes": 36, "chunk": 6}
+    wary = Wary()
+    with deployed(bundles / "scored", servers, wary, audit_share=1.0) as client, ThreadPoolExecutor(4) as threads:
+        for first in range(0, 400, 4):
+            asked = [threads.submit(outcome, client, seed=first + i, **mode) for i in range(4)]
+            wrong = [each.result() for each in asked]
+            if reasons(client):
+                break
+        assert set(reasons(client)) == {"b-1"}
+        assert client.status().audits.faulty_hosts == 1
+        assert wary.lies, wrong
 
 
 def test_honest_hosts_stay(bundles: Path, servers: Any, references: list[bytes]) -> None:
