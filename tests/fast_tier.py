@@ -9,6 +9,7 @@ import asyncio
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Generator
@@ -28,14 +29,21 @@ _broken: list[str] = []
 _kill, _killpg, _sleep, _sleep_async = os.kill, os.killpg, time.sleep, asyncio.sleep
 
 
+def _is_of_a_test() -> bool:
+    """True where a test's own code asked for it: the product may end processes of its own, and wait in its threads."""
+    frame = sys._getframe(3)
+    while frame.f_back is not None and frame.f_code.co_filename == subprocess.__file__:
+        frame = frame.f_back
+    return frame.f_code.co_filename.startswith(TESTS)
+
+
 def _note_kill(number: int) -> None:
-    if number in FATAL:
+    if number in FATAL and _is_of_a_test():
         _broken.append(f"sends {signal.Signals(number).name}")
 
 
 def _note_sleep(seconds: float) -> None:
-    # the product may wait in threads of its own: what counts is what the test's own code waits for
-    if seconds > MOST_SLEEP_S and sys._getframe(2).f_code.co_filename.startswith(TESTS):
+    if seconds > MOST_SLEEP_S and _is_of_a_test():
         _broken.append(f"sleeps for {seconds:g} s: wait for a state, or give the code a clock")
 
 

@@ -112,7 +112,7 @@ class HostCounters(HostObserver):
     def taken(self, jobs: Sequence[ScheduledHop]) -> None:
         if jobs:
             self.pass_hops.add(len(jobs))
-            self.pass_rows.add(sum(job.work.rows for job in jobs if job.work is not None))
+            self.pass_rows.add(sum(job.work.rows for job in jobs))
 
     def ended(self, job: ScheduledHop) -> None:
         figures = self.models[job.session.kind]
@@ -121,8 +121,9 @@ class HostCounters(HostObserver):
             return
         figures.queue_s.add(job.queue_ms / 1000)
         figures.compute_s.add(job.compute_ms / 1000)
-        if isinstance(job.result, stage_pb2.Event):
-            figures.result_bytes += job.result.ByteSize()
+        event = job.work.result or job.result  # the first where the hop's outcome begins the next step
+        if isinstance(event, stage_pb2.Event):
+            figures.result_bytes += event.ByteSize()
 
     def refused(self, refusal: StatusError) -> None:
         self.refusals[refusal.code.name] += 1

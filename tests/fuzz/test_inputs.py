@@ -10,7 +10,7 @@ import pytest
 
 from onesweep.stages.errors import OnesweepError
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import put_work, work_of
+from onesweep.stages.wire.messages import put_work
 from tests.fuzz.inputs import changed, damaged
 from tests.fuzz.readers import readers
 from tests.stages.hops import step
@@ -22,7 +22,7 @@ def hop() -> stage_pb2.Hop:
     made = stage_pb2.Hop(router="r", session="s", digest="d" * 64, capacity=9, left_s=1)
     made.timings.add(host="h", queue_ms=1.5)
     put_work(made, step(number=3, clean=b"abc", hidden=bytes(range(64)), remaining=2, codec="int8"))
-    work_of(made).sampling.temperature = 0.8
+    made.read.sample.sampling.temperature = 0.8
     return made
 
 
@@ -50,15 +50,16 @@ def test_changes_reach_every_field_and_its_extremes() -> None:
         message = hop()
         changed(rng, message, [hop()])
         touched |= {field.name for field, value in message.ListFields() if value != getattr(hop(), field.name)}
-        numbers.add(message.decode.number)
-        temperatures.append(message.decode.sampling.temperature)
+        numbers.add(message.read.number)
+        temperatures.append(message.read.sample.sampling.temperature)
         assert stage_pb2.Hop.FromString(message.SerializeToString()) is not None
-    assert touched >= {"router", "session", "digest", "capacity", "timings", "path", "place", "decode", "request"}
+    assert touched >= {"router", "session", "digest", "capacity", "timings", "path", "place", "read", "request"}
     assert {0, (1 << 64) - 1} <= numbers
     assert any(math.isnan(t) for t in temperatures)
     assert math.inf in temperatures
 
 
+@pytest.mark.slow  # a gateway is started
 @pytest.mark.parametrize("target", ["hop", "request", "http", "files"])
 def test_seeds_of_a_target_are_taken(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The guided fuzzer begins with messages that the code takes."""

@@ -9,6 +9,7 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.stages.errors import InputError, ServiceError
 
 
+@pytest.mark.slow
 def test_a_flag_that_is_refused_is_the_last_word(bundle: Path) -> None:
     with (
         pytest.raises(ServiceError, match=r"host-[12] ended: no option --no-such-flag; see"),

@@ -223,6 +223,7 @@ def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Pat
                 api.images.generate(**{"prompt": "two", **fields})  # type: ignore[call-overload]
 
 
+@pytest.mark.slow
 def test_a_lost_host_costs_no_picture(bundle: Path, artist: Client) -> None:
     wanted = {mode: artist.draw("one", mode=mode, seed=SEED).pixels for mode in ("chain", "steps")}
     with (

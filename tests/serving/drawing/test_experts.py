@@ -74,6 +74,7 @@ def test_a_picture_goes_straight_to_its_expert_and_moves_when_another_leads(thre
         assert any(drawn.hops > 2 for drawn in moved)
 
 
+@pytest.mark.slow
 def test_new_experts_are_deployed_with_their_router_net(bundle: Path, tmp_path: Path, onesweep: Any) -> None:
     other = tiny_experts(tmp_path / "other" / "experts", alike=True).parent
     topology = local_topology(3, 3, bundle, free_port_block(4) + 1)
@@ -85,6 +86,7 @@ def test_new_experts_are_deployed_with_their_router_net(bundle: Path, tmp_path: 
         assert not np.array_equal(client.draw("one", mode="experts:1", seed=SEED).pixels, before)
 
 
+@pytest.mark.slow
 def test_experts_are_not_deployed_to_hosts_that_lack_links(
     bundle: Path, tmp_path_factory: pytest.TempPathFactory, onesweep: Any
 ) -> None:

@@ -80,6 +80,7 @@ def test_large_bodies_that_do_not_end_have_so_much_memory_together(port: int, mo
         assert usual.recv(4096).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.slow
 def test_a_body_that_comes_slowly_is_read_to_its_end(port: int) -> None:
     with dial(port) as connected:
         assert is_live(connected)
