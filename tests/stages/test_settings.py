@@ -69,22 +69,6 @@ def test_help_shows_defaults_and_units() -> None:
         assert words in text
 
 
-def test_a_field_may_be_a_positional_argument() -> None:
-    @dataclass(frozen=True)
-    class Inspect:
-        directory: Path = field(metadata=flag("", name="directory", metavar="DIR"))
-        names: tuple[str, ...] = field(default=(), metadata=flag("", name="names", metavar="NAME"))
-
-    options = parser_of(Inspect).parse_args(["d", "a", "b"])
-    assert from_flags(Inspect, options) == Inspect(Path("d"), ("a", "b"))
-
-
-def test_some_of_the_flags_can_be_left_out() -> None:
-    parser = argparse.ArgumentParser()
-    add_flags(parser, Load, only={"users"})
-    assert vars(parser.parse_args([])) == {"users": None}
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -147,11 +131,6 @@ def test_a_table_that_is_wrong_is_told_where_and_what_may_stand_there(table: obj
     with pytest.raises(ConfigError) as error:
         from_toml(Load, table, "f")
     assert str(error.value).startswith(sentence)
-
-
-def test_settings_made_in_python_are_checked_too() -> None:
-    with pytest.raises(ConfigError, match="users must be a whole number of at least 1, not 0"):
-        Load(Path("w"), users=0)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

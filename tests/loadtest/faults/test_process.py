@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.faults.process import Program, answer_of, open_disk
+from onesweep.loadtest.faults.process import Program, open_disk
 from onesweep.loadtest.workload.testbed import open_network
-from onesweep.stages.errors import OnesweepError
 
 pytestmark = pytest.mark.slow
 
@@ -76,13 +75,6 @@ def test_nothing_stays_mounted_when_the_owner_is_killed(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "disk")
 
 
-def test_without_the_programs_there_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with open_disk(tmp_path / "disk") as disk:
-        assert disk is None
-    assert (tmp_path / "disk").is_dir()
-
-
 def test_a_program_is_killed_frozen_stopped_and_started_again(tmp_path: Path) -> None:
     with open_network("loopback", 1) as network:
         command = network.command("host-1", [sys.executable, "-c", SPEAKS])
@@ -101,40 +93,3 @@ def test_a_program_is_killed_frozen_stopped_and_started_again(tmp_path: Path) ->
     assert program.ended == -signal.SIGTERM, "a frozen one hears of it, too"
     assert program.starts == 2
     assert "here" in program.last_words()
-
-
-def test_a_program_whose_disk_is_full_is_told_so(tmp_path: Path) -> None:
-    code = """
-import pathlib, sys, time
-path = pathlib.Path(sys.argv[1])
-while not (path / "end").exists():
-    try:
-        (path / "file").write_bytes(bytes(10))
-        (path / "whole").touch()
-    except OSError:
-        (path / "full").touch()
-    time.sleep(0.01)
-"""
-    program = Program("p", [sys.executable, "-c", code, str(tmp_path)], tmp_path / "p.log")
-    program.start()
-
-    def seen(name: str) -> None:
-        (tmp_path / name).unlink(missing_ok=True)
-        wait_for((tmp_path / name).exists)
-
-    seen("whole")
-    program.limit_files(0)
-    seen("full")
-    program.limit_files(None)
-    seen("whole")
-    (tmp_path / "end").touch()
-    assert program.wait(60.0) == 0
-
-
-def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onesweep.loadtest.faults.process.MODULE", ["-c", "import sys; sys.exit('onesweep: no luck')"])
-    with pytest.raises(OnesweepError, match=r"^no luck$"):
-        answer_of(["train", "plan"], 60.0)
-    monkeypatch.setattr("onesweep.loadtest.faults.process.MODULE", ["-c", "import time; time.sleep(600)"])
-    with pytest.raises(OnesweepError, match="`onesweep train plan` has not ended after 0 s"):
-        answer_of(["train", "plan"], 0.2)

@@ -9,21 +9,16 @@ from onesweep.loadtest.faults.clients import (
     LATE,
     OK,
     Answer,
-    Clients,
     Order,
     RouterHealth,
     SeededRequest,
     Try,
-    from_line,
     seeded_drawings,
-    seeded_requests,
-    to_line,
 )
 from onesweep.loadtest.faults.serving_ledger import (
     Fate,
     RightTexts,
     ServingFaultRecord,
-    count_requests,
     fate_of,
     longest_wait,
     stall_s,
@@ -73,12 +68,6 @@ def test_the_second_release_is_right_where_a_swap_was_met() -> None:
     assert fate_of(mixed, texts) is Fate.WRONG
 
 
-def test_refusals_that_say_when_are_counted_apart() -> None:
-    total = count_requests([replace(GOOD, tries=[CALL, REFUSED, REFUSED], replays=2), GOOD], CALM)
-    assert (total.requests, total.right, total.refused, total.repeated, total.replays) == (2, 2, 2, 1, 2)
-    assert (total.p50_s, total.most_s) == (2.0, 2.0)
-
-
 def test_a_stall_is_the_longest_wait_that_a_fault_may_have_made_longer() -> None:
     assert stall_s(GOOD, KILL) == pytest.approx(1.0)  # 11.0 to 12.0; before, only 10.6 to 11.0 counts
     assert stall_s(replace(GOOD, arrivals_s=[10.5, 11.9]), KILL) == pytest.approx(1.3)
@@ -115,23 +104,6 @@ def test_what_nothing_happened_to_is_there_to_compare_with() -> None:
     assert undisturbed(answers, [replace(KILL, begin_s=8.0, end_s=8.5)]).waits_s == [1.0]
 
 
-def test_messages_come_back_as_they_were() -> None:
-    for message in (replace(GOOD, tries=[CALL]), RouterHealth(3.0, {"a-1": "lost"}, 2, ["ar"], 512)):
-        assert from_line(to_line(message)) == message
-    with pytest.raises(ValueError, match="no message"):
-        from_line('{"kind": "song"}')
-
-
-def test_cases_take_turns_have_their_own_seeds_and_fit() -> None:
-    """And a client has as much patience as the turns of its order take."""
-    cases = seeded_requests(["sweep", "ar", "resample"], 5, 512)
-    assert [case.mode for case in cases[:4]] == ["sweep", "resample", "ar", "sweep"]
-    assert len({case.seed for case in cases}) == len(cases)
-    for case in seeded_requests(["sweep", "ar"], 0, 64):
-        assert len(case.prompt) + case.settings["max_bytes"] <= 64
-    assert (len(cases), Order("r", cases, 4, 1.0, once=True).turns, Order("r", cases, 4, 1.0).turns) == (9, 3, 1)
-
-
 def test_drawings_take_turns_and_wrong_ones_are_told_without_their_pixels() -> None:
     cases = seeded_drawings(["chain", "steps"], 5, ["cat", "dog", "cow"])
     assert [(case.mode, case.prompt) for case in cases[:3]] == [("chain", "cat"), ("steps", "dog"), ("chain", "cow")]
@@ -142,16 +114,3 @@ def test_drawings_take_turns_and_wrong_ones_are_told_without_their_pixels() -> N
     assert words == "chain, seed 5: wrong pixels of cat: 1 of 8 bytes differ"
     (words,) = wrong_words([replace(GOOD, output=b"calm".hex())], cases, CALM)
     assert words == "chain, seed 5: wrong pixels of cat: 4 bytes, where 8 are right"
-
-
-def test_an_old_good_word_says_nothing_of_what_happened_since() -> None:
-    order = Order("127.0.0.1:1", (), 1, 1.0)
-    clients = Clients(order, lambda command: ["true"])
-    clients.wait()
-    assert not clients.sound_since(0.0)
-    clients.health.append(RouterHealth(10.0, {}))
-    assert clients.sound_since(9.0)
-    assert not clients.sound_since(10.5)
-    clients.health.append(RouterHealth(11.0, {"a-1": "lost"}))
-    assert not clients.sound_since(10.5)
-    clients.close()

@@ -73,12 +73,6 @@ def test_what_is_left_behind_is_named(changes: dict[str, object], words: str) ->
     assert words in verdict(result)
 
 
-def test_what_a_process_holds_is_told_once_warm_at_the_end_and_at_most() -> None:
-    assert usage_rows(RESULT) == [["a-1", "119", "160", "219", "219", "9", "9", "9"]]
-    young = replace(USAGE, at_s=[0.0, 1.0], rss_mb=[5.0, 6.0], descriptors=[1, 2])
-    assert usage_rows(replace(RESULT, usages=[young])) == [["a-1", "1", "6", "6", "6", "2", "2", "2"]]
-
-
 def test_the_report_fails_where_there_is_trouble() -> None:
     report = serving_report(RESULT)
     assert report.holds

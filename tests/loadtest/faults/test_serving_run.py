@@ -11,7 +11,6 @@ from onesweep.loadtest.faults.serving_testbed import make_second, second_problem
 from onesweep.loadtest.faults.settings import ChaosSettings
 from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.loadtest.workload.testbed import LOOPBACK
-from onesweep.serving.cli.deployment import SHIPPED
 from onesweep.serving.modes.frontier import read_frontier
 from onesweep.stages.checkpoint.bundle import FRONTIER_NAME
 from onesweep.stages.checkpoint.manifest import read_manifest
@@ -75,16 +74,6 @@ def test_faults_cost_no_picture(tmp_path: Path) -> None:
     assert {len(pixels) for pixels in result.texts.first} == {2 * TINY.height * TINY.width}
 
 
-def test_a_second_release_of_pictures_has_its_classes_in_each_other_s_place(tmp_path: Path) -> None:
-    first = tiny_picture_bundle(tmp_path / "first")
-    assert second_problem(first) == ""
-    second = make_second(first, tmp_path / "second")
-    for folder in ("chain", "steps", "local"):
-        before, after = (read_manifest(bundle / folder) for bundle in (first, second))
-        assert after.picture_architecture.classes == before.picture_architecture.classes[::-1]
-        assert after.digest() != before.digest()
-
-
 def test_pipelines_change_places_in_a_second_release_and_the_frontier_follows(bundles: Path, tmp_path: Path) -> None:
     first = shutil.copytree(bundles / "scored", tmp_path / "first")
     write_frontier(first / FRONTIER_NAME, first, (option("ar", 2.0),))
@@ -96,11 +85,3 @@ def test_pipelines_change_places_in_a_second_release_and_the_frontier_follows(bu
     served = {"ar": before.weights["scorer"], "scorer": before.weights["ar"], "chain": before.weights["chain"]}
     assert after.problem(served) == ""
     assert before.problem(served) != ""
-
-
-def test_the_shipped_weights_have_a_second() -> None:
-    assert second_problem(SHIPPED) == ""
-
-
-def test_a_bundle_without_two_pipelines_has_no_second(bundle: Path) -> None:
-    assert "they change places" in second_problem(bundle)

@@ -15,7 +15,6 @@ from onesweep.loadtest.faults.settings import TrainingChaosSettings
 from onesweep.loadtest.faults.training_figures import (
     WorkerLoad,
     measure_training,
-    plan_options,
     round_seconds,
     with_uplinks,
     worker_loads,
@@ -24,7 +23,6 @@ from onesweep.loadtest.faults.training_observer import LogEntry, RunView
 from onesweep.loadtest.faults.training_run import check_training_chaos
 from onesweep.loadtest.lab.profile import ROUTER, profile_named
 from onesweep.serving.cli.parser import parse
-from onesweep.trainer.planning.cost import LINKS
 from onesweep.trainer.v1.rounds_pb2 import WatchUpdate, WorkerStatus
 
 SHIPPED = ("lan", "links-20", "links-60", "links-150", "three-regions", "consumer")
@@ -37,21 +35,6 @@ def test_slow_uplinks_change_nothing_but_their_rate(name: str) -> None:
     for ends in ((ROUTER, "host-6"), ("host-1", "host-2")):
         assert slow.link(*ends) == known.link(*ends)
     assert (slow.congestion, slow.slow_start_after_idle) == (known.congestion, known.slow_start_after_idle)
-
-
-def test_without_a_rate_a_profile_stays_as_it_is() -> None:
-    assert with_uplinks(profile_named("consumer"), 6, None) == profile_named("consumer")
-
-
-def test_the_plan_is_told_the_slowest_and_the_farthest() -> None:
-    options = plan_options(with_uplinks(profile_named("three-regions"), 3, 20.0), 3)
-    assert options == ["--up-mbps", "20", "--down-mbps", "100", "--latency-ms", "55"]
-
-
-@pytest.mark.parametrize("name", LINKS)
-def test_links_that_can_be_planned_with_are_those_that_are_emulated(name: str) -> None:
-    link, planned = profile_named(name).default, LINKS[name]
-    assert (link.rate_mbps, link.rate_mbps, link.delay_ms) == (planned.up_mbps, planned.down_mbps, planned.latency_ms)
 
 
 def closed(part: str, at_s: float) -> LogEntry:

@@ -4,16 +4,13 @@ import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from onesweep.loadtest.faults.byzantine_worker import LIES
 from onesweep.loadtest.faults.settings import DemoSettings, TrainingChaosSettings
 from onesweep.loadtest.faults.training_demo import train_and_serve
 from onesweep.loadtest.faults.training_observer import LogEntry
-from onesweep.loadtest.faults.training_report import outcomes_by_lie, training_record, training_report, verdict
+from onesweep.loadtest.faults.training_report import training_record, training_report, verdict
 from onesweep.loadtest.faults.training_run import (
     TrainingFaultRecord,
     check_training_chaos,
@@ -102,26 +99,6 @@ def test_faults_lose_no_update(settings: TrainingChaosSettings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"seeds": ()}, "--seeds takes up to 10 different"),
-        ({"seeds": (1, 1)}, "--seeds takes up to 10 different"),
-        ({"seeds": tuple(range(11))}, "--seeds takes up to 10 different"),
-        ({"config": Path("nowhere.toml")}, "cannot read nowhere.toml"),
-    ],
-)
-def test_what_cannot_be_run_is_told_before(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        check_training_chaos(TrainingChaosSettings(**{"profile": "loopback", **changes}))
-
-
-def test_a_seed_in_the_settings_is_told(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("seed = 3\n" + RUN)
-    with pytest.raises(InputError, match="has a seed; leave it out"):
-        check_training_chaos(TrainingChaosSettings(config=tmp_path / "run.toml", profile="loopback"))
-
-
-@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("[rounds]\nmodel = 'ar'", "not of 'ar'"),
@@ -147,13 +124,6 @@ def test_a_saboteur_stays_away_where_it_cannot_speak(tmp_path: Path) -> None:
     kinds = tuple(fault.name for fault in selection.able)
     assert kinds == ("kill", "freeze", "twin", "old-state", "coordinator", "disk")
     assert selection.count == 6
-
-
-def test_the_run_that_ships_is_as_long_as_it_is_to_take() -> None:
-    run = TrainingChaosSettings(minutes=15.0).runs()[1].run_file()
-    assert (run.parts, run.replicas, run.codec) == (2, 3, "fp32")
-    assert "rounds = 50\n" in run.text
-    assert run.text.startswith("seed = 1\n")
 
 
 @pytest.mark.slow
@@ -218,17 +188,3 @@ def test_waits_are_those_of_the_part_and_the_worker_that_were_hit() -> None:
     whole = with_waits(TrainingFaultRecord("coordinator", "coordinator", 10.0, 14.0, part=""), entries)
     assert (whole.accepted_s, whole.merged_s, whole.back_s) == (1.0, 3.0, 6.0)
     assert with_waits(TrainingFaultRecord("kill", "w9", 10.0, 14.0, part="r"), entries).merged_s is None
-
-
-def test_lies_are_what_they_are_called() -> None:
-    direction = np.float32([3, -4])
-    assert np.isnan(LIES["nan"](direction, 2.0)).all()
-    np.testing.assert_allclose(LIES["flipped"](direction, 2.0), [-1.2, 1.6], rtol=1e-6)
-    assert np.linalg.norm(LIES["scaled"](direction, 2.0)) == pytest.approx(10.0)
-    assert np.linalg.norm(LIES["absurd"](direction, 2.0)) == pytest.approx(2000.0)
-    told = outcomes_by_lie([{"lie": "nan", "outcome": "refused"}, {"lie": "nan", "outcome": "refused"}])
-    assert told == {"nan": Counter(refused=2)}
-
-
-def test_the_end_of_the_model_is_its_last_block() -> None:
-    assert final_nats({"next byte, block 9": 3.0, "next byte, block 10": 2.0}) == 2.0

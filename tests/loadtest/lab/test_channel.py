@@ -73,12 +73,6 @@ def test_what_waits_fits_the_queue_and_only_what_does_not_is_dropped(
 
 
 @patient
-@given(COMINGS)
-def test_without_rate_and_loss_packets_only_wait_for_the_delay(comings: list[tuple[int, int]]) -> None:
-    assert all(d - came == 7 * MS for came, _, d in play(Channel(Link(delay_ms=7), ""), comings))
-
-
-@patient
 @given(st.integers(0, 10_000), st.floats(0.01, 0.9))
 def test_loss_is_random_and_can_be_repeated(seed: int, loss: float) -> None:
     count = 2000
@@ -102,10 +96,3 @@ def test_loss_is_random_and_can_be_repeated(seed: int, loss: float) -> None:
 def test_six_full_packets_follow_each_other_at_the_rate() -> None:
     played = play(Channel(Link(delay_ms=30, rate_mbps=100), ""), [(0, MTU)] * 6)
     assert [delivered - played[0][2] for _, _, delivered in played] == [i * 120_000 for i in range(6)]
-
-
-def test_a_queue_that_was_full_takes_packets_again() -> None:
-    channel = Channel(Link(rate_mbps=1, queue_kb=3), "")
-    assert [channel.admit(MS, MTU) != DROPPED for _ in range(4)] == [True, True, False, False]
-    assert channel.counters()["overflowed"] == 2
-    assert channel.admit(MS + 12 * MS, MTU) != DROPPED  # the first of the two has left

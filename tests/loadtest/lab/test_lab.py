@@ -18,7 +18,7 @@ from onesweep.loadtest.lab import lab as module
 from onesweep.loadtest.lab.lab import Lab, NoLab, find_lab, lab_problem, require_lab, start_lab, stop_lab, temporary_lab
 from onesweep.loadtest.lab.namespaces import LabError, processes_in, start_ticks
 from onesweep.loadtest.lab.profile import Link, Profile
-from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -101,14 +101,6 @@ def test_tcp_of_every_node_is_as_the_profile_says_and_the_machine_s_is_not_touch
     assert of_the_machine() == before
 
 
-def test_a_congestion_control_that_is_not_there_is_a_sentence(needs_lab: None) -> None:
-    with (
-        pytest.raises(LabError, match=r"no congestion control 'nonesuch'; it has .*reno"),
-        temporary_lab(Profile("p", "", Link(), congestion="nonesuch"), 1),
-    ):
-        pass
-
-
 def test_two_labs_do_not_meet(lab_of: Callable[..., Lab], programs: Any) -> None:
     first, second = lab_of(Link(delay_ms=1)), lab_of(Link(delay_ms=1))
     assert first.address("host-1") == second.address("host-1")
@@ -116,15 +108,6 @@ def test_two_labs_do_not_meet(lab_of: Callable[..., Lab], programs: Any) -> None
     assert len(programs.run(first, "router", "ping", first.address("host-1"), 5000, 3)) == 3
     refused = programs.start(second, "router", "ping", second.address("host-1"), 5000, 1)
     assert refused.wait(30) != 0
-
-
-def test_what_runs_in_a_private_lab_ends_with_it_however_it_ends(needs_lab: None) -> None:
-    with contextlib.suppress(ZeroDivisionError), temporary_lab(NEAR, 1) as lab:
-        process = sleeper(lab, "host-1", outlives_parent=True)
-        assert lab.programs() == [process.pid]
-        raise ZeroDivisionError
-    assert process.wait(10) == -signal.SIGKILL
-    assert gone(lab)
 
 
 def test_kill_9_of_the_lab_process_leaves_nothing(needs_lab: None) -> None:
@@ -220,45 +203,6 @@ def test_half_a_lab_is_told_and_cleared(directory: Path, killed: list[str], said
     assert find_lab(directory) is None
 
 
-def test_only_one_of_two_that_start_at_once_is_up(directory: Path) -> None:
-    directory.mkdir(mode=0o700)
-    code = (
-        "import sys, pathlib; from onesweep.loadtest.lab.lab import *; from onesweep.loadtest.lab.profile import *\n"
-        "try: start_lab(profile_named('lan'), 1, pathlib.Path(sys.argv[1]))\n"
-        "except LabError as error: sys.exit(f'refused: {error}')"
-    )
-    starts = [
-        subprocess.Popen([sys.executable, "-c", code, str(directory)], stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = sorted(start.communicate(timeout=60)[1] for start in starts)
-    assert sorted(start.returncode for start in starts) == [0, 1]
-    assert "a lab is up already" in said[1]
-    assert require_lab(directory).problem() == ""
-
-
-def test_a_record_of_others_or_of_nonsense_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    with pytest.raises(ServiceError, match="must be a directory of yours that nobody else can enter"):
-        find_lab(tmp_path)
-    tmp_path.chmod(0o700)
-    for text in ("{", "[]", "{}", '{"nodes": 3}', '{"nodes": [], "processes": {}, "profile": {"name": 3}}'):
-        (tmp_path / "wan.json").write_text(text)
-        with pytest.raises(LabError, match=r"wan\.json is damaged .*: remove it"):
-            find_lab(tmp_path)
-
-
-def test_a_number_that_another_process_got_since_is_not_ours(directory: Path) -> None:
-    lab = start_lab(NEAR, 1, directory)
-    stranger = subprocess.Popen(["sleep", "1000"])
-    forged = Lab(lab.profile, lab.nodes, lab.kind, lab.pid, {}, {"lab": (stranger.pid, 1), "keeper": (stranger.pid, 1)})
-    assert "has ended" in forged.problem()
-    forged.stop()
-    assert stranger.poll() is None
-    stranger.kill()
-    stranger.wait()
-
-
 def test_why_no_lab_can_be_made_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "needs root" in lab_problem()
@@ -271,12 +215,6 @@ def test_why_no_lab_can_be_made_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert "needs Linux" in lab_problem()
-
-
-def test_without_netem_and_tun_there_is_no_lab(needs_lab: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "netem_works", lambda: False)
-    monkeypatch.setattr(module, "TUN", Path("/nonesuch"))
-    assert lab_problem().startswith("there is neither netem (modprobe sch_netem) nor /nonesuch")
 
 
 SENDER = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from onesweep.loadtest.lab.lab import Lab
-from onesweep.loadtest.lab.profile import MTU, SHIPPED, Link, Profile, read_profiles
+from onesweep.loadtest.lab.profile import MTU, SHIPPED, Link, read_profiles
 from tests.loadtest.lab.conftest import settles
 
 pytestmark = pytest.mark.slow
@@ -66,28 +66,6 @@ def test_a_link_carries_its_rate(lab_of: Callable[..., Lab], programs: Any, rate
     settles(measured_mbps, (0.9 * rate_mbps, 1.1 * rate_mbps))
 
 
-def test_several_connections_share_the_rate(lab_of: Callable[..., Lab], programs: Any) -> None:
-    lab = lab_of(Link(delay_ms=10, rate_mbps=100, queue_ms=50))
-    programs.start(lab, "host-1", "serve", PORT, ready=True)
-    # 1448 of a packet's 1500 bytes are payload.
-    settles(
-        lambda: programs.run(lab, "router", "pull", lab.address("host-1"), PORT, 4, 1, 2) * 1500 / 1448, (90.0, 110.0)
-    )
-
-
-def test_six_packets_at_once_arrive_as_a_burst(lab_of: Callable[..., Lab], programs: Any) -> None:
-    lab, bursts = lab_of(Link(delay_ms=30, rate_mbps=100)), 12
-
-    def spread_us() -> float:
-        packets = arrivals(programs, lab, 6 * bursts, 6, 0.05)
-        assert [number for number, _ in packets] == list(range(6 * bursts))
-        times = [time_us for _, time_us in packets]
-        return statistics.median(times[i + 5] - times[i] for i in range(0, len(times), 6))
-
-    # Five packets follow the first one, 120 microseconds each; one more for the clock that wakes us.
-    settles(spread_us, (0.7 * 5 * 120, 5 * 120 + 150))
-
-
 def test_loss_is_as_asked(lab_of: Callable[..., Lab], programs: Any) -> None:
     count, loss = 4000, 0.05
     lab = lab_of(Link(delay_ms=2, loss=loss))
@@ -113,12 +91,3 @@ def test_a_full_queue_drops_and_an_empty_one_does_not(lab_of: Callable[..., Lab]
     # Ten packets fit; one or two more leave while the others come.
     assert 10 <= len(packets) <= 13
     assert [number for number, _ in packets[:10]] == list(range(10))
-
-
-def test_links_differ_by_direction_and_pair(lab_of: Callable[..., Lab], programs: Any) -> None:
-    record = Profile("test", "", Link(delay_ms=5)).as_record()
-    overrides = [("router", "host-1", 40), ("host-1", "router", 10), ("router", "host-2", 20)]
-    record["overrides"] = [{"source": s, "destination": d, "link": {"delay_ms": ms}} for s, d, ms in overrides]
-    lab = lab_of(Profile.from_record(record), 2)
-    for node, due_ms in (("host-1", 50), ("host-2", 25)):
-        settles(lambda node=node: statistics.median(round_trips(programs, lab, node)), (due_ms - 0.1, due_ms + 2))

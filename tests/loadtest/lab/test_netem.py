@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 
 from onesweep.loadtest.lab.lab import Lab, temporary_lab
-from onesweep.loadtest.lab.namespaces import TRIAL, mesh_lines, netem_works, packet_limit, route_lines, shape_line
+from onesweep.loadtest.lab.namespaces import TRIAL, netem_works, packet_limit, shape_line
 from onesweep.loadtest.lab.process import UNSHAPED
 from onesweep.loadtest.lab.profile import Link, Profile
 
 pytestmark = pytest.mark.slow
-
-PATHS = ["/proc/7/fd/3", "/proc/7/fd/4", "/proc/7/fd/5"]
-
-
-def test_a_cut_link_drops_everything() -> None:
-    link = Link(delay_ms=10, rate_mbps=100, queue_kb=150, loss=0.001)
-    assert " loss 100.000000% " in shape_line("wan0-1", link, loss=1.0)
 
 
 def test_a_link_becomes_a_qdisc() -> None:
@@ -37,17 +30,6 @@ def test_a_link_without_rate_still_has_one_for_the_order() -> None:
         shape_line("d", Link(delay_ms=10))
         == "qdisc replace dev d root netem limit 9334 delay 10000us rate 10000000000bit"
     )
-
-
-def test_every_two_nodes_are_joined_once() -> None:
-    made = [line for node in range(3) for line in mesh_lines(node, PATHS) if "veth" in line]
-    assert [line.split()[2] for line in made] == ["wan0-1", "wan0-2", "wan1-2"]
-    assert [line.split()[-1] for line in made] == [PATHS[1], PATHS[2], PATHS[2]]
-    assert "peer name wan2-1" in made[2]
-    assert [line for line in route_lines(1, 3) if line.startswith("route")] == [
-        "route add 10.77.0.1/32 dev wan1-0 src 10.77.0.2",
-        "route add 10.77.0.3/32 dev wan1-2 src 10.77.0.2",
-    ]
 
 
 def test_the_trial_fails_for_want_of_netem_and_of_nothing_else(needs_lab: None) -> None:

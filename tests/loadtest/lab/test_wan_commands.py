@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.lab.lab import start_lab
-from onesweep.loadtest.lab.profile import profile_named
 from onesweep.serving.cli.__main__ import main
 
 pytestmark = pytest.mark.slow
@@ -58,18 +56,6 @@ def test_a_mistake_is_a_sentence_and_exit_code_2(
     assert said in shown
 
 
-def test_nothing_up_is_said(wan: Callable[..., tuple[int, str]]) -> None:
-    for arguments in (["status"], ["down"], ["exec", "host-1", "--", "true"]):
-        code, shown = wan(*arguments)
-        assert (code, shown.startswith("onesweep: no lab is up")) == (1, True)
-
-
-def test_no_root_is_said(wan: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    code, shown = wan("up", "--profile", "lan")
-    assert (code, "needs root" in shown) == (1, True)
-
-
 def test_up_status_exec_down(needs_lab: None, wan: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     code, shown = wan("up", "--profile", "three-regions", "--congestion", "reno")
     assert (code, "host-3 10.77.0.4" in shown) == (0, True)
@@ -92,13 +78,3 @@ def test_up_status_exec_down(needs_lab: None, wan: Callable[..., tuple[int, str]
 def onesweep(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "onesweep.serving.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | more)
-
-
-def test_exec_is_the_program_itself(needs_lab: None, wan: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
-    lab = start_lab(profile_named("lan"), 1, tmp_path / "state")
-    ran = onesweep("wan", "exec", "host-1", "--", "sh", "-c", "echo $1; cat; exit 7", "sh", "--help")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (7, "--help\n", "")
-    inside = onesweep("wan", "exec", "host-1", "--", "readlink", "/proc/self/ns/net")
-    assert inside.stdout == f"net:[{lab.places['host-1'].inode}]\n"
-    missing = onesweep("wan", "exec", "host-1", "--", "no-such-program")
-    assert (missing.returncode, "Traceback" in missing.stderr) == (127, False)

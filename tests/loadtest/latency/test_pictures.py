@@ -6,19 +6,9 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.latency.settings import LEVELS, Length
-from onesweep.loadtest.latency.turns import RequestSeries
-from onesweep.loadtest.workload.prompts import Prompts
-from onesweep.loadtest.workload.variants import ModeVariant
 from onesweep.serving.cli.__main__ import main
 from tests.loadtest.conftest import check_refused
-from tests.loadtest.latency.test_bench import bench, needs_a_lab
-
-
-def test_a_drawing_is_asked_for_by_its_class() -> None:
-    steps = ModeVariant("steps").having(codec="int8")
-    series = RequestSeries(steps, Length(6, LEVELS), prompts=Prompts("classes", ("zero", "one")))
-    assert series.call(3, 8) == {"classes": "one", "levels": 6, "seed": 8, "mode": "steps", "codec": "int8"}
+from tests.loadtest.latency.test_bench import bench
 
 
 @pytest.mark.parametrize(
@@ -62,11 +52,3 @@ def test_pictures_without_a_lab(drawing: Path, tmp_path: Path, capsys: pytest.Ca
     table = capsys.readouterr().out
     assert "trips" in table
     assert "tokens/s" not in table
-
-
-@pytest.mark.slow
-@needs_a_lab
-def test_nothing_beats_the_floor_of_real_links(drawing: Path, tmp_path: Path) -> None:
-    rows = run(drawing, tmp_path, "--profile", "links-20")
-    assert [row["parts_ms"]["delay"] for row in rows] == [4 * 10, 13 * 10, 13 * 10, 0]
-    assert all(row["ratio"] >= 1 for row in rows)

@@ -63,11 +63,6 @@ def test_turns_rotate_after_a_warm_up_and_share_their_seeds(seats: list[Seat], p
     assert asked[3:] == list(zip(told, [5, 5, 5, 6, 6, 6], strict=True))
 
 
-def test_requests_at_once_have_seeds_of_their_own(seats: list[Seat]) -> None:
-    seat = Seat(seats[0].testbed, seats[0].series, at_once=3)
-    assert [[s.seed for s in samples] for _, samples in take_turns([seat], 2, 0)] == [[0, 1, 2], [3, 4, 5]]
-
-
 def test_a_host_that_ends_is_told_of_and_started_again(seats: list[Seat], pretence: Pretence) -> None:
     errors = []
     for number, (_, [sample]) in enumerate(take_turns(seats, 2, 0)):
@@ -76,26 +71,6 @@ def test_a_host_that_ends_is_told_of_and_started_again(seats: list[Seat], preten
             pretence.broken["host-2"] = "killed"
     assert errors == ["", "host-2 ended (killed); started again: a host is lost", "", "", "", ""]
     assert pretence.revived == ["host-2"]
-
-
-def test_what_cannot_be_started_again_fails_the_rest_without_waiting(seats: list[Seat], pretence: Pretence) -> None:
-    pretence.curable = False
-    errors = []
-    for number, (_, [sample]) in enumerate(take_turns(seats, 3, 0)):
-        errors.append(sample.error)
-        if number == 0:
-            pretence.broken["host-2"] = "killed"
-            asked = len(pretence.calls)
-    assert errors[0] == ""
-    assert all("host-2 ended (killed); not ready again: not ready after 60 s" in error for error in errors[1:])
-    assert len(errors) == 9
-    assert len(pretence.calls) == asked + 1
-
-
-def test_a_failure_of_its_own_is_only_told_of(seats: list[Seat], pretence: Pretence) -> None:
-    pretence.ask = lambda calls: [{"error": "too long"} for _ in calls]  # type: ignore[method-assign]
-    assert [sample.error for _, [sample] in take_turns(seats, 1, 0)] == ["too long"] * 3
-    assert pretence.revived == []
 
 
 def test_after_idle_time(seats: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,12 @@
 """Every request falls into exactly one class, and the figures are those of the requests in the window."""
 
-import dataclasses
-
 import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from onesweep.loadtest.load.plan import CUT, OK, OPEN, LoadSample, Outcome, Window, outcome_of
-from onesweep.loadtest.load.run import Counts, count, figures_of, judge
+from onesweep.loadtest.load.run import Counts, figures_of, judge
 from onesweep.loadtest.report.table import percentile
 
 TEXTS = {0: b"right", 1: b"other"}
@@ -95,13 +93,3 @@ def test_failures_are_shown_with_their_sentences_the_most_frequent_first() -> No
     failures = figures_of(judge(failed, WINDOW, {}), WINDOW, 4).failures
     assert next(iter(failures.items())) == ("UNAVAILABLE: host-1 is lost", 2)
     assert set(failures) == {"UNAVAILABLE: host-1 is lost", "UNAVAILABLE: x", "INTERNAL"}
-
-
-def test_a_window_of_no_length_has_no_rate() -> None:
-    window = dataclasses.replace(WINDOW, end_s=WINDOW.begin_s)
-    figures = figures_of(judge([LoadSample(0, 99.0, 100.0, OK)], window, TEXTS), window, 4)
-    assert (figures.throughput_rps, figures.generator_cores) == (0.0, 0.0)
-
-
-def test_counting_nothing() -> None:
-    assert count([]) == Counts()

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from onesweep.loadtest.lab.lab import lab_problem
 from onesweep.serving.cli.__main__ import main
 from onesweep.serving.cli.deployment import MODULE, Deployment
 from onesweep.serving.cli.ports import free_port_block
@@ -86,43 +85,6 @@ def test_the_knee_of_two_modes(router: str, tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_the_page_of_locust_is_on_this_machine_s_loopback_even_for_a_lab(
-    bundle: Path, tmp_path: Path, locust: None
-) -> None:
-    """Emulated links where this machine can have them, else plain loopback."""
-    profile = "loopback" if lab_problem() else "lan"
-    path, port = tmp_path / "figures.json", free_port_block(1)
-    where = (
-        "--profile",
-        profile,
-        "--hosts",
-        "1",
-        "--checkpoint",
-        str(bundle),
-        "--web",
-        "--web-port",
-        str(port),
-        "--json",
-        str(path),
-    )
-    with started("--users", "2", *QUICK, *where) as process:
-        url = read_until(process, r"http://\S+/")[0]
-        assert url == f"http://127.0.0.1:{port}/"
-        read_until(process, "texts compared with")
-        assert b"locust" in read(url).lower()
-        assert json.loads(read(url + "stats/requests"))["stats"][0]["num_requests"] > 0
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=40)
-    assert (process.returncode, err) == (0, "")
-    assert "with what the page started: window 1.0 s" in out
-    with pytest.raises(urllib.error.URLError):
-        read(url)
-    record = json.loads(path.read_text())
-    assert record["requests"] == record["right"] > 0
-    assert (record["profile"], record["router"].startswith("10.")) == (profile, profile == "lan")
-
-
-@pytest.mark.slow
 def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path, locust: None) -> None:
     page = ("--web", "--web-port", str(free_port_block(1)))  # tells when requests are under way
     with started("--checkpoint", str(bundle), "--hosts", "1", *QUICK, "--seconds", "600", *page) as process:
@@ -160,37 +122,12 @@ def test_mistakes_end_in_a_sentence_before_anything_starts(
     check_refused(capsys, ["bench", "loadtest", "--checkpoint", str(bundle), *arguments], sentence)
 
 
-def test_bytes_that_the_context_has_no_room_for(router: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "loadtest", "--router", router, "--bytes", "90"]) == 2
-    assert "--bytes must be 1 to 88, what the context of 96 leaves: not 90" in capsys.readouterr().err
-
-
 def test_a_mode_that_the_deployment_lacks(router: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "loadtest", "--router", router, "--mode", "local", "--bytes", "16"]) == 2
     assert "this deployment cannot serve local; it has sweep, chunked, ar" in capsys.readouterr().err
-
-
-def test_a_router_that_does_not_answer(capsys: pytest.CaptureFixture[str], locust: None) -> None:
-    address = f"127.0.0.1:{free_port_block(1)}"
-    assert main(["bench", "loadtest", "--router", address]) == 1
-    assert f"no router answers at {address}" in capsys.readouterr().err
-
-
-def test_a_port_of_the_page_that_is_taken(router: str, capsys: pytest.CaptureFixture[str]) -> None:
-    port = router.rpartition(":")[2]
-    assert main(["bench", "loadtest", "--router", router, "--web", "--web-port", port]) == 2
-    assert f"cannot open the page on 127.0.0.1:{port}" in capsys.readouterr().err
 
 
 def test_locust_is_missing(bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onesweep.loadtest.load.generator.find_spec", lambda name: None)
     assert main(["bench", "loadtest", "--checkpoint", str(bundle)]) == 2
     assert "the load test needs locust: pip install 'onesweep[loadtest]'" in capsys.readouterr().err
-
-
-def test_no_lab_without_root(
-    bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, locust: None
-) -> None:
-    monkeypatch.setattr("onesweep.loadtest.workload.testbed.lab_problem", lambda: "a lab needs root")
-    assert main(["bench", "loadtest", "--checkpoint", str(bundle), "--profile", "lan"]) == 1
-    assert capsys.readouterr().err == "onesweep: a lab needs root; --profile loopback needs no lab\n"

@@ -35,24 +35,6 @@ def test_latency_that_doubles_ends_the_climb_even_where_throughput_grows() -> No
     assert (found.knee, found.ended) == (2, "p95 is 4.0 x that of one user")
 
 
-def test_no_knee_up_to_the_most_users() -> None:
-    found = climb("sweep", 6, lambda mode, users: queue(100, users))
-    assert [result.users for result in found.results] == [1, 2, 4, 6]
-    assert (found.knee, found.ended) == (6, "")
-    assert knee_note(found) == "sweep: no knee up to 6 users: 60.00 right answers a second, p95 100.0 ms"
-
-
-def test_a_mode_that_answers_nothing_has_no_knee() -> None:
-    found = climb("sweep", 8, lambda mode, users: replace(queue(1, users), figures=replace(FIGURES, p95_ms=None)))
-    assert (found.knee, len(found.results)) == (None, 1)
-    assert knee_note(found) == "sweep: no knee: no request was answered"
-
-
-def test_an_interrupted_climb_ends() -> None:
-    found = climb("sweep", 8, lambda mode, users: replace(queue(9, users), interrupted=users == 2))
-    assert (found.knee, found.ended, found.interrupted) == (1, "it was interrupted", True)
-
-
 def test_levels_double_and_end_with_the_most() -> None:
     assert list(levels(1)) == [1]
     assert list(levels(8)) == [1, 2, 4, 8]

@@ -12,16 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.loadtest.load.generator import Recording, start_generator
-from onesweep.loadtest.load.plan import Drained, LoadPlan, LoadSample, LoadSettings, Window, to_line
+from onesweep.loadtest.load.generator import start_generator
+from onesweep.loadtest.load.plan import LoadPlan, LoadSettings
 from onesweep.loadtest.load.run import result_of, run_load
 from onesweep.loadtest.workload.caller import Access
 from onesweep.loadtest.workload.prompts import SeededPrompt
 from onesweep.loadtest.workload.testbed import AS_FOUND, Network, Testbed
 from onesweep.loadtest.workload.texts import Texts
-from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.errors import Interrupted, ServiceError
+from onesweep.stages.errors import ServiceError
 
 Settings = Callable[..., LoadSettings]
 
@@ -79,13 +78,6 @@ def somewhere(router: str, *script: str) -> Testbed:
     return Testbed(Access(router), network)
 
 
-def test_the_idle_deployment_gives_the_texts_of_the_models_alone(target: Testbed, texts: Texts) -> None:
-    asked = Texts(replace(target, checkpoint=None), texts.cases, texts.max_bytes)
-    for mode in ("sweep", "ar", "ar-speculative"):
-        assert asked.of(mode, [0, 3]) == texts.of(mode, [0, 3])
-    assert asked.source("sweep") != texts.source("sweep")
-
-
 def plan(address: str, **changes: Any) -> LoadPlan:
     few = (SeededPrompt("The sea was calm.", 0),)
     return replace(LoadPlan(Access(address), "sweep", 8, few, 2, 10.0, 0.1, 0.5, 0.5, grace_s=0.5), **changes)
@@ -117,24 +109,6 @@ def test_open_requests_of_a_run_that_is_stopped_are_cut_and_not_lost(wordless: s
     assert result.interrupted
     counts = (result.figures.counts, result.figures.outside)
     assert [sum(getattr(c, name) for c in counts) for name in ("requests", "cut", "lost")] == [2, 2, 0]
-
-
-def test_a_run_that_is_stopped_before_the_measurement_has_no_figures(wordless: str) -> None:
-    nowhere = somewhere(wordless, "echo", to_line(Drained()).strip())
-    with start_generator(nowhere, plan(wordless)) as generator:
-        recording = generator.drain()
-    with pytest.raises(Interrupted, match="stopped before the measurement began"):
-        result_of(recording, Texts(nowhere, plan(wordless).cases, 8), "sweep", 2)
-
-
-def test_answers_that_cannot_be_checked_are_an_error_that_says_what_is_known(
-    cases: tuple[SeededPrompt, ...], locust: None
-) -> None:
-    gone = somewhere(f"127.0.0.1:{free_port_block(1)}")
-    answers = [LoadSample(0, 1.0, 2.0, "OK", output="00"), LoadSample(1, 1.0, 2.0, "UNAVAILABLE")]
-    recording = Recording(answers, Window(0.0, 3.0, 0.1))
-    with pytest.raises(ServiceError, match=r"\(1 OK, 1 UNAVAILABLE\) cannot be checked: no router answers"):
-        result_of(recording, Texts(gone, cases, 8), "local", 2)
 
 
 def test_a_generator_that_dies_is_an_error_and_no_figure(wordless: str) -> None:

@@ -33,17 +33,6 @@ def test_the_seed_shifts_them_and_the_same_seed_gives_the_same() -> None:
     assert digest(cut_prompts([DOCUMENT], 20, 30, 47, seed=1)) != same
 
 
-def test_no_passage_runs_from_one_file_into_the_next() -> None:
-    files = [Document(Path(letter), letter.encode() * 1000) for letter in "abc"]
-    for passage in cut_prompts(files, 12, 30, 50):
-        assert len(set(passage.prompt + passage.continuation)) == 1
-
-
-def test_too_little_text_is_a_sentence_with_what_fits() -> None:
-    with pytest.raises(InputError, match=r"room for 3 prompts of 80 bytes .*, not for 4: give more text, or a smaller"):
-        cut_prompts([Document(Path("short"), b"x" * 300)], 4, 30, 50)
-
-
 def test_files_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("words")
     (tmp_path / ".hidden").write_bytes(b"\xff")

@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.quality import judge, text
+from onesweep.loadtest.quality import text
 from onesweep.loadtest.quality.text import HUMAN, QualityRow, gram_entropy, option_of, ranked
 from onesweep.loadtest.report.table import Estimate
 from onesweep.loadtest.workload.variants import ModeVariant
 from onesweep.serving.cli.__main__ import main
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
 from onesweep.serving.modes.frontier import read_frontier
 from onesweep.serving.router.topology import local_topology
 from onesweep.stages.checkpoint.manifest import read_manifest
-from tests.conftest import until
 
 SIZES = ["--count", "4", "--bytes", "20", "--prompt-bytes", "16"]
 
@@ -75,24 +73,6 @@ def test_a_whole_run(bundle: Path, python_docs: Path, tmp_path: Path, capsys: py
     assert frontier.human_bits == rows[HUMAN]["judge_bits_per_byte"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("modes", "sentence"),
-    [
-        ("ar,local", "mode local cannot be served: its weights are not there; there are sweep, chunked, ar"),
-        ("sweep,sweep:steps=9999", "sweep:steps=9999: steps must be a whole number from 1 to"),
-        ("ar:temperature=1000", "ar:temperature=1000.0: temperature must be from 0 to"),
-    ],
-)
-def test_what_a_router_refuses_is_said_once(
-    deployment: Deployment, python_docs: Path, capsys: pytest.CaptureFixture[str], modes: str, sentence: str
-) -> None:
-    assert main(quality(python_docs, "--router", deployment.topology.router, "--modes", modes)) == 2
-    assert capsys.readouterr().err.count(sentence) == 1
-    with Client(deployment.topology.router) as client:  # the router hears of its hosts once a second
-        until(lambda: not any(host.sessions for host in client.status().hosts))
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -111,17 +91,6 @@ def test_mistakes_end_in_a_sentence(
 ) -> None:
     assert main(quality(python_docs, *arguments)) == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_the_judge_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "PACKAGES", ("gguf_of_another_world",))
-    with pytest.raises(Exception, match=r"\(gguf_of_another_world missing\): pip install 'onesweep\[judge\]'"):
-        judge.check_judge()
-
-
-def test_no_router_there(python_docs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(quality(python_docs, "--router", "127.0.0.1:1")) == 1
-    assert "no router answers at 127.0.0.1:1" in capsys.readouterr().err
 
 
 def test_entropy_is_low_where_the_same_pieces_come_again() -> None:

@@ -4,7 +4,6 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cryptography import x509
@@ -13,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from onesweep.stages.checkpoint.release_store import SIGNATURES_NAME, ReleaseStore, read_release_manifest
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.wire.auth import CLIENT, HOST, ROLES, ROUTER, Identity
-from onesweep.stages.wire.certificates import Authority, is_signed, read_signers
+from onesweep.stages.wire.certificates import is_signed, read_signers
 from onesweep.stages.wire.tls import Tls
 
 Run = Callable[..., tuple[int, str, str]]
@@ -55,12 +54,6 @@ def test_an_authority_and_what_it_gives(certs: Run, tmp_path: Path) -> None:
         assert isinstance(key.curve, ec.SECP256R1)
 
 
-def test_the_router_has_a_name_unless_another_is_given(certs: Run, tmp_path: Path) -> None:
-    certs("init")
-    assert certs("router", "--address", "127.0.0.1")[0] == 0
-    assert (tmp_path / "certs" / "router.pem").exists()
-
-
 def test_renewal_keeps_key_and_addresses(certs: Run, tmp_path: Path) -> None:
     certs("init", "--days", 100)
     certs("host", "paris", "--address", "10.8.0.1", "--address", "paris.example.org", "--days", 2)
@@ -79,11 +72,6 @@ def test_renewal_keeps_key_and_addresses(certs: Run, tmp_path: Path) -> None:
     assert "host paris at 10.8.0.1, paris.example.org, until" in paris
     assert "60 days" in paris
     assert "100 days" in authority
-
-
-def test_nothing_outlives_its_authority(certs: Run) -> None:
-    certs("init", "--days", 5)
-    assert "5 days" in certs("host", "paris", "--address", "10.8.0.1", "--days", 30)[1]
 
 
 def test_an_authority_certifies_roles_and_its_domains_only(certs: Run, tmp_path: Path) -> None:
@@ -126,32 +114,6 @@ def test_a_mistake_is_explained(certs: Run, arguments: list[str], says: str) -> 
     assert says in err
 
 
-def test_without_an_authority(certs: Run) -> None:
-    code, _, err = certs("host", "paris", "--address", "10.8.0.1")
-    assert code == 2
-    assert "make an authority with `onesweep certs init --dir" in err
-    assert certs("renew")[0] == 2
-
-
-def test_nothing_to_renew(certs: Run) -> None:
-    certs("init")
-    assert "there is nothing to renew" in certs("renew")[2]
-
-
-def test_a_directory_that_others_can_enter(certs: Run, tmp_path: Path) -> None:
-    (tmp_path / "certs").mkdir(mode=0o755)
-    code, _, err = certs("init")
-    assert code == 2
-    assert "holds keys and others can enter it: chmod 700" in err
-
-
-def test_a_directory_that_cannot_be_made(onesweep: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    code, _, err = onesweep("certs", "init", "--dir", tmp_path / "file" / "certs")
-    assert code == 2
-    assert "cannot make the directory" in err
-
-
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
@@ -169,35 +131,6 @@ def test_an_authority_that_was_damaged(
     code, _, err = certs("host", "paris", "--address", "10.8.0.1")
     assert code == 2
     assert says in err
-
-
-def test_an_expired_authority(new_pki: Callable[[str], Any]) -> None:
-    pki = new_pki("a")
-    directory = pki.authority.directory
-    pki.expire(Tls(directory / "ca.pem", directory / "ca.pem", directory / "ca.key"))
-    with pytest.raises(InputError, match=r"expired on .*make a new one with `onesweep certs init --force"):
-        Authority.open(directory)
-
-
-def test_what_another_authority_gave_is_not_renewed(certs: Run) -> None:
-    certs("init")
-    certs("client", "alice")
-    certs("client", "bob")
-    certs("init", "--force")
-    code, _, err = certs("renew", "alice")
-    assert code == 2
-    assert "alice.pem is of another authority: make it anew with --force" in err
-    code, out, _ = certs("renew")
-    assert code == 1
-    assert out.count("not renewed") == 2
-
-
-def test_a_key_and_certificate_that_do_not_belong_together(certs: Run, tmp_path: Path) -> None:
-    certs("init")
-    before = (tmp_path / "certs" / "ca.key").read_bytes()
-    certs("init", "--force")
-    (tmp_path / "certs" / "ca.key").write_bytes(before)
-    assert "ca.key is not the key of" in certs("client", "alice")[2]
 
 
 def test_a_signature_is_of_one_release_and_one_key(certs: Run, onesweep: Run, bundles: Path, tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.serving.cli.commands import ROOT, Command, find, near, walk
+from onesweep.serving.cli.commands import Command, find, walk
 from onesweep.serving.cli.completion import SHELLS, script_for
 from onesweep.serving.cli.parser import parser_of
 
@@ -88,22 +87,6 @@ def test_every_command_has_a_sentence_and_an_example_that_it_takes(called: tuple
     assert command.sentence[0].islower()
     assert not command.sentence.endswith(".")
     assert f"example:\n  {' '.join(called)}" in parser.format_help()
-
-
-def test_help_lists_groups_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["--help"])
-    assert end.value.code == 0
-    shown = capsys.readouterr().out
-    places = [shown.index(f"\n{title}:\n") for title in ("start", "ask", "models", "operate", "train", "measure")]
-    assert places == sorted(places)
-    assert all(f"\n  {member.name} " in shown for member in ROOT.members)
-
-
-def test_a_word_is_looked_for_here_and_then_everywhere() -> None:
-    assert near("chaos", ("onesweep",)) == ["`onesweep bench chaos`"]
-    assert near("staus", ("onesweep", "train")) == ["`onesweep train status`"]
-    assert near("xyzzy", ("onesweep",)) == []
 
 
 # Completion

@@ -3,11 +3,9 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from onesweep.stages.checkpoint.release_store import read_release_manifest
 from tests.serving.harm import harm_with
 
 Run = Callable[..., tuple[int, str, str]]
@@ -45,25 +43,3 @@ def test_what_is_bad_here_is_not_sent(new: Path, tmp_path: Path, onesweep: Run, 
 def test_options_that_make_no_sense(onesweep: Run, arguments: list[str], says: str) -> None:
     code, _, err = onesweep("deploy", *arguments)
     assert (code, says in err) == (2, True), err
-
-
-def test_damaged_files_of_what_is_served_already(old: Path, tmp_path: Path, local_ring: Any, onesweep: Run) -> None:
-    damaged = Path(shutil.copytree(old, tmp_path / "damaged"))
-    harm_with("flipped", damaged)
-    with local_ring(old, 1) as client:
-        served = client.status().release
-        code, out, err = onesweep("deploy", damaged, "--router", client.address)
-        assert (code, out, "is damaged" in err) == (2, "", True), err
-        assert client.status().release == served
-
-
-def test_without_shelves(old: Path, new: Path, local_ring: Any, onesweep: Run) -> None:
-    with local_ring(old, 1) as client:
-        code, _, err = onesweep("deploy", new, "--router", client.address)
-        assert (code, "the router has no shelf for releases: start it, and the hosts, with --shelf DIR" in err) == (
-            2,
-            True,
-        )
-        code, _, err = onesweep("deploy", "--rollback", "--router", client.address)
-        assert (code, "there is no release to go back to" in err) == (2, True)
-        assert client.status().release == read_release_manifest(old).name

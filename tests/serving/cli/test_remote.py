@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
+from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import local_topology
@@ -95,14 +95,3 @@ def test_a_model_that_fits_no_host_is_refused_with_what_is_missing(model: Path, 
         assert code != 0
         assert f"host {address}: its stage takes" in err
         assert "MB are missing" in err
-
-
-def test_hosts_that_do_not_answer_or_take_no_stage_are_named(
-    model: Path, deployment: Deployment, onesweep: Run
-) -> None:
-    own = deployment.topology.hosts[0].address
-    nobody = f"127.0.0.1:{free_port_block(1)}"
-    code, _, err = onesweep("serve", model, "--hosts", f"{nobody},{own}")
-    assert code != 0
-    assert nobody in err
-    assert f"host {own} was started with a checkpoint of its own" in err

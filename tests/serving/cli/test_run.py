@@ -12,17 +12,14 @@ from torch import Tensor
 
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.cli.run import ImportCache, default_cache, is_whole
+from onesweep.serving.cli.run import ImportCache, is_whole
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import local_topology
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError, ServiceError
-from onesweep.stages.importing.importing import StageHost
-from onesweep.stages.model.llama import LlamaArchitecture
+from onesweep.stages.errors import ServiceError
 from onesweep.stages.progress import ProgressLine
 from tests.serving.cli.terminal import Terminal
 from tests.serving.pretrained import write_model
-from tests.stages.importing.published import learnt, write_folder, write_gguf
+from tests.stages.importing.published import learnt, write_gguf
 
 pytestmark = pytest.mark.slow
 
@@ -97,30 +94,6 @@ def test_a_conversation_stops_its_hosts_at_the_end(gguf: Path, tmp_path: Path, t
             client.status()
     finally:
         terminal.close()
-
-
-def test_a_cut_by_speed_stays_with_its_hosts_whatever_they_measure_later(gguf: Path, told: Told) -> None:
-    def cut(**speeds: float) -> tuple[int, ...]:
-        hosts = [StageHost(speed, name=name) for name, speed in speeds.items()]
-        entry = told.cache.checkpoint(gguf, 2, None, ProgressLine(io.StringIO()), hosts)
-        architecture = read_manifest(entry).architecture
-        assert isinstance(architecture, LlamaArchitecture)
-        return architecture.layers
-
-    assert cut(a=9.0, b=1.0) == cut(a=1.0, b=9.0) == (2, 1)
-    assert cut(c=1.0, d=9.0) == (1, 2)
-
-
-def test_a_folder_and_its_cut_have_entries_of_their_own(weights: dict[str, Tensor], tmp_path: Path, told: Told) -> None:
-    folder = write_folder(tmp_path / "folder", weights)
-    one, other = told.checkpoint(folder, 2), told.checkpoint(folder, 3)
-    assert is_whole(one)
-    assert is_whole(other)
-    assert one != other
-    assert told.checkpoint(folder, 2) == one
-    (folder / "tokenizer_config.json").write_text("{}")
-    assert told.checkpoint(folder, 2) != one
-    assert told.imports == 3
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "gone", "manifest"])
@@ -203,30 +176,6 @@ def test_mistakes(gguf: Path, bundles: Path, tmp_path: Path, onesweep: Run, argu
     assert says in err
 
 
-def test_a_cache_that_cannot_be_written_is_named(gguf: Path, tmp_path: Path, onesweep: Run) -> None:
-    (tmp_path / "file").write_text("")
-    code, _, err = onesweep("run", gguf, "x", "--cache", tmp_path / "file")
-    assert code == 1
-    assert "name --cache DIR" in err
-
-
-def test_the_cache_is_where_others_have_theirs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == tmp_path / "onesweep"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache() == Path.home() / ".cache" / "onesweep"
-
-
-def test_too_little_disk_is_told_before_anything_is_read(
-    gguf: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage(gguf.parent)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
-    with pytest.raises(CheckpointError, match=r"not enough disk for .*: 67 MB needed, 1 MB free"):
-        told.checkpoint(gguf)
-    assert not any(path.is_dir() for path in told.cache.directory.iterdir())
-
-
 def test_an_import_tells_how_far_it_is_and_what_comes_next(gguf: Path, tmp_path: Path, onesweep: Run) -> None:
     code, out, err = onesweep("import", gguf, "--blocks", 2, "--out", tmp_path / "out")
     assert code == 0, err
@@ -234,22 +183,3 @@ def test_an_import_tells_how_far_it_is_and_what_comes_next(gguf: Path, tmp_path:
     assert lines[0] == f"reading {gguf}, 0% done"
     assert lines[1].startswith("tiny.gguf: 3 layers; this takes 0 MB of disk and 0 MB of memory")
     assert out.splitlines()[-1] == f"chat with it: onesweep run {tmp_path / 'out'}"
-
-
-def test_progress_is_rewritten_on_a_terminal_and_told_now_and_then_elsewhere() -> None:
-    class Screen(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for stream, shown in (
-        (io.StringIO(), "a, 0% done\nc, 50% done, about 4 s left\nsaid\n"),
-        (Screen(), "\r\x1b[Ka, 0% done\r\x1b[Kb, 25% done\r\x1b[Kc, 50% done, about 4 s left\r\x1b[Ksaid\n"),
-    ):
-        now = [0.0]
-        line = ProgressLine(stream, lambda now=now: now[0])
-        for at, what, share in ((0.0, "a", 0.0), (0.5, "b", 0.25), (4.0, "c", 0.5)):
-            now[0] = at
-            line.at(what, share)
-        line.say("said")
-        line.close()
-        assert stream.getvalue() == shown

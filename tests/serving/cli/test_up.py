@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -168,40 +167,6 @@ def test_a_process_that_starts_in_the_moment_of_ctrl_c_is_known(
     psutil.Process(deployment.processes["host-1"]).kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_plain_kill_or_a_closed_terminal_is_an_interrupt(number: signal.Signals) -> None:
-    def run_until_killed() -> None:
-        with ends_cleanly():
-            os.kill(os.getpid(), number)
-            time.sleep(5)
-
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt):
-        run_until_killed()
-    assert signal.getsignal(number) == before
-
-
-def test_a_port_that_is_taken_is_named(bundles: Path, port: int, onesweep: Run) -> None:
-    with socket.create_server(("127.0.0.1", port + 1)):
-        code, _, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
-    assert code == 1
-    assert f"127.0.0.1:{port + 1}, where host-1 should listen, is in use" in err
-
-
-def test_a_host_that_dies_at_once_has_the_last_word(
-    bundles: Path, state: Path, port: int, tmp_path: Path, onesweep: Run
-) -> None:
-    checkpoint = Path(shutil.copytree(bundles / "own", tmp_path / "own"))
-    (weights,) = (checkpoint / "chain").glob("block-2-*.safetensors")
-    weights.write_bytes(weights.read_bytes()[:-8])
-    code, _, err = onesweep("up", "--detach", "--hosts", 1, "--port", port, "--checkpoint", checkpoint)
-    assert code == 1
-    assert err.startswith(f"onesweep: host-1 ended: {weights} has")
-    assert err.count("\n") == 1
-    assert find_deployment(state) is None
-    assert not taken(port)
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -226,21 +191,6 @@ def test_up_starts_nothing_that_others_can_reach(bundles: Path, tmp_path: Path, 
     assert "host-1 listens on 10.0.0.1:7701, which is not loopback" in err
 
 
-def test_a_router_wants_to_know_about_insecurity_and_ports(
-    bundles: Path, tmp_path: Path, port: int, onesweep: Run
-) -> None:
-    path = tmp_path / "t.toml"
-    path.write_text(local_topology(1, 3, bundles / "own", port + 1).to_toml())
-    code, _, err = onesweep("router", "--topology", path, "--listen", "0.0.0.0:0")
-    assert code == 2
-    assert "accept it with --anybody" in err
-    with socket.create_server(("127.0.0.1", port)):
-        code, _, err = onesweep("router", "--topology", path)
-    assert code == 1
-    assert f"cannot listen on 127.0.0.1:{port}: the port is in use" in err
-    assert onesweep("router", "--topology", path, "--max-requests", 0)[0] == 2
-
-
 # Whose directory, whose processes
 
 
@@ -255,27 +205,6 @@ def test_a_directory_that_others_can_enter_is_not_believed(
     code, _, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
     assert code == 1
     assert "must be a directory of yours" in err
-
-
-def test_a_link_is_not_followed(state: Path, tmp_path: Path, onesweep: Run) -> None:
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    state.symlink_to(tmp_path / "elsewhere")
-    assert onesweep("down")[0] == 1
-
-
-def test_a_directory_of_somebody_else(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state.mkdir(mode=0o700)
-    owner = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
-    with pytest.raises(ServiceError, match="must be a directory of yours"):
-        find_deployment(state)
-
-
-def test_a_file_in_the_way(state: Path, bundles: Path, port: int, onesweep: Run) -> None:
-    state.write_text("")
-    code, _, err = onesweep("up", "--hosts", 1, "--port", port, "--checkpoint", bundles / "own")
-    assert code == 1
-    assert "cannot make" in err or "must be a directory" in err
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", "{}", '{"processes": 5}', '{"processes": {"router": "x"}}'])

@@ -60,11 +60,6 @@ def test_nothing_that_moves_a_cursor_gets_through(text: str) -> None:
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in shown)
 
 
-def test_line_breaks_are_seen() -> None:
-    assert printable("a\nb\x1b[2Jc\u202e\r") == "a⏎b�[2Jc��"
-    assert printable("a\nb\x1b[2J", newline="\n") == "a\nb�[2J"
-
-
 def test_texts_are_shown_after_the_prompt() -> None:
     text = comparison("The ", {"resample:ar": result(b"sea"), "sweep": result(b"sky", mode="sweep")})
     assert "  The |sea\n" in text
@@ -90,16 +85,3 @@ def test_compare_shows_every_mode(bundles: Path, local_ring: Any, onesweep: Run)
         assert (code, err) == (0, "")
         for label in ("sweep", "resample:scorer", "resample:ar", "ar-speculative", "local"):
             assert f"{label}:\n  The sea |" in out, label
-
-
-def test_a_scorer_that_is_not_served_is_left_out(bundles: Path, local_ring: Any, onesweep: Run) -> None:
-    with local_ring(bundles / "own", 1) as client:
-        code, out, _ = onesweep("compare", "x", "--max-bytes", 4, "--router", client.address)
-        assert code == 0
-        assert "resample:ar" in out
-        assert "resample:scorer" not in out
-        code, out, _ = onesweep(
-            "compare", "x", "--modes", "resample:scorer,local", "--max-bytes", 4, "--router", client.address
-        )
-        assert code == 1
-        assert "scorer 'scorer' cannot be served" in out

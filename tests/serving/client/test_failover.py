@@ -161,13 +161,6 @@ def test_a_call_that_grpc_drops_is_asked_again(bundles: Path, servers: Any, monk
             channel.close()
 
 
-def test_both_are_asked_again_before_they_are_given_up() -> None:
-    turns = Turns(Client("127.0.0.1:1,127.0.0.1:2"), 9.0)
-    for _ in range(2):
-        turns.lost(RouterError("gone", grpc.StatusCode.UNAVAILABLE, reached=False))
-    assert (turns.at, turns.pause_s > 0) == (0, True)
-
-
 def test_both_are_down() -> None:
     said = "none of the routers 127.0.0.1:1 and 127.0.0.1:2 answers: no router answers at 127.0.0.1:[12]; start one"
     with Client("127.0.0.1:1,127.0.0.1:2") as client, pytest.raises(RouterError, match=said):

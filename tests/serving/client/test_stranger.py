@@ -12,9 +12,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_health.v1 import health_pb2
 
 from onesweep.serving.cli.deployment import Deployment
-from onesweep.serving.client.client import Client, RequestRefused
-from tests.conftest import until
-from tests.serving.conftest import describe, sessions
+from onesweep.serving.client.client import Client
 
 pytestmark = pytest.mark.slow
 
@@ -54,24 +52,3 @@ def test_it_reads_the_same_text_as_our_client(told: dict[str, Any], client: Clie
     assert (summary["mode"], summary["seed"], summary["sweeps"]) == (mode, "5", own.sweeps)
     assert len(summary["hosts"]) == len(own.hosts)
     assert (other["pieces"] > 1) == (mode == "ar"), "a stream comes in pieces"
-
-
-def test_it_cancels(told: dict[str, Any], deployment: Deployment) -> None:
-    assert told["cancelled"]["code"] == grpc.StatusCode.CANCELLED.value[0]
-    assert told["cancelled"]["summary"] is None
-    until(lambda: sessions(deployment) == 0)
-
-
-def test_it_is_refused_in_the_same_words(told: dict[str, Any], client: Client) -> None:
-    with pytest.raises(RequestRefused) as refused:
-        client.generate(PROMPT, mode="sweep", max_bytes=24, steps=1000)
-    assert told["refused"]["code"] == refused.value.code.value[0] == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-    assert told["refused"]["details"] == str(refused.value)
-
-
-def test_it_asks_how_router_and_hosts_are(told: dict[str, Any], deployment: Deployment, client: Client) -> None:
-    host = describe(deployment.topology.hosts[0].address)
-    assert (told["host"]["name"], told["host"]["blocks"]) == (host.name, [*host.blocks])
-    assert told["host"]["protocol"] == host.protocol
-    assert [each["name"] for each in told["status"]["hosts"]] == [each.name for each in client.status(5).hosts]
-    assert told["router_health"] == told["host_health"] == "SERVING"

@@ -25,7 +25,6 @@ from onesweep.serving.router.topology import local_topology
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
 from onesweep.stages.checkpoint.checkpoint import load_picture_part
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import RequestError
 from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, range_sigmas
 from onesweep.stages.wire.channel import open_blocking_channel
 from tests.conftest import until
@@ -89,27 +88,12 @@ def test_a_chain_draws_in_one_trip(artist: Client) -> None:
     assert not np.array_equal(artist.draw("one", seed=SEED + 1, levels=6).pixels, drawn.pixels)
 
 
-def test_a_picture_is_the_same_in_any_company(artist: Client) -> None:
-    together = artist.draw(["two", "one"], pictures=3, seed=SEED)
-    assert together.classes == ["two"] * 3 + ["one"] * 3
-    for index in (0, 4):
-        alone = artist.draw(together.classes[index], seed=SEED + index)
-        assert np.array_equal(together.pixels[index], alone.pixels[0])
-    last = artist.draw("one", pictures=2, seed=(1 << 64) - 1)
-    assert np.array_equal(last.pixels[1], artist.draw("one", seed=0).pixels[0])
-
-
 def test_undivided_nets_draw_what_one_process_draws(artist: Client, bundle: Path) -> None:
     for mode, folder in (("steps", "steps"), ("local", "local")):
         drawn = artist.draw("2", mode=mode, seed=SEED, levels=5, guidance=1.5)
         assert np.array_equal(drawn.pixels, in_one_process(bundle, folder, SEED, 2, 5, 1.5)), mode
         assert drawn.sweeps == (6 if mode == "steps" else 0)
         assert drawn.hops == (6 * 3 + 1 if mode == "steps" else 0)
-
-
-def test_many_levels_go_round_without_the_router(artist: Client) -> None:
-    drawn = artist.draw("one", mode="steps", levels=70, codec="int8")
-    assert (drawn.sweeps, drawn.hops) == (71, 71 * 3 + 1)
 
 
 BAD: tuple[tuple[dict[str, Any], str], ...] = (
@@ -154,21 +138,6 @@ def test_bad_requests_are_refused_in_a_sentence(drawing: Deployment, artist: Cli
     with pytest.raises(RequestRefused, match="checkpoint draws pictures: ask for some with `onesweep draw`"):
         artist.generate("hello")
     until(lambda: not any(host.sessions for host in artist.status().hosts), 30)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        *(({"pictures": count}, "pictures must be a whole number from 1 to 1024") for count in (0, -1, 10**9)),
-        *(({"seed": seed}, "seed must be") for seed in (-1, 1 << 64)),
-        ({"levels": 0}, "levels must be"),
-        ({"link_ms": 501}, "link_ms must be"),
-        ({"solver": "e\u0301uler"}, "letters that no mode, solver or codec has"),
-    ],
-)
-def test_what_no_message_can_carry_is_refused_before_it_is_sent(fields: dict[str, Any], message: str) -> None:
-    with Client("127.0.0.1:1") as nobody, pytest.raises(RequestError, match=message):
-        nobody.draw("one", **fields)
 
 
 def test_text_weights_do_not_draw(client: Client) -> None:

@@ -16,19 +16,13 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, RouterError
 from onesweep.serving.drawing import EXPERT_RULES
 from onesweep.serving.router.topology import Topology, local_topology
-from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Servers, until, wait_ready
 from tests.serving.drawing.experts_here import pixel_digests
-from tests.serving.router.test_replicas import doubled
-from tests.stages.pictures.test_hosts import FAR, NAN
-from tests.stages.pictures.tiny import TINY, tiny_experts, tiny_picture_bundle
-from tests.stages.raw_client import ROUTER, Peer, peer
+from tests.stages.pictures.tiny import tiny_experts, tiny_picture_bundle
 
 SEED, COUNT, LEVELS = 3, 6, 7
 MODES = list(EXPERT_RULES)
-ROW = TINY.patch_dim + 4  # int8
-STATE = bytes(TINY.tokens * ROW)
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +65,6 @@ def test_pixels_are_those_of_one_process_under_any_mapping(
         assert digests(client, mode) == wanted
 
 
-def test_pictures_in_company_are_those_alone(three: Topology) -> None:
-    with Client(three.router) as client:
-        for mode in MODES:
-            together = client.draw(["two", "one"], pictures=10, mode=mode, seed=SEED)
-            for index in (0, 13):
-                alone = client.draw(together.classes[index], mode=mode, seed=SEED + index)
-                assert np.array_equal(together.pixels[index], alone.pixels[0])
-
-
 def test_a_picture_goes_straight_to_its_expert_and_moves_when_another_leads(three: Topology) -> None:
     with Client(three.router) as client:
         once = [client.draw("one", mode="experts:once", seed=seed) for seed in range(6)]
@@ -87,29 +72,6 @@ def test_a_picture_goes_straight_to_its_expert_and_moves_when_another_leads(thre
         assert len({next(iter(drawn.hosts)).name for drawn in once}) > 1
         moved = [client.draw("one", mode="experts:1", seed=seed) for seed in range(6)]
         assert any(drawn.hops > 2 for drawn in moved)
-
-
-def test_a_router_without_the_net_pays_a_trip_at_most(bundle: Path, three: Topology, servers: Servers) -> None:
-    other = replace(three, router=f"127.0.0.1:{free_port_block(1)}")
-    servers.router(other, None)
-    wait_ready(other.router)
-    with Client(three.router) as knows, Client(other.router) as guesses:
-        for seed in range(4):
-            first, second = (client.draw("two", mode="experts:once", seed=seed) for client in (knows, guesses))
-            assert np.array_equal(first.pixels, second.pixels)
-            assert second.hops in (2, 3)
-
-
-def test_a_host_that_is_gone_costs_no_picture(bundle: Path, servers: Servers) -> None:
-    topology = doubled(bundle)
-    hosts = servers.hosts(topology, bundle)
-    servers.router(topology, bundle)
-    wait_ready(topology.router)
-    with Client(topology.router) as client:
-        draw = partial(client.draw, ["zero", "one", "two"], pictures=4, mode="experts:1", seed=SEED, timeout_s=60)
-        wanted = draw().pixels
-        hosts[topology.hosts[0].name].end()
-        assert np.array_equal(draw().pixels, wanted)
 
 
 @pytest.mark.slow
@@ -174,58 +136,3 @@ def test_a_quota_of_bytes_counts_pixels(bundle: Path, three: Topology, servers: 
 
 
 # Bad hops
-
-
-def consult(host: Peer, name: str, **fields: Any) -> stage_pb2.Hop:
-    (release,) = host.describe().releases
-    drawing = {"seed": 1, "classes": [1], "levels": LEVELS, "solver": "2m", "guidance": 1.5}
-    work = {"rule": "top1", "codec": "int8", "places": [0, 1, 2], **fields}
-    drawing.update(work.pop("drawing", {}))
-    return stage_pb2.Hop(
-        router=ROUTER,
-        session=name,
-        digest=release.experts.digest,
-        left_s=60,
-        path=["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"],
-        consult=stage_pb2.Consult(drawing=stage_pb2.Drawing(**drawing), **work),
-    )
-
-
-STARTED = {"expert": 0, "level": 2, "estimate": STATE, "before": STATE}
-BAD: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"rule": "best"}, "unknown rule 'best'; choose from once, top1"),
-    ({"drawing": {"classes": [0, 1]}}, "2 pictures for experts: each goes its own way"),
-    ({"drawing": {"levels": 0}}, "0 noise levels; this model takes 1 to 256"),
-    ({"places": [0, 1]}, "2 places for 3 experts on a path of 3 hosts"),
-    ({"places": [0, 1, 3]}, "3 places for 3 experts on a path of 3 hosts: each needs one on it"),
-    ({"places": []}, "0 places for 3 experts"),
-    ({"places": [1, 0, 2], "expert": 0}, "expert 0 is at place 1 of the path, this is 0"),
-    ({"level": LEVELS + 1, "expert": 0}, "the picture is done by then"),
-    ({"rule": "once", "level": 1, "expert": 0}, "the picture is done by then"),
-    ({"level": 2}, "names the one whose turn it is"),
-    ({"codec": "jpeg"}, "unknown state codec 'jpeg'"),
-    ({"moves": 2**32 - 1}, "none moves more than 257 times"),
-    ({"estimate": STATE}, "carries no estimate"),
-    ({"expert": 0, "before": STATE}, "carries no before"),
-    ({**STARTED, "estimate": STATE[:-1]}, "int8 payload has 127 bytes; 16 x 4 numbers take 128"),
-    ({**STARTED, "estimate": NAN + STATE[4:]}, "scales that are not finite, negative or beyond"),
-    ({**STARTED, "estimate": FAR + STATE[4:]}, "scales that are not finite, negative or beyond"),
-    ({**STARTED, "before": b""}, "int8 payload has 0 bytes"),
-    ({"number": (1 << 62) + 1}, "the largest number is"),
-)
-
-
-def test_a_bad_hop_is_refused_and_leaves_nothing(three: Topology) -> None:
-    name = "bad"
-    with peer(three.hosts[0].address) as host:
-        host.subscribe()
-        for fields, sentence in BAD:
-            error = host.refusal(consult(host, name, **fields))
-            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, fields
-            assert sentence in error.details(), fields
-        error = host.refusal(consult(host, name, expert=1, places=[0, 0, 0]))
-        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "expert 1 is not here: this host holds 0" in error.details()
-        error = host.refusal(consult(host, name, expert=1 << 31))
-        assert error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
-        assert not host.describe().counters.sessions

@@ -31,8 +31,6 @@ def check_refusal(answer: httpx.Response, status: int) -> dict[str, Any]:
         b"",
         b"{",
         b"null",
-        b"[]",
-        b"3",
         b"\xff\xfe",
         b'{"model": NaN}',
         b'{"model": "\\ud800"}',
@@ -51,21 +49,14 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
     [
         ("model", 3, "model"),
         ("prompt", ["a", "b"], "prompt"),
-        ("prompt", [1, 2], "prompt"),
         ("max_tokens", "8", "max_tokens"),
         ("max_tokens", 0, "max_tokens"),
-        ("max_tokens", 1 << 70, "max_tokens"),
         ("n", MAX_CHOICES + 1, "n"),
-        ("seed", -1, "seed"),
         ("seed", 1.5, "seed"),
         ("stop", ["a", "b", "c", "d", "e"], "stop"),
         ("stop", [""], "stop.0"),
-        ("stop", "x" * 300, "stop.0"),
-        ("stop", 3, "stop"),
         ("temperature", True, "temperature"),
         ("top_p", 0, "top_p"),
-        ("top_p", 1.5, "top_p"),
-        ("top_p", True, "top_p"),
         ("onesweep", {"min_p": -0.1}, "onesweep.min_p"),
         ("onesweep", {"top_k": 2.5}, "onesweep.top_k"),
         ("best_of", 4, "best_of"),
@@ -78,7 +69,6 @@ def test_no_json_is_a_400(http: httpx.Client, path: str, body: bytes) -> None:
         ("tools", [], "tools"),
         ("onesweep", {"speed": 3}, "onesweep.speed"),
         ("onesweep", {"chunk": "x"}, "onesweep.chunk"),
-        ("onesweep", [], "onesweep"),
         ("stream_options", {"include_usage": True}, "stream_options"),
     ],
 )
@@ -106,13 +96,6 @@ def test_wrong_messages_are_named(http: httpx.Client, messages: object) -> None:
     assert error["param"].startswith("messages")
 
 
-@pytest.mark.parametrize("content", [None, [{"type": "input_image", "text": "x"}], [{"type": "text"}], ["x"], 5])
-def test_wrong_parts_of_an_input_are_named(http: httpx.Client, content: object) -> None:
-    asked = {"model": "onesweep-local", "input": [{"role": "user", "content": content}]}
-    error = check_refusal(http.post("/v1/responses", json=asked), 400)
-    assert error["param"].startswith("input")
-
-
 def test_a_schema_has_no_keyword_of_ours(http: httpx.Client) -> None:
     named, model = {"name": "x", "schema": {"type": "object", OF_CALLS: True}}, {"model": "onesweep-ar"}
     asked = {**model, "messages": [{"role": "user", "content": "x"}]}
@@ -124,31 +107,11 @@ def test_a_schema_has_no_keyword_of_ours(http: httpx.Client) -> None:
     assert error["param"] == "text.format.json_schema.schema"
 
 
-@pytest.mark.parametrize(
-    "entrants", [[], ["sweep:magic"], ["sweep,ar"], ["a"] * 17, [""], ["<script>"], ["sweep", 3], "sweep"]
-)
-def test_wrong_entrants_are_refused(http: httpx.Client, entrants: object) -> None:
-    check_refusal(http.post("/api/race", json={"prompt": "a", "entrants": entrants}), 400)
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_thousands_of_fields_are_one_error(http: httpx.Client, path: str) -> None:
-    many = {f"x{index}": 0 for index in range(50_000)}
-    assert "at most 64 fields" in check_refusal(http.post(path, json=many), 400)["message"]
-    messages = [{f"x{index}": 0 for index in range(60)}] * 1000
-    check_refusal(http.post("/v1/chat/completions", json={"model": "onesweep", "messages": messages}), 400)
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_a_huge_body_is_a_413(http: httpx.Client, path: str) -> None:
     huge = b" " * (MAX_BODY_BYTES + 1)
     check_refusal(http.post(path, content=huge, headers=JSON), 413)
     check_refusal(http.post(path, content=iter([huge[: 1 << 20]] * 3), headers=JSON), 413)
-
-
-def test_a_prompt_longer_than_any_context_is_a_400(http: httpx.Client) -> None:
-    asked = {"model": "onesweep-ar", "prompt": "a" * (MAX_BODY_BYTES - 1000)}
-    assert "shorten it" in check_refusal(http.post("/v1/completions", json=asked), 400)["message"]
 
 
 def test_other_paths_and_methods_are_refused_alike(http: httpx.Client) -> None:

@@ -71,15 +71,3 @@ def test_what_is_said_never_becomes_markup(page: Page) -> None:
     page.keyboard.press("Enter")
     expect(page.locator(".turn.assistant .quiet")).to_contain_text("8 tokens by")
     assert (page.locator(".turn.user p").text_content(), page.title()) == (evil, "onesweep: chat")
-
-
-def test_only_a_model_with_a_template_has_a_chat(page_at: Any, site: str, gateway: Any) -> None:
-    assert httpx.get(f"{site}/api/hosts").json()["chat"] is True
-    assert httpx.get(f"{gateway.url}/api/hosts").json()["chat"] is False
-    with page_at(f"{site}/", ".chip") as page:
-        expect(page.get_by_role("link", name="Chat")).to_be_visible()
-    with page_at(f"{gateway.url}/", ".chip") as page:
-        expect(page.get_by_role("link", name="Chat")).to_be_hidden()
-    with page_at(f"{gateway.url}/chat", "#unready:not([hidden])") as page:
-        expect(page.get_by_role("alert").first).to_contain_text("no chat template")
-        expect(page.get_by_label("Message")).to_be_hidden()

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +13,6 @@ from openai import OpenAI
 from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.client.client import Client
 from tests.conftest import until
-from tests.e2e.one_process import Pipeline
 from tests.serving.conftest import sessions
 
 PROMPT = "It was late when "
@@ -49,17 +47,6 @@ def test_a_stream_has_the_same_text_and_openais_chunks(openai: OpenAI) -> None:
     assert accounting(end)[0]["sweeps"] == 24
     assert (usage.choices, usage.usage) == ([], whole.usage)
     assert len({chunk.id for chunk in chunks}) == 1
-
-
-def test_usage_counts_the_prompt_tokens_that_hosts_had_in_memory(openai: OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": "It was late again. " * 10, "max_tokens": 2, "seed": 7}
-
-    def cached() -> tuple[int, int] | None:
-        usage: Any = openai.completions.create(**asked).usage
-        found = usage.prompt_tokens_details.cached_tokens
-        return (usage.prompt_tokens, found) if found else None
-
-    assert until(cached) == (190, 160)
 
 
 def test_a_stream_is_server_sent_events(http: httpx.Client) -> None:
@@ -122,17 +109,6 @@ def test_a_response_is_a_chat_in_another_form(openai: OpenAI) -> None:
                 openai.responses.create(stream=streamed, **{"input": "x", **asked, **refused})  # type: ignore[call-overload]
 
 
-def test_a_seed_gives_the_same_text_and_none_another(openai: OpenAI) -> None:
-    def text(**settings: Any) -> tuple[str, int]:
-        answer = openai.completions.create(model="onesweep-local", prompt=PROMPT, max_tokens=32, **settings)
-        return answer.choices[0].text, accounting(answer)[0]["seed"]
-
-    assert text(seed=5) == text(seed=5)
-    drawn, seed = text()
-    assert drawn != text()[0]
-    assert text(seed=seed)[0] == drawn, "the answer tells the seed that was drawn"
-
-
 def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": 40}
     alone = [openai.completions.create(**asked, seed=seed).choices[0].text for seed in (11, 12, 13)]
@@ -149,20 +125,6 @@ def test_choices_have_seeds_in_a_row(openai: OpenAI) -> None:
     assert many.usage.completion_tokens == 32
     last = openai.completions.create(**asked, seed=(1 << 64) - 1, n=2)
     assert [costs["seed"] for costs in accounting(last)] == [(1 << 64) - 1, 0]
-
-
-def test_settings_that_shape_what_is_drawn_reach_the_hosts(openai: OpenAI, client: Client) -> None:
-    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 24, "seed": 7, "temperature": 1.5}
-    shaped: dict[str, Any] = {**asked, "top_p": 0.7, "extra_body": {"onesweep": {"top_k": 30, "min_p": 0.01}}}
-    own = client.generate(PROMPT, mode="ar", max_bytes=24, seed=7, temperature=1.5, top_p=0.7, top_k=30, min_p=0.01)
-    for model in ("onesweep-ar", "onesweep-ar-speculative", "onesweep"):
-        answer = openai.completions.create(model=model, **shaped)
-        assert answer.choices[0].text == own.text
-    assert accounting(answer)[0]["mode"] == "ar-speculative", "auto leaves out what does not draw token by token"
-    plain = openai.completions.create(model="onesweep-ar", **asked, top_p=1)
-    assert plain.choices[0].text != own.text
-    with pytest.raises(api.BadRequestError, match="mode resample does not take top_p"):
-        openai.completions.create(model="onesweep-resample", **asked, top_p=0.7)
 
 
 def test_penalties_and_biases_reach_the_hosts(openai: OpenAI, client: Client) -> None:
@@ -184,26 +146,6 @@ def test_penalties_and_biases_reach_the_hosts(openai: OpenAI, client: Client) ->
     ):
         with pytest.raises(api.BadRequestError, match=words):
             openai.completions.create(model=model, **asked, **wrong)
-
-
-def test_logprobs_are_those_of_the_model(openai: OpenAI, bundles: Path) -> None:
-    """Before penalties and filters, whoever guesses, to the token at which a stop string is complete."""
-    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 40, "seed": 7, "logprobs": 3, "top_p": 0.9}
-    whole, guessed = (
-        openai.completions.create(model=model, **asked, presence_penalty=0.5).choices[0]
-        for model in ("onesweep-ar", "onesweep-ar-speculative")
-    )
-    assert (guessed.text, guessed.logprobs) == (whole.text, whole.logprobs)
-    told: Any = whole.logprobs
-    text = b"".join(bytes([int(each[8:], 16)]) if each.startswith("bytes:") else each.encode() for each in told.tokens)
-    assert text.decode(errors="replace") == whole.text
-    assert told.text_offset == list(range(40))
-    logits = Pipeline(bundles / "own" / "ar", "fp32").logits(PROMPT.encode() + text)[len(PROMPT) - 1 : -1]
-    nats = logits.double().log_softmax(dim=1)
-    assert told.token_logprobs == pytest.approx(nats[range(40), list(text)].tolist(), abs=1e-5)
-    for row, top in zip(nats, told.top_logprobs, strict=True):
-        assert 3 <= len(top) <= 4, "the token itself is among them, wherever it stands"
-        assert sorted(top.values(), reverse=True)[:3] == pytest.approx(row.topk(3).values.tolist(), abs=1e-5)
 
 
 def test_chats_and_streams_tell_logprobs(openai: OpenAI) -> None:
@@ -288,15 +230,6 @@ def test_a_schema_that_is_none_or_that_nothing_follows(openai: OpenAI, schema: A
         openai.chat.completions.create(model="onesweep-sweep", **asked)
 
 
-def test_a_schema_that_turns_out_too_complex_is_a_400(openai: OpenAI) -> None:
-    schema = {"type": "string", "pattern": "(.{0,300}a.{0,300}b.{0,300}){1,50}"}
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 200}
-    with pytest.raises(api.BadRequestError, match="the JSON schema cannot be followed"):
-        openai.chat.completions.create(
-            model="onesweep-ar", **asked, response_format=json_format(schema), logit_bias={"97": 60, "98": 60}, seed=1
-        )
-
-
 def test_stop_cuts_and_frees_the_hosts(openai: OpenAI, deployment: Deployment) -> None:
     asked: dict[str, Any] = {"model": "onesweep-ar", "prompt": PROMPT, "max_tokens": 64, "seed": 7}
     whole = openai.completions.create(**asked).choices[0].text
@@ -321,14 +254,6 @@ def test_stop_cuts_and_frees_the_hosts(openai: OpenAI, deployment: Deployment) -
     until(lambda: sessions(deployment) == 0)
 
 
-def test_a_stop_string_that_never_comes_changes_nothing(openai: OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": 40, "seed": 2}
-    answer = openai.completions.create(**asked, stop=["\x00\x00\x00\x00never"])
-    assert answer.choices[0].text == openai.completions.create(**asked).choices[0].text
-    assert answer.choices[0].finish_reason == "length"
-    assert not accounting(answer)[0]["stopped"]
-
-
 def test_leaving_cancels_on_the_hosts(openai: OpenAI, deployment: Deployment, completed: Callable[[], int]) -> None:
     before, length = completed(), 480
     asked: dict[str, Any] = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": length}
@@ -337,32 +262,6 @@ def test_leaving_cancels_on_the_hosts(openai: OpenAI, deployment: Deployment, co
     stream.close()
     until(lambda: sessions(deployment) == 0)
     assert completed() - before < 3 * length, "what nobody waited for was not computed"
-
-
-def test_leaving_before_the_first_byte_cancels_too(
-    http: httpx.Client, deployment: Deployment, client: Client, completed: Callable[[], int]
-) -> None:
-    before, length = completed(), 480
-    asked = {"model": "onesweep-chunked", "prompt": PROMPT, "max_tokens": length, "onesweep": {"chunk": 1}}
-    with pytest.raises(httpx.ReadTimeout):
-        http.post("/v1/completions", json=asked, timeout=httpx.Timeout(30, read=0.2))
-    until(lambda: sessions(deployment) == 0 and client.status().requests == 0)
-    assert completed() - before < 3 * length
-
-
-def test_our_settings_reach_the_router(openai: OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "onesweep", "prompt": PROMPT, "seed": 1}
-    by_two = {"onesweep": {"mode": "chunked", "chunk": 2}}
-    chunked = openai.completions.create(**asked, max_tokens=8, extra_body=by_two)
-    assert accounting(chunked)[0]["sweeps"] == 4
-
-
-def test_echo_stands_before_the_text(openai: OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "onesweep-local", "prompt": PROMPT, "max_tokens": 8, "seed": 1}
-    text = openai.completions.create(**asked).choices[0].text
-    assert openai.completions.create(**asked, echo=True).choices[0].text == PROMPT + text
-    streamed = openai.completions.create(**asked, echo=True, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in streamed) == PROMPT + text
 
 
 def test_models_are_the_modes_that_are_served(openai: OpenAI, client: Client) -> None:
@@ -401,14 +300,6 @@ def test_refusals_say_what_to_change(
             openai.completions.create(**asked, stream=streamed)
         assert words in caught.value.message
         assert caught.value.code == code
-
-
-def test_a_deadline_is_a_504(openai: OpenAI) -> None:
-    slow = {"onesweep": {"chunk": 1, "timeout_s": 0.2}}
-    with pytest.raises(api.InternalServerError) as caught:
-        openai.completions.create(model="onesweep-chunked", prompt=PROMPT, max_tokens=480, extra_body=slow)
-    assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
-    assert caught.value.response.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize("stream", [False, True])

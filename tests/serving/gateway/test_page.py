@@ -6,12 +6,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.client.client import Client
 
 pytestmark = pytest.mark.slow
-
-NARROW = {"width": 375, "height": 740}
 
 
 @pytest.fixture
@@ -55,16 +52,6 @@ def test_what_is_written_never_becomes_markup(page: Page) -> None:
     expect(page.locator("#note")).to_be_visible()
     assert (page.locator(".given").first.text_content(), page.title()) == (evil, "onesweep: race")
     assert page.locator("#lanes img, #lanes script").count() == 0
-
-
-def test_hosts_show_their_state(page: Page, deployment: Deployment) -> None:
-    page.get_by_role("link", name="Hosts").click()
-    cards = page.locator(".host")
-    expect(cards).to_have_count(3)
-    for index, host in enumerate(deployment.topology.hosts):
-        expect(cards.nth(index)).to_contain_text(host.name)
-        expect(cards.nth(index)).to_contain_text(host.address)
-    expect(page.get_by_role("img", name="Router, then")).to_be_visible()
 
 
 REACHED = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary")]

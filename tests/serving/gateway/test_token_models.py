@@ -55,18 +55,6 @@ def test_a_chat_ends_where_the_model_ends_it(chat: OpenAI, answer: list[int]) ->
     assert shorter.choices[0].message.content == text_of(answer[:4])
 
 
-def test_logprobs_are_of_tokens_however_many_are_written_at_once(chat: OpenAI, answer: list[int]) -> None:
-    asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0.8, "seed": SEED, "max_tokens": MOST}
-    told = [
-        chat.chat.completions.create(model=model, **asked, logprobs=True, top_logprobs=1).choices[0].logprobs
-        for model in ("onesweep-ar", "onesweep-ar-speculative")
-    ]
-    assert told[0] is not None
-    assert told[0].content is not None
-    assert len(told[0].content) == len(answer)
-    assert told[0] == told[1]
-
-
 def test_tokens_follow_a_schema_and_end_with_it(chat: OpenAI) -> None:
     schema = {"type": "object", "properties": {"sea": {"type": "integer"}}, "required": ["sea"]}
     schema |= {"additionalProperties": False}
@@ -79,16 +67,6 @@ def test_tokens_follow_a_schema_and_end_with_it(chat: OpenAI) -> None:
     }
     assert isinstance(json.loads(texts.pop() or "")["sea"], int)
     assert not texts
-
-
-def test_a_stream_is_the_same_text(chat: OpenAI, answer: list[int]) -> None:
-    asked: dict[str, Any] = {"messages": MESSAGES, "temperature": 0.8, "seed": SEED, "max_tokens": MOST}
-    for model in ("onesweep", "onesweep-ar-speculative"):
-        options: Any = {"include_usage": True}
-        *chunks, last = chat.chat.completions.create(model=model, **asked, stream=True, stream_options=options)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text_of(answer)
-        assert chunks[-1].choices[0].finish_reason == "stop"
-        assert last.usage.completion_tokens == len(answer)
 
 
 def test_what_the_template_or_the_model_does_not_take_is_said(chat: OpenAI) -> None:

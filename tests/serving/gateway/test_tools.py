@@ -1,8 +1,7 @@
 """Tools of the official client: a model's template is given them, and its calls come back as OpenAI has them."""
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +11,7 @@ import openai as api
 import pytest
 from openai import OpenAI
 
-from onesweep.serving.client.client import Client, RequestRefused
-from onesweep.serving.gateway.calls import CallReader, ToolCall
-from onesweep.serving.gateway.completions import ChoiceEnd, ChoiceText
-from onesweep.serving.gateway.response_fields import ResponseRequest
-from onesweep.serving.gateway.responses import ResponseFormat
+from onesweep.serving.gateway.calls import CallReader
 from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import ARCHITECTURE, TEMPLATE, ids, write_model
 
@@ -97,27 +92,6 @@ def test_a_required_call_is_a_valid_one_whoever_guesses(chat: OpenAI, kind: str)
     assert called == {"ship", "old_man"}
 
 
-def test_a_named_tool_is_called_in_a_stream_too(chat: OpenAI, kind: str) -> None:
-    if kind == "plain":
-        pytest.skip("it takes no tools")
-    asked = REQUIRED | {"tool_choice": {"type": "function", "function": {"name": "ship"}}, "seed": 3, "n": 2}
-    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
-    whole = chat.chat.completions.create(model="onesweep", **asked | {"tools": strict}).choices
-    streamed: list[Any] = [None, None]
-    for chunk in chat.chat.completions.create(model="onesweep", **asked, stream=True):
-        (part,) = chunk.choices
-        assert not part.delta.content
-        streamed[part.index] = (part.delta.tool_calls or [streamed[part.index]])[0]
-        assert part.finish_reason in (None, "tool_calls")
-    for choice, call in zip(whole, streamed, strict=True):
-        (expected,) = choice.message.tool_calls or []
-        assert (call.index, call.type, call.function.name) == (0, "function", "ship")
-        assert call.function.arguments == expected.function.arguments  # type: ignore[union-attr]
-    cut = chat.chat.completions.create(model="onesweep", **asked | {"max_tokens": 5}).choices[0]
-    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
-    assert (cut.message.content or "").startswith('{"n')
-
-
 def test_the_template_is_given_tools_calls_and_their_answers(chat: OpenAI, kind: str) -> None:
     if kind != "tagged":
         pytest.skip("the other templates have no calls")
@@ -137,16 +111,6 @@ def test_the_template_is_given_tools_calls_and_their_answers(chat: OpenAI, kind:
         usage = chat.chat.completions.create(**asked, tool_choice=choice).usage
         assert usage is not None
         assert usage.prompt_tokens == len(ids(expected))
-
-
-def test_words_without_a_call_are_content(chat: OpenAI, kind: str) -> None:
-    asked: dict[str, Any] = {"model": "onesweep-ar", "messages": ASK, "max_tokens": 24, "seed": 5}
-    choice = "none" if kind == "plain" else "auto"
-    whole = chat.chat.completions.create(**asked, tools=TOOLS, tool_choice=choice, logprobs=True).choices[0]  # type: ignore[call-overload]
-    assert (whole.finish_reason, whole.message.tool_calls) == ("length", None)
-    assert len(whole.logprobs.content) == 24
-    chunks = [*chat.chat.completions.create(**asked, tools=TOOLS, tool_choice=choice, stream=True)]  # type: ignore[call-overload]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
 
 
 def test_a_strict_tool_is_called_by_its_schema_where_none_must_be(chat: OpenAI, kind: str) -> None:
@@ -181,15 +145,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [tool()] * 129}, "tools: List should have at most 128 items"),
     ({"tools": [tool(), tool()]}, "two tools have one name"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type: Input should be 'function'"),
-    ({"tools": [tool("a b")]}, "tools.0.function.name: String should match"),
     ({"tools": [tool(parameters={"type": "string"})]}, "tools.0.function.parameters: the parameters of a tool"),
-    ({"tools": [tool(description="x" * 70_000)]}, "bytes, at most 65536 can be sent"),
-    ({"tools": [tool(parameters={"type": "object", "description": "x" * 20_000})]}, "bytes, at most 16384"),
     ({"tools": [tool(parameters={"type": "object", "required": 3})]}, "the JSON schema cannot be used"),
     ({"tools": [tool(strict=True, parameters={"type": "object", "required": 3})], "tool_choice": "auto"}, "required"),
     ({"tool_choice": tool("plane")}, "tool_choice names 'plane'"),
     ({"tools": api.NOT_GIVEN}, "tool_choice needs tools"),
-    ({"tool_choice": "any"}, "tool_choice"),
     ({"model": "onesweep-local"}, "mode local does not take must_call"),
     ({"response_format": {"type": "json_object"}}, "response_format leaves no tool to call"),
     ({"messages": [*ASK, {"role": "tool", "tool_call_id": "x", "content": "y"}]}, "makes the call 'x'"),
@@ -197,29 +157,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [LIST_CALL]}, "messages.0.tool_calls.0.function.arguments"),
     ({"extra_body": {"functions": []}}, "unknown or unsupported field 'functions'"),
 ]
-
-
-def test_a_router_checks_tools_itself(served: Any, client: Client) -> None:
-    kind, router = served
-    asked: dict[str, Any] = {"prompt": "", "messages": [("user", "the sea")], "max_tokens": 1}
-    for changes, words in (
-        ({"tools": "{"}, "tools must be a list in JSON"),
-        ({"tools": "[]", "messages": (), "prompt": "x"}, "tools are for messages"),
-        ({"messages": [("user", "x", "[1]")]}, "`more` of a message an object"),
-        ({"must_call": ["f"]}, "must_call is for tools"),
-        ({"tools": f'[{{"function": {{"name": "f", "parameters": {"[" * 600 + "]" * 600}}}}}]'}, "at most 100 objects"),
-    ):
-        with pytest.raises(RequestRefused, match=words):
-            router.generate(**{"mode": "ar", **asked, **changes})
-    if kind == "tagged":
-        strict = '[{"function": {"name": "f", "parameters": {}, "strict": true}}]'
-        with pytest.raises(RequestRefused, match="json_schema leaves no tool to call"):
-            router.generate(**asked, mode="ar", tools=strict, json_schema="{}")
-        for tools in ('[{"function": {"name": "g"}}]', '["f"]', '[{"function": {"name": "f", "parameters": []}}]'):
-            with pytest.raises(RequestRefused, match=r"must_call names tools|JSON schema"):
-                router.generate(**asked, mode="ar", tools=tools, must_call=["f"])
-    with pytest.raises(RequestRefused, match="it takes no tools"):
-        client.generate(**asked, mode="ar", tools='[{"function": {"name": "f"}}]')
 
 
 H = '{"name": "f", "arguments": {"x": "</tool_call>"}}'
@@ -240,8 +177,6 @@ F, G = '{"name": "f", "arguments": {"x": "<é>"}}', '{"parameters": {}, "name": 
         ('{"name": "f", "arguments": {"x": NaN}}', '{"name": "f", "arguments": {"x": NaN}}', []),
         (f"<tool_call>{F}</tool_call><tool_call>[]", f"<tool_call>{F}</tool_call><tool_call>[]", []),
         ("{" * 5000, "{" * 5000, []),
-        ('{"a":' * 5000, '{"a":' * 5000, []),
-        (" \n", " \n", []),
     ],
 )
 def test_calls_are_told_from_words_however_they_come(text: str, content: str, calls: list[str]) -> None:
@@ -286,58 +221,14 @@ def test_a_response_calls_tools_as_a_chat_does(chat: OpenAI, kind: str) -> None:
         ]
 
 
-def test_a_response_continues_calls_and_their_outputs(chat: OpenAI, kind: str) -> None:
-    if kind != "tagged":
-        pytest.skip("the other templates have no calls")
-    (first,) = chat.responses.create(**FORM, extra_body={"seed": 1}).output
-    items = [*ASK, first, {"type": "function_call", "call_id": "b", "name": "old_man", "arguments": "{}"}]
-    for call_id, output in ((first.call_id, "blue"), ("b", [{"type": "input_text", "text": "gone"}])):
-        items += [{"type": "function_call_output", "call_id": call_id, "output": output}]
-    spelled = f'user: the sea\nassistant: \n<tool_call>\n{{"name": "{first.name}", "arguments": {first.arguments}}}'
-    spelled += '\n</tool_call>\n<tool_call>\n{"name": "old_man", "arguments": {}}\n</tool_call>'
-    spelled += f"\ntool{first.name}: blue\ntoolold_man: gone\nassistant: "
-    asked = FORM | {"input": items, "max_output_tokens": 8, "extra_body": {"seed": 1}}
-    for choice, text in (("none", spelled), ("auto", "")):
-        answer = chat.responses.create(**asked | {"tool_choice": choice})
-        assert answer.usage is not None
-        assert answer.usage.input_tokens == len(ids(text)) or not text
-        assert (answer.status, [item.type for item in answer.output]) == ("incomplete", ["message"])
-        *_, last = chat.responses.create(**asked | {"tool_choice": choice}, stream=True)
-        assert last.response.output_text == answer.output_text
-
-
-def test_words_and_calls_of_one_response_are_items_one_after_another(served: Any) -> None:
-    end = ChoiceEnd(0, served[1].generate("the sea", mode="ar", max_tokens=1), called=True)
-    calls = [ToolCall("ship", "{}"), ToolCall("old_man", "{}")]
-
-    async def events() -> list[dict[str, Any]]:
-        async def choice() -> AsyncGenerator[ChoiceText | ChoiceEnd, None]:
-            for item in (ChoiceText(0, "Look"), ChoiceText(0, ": ", calls=calls), end):
-                yield item
-
-        shape = ResponseFormat(ResponseRequest.model_validate({"model": "onesweep", "input": "the sea"}))
-        told = b"".join([event async for event in shape.events(choice())])
-        return [json.loads(line.removeprefix("data: ")) for line in told.decode().splitlines() if line[:4] == "data"]
-
-    told = asyncio.run(events())
-    assert [event["sequence_number"] for event in told] == [*range(len(told))]
-    done = [event for event in told if event["type"] == "response.output_item.done"]
-    assert [event["output_index"] for event in done] == [0, 1, 2]
-    assert [event["item"] for event in done] == told[-1]["response"]["output"]
-    assert done[0]["item"]["content"][0]["text"] == "Look: "
-    assert [event["item"]["call_id"] for event in done[1:]] == [call.id for call in calls]
-
-
 def form_item(**more: Any) -> dict[str, Any]:
     return {"input": [{"call_id": "x", **more}]}
 
 
 REFUSED_FORMS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools.0.type: Input should be 'function'"),
-    ({"tools": [{"type": "function", "name": "a b"}]}, "tools.0.name: String should match"),
     ({"tools": [], "tool_choice": "auto"}, "tool_choice needs tools"),
     ({"tool_choice": {"type": "function", "name": "plane"}}, "tool_choice names 'plane'"),
-    ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
     ({"text": {"format": {"type": "json_object"}}}, "text.format leaves no tool to call"),
     (
         form_item(type="function_call_output", output="y"),
@@ -345,10 +236,8 @@ REFUSED_FORMS: list[tuple[dict[str, Any], str]] = [
     ),
     (form_item(type="function_call_output", role="user"), "an item of type function_call_output has call_id, output"),
     (form_item(type="function_call", name="f", arguments="[]"), "input.0.arguments"),
-    (form_item(type="function_call", name="a b", arguments="{}"), "input.0.name: String should match"),
     (form_item(type="function_call"), "input.0: an item of type function_call has call_id, name, arguments"),
     ({"max_tool_calls": 1}, "unknown or unsupported field 'max_tool_calls'"),
-    ({"previous_response_id": "resp_1"}, "unknown or unsupported field 'previous_response_id'"),
 ]
 
 

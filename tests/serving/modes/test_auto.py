@@ -13,7 +13,6 @@ import pytest
 from onesweep.serving.client.client import Client, RequestRefused, Result
 from onesweep.serving.modes.frontier import Frontier, Option
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import InputError
 from tests.conftest import until, wait_ready
 
 Run = Callable[..., tuple[int, str, str]]
@@ -80,20 +79,6 @@ def test_no_budget_is_the_best_text_and_can_be_asked_for_by_name(whole: Client) 
     assert result.output == whole.generate("The sea ", mode="ar", max_bytes=64, seed=3).output
 
 
-def test_delay_that_a_request_adds_is_in_its_forecast(whole: Client) -> None:
-    result = ask(whole, max_bytes=8, link_ms=50)
-    assert result.output == ask(whole, max_bytes=8).output
-    found = re.search(r"8 sweeps of (\d+) ms", result.reason)
-    assert found, result.reason
-    assert int(found[1]) >= 80, "two hops of 50 ms, for each byte after the first"
-
-
-def test_the_status_tells_what_a_judge_found(whole: Client) -> None:
-    status = whole.status()
-    assert dict(status.judge_bits) == {"local": 3.0, "sweep": 2.8, "chunked": 2.7, "resample:ar": 2.5, "ar": 2.3}
-    assert status.human_bits == 0
-
-
 def test_the_settings_of_an_option_are_used(serve: Callable[..., Client]) -> None:
     client = serve((LOCAL, RESAMPLE))
     result = ask(client, budget_ms=60_000)
@@ -105,13 +90,6 @@ def test_the_settings_of_an_option_are_used(serve: Callable[..., Client]) -> Non
     warm = ask(serve((LOCAL, WARM)))
     named = client.generate("The sea ", mode="resample", max_bytes=64, seed=3, **dict(WARM.settings))
     assert warm.output == named.output
-
-
-def test_a_temperature_is_the_users_to_choose(serve: Callable[..., Client]) -> None:
-    client = serve((option("ar", 2.3, 64, temperature=1.3),))
-    for given, meant in ((None, 1.3), (0.0, 0.0)):
-        named = client.generate("The sea ", mode="ar", max_bytes=64, seed=3, temperature=meant)
-        assert ask(client, temperature=given).output == named.output
 
 
 def test_a_budget_keeps_out_what_takes_longer(serve: Callable[..., Client]) -> None:
@@ -175,12 +153,6 @@ def test_requests_that_contradict_themselves(whole: Client, settings: Any, says:
     assert says in message
 
 
-@pytest.mark.parametrize("budget_ms", [0, -1, 1 << 32, 1.5])
-def test_a_budget_that_is_none(budget_ms: Any) -> None:
-    with Client("127.0.0.1:1") as client, pytest.raises(InputError, match="budget_ms must be a whole number"):
-        ask(client, budget_ms=budget_ms)
-
-
 # Without a frontier
 
 
@@ -193,20 +165,6 @@ def unguided(scored: Path, local_ring: Any) -> Iterator[Client]:
         yield client
 
 
-def test_a_budget_is_kept_by_what_was_timed(unguided: Client) -> None:
-    says, code = refused(unguided, budget_ms=60_000)  # nothing was written here yet
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "mode auto cannot keep a budget yet: the router has no frontier" in says
-    assert "leave budget_ms out once" in says
-    ask(unguided)
-    result = ask(unguided, budget_ms=60_000)
-    assert result.mode == "resample"
-    assert re.match(r"resample is expected to take \d+ ms, as its last texts did; ", result.reason)
-    says, code = refused(unguided, budget_ms=1)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "a budget of 1 ms is too small for 64 bytes: of the modes timed so far" in says
-
-
 def test_the_first_served_mode_of_one_order(unguided: Client) -> None:
     result = unguided.generate("The sea ", max_bytes=64, seed=3)
     assert result.mode == "resample"
@@ -215,34 +173,6 @@ def test_the_first_served_mode_of_one_order(unguided: Client) -> None:
     )
     assert result.output == ask(unguided, mode="resample").output
     assert "auto" in unguided.status().modes
-
-
-def test_the_request_may_rule_a_mode_out(unguided: Client) -> None:
-    likely = ask(unguided, temperature=0.0)  # of which all candidates of `resample` would be the same
-    named = ask(unguided, mode="ar", temperature=0.0)
-    assert (likely.mode, likely.output) == ("ar-speculative", named.output)
-
-
-def test_an_error_about_a_mode_lists_those_that_are_served(bundles: Path, local_ring: Any) -> None:
-    with local_ring(bundles / "own", 1) as client:
-        served = ", ".join(client.status().modes)
-        assert refused(client, mode="swep")[0] == f"unknown mode 'swep' (did you mean sweep?); served here: {served}"
-        assert "scorer 'scorer' cannot be served" in refused(client, mode="resample", scorer="scorer")[0]
-
-
-def test_other_weights(serve: Callable[..., Client]) -> None:
-    result = ask(serve((LOCAL,), local_digest="f" * 64))
-    assert result.mode == "resample"
-    assert "measured with other weights (local/ ffffffffffff" in result.reason
-
-
-def test_a_bad_file_that_was_named(onesweep: Run, scored: Path, tmp_path: Path) -> None:
-    topology, bad = tmp_path / "t.toml", tmp_path / "f.json"
-    topology.write_text('[[hosts]]\naddress = "127.0.0.1:1"\nblocks = [0]\n')
-    bad.write_text('{"frontier": 1}')
-    code, out, err = onesweep("router", "--topology", topology, "--checkpoint", scored, "--frontier", bad)
-    assert (code, out) == (2, "")
-    assert err.strip().splitlines()[-1].startswith(f"onesweep: the frontier {bad}: 'options' must be a list")
 
 
 def test_a_bad_file_in_the_bundle_stops_no_other_mode(bundles: Path, tmp_path: Path, local_ring: Any) -> None:

@@ -18,7 +18,6 @@ from onesweep.serving.modes.tokenizer import NO_TOKENIZERS
 from onesweep.serving.router.accounting import Account
 from onesweep.stages.checkpoint.checkpoint import load_ar
 from onesweep.stages.wire.status import StatusError
-from tests.stages.statistics import chi_square, probabilities
 
 TEXT = b"The sea was calm. The sea was "
 
@@ -58,22 +57,6 @@ def test_candidates_have_the_odds_of_the_model(bundles: Path, local: LocalModel,
     assert drafted.nats == pytest.approx(nats.numpy(), abs=1e-3)
 
 
-def test_a_candidate_does_not_depend_on_how_many_there_are(local: LocalModel) -> None:
-    many, few = write(local, TEXT, 12, 8), write(local, TEXT, 12, 3)
-    assert many.texts[:3] == few.texts
-    assert len(set(many.texts)) == 8
-    assert write(local, TEXT, 12, 3, number=1).texts != few.texts, "another round draws anew"
-    assert write(local, TEXT, 12, 3, seed=4).texts != few.texts
-
-
-def test_a_sequence_serves_round_after_round(local: LocalModel) -> None:
-    branches, text = Branches(LocalSequence(local, 400, 0.8, 3)), TEXT
-    for number in range(4):
-        drafted = asyncio.run(branches.write(text, 9, 4, number))
-        assert drafted.texts == write(local, text, 9, 4, number).texts
-        text += drafted.texts[1]
-
-
 # How they are weighed
 
 
@@ -98,12 +81,6 @@ def test_a_weight_is_p_over_q() -> None:
     assert weights.divergence_bits == pytest.approx(0.0), "a bit for one candidate, a bit less for the other"
 
 
-def test_impossible_candidates() -> None:
-    drafted = Candidates([b"a", b"b"], np.log([[0.5], [0.5]]))
-    assert weigh(drafted, np.array([-1e30, -1.0])).shares.tolist() == [0, 1]
-    assert weigh(drafted, np.full(2, -np.inf)).shares.tolist() == [0.5, 0.5]
-
-
 def test_scores_that_are_none_are_refused() -> None:
     assert read_scores(np.zeros(2, "<f8").tobytes(), 2).shape == (2,)
     with pytest.raises(StatusError, match="scores of 2 candidates came back as 20 bytes"):
@@ -126,27 +103,3 @@ def test_the_bound_holds_for_what_is_drawn(count: int) -> None:
     exact = (p * np.maximum(w - 1, 0) / (w + count - 1)).sum()
     assert np.abs(law - p).sum() / 2 <= exact + 0.01, "the bound that the weights estimate is one"
     assert 0.5 * np.abs(law - p).sum() / 2 < np.mean(bounds)
-
-
-def test_weights_of_one_candidate_bound_nothing() -> None:
-    assert ImportanceWeights(np.array([0.999, 0.001]), 0.0).distance_bound == 1
-    assert ImportanceWeights(np.array([1.0]), 0.0).distance_bound == 1
-    assert ImportanceWeights(np.full(16, 1 / 16), 0.0).distance_bound == 0
-
-
-def test_many_candidates_have_the_scorers_law(bundles: Path, local: LocalModel) -> None:
-    """Of one byte: how often it is one that the scorer likes better than the drafter does."""
-    known, samples = torch.tensor([list(TEXT)]), 150
-    p, q = (
-        probabilities(load_ar(bundles / "scored" / name)(known).detach()[0, -1:], 0.8)[0]
-        for name in ("scorer", "local")
-    )
-    liked, nats = p > q, np.log(p)
-    counts = np.zeros(2, dtype=np.int64)
-    for seed in range(samples):
-        drafted = write(local, TEXT, 1, 256, seed=seed)
-        weights = weigh(drafted, nats[[text[0] for text in drafted.texts]])
-        counts[int(liked[drafted.texts[weights.choose(seed, len(TEXT))][0]])] += 1
-    law, other = (np.array([1 - odds[liked].sum(), odds[liked].sum()]) * samples for odds in (p, q))
-    assert chi_square(counts, law) > 1e-3
-    assert chi_square(counts, other) < 1e-6, "the test can tell the drafter's"

@@ -37,22 +37,6 @@ def test_before_any_request_the_links_tell() -> None:
     assert conditions.forecast(AR, 256).ms == pytest.approx(124 + 255 * 94 + 256, rel=0.01)
 
 
-def test_links_count_as_they_are_now() -> None:
-    rtts: list[float | None] = [20.0, 20.0]
-    conditions = LatencyModel(lambda: rtts)
-    before = conditions.forecast(RESAMPLE, 256).ms
-    rtts[:] = [150.0, 150.0]
-    assert conditions.forecast(RESAMPLE, 256).ms == pytest.approx(before + 8 * 3 * 65)
-    rtts[:] = [None, None]
-    assert conditions.trip_ms() > 0
-
-
-def test_one_host() -> None:
-    conditions = LatencyModel(lambda: [60.0])
-    assert conditions.trip_ms() == pytest.approx(60 + HANDLING_MS)
-    assert conditions.step_ms() == pytest.approx(HANDLING_MS)
-
-
 @pytest.mark.parametrize("mode", ["resample", "ar"])
 def test_what_the_links_do_not_tell_is_learned(mode: str) -> None:
     option = RESAMPLE if mode == "resample" else AR
@@ -73,12 +57,6 @@ def test_slow_machines_are_learned() -> None:
     # another mode's hosts are the same machines
     assert conditions.forecast(AR, 256).compute_ms == pytest.approx(3 * 256, rel=0.02)
     assert conditions.forecast(LOCAL, 256).compute_ms == pytest.approx(120.0, rel=0.02)
-
-
-def test_hosts_that_compute_side_by_side_make_no_trip_shorter_than_none() -> None:
-    conditions = LatencyModel(lambda: [1.0, 1.0, 1.0])
-    conditions.learn("resample", account(1, 500.0, 50.0, 700_000), 200.0)
-    assert 0 <= conditions.trip_ms() <= conditions.trip_ms(700_000)
 
 
 def test_fixed_and_payload_are_told_apart() -> None:

@@ -1,18 +1,17 @@
 """Models on the router's own machine: of bytes and of tokens, in one stage and in several."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem, read_local_model
+from onesweep.serving.modes.drafters.local_model import LocalModel, drafter_problem, read_local_model
 from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
 from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
 from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.manifest import read_manifest
-from tests.serving.pretrained import ARCHITECTURE, DRAFTER, write_model
+from tests.serving.pretrained import DRAFTER, write_model
 
 TEXT = [7, 40, 40, 201, 9]
 
@@ -77,19 +76,3 @@ def test_drafters_of_other_symbols_are_named(tokens: Path, bundles: Path) -> Non
     other = LocalModel(tokens / "local")
     other.tokenizer_id = "0" * 64
     assert "(its model has another tokenizer than the hosts' model)" in drafter_problem(other, spelling)
-
-
-def test_a_sequence_writes_symbols(directory: Path) -> None:
-    model = LocalModel(directory)
-    start, alphabet = model.alphabet.encode(TEXT), model.alphabet
-    written, _ = LocalSequence(model, 40, 0.0, 3)._write(start, 12)
-    assert alphabet.count(written) == 12
-    text = TEXT
-    for symbol in alphabet.symbols(written):
-        assert logits_of(directory, text)[-1].argmax() == symbol
-        text = [*text, symbol]
-
-
-def test_a_context_is_that_of_the_model(tokens: Path) -> None:
-    assert LocalModel(tokens).positions == ARCHITECTURE.positions
-    assert replace(ARCHITECTURE, layers=(1,)) == LocalModel(tokens / "local").architecture

@@ -13,8 +13,6 @@ from onesweep.serving.client.client import Client, RequestRefused, Result
 from onesweep.serving.modes import scored
 from onesweep.serving.modes.candidates import Branches
 from onesweep.serving.modes.drafters.local_model import LocalModel
-from onesweep.stages.model import scoring
-from onesweep.stages.model.scoring import BATCH_ROWS
 
 PROMPT = b"The sea was calm. The sea was "
 
@@ -39,41 +37,11 @@ def test_a_chunk_is_a_trip(ring: Client, max_bytes: int, chunk: int) -> None:
     assert (result.output_bytes, result.chunk, result.candidates) == (max_bytes, min(chunk, max_bytes), 4)
 
 
-def test_by_default_a_text_takes_one_trip(ring: Client) -> None:
-    for scorer in ("scorer", "ar"):
-        result = write(ring, max_bytes=256, scorer=scorer, temperature=0.8)
-        assert (result.sweeps, result.hops, result.chunk, result.candidates) == (1, 4, 256, 16)
-        assert result.scorer == scorer
-        assert result.divergence_bits > 1, "these models have little in common"
-        assert (result.effective_samples < 2) == (result.distance_bound == 1)
-
-
 def test_a_drafter_that_is_close_bounds_the_distance(ring: Client) -> None:
     result = write(ring, max_bytes=256, temperature=20.0)
     assert result.divergence_bits < 0.02
     assert 2 < result.effective_samples < 16
     assert 0 < result.distance_bound < 0.5
-
-
-@pytest.mark.parametrize(("candidates", "max_bytes"), [(64, 256), (1024, 16), (3, 400), (1024, 1)])
-def test_batches_change_no_text(ring: Client, monkeypatch: pytest.MonkeyPatch, candidates: int, max_bytes: int) -> None:
-    """More than a hop takes, in 64 batches (or one a candidate), in fewer, and as usual."""
-    results = []
-    for rows in (candidates * max_bytes // 64, 700, BATCH_ROWS):
-        monkeypatch.setattr(scoring, "BATCH_ROWS", rows)
-        results.append(write(ring, max_bytes=max_bytes, candidates=candidates, codec="int8", temperature=20.0))
-    assert {(result.output, result.sweeps) for result in results} == {(results[0].output, 1)}
-    assert [result.effective_samples for result in results] == pytest.approx(
-        3 * [results[0].effective_samples], rel=1e-3
-    )
-
-
-def test_the_next_chunk_follows_batches(ring: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = write(ring, max_bytes=96, chunk=32, candidates=24, temperature=20.0)
-    monkeypatch.setattr(scoring, "BATCH_ROWS", 100)
-    cut = write(ring, max_bytes=96, chunk=32, candidates=24, temperature=20.0)
-    assert (cut.output, cut.sweeps) == (whole.output, 3)
-    assert cut.effective_samples == pytest.approx(whole.effective_samples, rel=1e-3)
 
 
 def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,18 +63,3 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
     monkeypatch.setattr(scored, "most_scored", lambda width: 399)
     with pytest.raises(RequestRefused, match=r"400 bytes is more than a message to the hosts holds \(399 bytes\)"):
         write(ring, max_bytes=400)
-
-
-def test_everything_is_booked(ring: Client) -> None:
-    result = ring.generate(PROMPT, mode="resample", max_bytes=40, chunk=20, candidates=16)
-    assert (result.mode, result.scorer, result.sweeps, result.hops) == ("resample", "scorer", 2, 8)
-    assert result.compute_ms > sum(host.compute_ms for host in result.hosts), "the drafter's own share"
-    hidden = (16 * 19 + 30) * (32 + 28)
-    assert hidden < result.wire_bytes[1] < hidden + 16 * 20 + 1000, "int8 hidden states unless asked for others"
-    pieces = list(ring.stream(PROMPT, mode="resample", max_bytes=40, chunk=20, candidates=16))
-    assert b"".join(piece for piece in pieces if isinstance(piece, bytes)) == result.output
-    assert len(pieces) == 3
-
-
-def test_a_text_up_to_the_end_of_the_context(ring: Client) -> None:
-    assert write(ring, bytes(range(1, 100)) * 4, max_bytes=512 - 396).output_bytes == 116

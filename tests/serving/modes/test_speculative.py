@@ -3,7 +3,6 @@
 import shutil
 from collections.abc import Iterator
 from functools import cache
-from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,9 @@ import pytest
 
 from onesweep.serving.client.client import Client, RequestRefused, Result
 from onesweep.serving.modes import speculative
-from onesweep.stages.model.draft_tree import Draft, DraftPlan, SweepTime
+from onesweep.stages.model.draft_tree import Draft, DraftPlan
 
 PROMPTS = (b"x", b"The sea was calm. The sea was ", bytes((7 * i) % 128 for i in range(200)))
-DRAFTERS = ("model", "lookup", "both")
-LENGTHS = (1, 2, 3, 8, 31, 32, None)
 OUTPUT = 33
 
 
@@ -51,23 +48,6 @@ def compare(client: Client, prompt: bytes, drafter: str | None, draft: int | Non
     return guessed
 
 
-CASES = list(product(PROMPTS, (1,), (0.0, 0.8)))
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_the_text_is_that_of_ar(ring: Client, drafter: str) -> None:
-    lengths, codecs = cycle(LENGTHS), cycle(("fp32", "fp32", "int8"))
-    for prompt, seed, temperature in CASES:
-        compare(ring, prompt, drafter, next(lengths), seed=seed, temperature=temperature, codec=next(codecs))
-
-
-def test_texts_of_any_length(ring: Client) -> None:
-    for max_bytes, drafter in product((1, 2), DRAFTERS):
-        result = compare(ring, b"The sea was calm. The sea ", drafter, 8, max_bytes=max_bytes)
-        assert result.drafted <= max_bytes - 1, "the last byte needs no guess"
-    compare(ring, bytes(range(1, 100)) * 4, "both", 32, max_bytes=512 - 396)  # to the end of the context
-
-
 # Who guesses
 
 
@@ -98,25 +78,6 @@ def test_a_drafter_that_knows_and_one_that_is_against_us(
     else:
         assert (result.sweeps, result.reached, result.accepted) == (40, 39, 0)
         assert result.drafted == 33 * 7 + sum(range(7)), "never more than is left"
-
-
-def test_a_small_model_with_the_same_odds_guesses_everything_right(
-    bundles: Path, tmp_path: Path, local_ring: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At any temperature, for both draw with the same random numbers."""
-    monkeypatch.setattr(SweepTime, "ms", lambda *_: 1e6)  # drafting is the quicker, however busy this machine is
-    twin = Path(shutil.copytree(bundles / "own", tmp_path / "twin"))
-    shutil.rmtree(twin / "local")
-    shutil.copytree(twin / "ar", twin / "local")
-    with local_ring(twin, 2) as client:
-        for seed, temperature in ((0, 0.0), (1, 0.8), (2, 3.0)):
-            result = compare(client, b"The sea ", "model", 9, max_bytes=50, seed=seed, temperature=temperature)
-            assert (result.sweeps, result.drafted, result.accepted) == (5, 45, 45)
-        # all that is sent stands: so what comes after it is drafted while it is under way
-        ahead = compare(client, b"The sea ", "model", 2, max_bytes=50)
-        assert ahead.accepted == ahead.drafted
-        assert 0 < ahead.ahead_ms < ahead.compute_ms
-        assert 0 < ahead.ahead_used < ahead.sweeps
 
 
 def test_who_guesses_if_nobody_says(bundles: Path, tmp_path: Path, local_ring: Any, ring: Client) -> None:

@@ -1,6 +1,5 @@
 """A token model over hosts: its own text in every mode, whole characters, and limits, ends and accounts in tokens."""
 
-import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,11 +8,9 @@ from typing import Any
 import pytest
 
 from onesweep.serving.client.client import Client, RequestRefused, Result
-from onesweep.serving.modes.candidates import Branches
-from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
-from onesweep.serving.modes.resample import IMPORTED
+from onesweep.serving.modes.drafters.local_model import LocalModel
 from onesweep.stages.model.llama import LlamaStage
-from tests.serving.pretrained import ALPHABET, ARCHITECTURE, DRAFTER, ids, panicking, text_of, write_model, written
+from tests.serving.pretrained import ARCHITECTURE, DRAFTER, ids, panicking, text_of, write_model, written
 from tests.stages.model.tiny_llama import BFLOAT16
 
 PROMPT = "the old man said that the sea"
@@ -45,14 +42,6 @@ def write(scene: Scene, mode: str, **settings: Any) -> Result:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_drafter_writes_alone(scene: Scene, temperature: float) -> None:
-    expected = written(scene.drafter, ids(PROMPT), COUNT, temperature=temperature, seed=5)
-    result = scene.client.generate(PROMPT, mode="local", max_tokens=COUNT, temperature=temperature, seed=5)
-    assert result.text == text_of(expected)
-    assert (result.prompt_tokens, result.output_tokens, result.sweeps) == (len(ids(PROMPT)), COUNT, 0)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_that_of_one_process(scene: Scene, temperature: float) -> None:
     expected = text_of(written(scene.model, ids(PROMPT), COUNT, temperature=temperature, seed=5))
     result = write(scene, "ar", temperature=temperature)
@@ -66,13 +55,6 @@ def test_the_text_is_that_of_one_process(scene: Scene, temperature: float) -> No
         assert guessed.drafted > 0
 
 
-def test_without_a_mode_the_models_own_text_is_written(scene: Scene) -> None:
-    chosen = scene.client.generate(PROMPT, max_tokens=COUNT, temperature=0.8, seed=5)
-    assert (chosen.mode, chosen.output) == ("ar-speculative", write(scene, "ar").output)
-    assert "the router has no frontier" in chosen.reason
-    assert write(scene, "auto", budget_ms=60_000).output == chosen.output
-
-
 # Candidates
 
 
@@ -83,25 +65,6 @@ def test_resample_chooses_among_chunks_of_tokens(scene: Scene) -> None:
     assert write(scene, "resample").text == result.text
     assert write(scene, "resample", seed=6).text != result.text
     assert write(scene, "resample", chunk=5, candidates=3).sweeps == 5
-
-
-def test_candidates_are_drawn_a_little_colder(scene: Scene) -> None:
-    sequence = LocalSequence(scene.local, 100, IMPORTED.coolness * 0.8, seed=5)
-    start = ALPHABET.encode(ids(PROMPT))
-    drawn = asyncio.run(Branches(sequence).write(start, length=COUNT, count=1, number=0))
-    result = write(scene, "resample", chunk=COUNT, candidates=1)
-    assert result.text == text_of(ALPHABET.symbols(drawn.texts[0]))
-    assert IMPORTED.coolness < 1
-
-
-def test_what_has_no_room_is_refused_before_a_host_is_asked(scene: Scene) -> None:
-    for settings, sentence in (
-        ({"mode": "resample", "drafter": "lookup"}, "has no drafter 'lookup' here; choose from model"),
-        ({"mode": "resample", "scorer": "scorer"}, "scorer 'scorer' cannot be served"),
-        ({"mode": "resample", "max_tokens": 511}, r"prompt \(\d+ tokens\) and output \(511\)"),
-    ):
-        with pytest.raises(RequestRefused, match=sentence):
-            write(scene, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["local", "resample"])
@@ -125,24 +88,6 @@ def ending(tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterato
 
 
 # Whole characters, limits and ends
-
-
-def test_a_lookup_drafts_tokens(scene: Scene) -> None:
-    # a model that repeats itself is one that lookup guesses right
-    asked: dict[str, Any] = {"max_tokens": 60, "temperature": 0.0, "seed": 1}
-    plain = scene.client.generate(PROMPT, mode="ar", **asked)
-    drafted = scene.client.generate(PROMPT, mode="ar-speculative", drafter="lookup", draft=4, **asked)
-    assert drafted.text == plain.text
-    assert drafted.drafted >= drafted.accepted > 0
-    assert drafted.sweeps == drafted.output_tokens - drafted.accepted
-
-
-def test_no_character_is_cut_on_its_way(scene: Scene) -> None:
-    pieces = list(scene.client.stream("море 🚢", mode="ar", max_tokens=60, temperature=1.0, seed=3))
-    *texts, result = pieces
-    assert isinstance(result, Result)
-    assert all(isinstance(text, bytes) and text.decode() for text in texts)
-    assert b"".join(text for text in texts if isinstance(text, bytes)) == result.output
 
 
 def test_stops_are_found_across_tokens(scene: Scene) -> None:
@@ -184,23 +129,6 @@ def test_a_tokenizer_that_panics_costs_the_one_request(tmp_path: Path, local_rin
             with pytest.raises(RequestRefused, match=r"tokenizer fails on this text \(Onig.*retry-limit"):
                 client.generate(prompt, messages=messages, mode="ar", max_tokens=1)
             assert client.generate(PROMPT, mode="ar", max_tokens=1).output_tokens == 1
-
-
-def test_without_a_drafter_it_is_said_what_cannot_be_done(tmp_path: Path, local_ring: Any) -> None:
-    write_model(tmp_path)
-    with local_ring(tmp_path, 1) as served:
-        assert list(served.status().modes) == ["ar", "ar-speculative", "auto"]
-        assert served.status().context_tokens == ARCHITECTURE.positions
-        for settings, sentence in (
-            ({"mode": "sweep"}, "the hosts have no chain of blocks"),
-            ({"mode": "chunked"}, "the hosts have no chain of blocks"),
-            ({"mode": "resample"}, "no drafter that writes the hosts' tokens: make one with `onesweep distill`"),
-            ({"mode": "local"}, "no local model: start it with a checkpoint that has local/, which `onesweep distill`"),
-            ({"mode": "ar-speculative", "drafter": "model"}, "no drafter that writes the hosts' tokens"),
-            ({"mode": "ar", "max_tokens": 510}, r"prompt \(\d+ tokens\) and output \(510\) together take \d+, "),
-        ):
-            with pytest.raises(RequestRefused, match=sentence):
-                served.generate(PROMPT, **{"max_tokens": 4, **settings})  # type: ignore[arg-type]
 
 
 def test_a_text_ends_where_the_model_ends_it(scene: Scene, tmp_path: Path, local_ring: Any) -> None:

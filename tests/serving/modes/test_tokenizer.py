@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.normalizers import NFKC, Normalizer, Prepend
+from tokenizers import Tokenizer
 
 from onesweep.serving.modes.chat_template import ChatTemplate
 from onesweep.serving.modes.pretrained_tokenizer import UNKNOWN, PretrainedTokenizer, read_pretrained_tokenizer
@@ -89,13 +88,6 @@ def test_bytes_that_stand_for_a_character_are_told_together() -> None:
     assert reader.end() == b"", "a character that does not come is not shown"
 
 
-def test_bytes_that_never_make_a_character_are_told_at_last() -> None:
-    spelling = spelling_of(FALLBACK)
-    reader = spelling.detokenizer(b"")
-    nonsense = spelling.alphabet.encode([FALLBACK.token_to_id("<0xFF>")] * 200)
-    assert "\ufffd" in reader.feed(nonsense).decode()
-
-
 @given(texts, st.integers(1, 30), st.lists(texts.filter(bool), max_size=2))
 def test_what_is_handed_out_does_not_depend_on_its_pieces(text: str, most: int, stops: list[str]) -> None:
     outcomes = set()
@@ -156,21 +148,6 @@ def test_a_tokenizer_that_cannot_be_used_is_refused_when_it_is_read(tmp_path: Pa
         _token_tokenizer(tmp_path, "", 300, ())
 
 
-def test_a_token_beyond_the_model_is_refused(tmp_path: Path) -> None:
-    told = json.loads(LEVEL.to_str())
-    told["model"]["vocab"]["sea"] = 5000  # as numbers may leave gaps, the count says little
-    write_model(tmp_path, spelling=json.dumps(told))
-    with pytest.raises(CheckpointError, match="has a token 5000, the model 300 tokens"):
-        read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
-
-
-def test_a_developer_is_the_system_that_templates_know() -> None:
-    source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    spelling = PretrainedTokenizer(LEVEL, ALPHABET, template=ChatTemplate(source, "", ""))
-    symbols, _, _ = asyncio.run(spelling.encode_chat([Message("developer", "Be brief."), Message("user", "hello")]))
-    assert ALPHABET.symbols(symbols) == LEVEL.encode("system: Be brief.\nuser: hello\n").ids
-
-
 def test_control_tokens_in_messages_are_text(tmp_path: Path) -> None:
     write_model(tmp_path)
     spelling = read_pretrained_tokenizer(tmp_path, read_manifest(tmp_path))
@@ -181,23 +158,6 @@ def test_control_tokens_in_messages_are_text(tmp_path: Path) -> None:
     text = f"user: {said}\n<|end|>: 1\nassistant: "
     assert spelling.encoding.decode(found) == text
     assert size == len(text) + 2 * len("<|begin|>")
-
-
-@pytest.mark.parametrize(
-    ("normalizer", "normalized", "said"),
-    [(NFKC(), True, "hello \uff1c|stop|\uff1e"), (Prepend("a"), False, "hello<|stop|>")],
-)
-def test_control_tokens_are_text_however_a_tokenizer_looks_for_them(
-    normalizer: Normalizer, normalized: bool, said: str
-) -> None:
-    encoding = Tokenizer.from_str(LEVEL.to_str())
-    encoding.normalizer = normalizer
-    encoding.add_special_tokens([AddedToken("<|stop|>", special=True, normalized=normalized)])
-    template = ChatTemplate("{{ messages[0].content }}", "", "")
-    spelling = PretrainedTokenizer(encoding, Alphabet(encoding.get_vocab_size()), template=template)
-    assert encoding.token_to_id("<|stop|>") in encoding.encode(said).ids
-    symbols, _, _ = asyncio.run(spelling.encode_chat([Message("user", said)]))
-    assert encoding.token_to_id("<|stop|>") not in spelling.alphabet.symbols(symbols)
 
 
 def test_a_template_that_makes_no_text_is_a_wrong_argument() -> None:

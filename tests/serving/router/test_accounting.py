@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from onesweep.serving.client.client import Client
 from onesweep.serving.modes.candidates import Candidates, ImportanceWeights
 from onesweep.serving.router.accounting import Account
 from onesweep.serving.router.topology import HostEntry
-from onesweep.stages.model.codec import codec_named, hidden_codec
+from onesweep.stages.model.codec import codec_named
 from onesweep.stages.v1 import stage_pb2
 
 Run = Callable[..., tuple[int, str, str]]
@@ -38,26 +36,6 @@ def test_a_sweep_is_one_trip_in_single_flights(client: Client) -> None:
     assert (result.prompt_bytes, result.output_bytes, len(result.output)) == (len(PROMPT), 256, 256)
 
 
-def test_chunks_are_a_trip_each(client: Client) -> None:
-    result = client.generate(PROMPT, mode="chunked", chunk=32, max_bytes=256, seed=1)
-    assert (result.sweeps, result.hops) == (8, 8 * (len(HOSTS) + 1))
-    assert len(result.wire_bytes) == len(HOSTS) + 1
-    last = client.generate(PROMPT, mode="chunked", chunk=32, max_bytes=257, seed=1)
-    assert last.sweeps == 9
-
-
-def test_ar_is_a_trip_a_byte(client: Client) -> None:
-    result = client.generate(PROMPT, mode="ar", max_bytes=12, seed=1)
-    assert (result.sweeps, result.hops) == (12, 12 * (len(HOSTS) + 1))
-    assert len(result.wire_bytes) == len(HOSTS) + 1
-
-
-def test_local_makes_no_trip(client: Client) -> None:
-    result = client.generate(PROMPT, mode="local", max_bytes=12, seed=1)
-    assert (result.sweeps, result.hops, result.wire_bytes, result.hosts) == (0, 0, [], [])
-    assert 0 < result.compute_ms <= result.latency_ms
-
-
 @pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
 def test_compute_is_what_the_hosts_booked(client: Client, mode: str) -> None:
     result = client.generate(PROMPT, mode=mode, max_bytes=40, seed=1)
@@ -79,46 +57,6 @@ def test_bytes_are_those_of_the_messages(client: Client, codec: str) -> None:
     for hop, passages in zip(between, (1, 2), strict=True):
         assert estimate + first < hop <= estimate + first + 64 * passages
     assert 128 < last < 128 + 64 * len(HOSTS) + 64
-
-
-def test_int8_hidden_states_are_smaller_by_what_the_codec_saves(client: Client) -> None:
-    """A step's messages between hosts hold hidden states of the positions that are new: first the whole prompt's."""
-    exact, small = (client.generate(PROMPT, mode="ar", max_bytes=12, seed=1, codec=codec) for codec in ("fp32", "int8"))
-    saved = hidden_codec("fp32").size(len(PROMPT), 32) - hidden_codec("int8").size(len(PROMPT), 32)
-    for before, after in zip(exact.wire_bytes[1:-1], small.wire_bytes[1:-1], strict=True):
-        assert saved <= before - after <= saved + 16, "but for a few bytes of framing"
-    assert small.wire_bytes_total < exact.wire_bytes_total - 2 * saved
-    assert abs(small.wire_bytes[0] - exact.wire_bytes[0]) <= 16
-
-
-def test_guesses_are_booked(client: Client) -> None:
-    result = client.generate(PROMPT, mode="ar-speculative", max_bytes=40, seed=1, drafter="model", draft=3)
-    assert 0 < result.drafted <= 3 * result.sweeps
-    assert result.accepted == 40 - result.sweeps
-    assert result.hops == result.sweeps * (len(HOSTS) + 1)
-    assert result.compute_ms > sum(host.compute_ms for host in result.hosts), "the router's own share"
-    plain = client.generate(PROMPT, mode="ar", max_bytes=4)
-    assert (plain.drafted, plain.accepted) == (0, 0)
-
-
-def test_candidates_are_booked(client: Client) -> None:
-    result = client.generate(PROMPT, mode="resample", max_bytes=40, seed=1, chunk=16, candidates=7)
-    assert (result.sweeps, result.hops) == (3, 3 * (len(HOSTS) + 1))
-    assert (result.scorer, result.chunk, result.candidates, result.drafted) == ("ar", 16, 7, 0)
-    assert 1 <= result.effective_samples <= 7
-    assert result.divergence_bits > 0
-    assert result.compute_ms > sum(host.compute_ms for host in result.hosts), "the drafter's own share"
-    plain = client.generate(PROMPT, mode="sweep", max_bytes=4)
-    assert (plain.scorer, plain.chunk, plain.candidates, plain.effective_samples) == ("", 4, 0, 0.0)
-
-
-def test_one_host_alone_has_no_hop_between_steps(bundles: Path, local_ring: Any) -> None:
-    with local_ring(bundles / "own", 1) as client:
-        sweep = client.generate(PROMPT, mode="sweep", max_bytes=16)
-        assert (sweep.hops, len(sweep.wire_bytes)) == (2, 2)
-        result = client.generate(PROMPT, mode="ar", max_bytes=16)
-        assert (result.sweeps, result.hops, len(result.wire_bytes)) == (16, 17, 2)
-        assert [host.name for host in result.hosts] == ["host-1"]
 
 
 def test_json_has_every_figure(deployment: Deployment, onesweep: Run) -> None:

@@ -88,15 +88,6 @@ async def test_over_the_limit_is_refused() -> None:
     assert gate.requests == 0
 
 
-async def test_a_request_that_fails_gives_its_place_back() -> None:
-    gate = admission(1)
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError):
-            async with gate.enter(ANYBODY, 1):
-                1 / 0  # noqa: B018
-    await enters(gate, ANYBODY)
-
-
 async def test_requests_start_at_the_routers_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fourth of three a second starts when a second is over, and waits in its place until then."""
     clock = SimpleNamespace(now=100.0)
@@ -126,16 +117,6 @@ async def test_some_wait_for_a_place() -> None:
     assert (gate.requests, gate.waiting) == (0, 0)
 
 
-async def test_nobody_waits_longer_than_the_limit() -> None:
-    gate = admission(1, queue=2, wait_s=0.02)
-    first = Held(gate, ANYBODY)
-    await settle()
-    assert "(waited 0.02 s)" in str(await refused(gate, ANYBODY))
-    assert gate.waiting == 0
-    await first.finish()
-    await enters(gate, ANYBODY)
-
-
 async def test_who_would_wait_too_long_is_refused_at_once() -> None:
     gate = admission(1, queue=8, wait_s=0.02, clock=(clock := Clock()))
     async with gate.enter(ANYBODY, 1):
@@ -145,35 +126,6 @@ async def test_who_would_wait_too_long_is_refused_at_once() -> None:
     refusal = await refused(gate, ANYBODY)
     assert "waited" not in str(refusal)
     await first.finish()
-
-
-async def test_who_would_wait_beyond_its_deadline_is_refused_at_once() -> None:
-    gate = admission(1, queue=8, clock=(clock := Clock()))
-    async with gate.enter(ANYBODY, 1):
-        clock.now += 0.05  # so long do requests take
-    first = Held(gate, ANYBODY)
-    await settle()
-    with pytest.raises(StatusError, match=r"1 requests are under way, the limit$") as caught:
-        async with gate.enter(ANYBODY, 1, left_s=0.02):
-            pass
-    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    patient = Held(gate, ANYBODY)
-    await settle()
-    assert gate.waiting == 1
-    await first.finish()
-    await patient.finish()
-
-
-async def test_nobody_enters_what_is_stopping() -> None:
-    gate = admission(2)
-    first = Held(gate, ANYBODY)
-    await settle()
-    gate.stopping = True
-    with pytest.raises(StatusError, match="the router is stopping: ask another one, or this one later") as caught:
-        await enters(gate, ANYBODY)
-    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
-    await first.finish()
-    assert gate.requests == 0
 
 
 async def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
@@ -202,20 +154,6 @@ async def test_who_goes_in_the_moment_of_its_turn_harms_nobody() -> None:
     await first.finish()
     await next_one.inside.wait()
     await next_one.finish()
-    assert (gate.requests, gate.waiting) == (0, 0)
-
-
-async def test_who_goes_in_the_moment_of_its_refusal_harms_nobody() -> None:
-    gate = admission(1, queue=2)
-    first, kept, gone = (Held(gate, ALICE) for _ in range(3))
-    await settle()
-    bob = Held(gate, BOB)
-    gone.task.cancel()  # it hears of that after room was made for bob
-    await settle()
-    assert gate.waiting == 2
-    for each in (first, bob, kept):
-        await each.inside.wait()
-        await each.finish()
     assert (gate.requests, gate.waiting) == (0, 0)
 
 
@@ -281,17 +219,6 @@ async def test_a_rate_refuses_at_once() -> None:
     assert "key alice may start 3 requests a second" in str(refusal)
     assert 333 <= (refusal.retry_after_ms or 0) <= 334
     await enters(gate, BOB)
-
-
-async def test_a_slow_rate() -> None:
-    clock = Clock()
-    gate, key = admission(8, clock=clock), Key("alice", rate=0.5)
-    await enters(gate, key)
-    assert (await refused(gate, key)).retry_after_ms == 2000
-    clock.now += 1.0
-    assert (await refused(gate, key)).retry_after_ms == 1000
-    clock.now += 1.0
-    await enters(gate, key)
 
 
 async def test_requests_at_once() -> None:

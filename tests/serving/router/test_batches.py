@@ -1,18 +1,13 @@
 """Candidates in batches at the router: what a session makes of their results, and of a host that is lost between."""
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from onesweep.serving.client.client import Client
 from onesweep.serving.modes.candidates import check_scores
 from onesweep.stages.model import scoring
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import work_of
-from tests.serving.router.conftest import Loss
 from tests.serving.router.test_session import Answer, tried
 from tests.stages.hops import step
 
@@ -89,44 +84,3 @@ def test_results_without_end_are_a_fault() -> None:
 
 
 # With real hosts
-
-PROMPT = b"The sea was calm, and the ship lay still. " * 5
-REQUESTS: list[dict[str, Any]] = [
-    {"mode": "resample", "max_bytes": LENGTH, "candidates": COUNT, "temperature": 5.0},
-    {"mode": "resample", "max_bytes": 3 * LENGTH, "chunk": LENGTH, "candidates": COUNT, "temperature": 5.0},
-]
-
-
-@pytest.fixture(scope="module")
-def references(bundles: Path, local_ring: Any) -> list[bytes]:
-    """From hosts that nothing happens to, in one hop a step."""
-    with local_ring(bundles / "scored", 3, ring={"pieces": 1}) as client:
-        return [client.generate(PROMPT, seed=5, **request).output for request in REQUESTS]
-
-
-@pytest.mark.parametrize("batch", [1, 2, 3])
-@pytest.mark.parametrize("letter", ["a", "b"])
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_host_lost_between_two_batches(
-    pairs: tuple[Client, Client],
-    references: list[bytes],
-    lose: Callable[..., Loss],
-    batch: int,
-    letter: str,
-    number: int,
-) -> None:
-    """In the first step, whose prompt came in pieces, and in the next one: another host has all of it again."""
-
-    def is_due(hop: stage_pb2.Hop) -> bool:
-        return hop.read.HasField("score") and (hop.read.number, hop.read.score.batch) == (number, batch)
-
-    loss = lose(letter, is_due)
-    result = pairs[0].generate(PROMPT, seed=5, **REQUESTS[1])
-    assert result.output == references[1]
-    assert result.replays >= 1
-
-    def is_whole(hops: list[stage_pb2.Hop]) -> bool:
-        batches = [hop.read.score.batch for hop in hops if not work_of(hop).clean]
-        return b"".join(work_of(hop).clean for hop in hops).startswith(PROMPT) and batches[:3] == [1, 2, 3]
-
-    assert any(is_whole(hops) for hops in loss.instead), "it reads all that was read, and gets every batch"

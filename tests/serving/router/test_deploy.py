@@ -15,7 +15,7 @@ import pytest
 from onesweep.serving.cli.deploy import deploy, read_release, roll_back
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import AsyncClient, Client, Result, RouterError
+from onesweep.serving.client.client import AsyncClient, Client, RouterError
 from onesweep.serving.router.topology import local_topology
 from onesweep.serving.v1 import router_pb2
 from onesweep.stages.checkpoint.release_store import read_release_manifest
@@ -25,16 +25,11 @@ from onesweep.stages.v1 import stage_pb2
 from tests.conftest import until
 from tests.serving.conftest import describe
 from tests.serving.harm import harm_with
-from tests.serving.releases import REQUESTS, Texts, answer, composed
+from tests.serving.releases import REQUESTS, Texts, answer
 
 pytestmark = pytest.mark.slow
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def third(bundles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return composed(tmp_path_factory.mktemp("third"), bundles / "own", scorer=bundles / "other" / "ar")
 
 
 @pytest.fixture(scope="module")
@@ -136,34 +131,6 @@ def test_no_request_fails_or_mixes_weights(
     assert "nats on its probe text" in out
 
 
-def test_a_new_release_finds_nothing_of_the_old_ones_memory(
-    at: Callable[[Path], None], old: Path, new: Path, caller: Client
-) -> None:
-    prompt = "The sea was calm, and the ship lay still. " * 7
-
-    def cached() -> Result | None:
-        result = caller.generate(prompt, mode="ar", max_bytes=12, seed=3)
-        return result if result.cached_tokens else None
-
-    at(old)
-    before = until(cached)
-    at(new)
-    first = caller.generate(prompt, mode="ar", max_bytes=12, seed=3)
-    assert first.cached_tokens == 0
-    assert first.output != before.output
-    assert until(cached).output == first.output
-    at(old)
-    assert until(cached).output == before.output
-
-
-def test_what_is_served_already_changes_nothing(
-    at: Callable[[Path], None], new: Path, router: str, onesweep: Run
-) -> None:
-    at(new)
-    code, out, _ = onesweep("deploy", new, "--router", router)
-    assert (code, out) == (0, f"release {read_release_manifest(new).name} is served already: nothing to do\n")
-
-
 def test_a_host_that_was_down_serves_what_the_others_serve(
     at: Callable[[Path], None],
     line: Deployment,
@@ -205,20 +172,6 @@ def test_a_router_that_is_started_anew_serves_the_same(
         assert {key: answer(client, key) for key in ("local", "ar", "sweep")} == {
             key: texts["old"][key] for key in ("local", "ar", "sweep")
         }
-
-
-def test_two_releases_are_held_and_no_more(
-    at: Callable[[Path], None], line: Deployment, old: Path, new: Path, third: Path, caller: Client
-) -> None:
-    at(old)
-    at(new)
-    at(third)
-    due = [read_release_manifest(bundle).name for bundle in (new, third)]
-    assert (caller.status().previous, caller.status().release) == tuple(due)
-    for host in line.topology.hosts:
-        assert [release.name for release in describe(host.address).releases] == due
-    for shelf in (line.directory / "shelves").iterdir():
-        assert {path.name for path in shelf.iterdir() if path.is_dir()} == set(due)
 
 
 def test_one_deployment_at_a_time(at: Callable[[Path], None], router: str, old: Path, new: Path) -> None:

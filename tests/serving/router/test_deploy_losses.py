@@ -1,68 +1,25 @@
 """Deployments that lose their router, or do without a host."""
 
-import asyncio
 import json
-import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onesweep.serving.cli.deploy import deploy, read_release
-from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, RouterError
-from onesweep.serving.router.active_release import RouterParts
-from onesweep.serving.router.topology import HostEntry, Topology, local_topology
+from onesweep.serving.client.client import Client
+from onesweep.serving.router.topology import HostEntry, Topology
 from onesweep.stages.checkpoint.release_store import read_release_manifest
-from onesweep.stages.errors import CheckpointError
 from onesweep.stages.host.host import HostSettings
-from onesweep.stages.host.loading import Loader
 from onesweep.stages.host.server import StageServer, StageSettings
 from tests.conftest import until, wait_ready
-from tests.serving.conftest import describe
-from tests.serving.releases import REQUESTS, Texts, answer
+from tests.serving.releases import Texts, answer
 
 pytestmark = pytest.mark.slow
 
 Run = Callable[..., tuple[int, str, str]]
-
-DIES_IN_THE_TRIAL = """
-import os, signal, sys
-import onesweep.serving.router.rollout
-from onesweep.serving.cli.__main__ import main
-
-async def killed(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-onesweep.serving.router.rollout.smoke_test = killed
-sys.exit(main(sys.argv[4:]))
-"""
-
-
-def test_a_router_that_dies_in_the_first_deployment_goes_on_with_what_it_served(
-    old: Path, new: Path, texts: dict[str, Texts]
-) -> None:
-    def place(name: str, command: list[str]) -> list[str]:
-        """The router's own command stands behind the script: that is how a deployment knows its processes."""
-        is_server = name == "router" and "-m" in command
-        return [sys.executable, "-P", "-c", DIES_IN_THE_TRIAL, *command[1:]] if is_server else command
-
-    topology = local_topology(3, 3, old, free_port_block(4) + 1)
-    with temporary_deployment(topology, old, place=place) as running:
-        with pytest.raises(RouterError):
-            deploy(partial(AsyncClient, topology.router), read_release(new), [], print, 120)
-        for host in topology.hosts:
-            assert describe(host.address).releases[-1].name == read_release_manifest(new).name
-        running.revive("router")
-        running.wait_ready()
-        with Client(topology.router) as client:
-            assert client.status().release == read_release_manifest(old).name
-            assert {key: answer(client, key) for key in REQUESTS} == texts["old"]
 
 
 def of_whole_models(hosts: int, checkpoint: Path) -> Topology:
@@ -126,31 +83,3 @@ def test_two_routers_switch_together_or_not_at_all(old: Path, new: Path, tmp_pat
     wait_ready(second)
     code, out, err = onesweep("deploy", new, *both)
     assert (code, out.count("modes that work"), served(warns=False)) == (0, 1, [after, after]), err
-
-
-def test_no_host_goes_on_with_a_release_that_the_router_cannot_read(
-    old: Path, new: Path, tmp_path: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topology = of_whole_models(1, old)
-    start(servers, topology.hosts[0], old, tmp_path)
-    servers.router(topology, old, shelf=tmp_path / "router")
-    wait_ready(topology.router)
-    asked, ended = threading.Event(), threading.Event()
-
-    async def without_end(loader: Loader, name: str, keep: set[str]) -> None:
-        asked.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    def unreadable(directory: Path) -> RouterParts:
-        assert asked.wait(60)
-        raise CheckpointError("it is damaged")
-
-    monkeypatch.setattr(Loader, "load", without_end)
-    monkeypatch.setattr(RouterParts, "read", unreadable)
-    with pytest.raises(RequestRefused, match="it is damaged"):
-        deploy(partial(AsyncClient, topology.router), read_release(new), [], print, 120)
-    assert ended.wait(60)
-    assert not (tmp_path / "h-1" / read_release_manifest(new).name).exists()

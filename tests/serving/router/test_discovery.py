@@ -1,8 +1,6 @@
 """A router that learns its hosts from a registry."""
 
-import asyncio
 import json
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,10 +67,6 @@ def test_of_too_many_the_known_stay() -> None:
     Topology(tuple(kept))
 
 
-def test_where_a_block_is_missing_its_sentence_is_heard() -> None:
-    assert fitting(RING[:1], RING, 3, LOOPBACK_ONLY) == RING[:1]
-
-
 async def test_a_ring_is_told_of_changes(registry_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """And keeps its hosts where the new ones make no ring."""
     registry, told = open_registry(settings_of(registry_url)), []
@@ -84,22 +78,6 @@ async def test_a_ring_is_told_of_changes(registry_url: str, caplog: pytest.LogCa
         await eventually(lambda: [each for each in caplog.messages if "block 0 is missing" in each])
         async with jobs(registry.register(PARIS)):
             await eventually(lambda: told == [["paris", "tokyo"]])
-
-
-def test_a_router_waits_for_a_whole_ring(registry_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    registry = open_registry(settings_of(registry_url))
-
-    async def scene() -> Any:
-        waiting = asyncio.create_task(asyncio.to_thread(await_topology, registry.settings, "127.0.0.1:7700"))
-        async with jobs(registry.register(TOKYO)):
-            await eventually(lambda: [message for message in caplog.messages if "block 0 is missing" in message])
-            async with jobs(registry.register(PARIS)):
-                return await waiting
-
-    topology = asyncio.run(scene())
-    assert [host.name for host in topology.hosts] == ["paris", "tokyo"]
-    assert topology.router == "127.0.0.1:7700"
 
 
 def test_hosts_are_not_waited_for_longer_than_asked(registry_url: str) -> None:
@@ -122,26 +100,3 @@ def test_the_doctor_examines_hosts_that_are_registered(
 
     report = until(examined, 60)
     assert [machine["name"] for machine in report["machines"]] == ["router", "whole"]
-
-
-@pytest.mark.parametrize("command", ["router", "doctor"])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--topology", "t.toml", "--registry", "etcd://127.0.0.1:1/x"), "give either --topology FILE, or --registry"),
-        (("--registry", "consul://127.0.0.1:1/x"), "must be etcd://HOST:PORT[,HOST:PORT]/PREFIX"),
-        (("--registry-key", "k.pem", "--topology", "t.toml"), "--registry-key says how to reach a registry"),
-    ],
-)
-def test_a_command_is_told_where_hosts_are(
-    command: str, arguments: tuple[str, ...], message: str, onesweep: Run
-) -> None:
-    code, _, err = onesweep(command, *arguments)
-    assert code == 2
-    assert message in err
-
-
-def test_without_etcd_a_router_does_not_start(unused_port: int, onesweep: Run) -> None:
-    code, _, err = onesweep("router", "--registry", f"etcd://127.0.0.1:{unused_port}/onesweep")
-    assert code == 1
-    assert f"(127.0.0.1:{unused_port} refuses connections)" in err

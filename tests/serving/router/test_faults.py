@@ -114,32 +114,9 @@ def test_a_deadline_ends_the_request_everywhere(victim: Deployment, client: Clie
     until(lambda: client.status().requests == 0)
 
 
-def test_a_router_that_is_told_to_stop_ends_what_it_began(victim: Deployment, client: Client) -> None:
-    request = Request(client)
-    router: Any = victim._process("router")
-    router.terminate()
-    request.join(30)
-    assert request.result is not None, request.error
-    assert request.result.output_bytes == LONG["max_bytes"]
-    assert router.wait(15) == 0
-    until(lambda: sessions(victim) == 0)
-    with pytest.raises(RouterError, match="no router answers at"):
-        client.generate(PROMPT, max_bytes=5)
-
-    victim.revive("router")
-    wait_ready(victim.topology.router)
-    assert client.generate(PROMPT, max_bytes=40).output_bytes == 40
-
-
 def test_a_killed_router_leaves_no_sessions(victim: Deployment, client: Client) -> None:
     request = Request(client)
     os.kill(victim.processes["router"], signal.SIGKILL)
     request.join(30)
     assert request.error is not None
     until(lambda: sessions(victim) == 0, 5)
-
-
-def test_a_host_that_is_told_to_stop_exits_0(victim: Deployment) -> None:
-    host: Any = victim._process("host-3")
-    host.terminate()
-    assert host.wait(15) == 0

@@ -11,11 +11,6 @@ from onesweep.stages.v1 import stage_pb2
 from tests.stages.hops import step
 
 
-def test_nothing_read_is_nothing_replayed() -> None:
-    first = step(clean=b"prompt", remaining=3)
-    assert Journal().replay(first) is first
-
-
 @given(st.lists(st.binary(min_size=1, max_size=9), min_size=2, max_size=8))
 def test_sweeps_keep_their_pieces(chunks: list[bytes]) -> None:
     journal, start = Journal(), 0
@@ -55,16 +50,6 @@ def test_steps_that_hosts_draft_by_themselves(prompt: bytes, written: bytes, ste
     assert (after.number, after.start, after.clean) == (2 + steps, len(prompt) + len(written) - 1, written[-1:])
     assert after.sample.remaining == 400 - len(written)
     assert journal.replay(after).clean == prompt + written
-
-
-def test_guesses_that_were_wrong_are_forgotten() -> None:
-    journal = Journal()
-    journal.add(step(clean=b"promptGUESS", draft=5), start=8)
-    assert journal.text == b"promptGU"
-    journal.add(step(start=8, clean=b"xyz", draft=2), start=9)
-    assert journal.text == b"promptGUx"
-    again = journal.replay(step(number=2, start=9, clean=b"ab", draft=1))
-    assert again.clean == b"promptGUxab"
 
 
 def test_candidates_keep_every_read() -> None:

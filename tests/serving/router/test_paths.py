@@ -82,15 +82,6 @@ def test_hosts_that_have_a_text_in_memory_are_taken() -> None:
     assert keeping(even(), b=3) == "a x", "one alone is of no use"
 
 
-def test_but_not_where_they_are_busier_or_farther() -> None:
-    links = even()
-    links[1].sessions = 1
-    assert keeping(links, b=3, y=3) == "a x"
-    links[0].sessions = 1
-    assert keeping(links, b=3, y=3) == "b y"
-    assert keeping(square(), b=3, y=3) == "a x"
-
-
 def test_a_host_keeps_what_it_said_last() -> None:
     (link, *_) = links = even()
     keeping(links, a=2)
@@ -103,12 +94,6 @@ def test_a_host_keeps_what_it_said_last() -> None:
     keeping(links, a=2)
     link.forget_prefixes()
     assert (link.kept(PREFIXES), link.prefix_version) == (0, 0)
-
-
-def test_a_busy_one_is_left() -> None:
-    links = square()
-    links[0].sessions = 10
-    assert names(links) == "b y"
 
 
 @pytest.mark.parametrize("lost", ["a", "x"])
@@ -133,20 +118,6 @@ def test_a_link_that_failed_is_gone_round() -> None:
     assert names(square(), suspects=suspects) == "a x", "by then its hosts say what is wrong"
 
 
-def test_a_host_that_failed_this_request_is_worse_than_links_that_failed_others() -> None:
-    suspects = Suspects()
-    for pair in (("b", "y"), ("y", "b"), ("a", "y"), ("y", "a")):
-        suspects.add(*pair)
-    assert names(square(), ("a",), suspects=suspects) == "b x"
-    assert names(square(), ("x",), suspects=suspects) == "b y"
-
-
-def test_a_link_that_is_cut_leads_nowhere() -> None:
-    one = [make("a", (0,), x="cut", y=50.0), make("x", (1,), a=1.0), make("y", (1,), a=50.0)]
-    assert names(one) == "a y"
-    assert names(one[:2]) is None
-
-
 def test_other_weights_are_not_mixed_in() -> None:
     links = square()
     exchange(links[0], release("other"))
@@ -168,18 +139,6 @@ def test_a_host_takes_part_with_each_release_that_it_has_loaded() -> None:
 
 def exchange(link: HostLink, *releases: stage_pb2.Release) -> None:
     link.hear(stage_pb2.DescribeResponse(releases=releases, links=link.info.links))
-
-
-def test_one_host_can_be_a_whole_path() -> None:
-    whole = make("w", (0, 1), rtt_ms=100.0)
-    assert names([*square(), whole]) == "a x"
-    assert names([whole]) == "w"
-    assert names([*square()[:1], whole]) == "w"
-
-
-def test_a_way_that_ends_too_early_is_none() -> None:
-    assert names([make("a", (0,), x=1.0, parts=3), make("x", (1,), a=1.0, parts=3)]) is None
-    assert names([make("a", (0,), z=1.0, parts=3), make("z", (2,), a=1.0, parts=3)]) is None
 
 
 @given(st.lists(st.integers(1, 100), min_size=12, max_size=12), st.sets(st.integers(0, 5)))

@@ -11,7 +11,6 @@ import pytest
 from onesweep.serving.client.client import Client
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.messages import AnyWork, Work, work_of
-from tests.serving.pretrained import ids, text_of, write_model, written
 from tests.serving.router.conftest import Loss
 from tests.serving.router.test_session import tried
 from tests.stages.hops import step
@@ -44,15 +43,6 @@ def test_the_text_and_what_it_takes_are_the_same(rings: tuple[Client, Client], n
     # three hops instead of one, each with an envelope of its own
     for one, several in zip(whole.wire_bytes, cut.wire_bytes, strict=True):
         assert one * 0.99 < several < one + 2000
-
-
-def test_tokens_travel_in_pieces(tmp_path: Path, local_ring: Any) -> None:
-    stages, prompt = write_model(tmp_path), "the sea and a ship " * 60
-    tokens = ids(prompt)
-    assert len(tokens) > 256
-    with local_ring(tmp_path, 3) as client:
-        result = client.generate(prompt, mode="ar", max_tokens=6, temperature=0.0)
-    assert result.text == text_of(written(stages, tokens, 6))
 
 
 # When something happens under way

@@ -11,16 +11,12 @@ import torch
 
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, Result
-from onesweep.serving.router import paths
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.host.prefixes import PrefixStore
 from onesweep.stages.model.prefill import ATTEND_POSITIONS
-from onesweep.stages.wire.messages import work_of
 from onesweep.stages.wire.status import StatusError
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import until, wait_ready
-from tests.serving.pretrained import write_model
-from tests.serving.router.conftest import Loss
 
 TALE = "The sea was calm, and the ship lay still. " * 7
 MODES: dict[str, dict[str, Any]] = {
@@ -114,17 +110,6 @@ def test_modes_of_the_same_weights_share_it(client: Client) -> None:
     assert other.cached_tokens == 0, "hidden states that were rounded give other keys and values"
 
 
-def test_tokens_of_a_pretrained_model(tmp_path: Path, local_ring: Any) -> None:
-    write_model(tmp_path)
-    prompt, settings = "the sea and a ship " * 60, {"mode": "ar", "max_tokens": 6, "temperature": 0.0}
-    with local_ring(tmp_path, 3) as client:
-        anew = client.generate(prompt, **settings)
-        again = until(lambda: cached(client.generate(prompt, **settings)))
-    assert again.output == anew.output
-    assert again.cached_tokens % ATTEND_POSITIONS == 0
-    assert again.cached_tokens >= 256
-
-
 # When hosts and routers come and go
 
 
@@ -139,23 +124,6 @@ def test_a_restarted_router_finds_it(
         after = client.generate(prompt, seed=6, **MODES["ar"])
     assert after.output == before.output
     assert after.cached_tokens >= before.cached_tokens
-
-
-def test_what_a_restarted_host_lost_is_read_anew(
-    line: Line, module_servers: Any, client: Client, second_turn: Callable[..., tuple[str, Result]], bundles: Path
-) -> None:
-    prompt, before = second_turn("A restarted host", **MODES["ar"])
-    entry = line.topology.hosts[1]
-    line.hosts[entry.name].end()
-    until(lambda: not client.status().ready)
-    line.hosts[entry.name] = module_servers.stage(
-        bundles / "scored", entry.blocks, entry.listen, line.topology.successors(entry), name=entry.name
-    )
-    until(lambda: client.status().ready, 30)
-    after = client.generate(prompt, seed=6, **MODES["ar"])
-    assert (after.output, after.cached_tokens) == (before.output, 0)
-    again = until(lambda: cached(client.generate(prompt, seed=6, **MODES["ar"])))
-    assert again.output == before.output
 
 
 @pytest.mark.parametrize("host", [1, 2])
@@ -189,31 +157,3 @@ def test_one_key_never_finds_what_another_sent(line: Line) -> None:
 
 
 # Replicas
-
-
-def test_a_host_lost_in_a_second_turn(
-    pairs: tuple[Client, Client], lose: Callable[..., Loss], forgetful: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(paths, "PREFIX_MS", 1e5)  # on a busy machine the other hosts may seem nearer
-    prompt, longer = f"Replicas. {TALE}", f"Replicas. {TALE} And so they sailed."
-    pairs[0].generate(prompt, seed=5, **MODES["ar"])
-    until(lambda: cached(pairs[0].generate(prompt, seed=5, **MODES["ar"])))
-    loss = lose("b", lambda hop: work_of(hop).start == whole(prompt) and bool(hop.memory.prefix))
-    result = pairs[0].generate(longer, seed=6, **MODES["ar"])
-    assert loss.lost
-    assert result.output == forgetful.generate(longer, seed=6, **MODES["ar"]).output
-    assert (result.cached_tokens, result.replays >= 1) == (0, True)
-    assert work_of(loss.instead[-1][0]).start == 0, "the other host reads anew"
-
-
-def test_a_prefix_is_told_to_the_hosts_that_open_a_session_only(
-    pairs: tuple[Client, Client], lose: Callable[..., Loss]
-) -> None:
-    loss, prompt = lose("none", lambda hop: False), f"Hops. {TALE}"
-    until(lambda: cached(pairs[0].generate(prompt, seed=5, **MODES["ar"])))
-    hops = [hop for each in loss.hops.values() for hop in each]
-    with_memory = [hop for hop in hops if hop.HasField("memory")]
-    kept = (len(prompt) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
-    assert {work_of(hop).start for hop in with_memory} == {0, kept}
-    assert all(bool(hop.memory.prefix) == (work_of(hop).start == kept) for hop in with_memory)
-    assert all(hop.HasField("read") for hop in with_memory)

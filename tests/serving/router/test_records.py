@@ -1,6 +1,5 @@
 """What an operator sees of a real deployment: figures that add up to the answers, traces, logs."""
 
-import asyncio
 import contextlib
 import json
 import re
@@ -9,20 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from onesweep.serving.cli.__main__ import main
 from onesweep.serving.cli.deployment import Deployment, temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, RequestRefused, Result
-from onesweep.serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RequestRecord, RouterCounters
-from onesweep.serving.router.topology import Topology, local_topology
-from onesweep.serving.v1 import router_pb2, router_pb2_grpc
+from onesweep.serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RouterCounters
+from onesweep.serving.router.topology import local_topology
+from onesweep.serving.v1 import router_pb2
 from onesweep.stages.host.metrics import STAGE_METRICS
-from onesweep.stages.wire.channel import open_blocking_channel
-from onesweep.stages.wire.status import REQUEST_KEY
 from tests.conftest import until
 
 SECRET = "Xyzzy"
@@ -199,21 +194,6 @@ def test_a_sweep_over_three_hosts_has_a_span_a_hop(watched: Deployment, asked: l
     assert all(span["resource"]["attributes"]["service.version"] for span in own)
 
 
-def test_nothing_is_traced_where_the_lot_says_no(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
-    """And texts do not depend on who watches."""
-    from onesweep.stages.telemetry.observability import ObservabilitySettings
-
-    path = tmp_path / "spans"
-    texts = []
-    for share in (0.0, 1.0):
-        seeing = ObservabilitySettings(traces=f"file:{path}", trace_share=share)
-        with local_ring(bundles / "own", 1, seeing=seeing) as client:
-            texts.append(client.generate(PROMPT, mode="ar", max_bytes=6, seed=1).output)
-        written = [json.loads(line)["name"] for line in path.read_text().splitlines()]
-        assert written == ([] if share == 0 else ["sweep", "request"])  # its host traces nothing: it was not told to
-    assert texts[0] == texts[1]
-
-
 # Logs and names
 
 
@@ -236,19 +216,6 @@ def test_every_request_has_a_line_and_no_line_has_a_prompt(watched: Deployment, 
     assert not any(SECRET in path.read_text() for path in watched.directory.glob("*.log"))
 
 
-def test_the_name_is_in_the_metadata_from_the_beginning(watched: Deployment, asked: list[Result]) -> None:
-    with open_blocking_channel(watched.topology.router) as channel:
-        stub = router_pb2_grpc.RouterServiceStub(channel)
-        call = stub.Generate(router_pb2.GenerateRequest(prompt=b"x", mode="local", max_bytes=4), timeout=20)
-        initial = dict(call.initial_metadata())
-        *_, last = call
-        assert initial[REQUEST_KEY] == last.summary.request == dict(call.trailing_metadata())[REQUEST_KEY]
-        failed = stub.Generate(router_pb2.GenerateRequest(mode="local"), timeout=20)
-        with pytest.raises(grpc.RpcError):
-            next(failed)
-        assert dict(failed.trailing_metadata())[REQUEST_KEY] == dict(failed.initial_metadata())[REQUEST_KEY]
-
-
 def test_every_family_of_the_router_is_read() -> None:
     read = RouterCounters().reader(router_pb2.StatusResponse)()
     assert list(read) == [family.name for family in ROUTER_METRICS]
@@ -257,48 +224,4 @@ def test_every_family_of_the_router_is_read() -> None:
         assert all(len(labels) == len(family.labels) for labels in read[family.name])
 
 
-@pytest.mark.parametrize(("due_at", "code"), [(0, "DEADLINE_EXCEEDED"), (1 << 45, "CANCELLED")])
-def test_a_call_that_grpc_ends_was_late_or_given_up(due_at: float, code: str) -> None:
-    figures = RouterCounters()
-    with pytest.raises(asyncio.CancelledError), RequestRecord("ar", due_at, figures):
-        raise asyncio.CancelledError
-    assert figures.modes["ar"].codes == {code: 1}
-
-
-def test_an_error_nobody_foresaw_is_counted_too() -> None:
-    figures = RouterCounters()
-    with pytest.raises(ZeroDivisionError), RequestRecord("local", 1 << 45, figures):
-        raise ZeroDivisionError
-    assert figures.modes["local"].codes == {"UNKNOWN": 1}
-
-
 # Options
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--metrics", "x"], "--metrics 'x' must be HOST:PORT"),
-        (["--metrics", "0.0.0.0:0"], "--metrics 0.0.0.0:0 could be read from other machines"),
-        (["--traces", "10.8.0.1:4317"], "is another machine and traffic is not encrypted"),
-        (["--traces", "file:no/such/folder/file"], "cannot write no/such/folder/file: No such file or directory"),
-        (["--log-format", "xml"], "unknown --log-format 'xml'; choose from text, json"),
-    ],
-)
-@pytest.mark.parametrize("command", ["stage", "host", "router"])
-def test_mistakes_end_in_a_sentence(
-    bundles: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, options: list[str], sentence: str
-) -> None:
-    topology: Topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
-    path = tmp_path / "topology.toml"
-    path.write_text(topology.to_toml())
-    checkpoint = ["--checkpoint", str(bundles / "own")]
-    arguments = {
-        "stage": ["stage", *checkpoint, "--blocks", "0,1,2", "--listen", topology.hosts[0].listen],
-        "host": ["host", topology.hosts[0].name, "--topology", str(path), *checkpoint],
-        "router": ["router", "--topology", str(path), *checkpoint],
-    }
-    assert main([*arguments[command], *options]) == 2
-    printed = capsys.readouterr().err
-    assert sentence in printed.splitlines()[-1]
-    assert "Traceback" not in printed

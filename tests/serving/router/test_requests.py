@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,6 @@ from tests.conftest import wait_ready
 PROMPT = b"The sea was calm. The sea was "
 
 
-@pytest.fixture(scope="module")
-def unwarmed(bundles: Path, local_ring: Any) -> Iterator[Client]:
-    """Of a ring without keep-warm messages."""
-    with local_ring(bundles / "own", 3, ring={"keep_warm_s": 0.0}) as client:
-        yield client
-
-
 @pytest.mark.parametrize("mode", ["sweep", "chunked", "resample", "ar", "ar-speculative", "local"])
 def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
     whole = client.generate(PROMPT, mode=mode, max_bytes=70, seed=9)
@@ -39,13 +31,6 @@ def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
     a_piece_a_sweep = dict.fromkeys(("chunked", "resample", "ar", "ar-speculative"), last.sweeps)
     assert len(pieces) == {"sweep": 1, "local": math.ceil(70 / SYMBOLS_PER_TURN), **a_piece_a_sweep}[mode]
     assert whole.text == whole.output.decode(errors="replace")
-
-
-def test_sweep_is_chunked_with_one_chunk(unwarmed: Client) -> None:
-    client = unwarmed
-    sweep = client.generate(PROMPT, mode="sweep", max_bytes=50, seed=2)
-    assert client.generate(PROMPT, mode="chunked", chunk=50, max_bytes=50, seed=2).output == sweep.output
-    assert client.generate(PROMPT, mode="chunked", chunk=500, max_bytes=50, seed=2).output == sweep.output
 
 
 def test_a_seed_of_64_bits_arrives_whole(client: Client) -> None:

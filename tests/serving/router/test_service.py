@@ -3,16 +3,13 @@
 import asyncio
 import contextlib
 import re
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.cli.ports import free_port_block
@@ -23,7 +20,6 @@ from onesweep.serving.router.server import SERVICE, _first
 from onesweep.serving.router.settings import RouterSettings
 from onesweep.serving.router.topology import local_topology
 from onesweep.stages.checkpoint.release_store import ReleaseStore, read_release_manifest
-from onesweep.stages.errors import ServiceError
 from onesweep.stages.wire.channel import open_blocking_channel
 from tests.conftest import until, wait_ready
 
@@ -80,45 +76,6 @@ def test_a_router_that_stops_ends_what_it_began_and_takes_no_more(bundles: Path,
         assert isinstance(result, Result)
         assert result.output_bytes == 200
     router.ended.result(60)
-
-
-def test_a_job_that_must_not_end_ends_the_router(
-    bundles: Path, servers: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def fail(self: Ring) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(Ring, "watch", fail)
-    router = servers.router(local_topology(1, 3, bundles / "own", free_port_block(2) + 1), bundles / "own")
-    with pytest.raises(ServiceError, match="the router cannot go on: its log says what ended"):
-        router.ended.result(60)
-    assert any(record.exc_info and record.exc_info[0] is ZeroDivisionError for record in caplog.records)
-
-
-def answers(client: Client) -> bool:
-    with contextlib.suppress(RouterError):
-        client.status()
-        return True
-    return False
-
-
-@pytest.mark.slow
-def test_latency_counts_the_wait_for_hosts(bundles: Path, servers: Any) -> None:
-    topology = local_topology(1, 3, bundles / "own", free_port_block(2) + 1)
-    servers.router(topology, bundles / "own", ring={"hop_timeout_s": 60.0})
-    with Client(topology.router) as client, ThreadPoolExecutor(1) as thread:
-        until(lambda: answers(client), 30)
-        asked = thread.submit(client.generate, "x", max_bytes=4)
-        until(lambda: client.status().requests == 1)
-        time.sleep(1.0)
-        servers.hosts(topology, bundles / "own")
-        assert asked.result().latency_ms >= 900
-
-
-def test_reflection_lists_the_services(deployment: Deployment) -> None:
-    with open_blocking_channel(deployment.topology.router) as channel:
-        found = ProtoReflectionDescriptorDatabase(channel).get_services()
-    assert set(found) == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 
 def test_status_tells_what_can_be_served(deployment: Deployment) -> None:

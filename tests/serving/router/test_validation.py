@@ -13,14 +13,9 @@ import pytest
 from onesweep.serving.cli.deployment import Deployment
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client, RequestRefused, RouterError
-from onesweep.serving.router.settings import AdmissionSettings
 from onesweep.serving.router.topology import local_topology
 from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.checkpoint.checkpoint import save_ar, write_manifest
-from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.pipeline import ArModel
+from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.wire.channel import open_blocking_channel
 from tests.conftest import until
 
@@ -41,16 +36,11 @@ def sentence(err: str) -> str:
         (["x" * 500, "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*context is 512: shorten"),
         (["x" * (1 << 20) + "x"], "at most 1048576 can be sent: shorten it"),
         (["x", "--mode", "magic"], "unknown mode 'magic'; served here: sweep, chunked, resample, ar"),
-        (["x", "--mode", "ar-speculativ"], "unknown mode 'ar-speculativ' .did you mean ar-speculative"),
         (["x", "--chunk", 8], "mode auto chooses chunk itself: leave it out, or name a mode"),
-        (["x", "--mode", "swéep"], "unknown mode 'swéep'"),
         (["x", "--mode", "chunked", "--chunk", 0], "chunk must be a whole number from 1"),
         (["x", "--temperature", -1], "temperature must be from 0 to 100, not -1"),
         (["x", "--temperature", "nan"], "temperature must be from 0 to 100, not nan"),
-        (["x", "--temperature", "inf"], "temperature must be from 0 to 100, not inf"),
         (["x", "--top-p", 0], "top_p must be above 0, not 0"),
-        (["x", "--top-p", 1.01], "top_p must be at most 1, not 1.01"),
-        (["x", "--top-p", "nan"], "top_p must be above 0, not nan"),
         (["x", "--min-p", 2], "min_p must be from 0 to 1, not 2"),
         (["x", "--mode", "ar", "--top-k", 257], "top_k must be 0 to 256, not 257: the model has no more bytes"),
         (
@@ -59,29 +49,20 @@ def sentence(err: str) -> str:
         ),
         (["x", "--mode", "local", "--candidates", 4, "--min-p", 0.1], "mode local draws candidates without min_p"),
         (["x", "--max-bytes", 0], "max_bytes must be a whole number from 1"),
-        (["x", "--max-bytes", 1 << 32], "max_bytes must be a whole number from 1"),
-        (["x", "--seed", -1], "seed must be a whole number from 0"),
         (["x", "--seed", 1 << 64], "seed must be a whole number from 0"),
-        (["x", "--steps", 0], "steps must be a whole number from 1"),
         (["x", "--mode", "sweep", "--steps", 65], "steps must be a whole number from 1 to 64, not 65"),
         (["x", "--mode", "sweep", "--sampler", "sde"], "unknown sampler 'sde' .did you mean ode"),
         (["x", "--mode", "sweep", "--codec", "zip"], "mode sweep has no codec 'zip'; choose from fp32, int8, int4"),
         (["x", "--mode", "ar", "--codec", "int4"], "mode ar has no codec 'int4'; choose from fp32, int8"),
         (["x", "--mode", "ar-speculative", "--drafter", "oracle"], "unknown drafter 'oracle'; choose from hosts, both"),
-        (["x", "--mode", "ar-speculative", "--draft", 0], "draft must be a whole number from 1"),
         (["x", "--mode", "ar-speculative", "--draft", 33], "draft must be a whole number from 1 to 32, not 33"),
-        (["x", "--mode", "resample", "--codec", "int4"], "mode resample has no codec 'int4'; choose from fp32, int8"),
         (["x", "--mode", "resample", "--scorer", "oracle"], "unknown scorer 'oracle'; choose from scorer, ar"),
-        (["x", "--mode", "resample", "--scorer", "örakel"], "unknown scorer 'örakel'"),
         (
             ["x", "--mode", "resample", "--scorer", "scorer"],
             "scorer 'scorer' cannot be served: the hosts have no scorer/ in their checkpoint; choose from ar",
         ),
-        (["x", "--mode", "resample", "--candidates", 0], "candidates must be a whole number from 1"),
         (["x", "--mode", "resample", "--candidates", 1025], "candidates must be a whole number from 1 to 1024, not"),
-        (["x", "--mode", "resample", "--chunk", 0], "chunk must be a whole number from 1"),
         (["x", "--mode", "resample", "--temperature", 0], "give a temperature above 0, or use mode ar"),
-        (["x" * 500, "--mode", "resample", "--max-bytes", 13], r"prompt \(500 bytes\) and output \(13\).*512: shorten"),
         (["x", "--timeout-s", -1], "timeout_s must be above 0"),
     ],
 )
@@ -91,39 +72,10 @@ def test_a_wrong_value_is_named(deployment: Deployment, onesweep: Run, arguments
     assert re.search(says, sentence(err)), err
 
 
-@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:", "127.0.0.1:99999", "::1:80", "127.0.0.1:²"])
-def test_an_address_that_is_none(onesweep: Run, address: str) -> None:
-    code, _, err = onesweep("generate", "x", "--router", address)
-    assert code == 2
-    assert "must be HOST:PORT" in sentence(err)
-
-
 def test_bytes_that_are_no_text_on_the_command_line(onesweep: Run) -> None:
     code, _, err = onesweep("generate", os.fsdecode(b"caf\xe9"), "--router", "127.0.0.1:1")
     assert code == 2
     assert "the prompt is not UTF-8" in sentence(err)
-
-
-def test_no_router(onesweep: Run) -> None:
-    address = f"127.0.0.1:{free_port_block(1)}"
-    for command in (["generate", "x"], ["compare", "x", "--modes", "ar"], ["status"]):
-        code, _, err = onesweep(*command, "--router", address)
-        assert code == 1
-        assert f"no router answers at {address}; start one with `onesweep up`" in sentence(err)
-
-
-def test_a_host_is_no_router(deployment: Deployment, onesweep: Run) -> None:
-    code, _, err = onesweep("generate", "x", "--router", deployment.topology.hosts[0].address)
-    assert code == 1
-    assert "is no router" in sentence(err)
-
-
-def test_compare_prints_a_mode_that_fails_among_the_others(deployment: Deployment, onesweep: Run) -> None:
-    router = deployment.topology.router
-    code, out, err = onesweep("compare", "x", "--modes", "local,magic", "--router", router, "--max-bytes", 8)
-    assert (code, err) == (1, "")
-    assert "unknown mode 'magic'" in out
-    assert "local:" in out
 
 
 # Without our client
@@ -179,17 +131,6 @@ def test_a_call_without_a_deadline_is_served(stub: router_pb2_grpc.RouterService
 # Routers whose hosts cannot serve
 
 
-def test_requests_over_the_limit_are_sent_away(bundles: Path, local_ring: Any) -> None:
-    with local_ring(bundles / "own", 1, admission=AdmissionSettings(request_limit=1, queue_limit=0)) as client:
-        stream = client.stream("x", mode="ar", max_bytes=500)
-        next(stream)
-        with pytest.raises(RouterError, match="1 requests are under way, the limit") as caught:
-            client.generate("x", mode="local", max_bytes=4)
-        assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert caught.value.retry_after_ms == 1000
-        stream.close()
-
-
 def test_hosts_with_different_weights(bundles: Path, servers: Any) -> None:
     topology = local_topology(2, 3, bundles / "own", free_port_block(3) + 1)
     first, second = topology.hosts
@@ -220,28 +161,8 @@ def test_modes_that_lack_weights_say_which(bundles: Path, tmp_path: Path, local_
             assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_a_drafter_with_a_smaller_context_is_the_limit(bundles: Path, tmp_path: Path, local_ring: Any) -> None:
-    mixed = tmp_path / "mixed"
-    shutil.copytree(bundles / "own", mixed)
-    shutil.rmtree(mixed / "local")
-    small = Architecture(parts=1, layers=1, width=32, heads=2, context_length=64, code_dim=32, condition_dim=16)
-    write_manifest(mixed / "local", Manifest("ar", small, (None,), probe_text=PROBE_TEXT))
-    save_ar(mixed / "local", ArModel(small))
-    with local_ring(mixed, 1) as client:
-        assert client.generate("x", mode="resample", max_bytes=63).output_bytes == 63
-        with pytest.raises(RequestRefused, match="need a context of 65 bytes in mode resample, the drafter has 64"):
-            client.generate("x", mode="resample", max_bytes=64)
-
-
 def _reasons(client: Client) -> str:
     try:
         return " ".join(host.reason for host in client.status().hosts)
     except RouterError:
         return ""
-
-
-def test_status_shows_the_hosts(deployment: Deployment, onesweep: Run) -> None:
-    code, out, _ = onesweep("status", "--router", deployment.topology.router)
-    assert code == 0
-    assert "router ready; modes sweep, chunked, resample, ar, ar-speculative, local, auto; 0 of 64 requests" in out
-    assert [line.split()[0] for line in out.splitlines()[1:]] == ["host-1", "host-2", "host-3", "release"]

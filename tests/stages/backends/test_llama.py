@@ -17,10 +17,9 @@ from torch.nn import functional as F
 
 from onesweep.stages.backends import BACKENDS, attention, backend_named
 from onesweep.stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, GrowingPiece, StageRunner
-from onesweep.stages.backends.packed_llama import PRODUCT_ROWS, Int8Product, Product
+from onesweep.stages.backends.packed_llama import Int8Product, Product
 from onesweep.stages.backends.rows import independent_rows
 from onesweep.stages.backends.runner_checks import OneAtATime, StageProbe
-from onesweep.stages.errors import InputError
 from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
 from onesweep.stages.model.pipeline import new_caches
 from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages
@@ -80,21 +79,6 @@ def test_no_rows_depend_on_others(key: tuple[LlamaArchitecture, int]) -> None:
     assert not isinstance(runner_of("torch", key), OneAtATime)
 
 
-@pytest.mark.parametrize("key", [(SHAPES[3], 2), (OPTIONS["experts"], 0)], ids=["dense", "experts"])
-def test_no_rows_depend_on_others_on_two_threads(key: tuple[LlamaArchitecture, int]) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        assert not isinstance(backend_named("torch").stage(copy.deepcopy(STAGES[key])), OneAtATime)
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=SHAPES.index)
-def test_no_rows_of_a_graph_depend_on_others(backend: str, shape: LlamaArchitecture) -> None:
-    assert not isinstance(runner_of(backend, (shape, shape.parts - 1)), OneAtATime)
-
-
 @settings(deadline=None, max_examples=20)
 @given(
     name=st.sampled_from(BACKENDS),
@@ -117,30 +101,6 @@ def test_a_few_positions_give_what_they_give_one_by_one(name: str, key, few: int
     if stage.is_last:
         logits = runner.next_byte([hidden, *[x[:1] for x in one_by_one]])
         assert torch.equal(logits[0], torch.cat(logits[1:]))
-
-
-def test_a_mixture_is_refused_where_it_is_not_computed() -> None:
-    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-    with pytest.raises(InputError, match="does not run mixtures of experts: choose --backend torch"):
-        backend_named("onnxruntime").stage(copy.deepcopy(STAGES[OPTIONS["experts"], 0]))
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_gives_what_it_gives_one_by_one(name: str) -> None:
-    """A prompt of 17 positions, and pieces after it."""
-    key = (OPTIONS[name], 0)
-    stage, runner = STAGES[key], runner_of("torch", key)
-    known = source(stage, (30,))
-    whole, pieces, beside = (clean(stage, 0, 0).caches for _ in range(3))
-    for caches in (whole, pieces, beside):
-        for cache in caches:
-            cache.keys, cache.values = (x.new_zeros(*x.shape[:2], 40, x.shape[3]) for x in (cache.keys, cache.values))
-    parts = known.split([17, 6, 1, 1, 5])
-    found = torch.cat([runner.read([CleanPiece(x, pieces, len(x) if i else 0)])[0] for i, x in enumerate(parts)])
-    assert torch.allclose(found, stage.read(known[None], whole)[0], atol=1e-4, rtol=1e-4)
-    runner.read([CleanPiece(known[:17], beside)])
-    one_by_one = [runner.read([CleanPiece(x, beside), clean(stage, 3, 9)])[0] for x in known[17:].split(1)]
-    assert torch.equal(torch.cat(one_by_one), found[17:])
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -176,13 +136,6 @@ def test_branches_see_the_sequence_and_themselves(backend: str, key, at_once: in
     assert all(cache.length == 9 for cache in piece.caches)
 
 
-def test_a_stages_matrices_are_held_once(backend: str) -> None:
-    stage = copy.deepcopy(STAGES[TINY, 2])
-    backend_named(backend).stage(stage)
-    assert stage.head.weight.numel() == 0
-    assert all(layer.qkv.weight.numel() == 0 for layer in stage.layers)
-
-
 @pytest.mark.parametrize("key", [(TINY, 1), (OPTIONS["capped window"], 0)], ids=["plain", "window"])
 def test_continuations_grow_as_they_would_be_read(backend: str, key: tuple[LlamaArchitecture, int]) -> None:
     stage, near = STAGES[key], 1e-4 if backend != "onnxruntime-int8" else 0.1
@@ -208,19 +161,6 @@ def test_a_product_is_a_product(monkeypatch: pytest.MonkeyPatch, is_packed: bool
     expected = linear(x)
     assert torch.allclose(Product(linear)(x), expected, atol=1e-5)
     assert Product.rows([3], 64).total == (4 if is_packed else independent_rows(torch.get_num_threads()))
-
-
-def test_a_product_of_any_number_of_rows_is_one_of_few_sizes() -> None:
-    """Each size is a kernel that oneDNN compiles and keeps."""
-    sizes = set()
-    for count in range(1, 1200):
-        total = Product.rows([count], 64).total
-        assert count <= total <= max(count + 3, 1.25 * count)
-        sizes |= {len(slab) for slab in torch.empty(total).split(PRODUCT_ROWS)}
-    assert len(sizes) == 16
-    torch.manual_seed(0)
-    product, x = Product(torch.nn.Linear(64, 96).requires_grad_(False)), torch.randn(300, 64)
-    assert torch.equal(product(x)[128:256], product(x[128:256]))
 
 
 @pytest.mark.parametrize("instructions", ["", "AVX2"])

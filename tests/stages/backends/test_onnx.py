@@ -4,27 +4,18 @@ import copy
 import importlib
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from onesweep.stages.backends import BACKENDS, DEFAULT_BACKEND, TorchBackend, backend_named
+from onesweep.stages.backends import TorchBackend, backend_named
 from onesweep.stages.backends.base import Backend, CleanPiece
-from onesweep.stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
-from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
-from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError, InputError
 from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.codec import codec_named
-from onesweep.stages.model.pipeline import ArModel, new_caches
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.vocabulary import BYTES
+from onesweep.stages.model.pipeline import ArModel
 from tests.stages.backends.conftest import clean_piece, noisy_piece
 from tests.stages.conftest import make_ar, make_block
 
-WEIGHTS = Path(__file__).resolve().parents[3] / "weights"
-PROMPTS = (b"The old man looked at the sea and said that ", b"It was late when ")
 NAMES = ("onnxruntime", "onnxruntime-int8")
 
 
@@ -82,49 +73,6 @@ def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, width: int) -> N
         assert torch.equal(hidden, torch.cat(one_by_one))
 
 
-def test_matrices_stay_outside_the_graph() -> None:
-    pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-    graphs = importlib.import_module("onesweep.stages.backends.onnx_graphs")
-    stage = make_ar().stages[0]
-    graph = graphs.after_graph(stage, stage.layers[0])
-    assert sum(x.numel() for x in graph.matrices.values()) == 9 * stage.architecture.width**2
-    assert graph.model().ByteSize() < sum(x.nbytes for x in graph.matrices.values()) / 4
-
-
-@pytest.mark.skipif(not WEIGHTS.is_dir(), reason="the shipped weights are not here")
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_shipped_weights_write_the_same_text(exact: Backend, prompt: bytes) -> None:
-    assert _ar_text(exact, prompt) == _ar_text(TorchBackend(), prompt)
-    assert _sweep_text(exact, prompt) == _sweep_text(TorchBackend(), prompt)
-
-
-def _ar_text(backend: Backend, prompt: bytes, count: int = 24) -> bytes:
-    model = load_ar(WEIGHTS / "ar")
-    a = model.architecture
-    stages = [(backend.stage(stage), new_caches(a.layers, a, 128)) for stage in model.stages]
-    text, clean = b"", prompt
-    while len(text) < count:
-        x = torch.tensor(list(clean))
-        for stage, caches in stages:
-            (x,) = stage.read([CleanPiece(x, caches)])
-        (logits,) = stages[-1][0].next_byte([x[-1:]])
-        clean = sample_symbols(logits, 0.8, 7, len(prompt) + len(text))
-        text += clean
-    return text
-
-
-def _sweep_text(backend: Backend, prompt: bytes, count: int = 32) -> bytes:
-    partition = read_manifest(WEIGHTS / "chain").partition
-    plan, boundary = SweepPlan(7, len(prompt), count, 4, 0.8), None
-    for block in load_chain(WEIGHTS / "chain"):
-        a = block.architecture
-        caches = new_caches(a.layers, a, len(prompt))
-        work = BlockWork(a, block.index, partition, caches, plan, codec_named("int8"), BYTES.decode(prompt), boundary)
-        boundary = run_unbatched(work, backend.block(block))
-    assert isinstance(boundary, bytes)
-    return boundary
-
-
 # What can go wrong
 def test_an_export_that_does_not_match_is_refused(exact, monkeypatch) -> None:
     graph = importlib.import_module("onesweep.stages.backends.onnx_graphs")
@@ -145,8 +93,3 @@ def test_a_missing_package_is_named(monkeypatch) -> None:
 def test_an_unknown_name_is_answered_with_the_names() -> None:
     with pytest.raises(InputError, match="unknown backend 'tpu'; choose from torch, onnxruntime"):
         backend_named("tpu")
-
-
-def test_the_default_needs_no_extra() -> None:
-    assert DEFAULT_BACKEND == "torch"
-    assert DEFAULT_BACKEND in BACKENDS

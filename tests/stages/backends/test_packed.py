@@ -3,7 +3,6 @@
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -91,21 +90,6 @@ def test_denoising_is_the_blocks(slots: int, start: int, sigma: float) -> None:
     assert all(cache.length == start for cache in piece.caches)
 
 
-@pytest.mark.parametrize("temperature", [0.5, 0.8, 3.0])
-def test_the_point_is_taken_at_a_temperature(temperature: float) -> None:
-    block = make_block(1)
-    (plain,) = PackedBlock(block).denoise([noisy_piece(block, 9, start=4)])
-    (denoised,) = PackedBlock(block).denoise([noisy_piece(block, 9, start=4, temperature=temperature)])
-    assert torch.equal(denoised.logits, plain.logits)
-    assert near(denoised.point, block.point(plain.logits / temperature))
-
-
-def test_at_temperature_zero_the_point_is_the_likeliest_bytes_code() -> None:
-    block = make_block(1)
-    (denoised,) = PackedBlock(block).denoise([noisy_piece(block, 9, start=4, temperature=0.0)])
-    assert near(denoised.point, block.codes[denoised.logits.argmax(-1)])
-
-
 def test_a_pipeline_is_the_models() -> None:
     model: ArModel = make_ar()
     for stage in model.stages:
@@ -135,57 +119,10 @@ def test_branches_are_each_read_alone_after_the_sequence(branches, positions, pa
             assert torch.equal(cache.values, untouched.values)
 
 
-def test_a_few_positions_at_once_are_nearly_those_one_by_one() -> None:
-    for stage in make_ar().stages:
-        piece, expected = clean_piece(stage, 9, 21), clean_piece(stage, 9, 21)
-        runner = PackedStage(stage)
-        (hidden,) = runner.read([piece])
-        assert near(hidden, runner.read([replace(expected, one_by_one=9)])[0])
-        assert all(near(one, other) for one, other in zip(stored(piece), stored(expected), strict=True))
-
-
-def test_what_comes_in_is_not_changed() -> None:
-    block = make_block(1)
-    runner, clean, noisy = PackedBlock(block), clean_piece(block, 8), noisy_piece(block, 8, start=3)
-    before = copy.deepcopy((clean.source, noisy))
-    runner.read([clean])
-    runner.denoise([noisy])
-    assert torch.equal(clean.source, before[0])
-    assert torch.equal(noisy.z, before[1].z)
-    assert torch.equal(noisy.estimate, before[1].estimate)
-    assert torch.equal(noisy.caches[0].keys, before[1].caches[0].keys)
-
-
-def test_noise_levels_do_not_mix() -> None:
-    block = make_block(1)
-    runner = PackedBlock(block)
-    for sigma in (0.3, 4.0, 0.3):
-        runner.denoise([noisy_piece(block, 3, sigma)])
-    pieces = [noisy_piece(block, 5, sigma, seed=4) for sigma in (4.0, 0.3, 4.0)]
-    first, second, third = runner.denoise(pieces)
-    assert torch.equal(first.logits, third.logits)
-    assert not near(first.logits, second.logits)
-
-
-def test_guesses_are_read_as_if_they_came_byte_by_byte() -> None:
-    """To the last bit: `ar-speculative` must write what `ar` writes."""
-    for stage in make_ar().stages:
-        together = clean_piece(stage, 33, 21)
-        alone = copy.deepcopy(together)
-        runner = PackedStage(stage)
-        (hidden,) = runner.read([replace(together, one_by_one=33)])
-        rows = [runner.read([CleanPiece(row[None], alone.caches)])[0] for row in alone.source]
-        assert torch.equal(hidden, torch.cat(rows))
-        assert all(torch.equal(one, other) for one, other in zip(stored(together), stored(alone), strict=True))
-
-
 # Alone or in company
 
 positions = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 50)), min_size=2, max_size=7)
 steps = st.lists(st.tuples(st.just(1), st.integers(0, 90)), min_size=2, max_size=17)
-forks = st.lists(
-    st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 50)), min_size=2, max_size=6
-)  # (branches, positions, past)
 noise = st.lists(
     st.tuples(
         st.integers(1, 45), st.sampled_from((0.2, 0.2, 1.5, 7.0)), st.integers(0, 50), st.sampled_from((1.0, 0.8, 0.0))
@@ -213,15 +150,6 @@ def test_company_does_not_change_what_is_read(sizes, shape) -> None:
             assert all(torch.equal(runner.next_byte([x])[0], y) for x, y in zip(results, heads, strict=True))
 
 
-@given(sizes=forks, shape=st.sampled_from(SHAPES))
-@COMPANY
-def test_company_does_not_change_what_is_branched(sizes, shape) -> None:
-    _, (stage, runner) = runners(shape)
-    pieces = [branch_piece(stage, *size, seed=i) for i, size in enumerate(sizes)]
-    for piece, together in zip(pieces, runner.branch(pieces), strict=True):
-        assert torch.equal(runner.branch([piece])[0], together)
-
-
 @given(sizes=noise, shape=st.sampled_from(SHAPES))
 @COMPANY
 def test_company_does_not_change_what_is_denoised(sizes, shape) -> None:
@@ -242,11 +170,6 @@ def test_rows_are_independent_on_this_machine(threads, count: int, shapes) -> No
         block, stage = PARTS[shape]
         assert check_rows(PackedBlock(block), block)
         assert check_rows(PackedStage(stage), stage)
-
-
-def test_the_check_fits_into_a_small_context() -> None:
-    block = make_block(context_length=2)
-    assert check_rows(PackedBlock(block), block)
 
 
 class Leaky(PackedBlock):
@@ -289,9 +212,3 @@ def test_branches_are_part_of_the_check() -> None:
     pieces = [branch_piece(stage, *size) for size in ((2, 3, 4), (1, 5, 6))]
     alone = OneAtATime(LeakyFork(stage)).branch(pieces)
     assert all(torch.equal(*pair) for pair in zip(alone, PackedStage(stage).branch(pieces), strict=True))
-
-
-def test_the_backend_packs_here() -> None:
-    backend = TorchBackend()
-    assert isinstance(backend.block(make_block()), PackedBlock)
-    assert isinstance(backend.stage(make_ar().stages[0]), PackedStage)

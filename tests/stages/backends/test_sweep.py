@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
-from onesweep.stages.backends.base import CleanPiece, Denoised
+from onesweep.stages.backends.base import Denoised
 from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from onesweep.stages.errors import CodecError
 from onesweep.stages.model.block import Block
 from onesweep.stages.model.codec import Fp32, Int8, StateCodec
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.prefill import READ_POSITIONS, split_reads
+from onesweep.stages.model.prefill import READ_POSITIONS
 from onesweep.stages.model.randomness import Purpose, normals, sample_symbols
 from onesweep.stages.model.samplers import step_sigmas
 from onesweep.stages.model.vocabulary import BYTES
@@ -137,11 +137,6 @@ def test_it_does_not_matter_how_blocks_are_shared_out(
     assert result == text
 
 
-def test_what_a_boundary_carries(partition: NoisePartition) -> None:
-    _, (first, _) = sweep(open_sequences(make_chain(), partition), codec=Int8())
-    assert len(first.estimate) == Int8().size(PLAN.slots, 8)
-
-
 def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartition) -> None:
     """What a replica computes that reads everything so far at once."""
     chain = make_chain()
@@ -152,37 +147,6 @@ def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartitio
     assert [sequence.length for sequence in sequences] == [plan.start] * 3
     again, _ = sweep(open_sequences(chain, partition), plan, clean=PROMPT + first)
     assert again == second
-
-
-def test_nothing_new_to_read_is_fine(partition: NoisePartition) -> None:
-    """Another draft of the same chunk."""
-    sequences = open_sequences(make_chain(), partition)
-    text, _ = sweep(sequences)
-    other, _ = sweep(sequences, replace(PLAN, seed=6), clean=b"")
-    assert other != text
-    assert sweep(sequences, clean=b"")[0] == text
-
-
-def test_int8_moves_the_estimate_by_little(partition: NoisePartition) -> None:
-    estimates = []
-    for codec in (Fp32(), Int8()):
-        _, (_, last) = sweep(open_sequences(make_chain(), partition), codec=codec)
-        estimates.append(codec.decode(last.estimate, PLAN.slots, 8, 2.0))
-    difference = (estimates[0] - estimates[1]).abs().max()
-    assert 0 < float(difference) < 0.1  # half a step is 0.004; the blocks of a random chain enlarge it
-
-
-@PLANS
-def test_the_same_request_gives_the_same_text(partition: NoisePartition, plan: SweepPlan) -> None:
-    first, second = (sweep(open_sequences(make_chain(), partition), plan) for _ in range(2))
-    assert first == second
-    assert len(first[0]) == plan.slots
-    changes: list[dict[str, Any]] = [{"seed": 6}, {"steps": 4}, {"temperature": 50.0}]
-    for change in changes:
-        assert sweep(open_sequences(make_chain(), partition), replace(plan, **change)) != first
-    assert sweep(open_sequences(make_chain(), partition), STOCHASTIC) != sweep(
-        open_sequences(make_chain(), partition), PLAN
-    )
 
 
 def test_temperature_zero_reads_out_the_most_probable_bytes(partition: NoisePartition) -> None:
@@ -230,16 +194,6 @@ def test_a_damaged_boundary_is_refused(partition: NoisePartition, damage) -> Non
         sequences[1].run(PLAN, Int8(), PROMPT, damage(before))
 
 
-# Long prompts
-def test_a_long_prompt_is_cut_by_its_own_positions() -> None:
-    source = torch.arange(300)
-    pieces = split_reads(source)
-    assert [len(piece) for piece in pieces] == [READ_POSITIONS, READ_POSITIONS, 300 - 2 * READ_POSITIONS]
-    assert torch.equal(torch.cat(pieces), source)
-    assert [len(piece) for piece in split_reads(source[:READ_POSITIONS])] == [READ_POSITIONS]
-    assert split_reads(source[:0]) == []
-
-
 def test_a_prompt_in_pieces_is_one_prompt(partition: NoisePartition) -> None:
     """Against the reference, which reads all of it at once."""
     prompt = bytes((7 * i) % 251 for i in range(2 * READ_POSITIONS + 5))
@@ -249,18 +203,3 @@ def test_a_prompt_in_pieces_is_one_prompt(partition: NoisePartition) -> None:
     text, _ = sweep(sequences, plan, clean=prompt)
     assert text == reference(chain, partition, plan, prompt)[0]
     assert [sequence.length for sequence in sequences] == [len(prompt)] * 3
-
-
-def test_work_tells_how_many_positions_come_next(partition: NoisePartition) -> None:
-    chain = make_chain(context_length=320)
-    sequence = Sequence(chain[0], partition, 320)
-    work = sequence.work(replace(PLAN, start=200, steps=2), FP32, bytes(200), None)
-    rows = []
-    while not work.done:
-        rows.append(work.rows)
-        piece = work.piece
-        clean = isinstance(piece, CleanPiece)
-        assert work.rows == len(piece.source if clean else piece.z)
-        work.supply((sequence.runner.read if clean else sequence.runner.denoise)([piece])[0])
-    assert rows == [READ_POSITIONS, 200 - READ_POSITIONS, PLAN.slots, PLAN.slots]
-    assert isinstance(work.outcome(), Boundary)

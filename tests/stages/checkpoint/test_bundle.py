@@ -44,19 +44,7 @@ def test_a_drafter_may_lie_within_a_single_checkpoint(bundles: Path, tmp_path: P
     assert [check.model for check in verify(checkpoint)] == ["ar", "ar", "ar", "local"]
 
 
-def test_a_plan_has_the_models_of_hosts(bundles: Path) -> None:
-    plan = plan_host(bundles / "scored", (1,))
-    assert (list(plan.models), list(plan.pipelines)) == (["chain", "ar", "scorer"], ["ar", "scorer"])
-    assert len({source.digest for source in plan.models.values()}) == 3
-    assert plan_host(bundles / "own", (1,)).model("scorer") is None
-
-
 def test_models_of_different_parts_cannot_be_shared_out(bundles: Path, tmp_path: Path) -> None:
     mixed = linked(tmp_path, chain=bundles / "own" / "chain", scorer=bundles / "own" / "local")
     with pytest.raises(CheckpointError, match=r"different numbers of parts \(chain 3, scorer 1\)"):
         plan_host(mixed, (0,))
-
-
-def test_a_router_model_alone_is_nothing_for_hosts(bundles: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no chain/, ar/, scorer/, steps/ or experts/"):
-        plan_host(linked(tmp_path, local=bundles / "own" / "local"), (0,))

@@ -14,11 +14,8 @@ from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
 from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from onesweep.stages.checkpoint.checkpoint import (
     load_ar,
-    load_block,
     load_chain,
-    load_stage,
     save_ar,
-    save_block,
     write_manifest,
 )
 from onesweep.stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
@@ -30,7 +27,7 @@ from onesweep.stages.model.codec import Int8
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import ArModel, new_caches
 from onesweep.stages.model.vocabulary import BYTES
-from tests.stages.checkpoints import ALL, Copy, files, load, part_file
+from tests.stages.checkpoints import ALL, Copy, load, part_file
 from tests.stages.conftest import forge, make_ar
 
 
@@ -69,17 +66,6 @@ def test_an_ar_model_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert torch.equal(loaded(prompt), model(prompt))
 
 
-def test_saving_again_replaces_the_file(directory: Path, block: Block) -> None:
-    old = part_file(directory, 0)
-    block.clean_head.bias[0] += 1
-    save_block(directory, block)
-    assert part_file(directory, 0).name != old.name
-    assert float(load_block(directory, 0).clean_head.bias[0]) == float(block.clean_head.bias[0])
-    save_block(directory, block)
-    assert load_block(directory, 0).index == 0
-    assert len(files(directory)) == 2
-
-
 # Damage
 @ALL
 def test_a_tensor_of_another_shape(checkpoint: Copy, name: str) -> None:
@@ -102,20 +88,6 @@ def test_a_probe_that_was_taken_out_or_bent(checkpoint: Copy, part: int, tensor:
     forge(directory, part, lambda tensors: {k: v for k, v in tensors.items() if k != tensor})
     with pytest.raises(CheckpointError, match=f"{tensor} has shape none"):
         load(directory, part)
-
-
-@pytest.mark.parametrize("part", [-1, 2, 100])
-def test_a_part_that_does_not_exist(trained: Path, part: int) -> None:
-    for name in ("chain", "ar"):
-        with pytest.raises(CheckpointError, match=f"has parts 0 to 1; there is no part {part}"):
-            load(trained / name, part)
-
-
-def test_the_two_kinds_are_told_apart(trained: Path) -> None:
-    with pytest.raises(CheckpointError, match="holds an AR model, not a chain"):
-        load_block(trained / "ar", 0)
-    with pytest.raises(CheckpointError, match="holds a chain of blocks, not an AR model"):
-        load_stage(trained / "chain", 0)
 
 
 # A host reads its own part only

@@ -7,20 +7,16 @@ import torch
 from torch import Tensor
 
 from onesweep.stages.checkpoint.gate import (
-    PROBE_INPUT,
-    PROBE_OUTPUT,
     PROBE_TEXT,
     probe_block,
     probe_bytes,
-    probe_shapes,
-    probe_stage,
 )
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.randomness import Purpose, normals
 from tests.stages.checkpoints import ALL, Copy, load
-from tests.stages.conftest import edit_manifest, forge, make_ar, make_block
+from tests.stages.conftest import edit_manifest, forge, make_block
 
 
 def test_the_text_is_cut_to_the_context() -> None:
@@ -43,30 +39,6 @@ def test_a_blocks_losses(partition: NoisePartition) -> None:
     chances = block.denoise(z, torch.zeros_like(z), torch.full((1, 1), sigma), memory, 48)[0].log_softmax(dim=-1)
     expected = -sum(float(chances[i, known[0, 48 + i]]) for i in range(48)) / 48
     assert measures["denoise_nats"] == pytest.approx(expected, abs=1e-4)
-
-
-def test_stages_are_probed_one_after_another() -> None:
-    model, hidden = make_ar(parts=3), None
-    known = probe_bytes(PROBE_TEXT, 96)
-    for stage in model.stages[:2]:
-        measures, out = probe_stage(stage, known, hidden)
-        assert measures == {"hidden_relative_error": 0.0}
-        assert probe_stage(stage, known, hidden, out)[0] == {"hidden_relative_error": 0.0}
-        assert probe_stage(stage, known, hidden, 1.1 * out)[0]["hidden_relative_error"] == pytest.approx(1 / 11)
-        hidden = out
-    measures, _ = probe_stage(model.stages[2], known, hidden)
-    chances = model(known)[0].log_softmax(dim=-1)
-    expected = -sum(float(chances[i, known[0, i + 1]]) for i in range(95)) / 95
-    assert measures["next_byte_nats"] == pytest.approx(expected, abs=1e-4)
-
-
-def test_which_tensors_a_parts_file_holds_for_the_probe() -> None:
-    assert probe_shapes(make_block(1), 96) == {}
-    first, middle, last = make_ar(parts=3).stages
-    assert probe_shapes(first, 96) == {PROBE_OUTPUT: (96, 32)}
-    assert probe_shapes(middle, 96) == {PROBE_INPUT: (96, 32), PROBE_OUTPUT: (96, 32)}
-    assert probe_shapes(last, 96) == {PROBE_INPUT: (96, 32)}
-    assert probe_shapes(last, 5) == {PROBE_INPUT: (5, 32)}
 
 
 def swapped_layers(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,11 +1,8 @@
 """Saving a checkpoint never costs what was saved before."""
 
 import os
-import resource
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +16,8 @@ from onesweep.stages.checkpoint.checkpoint import (
     update_manifest,
     write_manifest,
 )
-from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
+from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.block import Block
 from tests.stages.checkpoints import Copy, files, part_file
 from tests.stages.conftest import make_ar
@@ -36,21 +31,6 @@ def test_saving_needs_a_manifest(tmp_path: Path, block: Block) -> None:
             save_ar(directory, make_ar())
         with pytest.raises(CheckpointError, match="no checkpoint in"):
             update_manifest(directory, lambda manifest: manifest)
-
-
-def test_a_manifest_makes_its_directory(tmp_path: Path) -> None:
-    manifest = Manifest("ar", Architecture(parts=1), (None,), probe_text=PROBE_TEXT)
-    write_manifest(tmp_path / "a" / "b", manifest)
-    assert read_manifest(tmp_path / "a" / "b") == manifest
-    (tmp_path / "file").write_text("in the way")
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(CheckpointError, match="cannot make the directory"):
-            write_manifest(place, manifest)
-
-
-def test_a_file_cannot_be_saved_where_there_is_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot save"):
-        replace_file(tmp_path / "nowhere" / "file", lambda path: path.write_text("text"))
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -96,31 +76,6 @@ def test_what_a_killed_process_left_is_cleared_away(checkpoint: Copy) -> None:
     assert files(directory).keys() == {*others, part_file(directory, 0).name, of_another}
 
 
-def test_workers_on_one_directory_lose_nothing_of_each_other(directory: Path) -> None:
-    def work(worker: int) -> None:
-        for step in range(8):
-            update_manifest(
-                directory, lambda m, key=f"{worker}-{step}": replace(m, metrics={**m.metrics, key: {"nats": 1.0}})
-            )
-
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(read_manifest(directory).metrics) == 32
-
-
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def check_a_save_that_does_not_fit(directory: Path, block: Block) -> None:
     before = files(directory)
     block.clean_head.bias[0] += 1
@@ -128,13 +83,6 @@ def check_a_save_that_does_not_fit(directory: Path, block: Block) -> None:
         save_block(directory, block)
     assert files(directory) == before
     assert float(load_block(directory, 0).clean_head.bias[0]) == pytest.approx(float(block.clean_head.bias[0]) - 1)
-
-
-def test_a_file_too_large_for_the_file_system(directory: Path, block: Block) -> None:
-    with file_size_limit(part_file(directory, 0).stat().st_size // 2):
-        check_a_save_that_does_not_fit(directory, block)
-    save_block(directory, block)
-    assert float(load_block(directory, 0).clean_head.bias[0]) == float(block.clean_head.bias[0])
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """Releases that are stored on a stage server, loaded and dropped: what it answers when that cannot be."""
 
-import threading
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -13,7 +10,6 @@ import pytest
 
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.stages.checkpoint.release_store import (
-    IncomingRelease,
     ReleaseManifest,
     ReleaseStore,
     read_release_manifest,
@@ -27,7 +23,6 @@ from onesweep.stages.wire.channel import open_blocking_channel
 from tests.conftest import until
 
 Stub = stage_pb2_grpc.StageServiceStub
-Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.fixture
@@ -95,14 +90,6 @@ def refusal(call: Callable[..., object], *arguments: Any) -> tuple[grpc.StatusCo
     return caught.value.code(), caught.value.details()
 
 
-def test_without_a_shelf_nothing_is_taken(stub_of: Callable[..., Stub], other: ReleaseManifest) -> None:
-    stub = stub_of(None)
-    for call, argument in ((store, other), (load, other.name)):
-        code, says = refusal(call, stub, argument)
-        assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert says == "h has no shelf for releases: start it with --shelf DIR"
-
-
 def test_one_release_is_stored_at_a_time(stub: Stub, other: ReleaseManifest) -> None:
     requests: SimpleQueue[stage_pb2.StoreRequest | None] = SimpleQueue()
     requests.put(stage_pb2.StoreRequest(offer=offer_of(other)))
@@ -116,17 +103,6 @@ def test_one_release_is_stored_at_a_time(stub: Stub, other: ReleaseManifest) -> 
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "ended after 0 of" in says
     assert store(stub, other)
-
-
-def test_a_full_disk_is_named(stub: Stub, other: ReleaseManifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onesweep.stages.checkpoint.release_store.shutil.disk_usage", lambda path: Usage(1, 1, 0))
-    code, says = refusal(store, stub, other)
-    assert code is grpc.StatusCode.INTERNAL
-    assert "no room on" in says
-    frees = iter([1 << 40])  # and then none: files beside weights are larger than an offer says
-    usage = "onesweep.stages.checkpoint.release_store.shutil.disk_usage"
-    monkeypatch.setattr(usage, lambda path: Usage(1, 1, next(frees, 0)))
-    assert refusal(store, stub, other)[0] is grpc.StatusCode.INTERNAL
 
 
 def test_a_release_is_stored_loaded_and_dropped(stub: Stub, other: ReleaseManifest, bundles: Path, monkeypatch) -> None:
@@ -148,27 +124,3 @@ def test_a_release_is_stored_loaded_and_dropped(stub: Stub, other: ReleaseManife
     code, says = refusal(drop, stub, other.name)
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "is the only release that h has" in says
-
-
-def test_a_transfer_that_is_cancelled_at_its_end_leaves_no_release_behind(
-    stub: Stub, other: ReleaseManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (ending, gate, ended), finish = (threading.Event() for _ in range(3)), IncomingRelease.finish
-
-    def held_up(intake: IncomingRelease) -> None:
-        ending.set()
-        assert gate.wait(60)
-        finish(intake)
-        ended.set()
-
-    monkeypatch.setattr(IncomingRelease, "finish", held_up)
-    transfer = stub.Store(delivery(other, of_block_1(other)), timeout=60)
-    assert ending.wait(60)
-    transfer.cancel()
-    dropping = stub.Drop.future(stage_pb2.DropRequest(release=other.name), timeout=60)
-    with suppress(grpc.FutureTimeoutError):
-        dropping.result(0.5)  # time enough to come too early
-    gate.set()
-    dropping.result()
-    assert ended.wait(60)
-    assert not (tmp_path / "shelf" / other.name).exists()

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onesweep.stages.checkpoint.checkpoint import file_digest
-from onesweep.stages.checkpoint.weights import Shapes, read_weights, write_weights
+from onesweep.stages.checkpoint.weights import Shapes, read_weights
 from onesweep.stages.errors import CheckpointError
 
 TENSORS = {"a.weight": torch.randn(3, 4), "b": torch.randn(5), "c": torch.randn(1, 2, 3)}
@@ -53,16 +51,6 @@ def test_what_safetensors_wrote_comes_back(file: Path) -> None:
     assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
 
 
-def test_weights_do_not_change_with_the_file(file: Path) -> None:
-    tensors = read(file)
-    size = file.stat().st_size
-    with file.open("r+b") as handle:
-        handle.write(bytes(size))
-    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
-    os.truncate(file, 0)
-    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
-
-
 def test_every_flipped_bit_is_found(file: Path) -> None:
     raw = file.read_bytes()
     digest = hashlib.sha256(raw).hexdigest()
@@ -80,23 +68,6 @@ def test_a_file_that_is_cut_off(file: Path, keep: int) -> None:
     file.write_bytes(raw[:keep])
     with pytest.raises(CheckpointError, match=f"has {len(raw[:keep])} bytes, its manifest says {len(raw)}"):
         read_weights(file, len(raw), hashlib.sha256(raw).hexdigest(), SHAPES)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    for path in (tmp_path / "part.safetensors", tmp_path):
-        with pytest.raises(CheckpointError, match="is missing; fetch it again"):
-            read_weights(path, 1, "", SHAPES)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot read"):
-        read_weights(tmp_path / "file" / "part.safetensors", 1, "", SHAPES)
-
-
-# A digest that fits, and yet not the tensors that the architecture asks for
-@pytest.mark.parametrize("through", [lambda path: read_weights(path, 0, "", SHAPES), file_digest])
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, through: Callable[[Path], object]) -> None:
-    os.mkfifo(tmp_path / "part.safetensors")
-    with pytest.raises(CheckpointError, match="is no regular file: put the file itself there"):
-        through(tmp_path / "part.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -118,13 +89,6 @@ def test_other_number_formats(file: Path, dtype: torch.dtype) -> None:
     save_file({name: tensor.to(dtype) for name, tensor in TENSORS.items()}, file)
     with pytest.raises(CheckpointError, match="only F32 and F16 are read"):
         read(file)
-
-
-def test_sixteen_bits(file: Path) -> None:
-    write_weights(file, {name: tensor.half() for name, tensor in TENSORS.items()})
-    for name, tensor in read(file).items():
-        assert tensor.dtype == torch.float32
-        assert torch.equal(tensor, TENSORS[name].half().float())
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
@@ -161,20 +125,6 @@ def test_a_header_that_lies(file: Path, what: str) -> None:
 def test_a_header_that_is_none(file: Path, text: bytes) -> None:
     file.write_bytes(struct.pack("<Q", len(text)) + text)
     with pytest.raises(CheckpointError, match="no safetensors file"):
-        read(file)
-
-
-@pytest.mark.parametrize("length", [10**6, 2**63, 2**64 - 1])
-def test_a_header_longer_than_the_file(file: Path, length: int) -> None:
-    raw = file.read_bytes()
-    file.write_bytes(struct.pack("<Q", length) + raw[8:])
-    with pytest.raises(CheckpointError, match=f"header would take {length} bytes"):
-        read(file)
-
-
-def test_bytes_behind_the_last_tensor(file: Path) -> None:
-    file.write_bytes(file.read_bytes() + b"more")
-    with pytest.raises(CheckpointError, match="its tensors take 92"):
         read(file)
 
 

@@ -1,7 +1,6 @@
 """Candidates of one step in batches: where they are cut, and what hosts do with them."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +18,7 @@ from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import Settled
 from onesweep.stages.wire.messages import hidden_rows, merged, results_of, step_hops, work_of
-from onesweep.stages.wire.status import StatusError
 from tests.stages.hops import LONG_PROMPT, opening, step
-from tests.stages.host.test_prefill import pieces
 from tests.stages.hosts import event_of, open_host, refused, send
 from tests.stages.raw_client import ROUTER
 
@@ -93,12 +90,6 @@ def test_results_of_batches_are_one() -> None:
     assert np.frombuffer(event.scores.nats, "<f8").tolist() == [-1, -2, -3]
     assert (event.session, event.number, event.scores.batch) == ("s", 3, 0)
     assert [(t.host, t.compute_ms, t.received_bytes) for t in event.timings] == [("h", 3, 20), ("i", 3, 20)]
-
-
-@pytest.mark.parametrize("second", [score(0, -1.0), score(2, -1.0), stage_pb2.Event(session="s", number=3, text=b"x")])
-def test_results_of_other_work_are_no_batch(second: stage_pb2.Event) -> None:
-    with pytest.raises(StatusError, match="what came for batch 1"):
-        merged([score(0, -1.0), second])
 
 
 # What hosts do with them
@@ -199,47 +190,5 @@ async def test_what_waits_for_the_next_host_or_the_router_is_bounded_too(
         assert host.subscribers.queues[ROUTER].qsize() == 3
 
 
-# Of pieces and batches alike
-HopsOf = Callable[..., list[stage_pb2.Hop]]
-
-
 def batches(parts: Parts, session: str = "s") -> list[stage_pb2.Hop]:
     return cut(scoring(parts.plan.ar.digest, session, clean=b"The sea "))
-
-
-@pytest.mark.parametrize("hops_of", [pieces, batches])
-async def test_a_step_is_one_in_the_queue(whole: Parts, hops_of: HopsOf) -> None:
-    async with open_host(whole, queue_limit=2) as host:
-        with host.scheduler._passing:  # nothing is computed meanwhile
-            for session in ("a", "b"):
-                for hop in hops_of(whole, session)[:-1]:
-                    host.accept(hop, 1)
-            with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "h has 2 hops under way"):
-                host.accept(hops_of(whole, "c")[0], 1)
-            host.accept(hops_of(whole, "a")[-1], 1)
-        host._go()
-        assert (await event_of(host)).session == "a"
-
-
-@pytest.mark.parametrize("hops_of", [pieces, batches])
-async def test_a_session_that_is_freed_between_is_gone(whole: Parts, hops_of: HopsOf) -> None:
-    async with open_host(whole) as host:
-        first, second, *_ = hops_of(whole)
-        host.accept(first, 1)
-        host._go()
-        while host.sessions.sessions["s"].pending:
-            await asyncio.sleep(0.01)
-        assert host.release(["s"]) == 1
-        with refused(grpc.StatusCode.NOT_FOUND, "unknown session 's'"):
-            host.accept(second, 1)
-        assert host.sessions.bytes == 0
-
-
-async def test_others_go_between_batches(whole: Parts) -> None:
-    digest = whole.plan.models["ar"].digest
-    async with open_host(whole) as host:
-        with host.scheduler._passing:  # so that all of them are there when it begins
-            send(host, *cut(scoring(digest, "long")))
-            send(host, scoring(digest, "short", count=1, clean=b"Once "))
-        order = [(await event_of(host)).session for _ in range(results_of(cut(scoring())) + 1)]
-        assert order.index("short") < 3

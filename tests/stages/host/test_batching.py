@@ -1,7 +1,6 @@
 """Continuous batching: nobody's text shows with whom it shared its passes."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onesweep.stages.host import scheduler as engines
-from onesweep.stages.host.parts import Parts, load_parts, plan_host
+from onesweep.stages.host.parts import Parts
 from onesweep.stages.host.scheduler import PASS_ROWS
-from onesweep.stages.wire.messages import work_of
 from tests.stages.hops import Make, scores, steps, sweeps
 from tests.stages.slow_runner import Paced, alone
 
@@ -107,53 +105,6 @@ def test_every_request_writes_in_company_what_it_writes_alone(
         together = engine.finish()
     assert engine.refusals == {}
     assert together == {str(i): alone(parts, make()) for i, (_, make) in enumerate(makers)}
-
-
-def crowd() -> dict[str, Make]:
-    """Requests of every kind and size, that come in at four passes."""
-    makers: dict[str, Make] = {}
-    for i in range(24):
-        prompt, seed, temperature = bytes((i + 7 * j) % 251 for j in range(1 + 11 * i)), i, 0.4 * (i % 3)
-        fields: dict[str, Any] = {"prompt": prompt, "seed": seed, "temperature": temperature}
-        if i % 4 == 3:
-            makers[str(i)] = lambda fields=fields, i=i: scores(**fields, chunks=(1 + i, 9), count=1 + 2 * i)
-        elif i % 3 == 0:
-            makers[str(i)] = lambda fields=fields, i=i: sweeps(
-                **fields, chunks=(3 + i, 9), steps=2 + i % 5, codec="fp32"
-            )
-        elif i % 3 == 1:
-            makers[str(i)] = lambda fields=fields: steps(**fields, count=5)
-        else:
-            makers[str(i)] = lambda fields=fields, i=i: steps(**fields, count=12, guess=lambda text, i=i: bytes(i % 9))
-    return makers
-
-
-def test_a_crowd_writes_what_each_writes_alone(whole: Parts) -> None:
-    engine, makers = Paced(whole), crowd()
-    for i, (name, make) in enumerate(makers.items()):
-        engine.begin(name, make(), at=1 + i % 4)
-    assert engine.finish() == {name: alone(whole, make()) for name, make in makers.items()}
-    assert len({at for _, at in engine.order}) < len(engine.order) / 2, "they hardly met"
-
-
-@pytest.mark.parametrize("blocks", [(0,), (0, 1)], ids=str)
-def test_what_a_host_hands_on_is_the_same_to_the_last_bit(bundles: Path, blocks: tuple[int, ...]) -> None:
-    """In fp32: a text would hide small differences."""
-    parts = load_parts(plan_host(bundles / "own", blocks))
-    together = Paced(parts, following=len(blocks))
-    for name, make in crowd().items():
-        together.begin(name, make(), at=1 + int(name) % 4)
-    together.finish()
-    for name, make in crowd().items():
-        single = Paced(parts, following=len(blocks))
-        single.begin(name, make())
-        single.finish()
-        ours, theirs = together.handed_on[name], single.handed_on[name]
-        assert ours.WhichOneof("work") == theirs.WhichOneof("work")
-        mine, alone_ = work_of(ours), work_of(theirs)
-        for field in ("block", "estimate") if ours.HasField("sweep") else ("stage", "hidden"):
-            assert getattr(mine, field) == getattr(alone_, field), field
-        assert mine.estimate if ours.HasField("sweep") else mine.hidden
 
 
 def test_right_guesses_are_all_accepted_in_one_hop(whole: Parts) -> None:

@@ -18,12 +18,9 @@ from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.host.validation import parse_hop
 from onesweep.stages.model import scoring
 from onesweep.stages.model.codec import HIDDEN
-from onesweep.stages.model.draft_tree import Draft
 from onesweep.stages.model.pipeline import ArModel
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import copy_of, next_read, put_work, work_of
+from onesweep.stages.wire.messages import copy_of, put_work, work_of
 from tests.stages.hops import step
 
 SPLITS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1, 2),), ((0, 1), (2,)), ((0,), (1, 2)), ((0,), (1,), (2,)))
@@ -150,15 +147,6 @@ def test_scores_are_the_models(
     assert near(line.scores(known, candidates), expected(models[kind], known, candidates, temperature))
 
 
-def test_chunk_after_chunk_with_the_chosen_one_as_the_next_known_bytes(hosts, models) -> None:
-    line, known, clean, start = Line([hosts[0, 1], hosts[(2,)]]), KNOWN, KNOWN, 0
-    for sweep, length in enumerate((32, 7, 1, 64)):
-        candidates = candidates_of(9, length, sweep)
-        assert near(line.scores(clean, candidates, start), expected(models["scorer"], known, candidates, 0.8))
-        start, clean = len(known), candidates[sweep]
-        known += clean
-
-
 @pytest.mark.parametrize(("count", "length"), [(1, 1), (7, 1), (1, 300), (32, 32), (128, 32), (256, 16)])
 def test_the_split_among_hosts_changes_no_bit(hosts, models, count: int, length: int) -> None:
     candidates = candidates_of(count, length)
@@ -176,24 +164,6 @@ def test_hidden_states_in_int8_cost_a_little_of_the_scores(hosts: dict[tuple[int
     rounded = line.scores(KNOWN, candidates, codec="int8")
     assert 0 < np.abs(rounded - exact).mean() < 0.4
     assert line.payloads == [HIDDEN["int8"].size(len(KNOWN) + 16 * 15, 32)] * 2
-
-
-def test_the_cut_into_pieces_and_the_order_of_candidates_change_nothing(hosts, monkeypatch) -> None:
-    candidates, line = candidates_of(20, 12), [hosts[0, 1, 2]]
-    whole = Line(line).scores(KNOWN, candidates)
-    assert np.allclose(Line(line).scores(KNOWN, candidates[::-1])[::-1], whole, atol=TOLERANCE)
-    parts = [Line(line).scores(KNOWN, candidates[i : i + 6]) for i in range(0, 20, 6)]
-    assert np.allclose(np.concatenate(parts), whole, atol=TOLERANCE)
-    for rows in (1, 30, 10_000):
-        monkeypatch.setattr(scoring, "BRANCH_ROWS", rows)
-        assert np.allclose(Line(line).scores(KNOWN, candidates), whole, atol=TOLERANCE)
-
-
-def test_the_shortest_and_the_longest_that_fit(hosts: dict[tuple[int, ...], Parts], models: dict[str, ArModel]) -> None:
-    for known, length in ((b"x", 511), (bytes(511), 1), (bytes(256), 256)):
-        candidates = candidates_of(2, length)
-        line = Line([hosts[0, 1, 2]], capacity=len(known))
-        assert near(line.scores(known, candidates), expected(models["scorer"], known, candidates, 0.8))
 
 
 def test_at_temperature_nought_one_byte_has_it_all(hosts, models) -> None:
@@ -216,32 +186,3 @@ def test_candidates_are_not_remembered(hosts: dict[tuple[int, ...], Parts]) -> N
             assert torch.equal(ours.keys, theirs.keys)
             assert torch.equal(ours.values, theirs.values)
     assert [line.step(b"The", len(KNOWN)).text for line in (line, other)].count(b"") == 0
-
-
-def test_a_copied_checkpoint_serves_as_both(bundles: Path, tmp_path: Path) -> None:
-    for name, source in (("ar", "ar"), ("scorer", "ar")):
-        (tmp_path / name).symlink_to(bundles / "scored" / source)
-    parts = load_parts(plan_host(tmp_path, (0, 1, 2)))
-    assert parts.scorer[0] is parts.ar[0]
-    texts = [Line([parts], kind).step(KNOWN).text for kind in ("ar", "scorer")]
-    scores = [Line([parts], kind).scores(KNOWN, [b"ab"]) for kind in ("ar", "scorer")]
-    assert texts[0] == texts[1]
-    assert np.array_equal(*scores)
-
-
-# Steps and verdicts on the scorer
-def test_plain_steps_write_what_the_scorer_samples(hosts, models) -> None:
-    line, text, hop = Line([hosts[span] for span in SPLITS[-1]]), b"", stage_pb2.Hop()
-    written = line.step(KNOWN, remaining=20).text
-    source = line.hosts[0].plan.scorer
-    hop.digest, hop.capacity, hop.left_s = source.digest, CONTEXT, 600
-    hop.router, hop.session = "r", "s"
-    sampling = stage_pb2.Sampling(seed=5, temperature=0.8)
-    put_work(hop, step(clean=KNOWN, remaining=20, codec="fp32", sampling=sampling))
-    while hop.read.sample.remaining > 1:
-        hop = next_read(hop, written[-1:], BYTES, 0, Draft())
-        written += line.along(hop).text
-    while len(text) < len(written):
-        logits = models["scorer"](torch.tensor([list(KNOWN + text)]))[0, -1:]
-        text += sample_symbols(logits, 0.8, 5, len(KNOWN + text))
-    assert written == text

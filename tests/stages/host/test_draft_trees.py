@@ -115,19 +115,6 @@ def test_a_tree_is_computed_as_its_branches_one_by_one(stage, depths, seed: int,
         assert all(map(torch.equal, kept.stored(), wanted.stored()))
 
 
-def test_the_other_backend_computes_them_too() -> None:
-    pytest.importorskip("onnxruntime")
-    made, known, new = stage_of("bytes"), torch.arange(9), torch.arange(20, 26)
-    depths = (0, 1, 2, 0, 1, 1)
-    found = []
-    for name in ("torch", "onnxruntime"):
-        runner = backend_named(name).stage(copy.deepcopy(made))
-        caches = opened(made, runner, known)
-        found.append([runner.read([CleanPiece(new, caches, depths=depths)])[0], *caches[0].stored()])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-
-
 # What comes out of a ring
 @pytest.fixture(scope="module")
 def line_of(bundles: Path) -> Any:

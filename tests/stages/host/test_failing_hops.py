@@ -8,9 +8,8 @@ import pytest
 
 from onesweep.stages.host.parts import Parts
 from onesweep.stages.host.work.sweep import SweepWork
-from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
-from tests.stages.hops import Hops, scores, steps, sweeps
+from tests.stages.hops import steps, sweeps
 from tests.stages.slow_runner import Paced, alone, watched
 
 
@@ -35,16 +34,6 @@ def test_what_fails_in_company_is_computed_alone(parts: Parts, guilty: str | Non
     assert {name: texts[name] for name in expected if name != guilty} == {
         name: text for name, text in expected.items() if name != guilty
     }
-
-
-def test_candidates_that_fail_harm_nobody_else(parts: Parts) -> None:
-    expected = alone(parts, steps(count=9))
-    engine = Paced(parts)
-    engine.begin("bad", scores())
-    engine.begin("step", steps(count=9))
-    watched(parts, 1, "ar").fails = lambda method, pieces: method == "branch"
-    assert engine.finish()["step"] == expected
-    assert names_of(engine.refusals.items(), grpc.StatusCode.INTERNAL) == {"bad"}
 
 
 def test_a_step_that_ended_keeps_its_result_when_sweeps_of_its_pass_fail(parts: Parts) -> None:
@@ -113,31 +102,3 @@ def test_a_hop_under_way_ends_at_the_next_pass(parts: Parts, how: str) -> None:
     assert len(engine.finish()["other"]) == 16
     assert set(engine.refusals) == {"it"}
     assert max(watched(parts, 2).counts("denoise")) == 1, "it went on into the last block"
-
-
-def test_two_hops_of_one_session_are_done_in_their_order(parts: Parts) -> None:
-    """They share caches: the second waits for the end of the first, and others do not wait for it."""
-    text = alone(parts, steps(prompt=bytes(200), count=2))
-    ahead = steps(prompt=bytes(200), count=2)
-    first = next(ahead)
-    engine = Paced(parts)
-    engine.begin("other", steps(count=3))
-    jobs = [engine._arrive("first", iter_of(), first, 1)]
-    second = ahead.send(stage_pb2.Event(text=text[:1]))
-    jobs.append(engine._arrive("second", iter_of(), second, 1))
-    assert jobs[0].session is jobs[1].session
-    engine.texts.update(first=b"", second=b"")
-    texts = engine.finish()
-    assert texts["first"] + texts["second"] == text
-    assert sorted(engine.order) == [("first", 2), ("other", 1), ("other", 2), ("other", 3), ("second", 3)]
-
-
-def iter_of() -> Hops:
-    """A request that ends with the hop that was sent."""
-
-    def nothing() -> Hops:
-        yield stage_pb2.Hop()
-
-    hops = nothing()
-    next(hops)
-    return hops

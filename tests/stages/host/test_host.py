@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,12 @@ import pytest
 from torch import Tensor
 
 from onesweep.stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
-from onesweep.stages.errors import InputError
 from onesweep.stages.host import next_hosts as subscribers
-from onesweep.stages.host import scheduler as engine
-from onesweep.stages.host.host import Host, HostSettings
+from onesweep.stages.host.host import Host
 from onesweep.stages.host.next_hosts import Subscribers
 from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import LinkDelay
-from onesweep.stages.wire.messages import PROTOCOL, put_work
+from onesweep.stages.wire.messages import PROTOCOL
 from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER
 
@@ -46,16 +42,6 @@ def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
     request.left_s = 30
     fields = {"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes}
     request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
-    return request
-
-
-def step(host: Host, session: str = "s", seed: int = 0, remaining: int = 1) -> stage_pb2.Hop:
-    request = hop(host, session)
-    request.digest = host.releases.newest.plan.ar.digest
-    sampling = stage_pb2.Sampling(seed=seed, temperature=0.8)
-    sample = stage_pb2.Sample(sampling=sampling, remaining=remaining)
-    work = stage_pb2.Read(clean=b"Once ", codec="fp32", sample=sample)
-    put_work(request, work)
     return request
 
 
@@ -142,17 +128,6 @@ async def test_a_hop_that_fails_harms_none_after_it(parts: Parts) -> None:
         assert len((await event_of(host)).text) == 8
 
 
-async def test_nothing_follows_from_a_released_session(parts: Parts) -> None:
-    async with open_host(parts, working=False) as host:
-        host.accept(hop(host, "waiting"), 10)
-        assert host.release(["waiting", "unknown"]) == 1
-        host.accept(hop(host, "wanted"), 10)
-        worker = asyncio.create_task(host.work())
-        assert (await event_of(host)).session == "wanted"
-        assert (host.counters.completed, host.subscribers.queues[ROUTER].qsize()) == (1, 0)
-        worker.cancel()
-
-
 @pytest.mark.parametrize(("block", "completed"), [(0, 0), (2, 1)], ids=["in the middle", "at the very end"])
 async def test_a_session_released_while_it_is_computed(parts: Parts, block: int, completed: int) -> None:
     async with open_host(parts) as host:
@@ -200,58 +175,6 @@ async def test_a_stopping_host_ends_what_it_has_and_opens_nothing(parts: Parts) 
         assert (await event_of(host)).number == 1
 
 
-# Many at once
-@pytest.mark.parametrize("quick_ms", [0.0, 1e9], ids=["on the thread", "at once if it can be"])
-@pytest.mark.parametrize("batch", [1, 64])
-async def test_requests_at_once_write_what_they_write_one_after_the_other(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, quick_ms: float, batch: int
-) -> None:
-    """Steps on the event loop and sweeps on the thread, at the same time."""
-    monkeypatch.setattr(engine, "QUICK_MS", quick_ms)
-    parts.quick_rows[parts.plan.ar.digest] = engine.QUICK_ROWS
-
-    def make(host: Host, name: str, i: int) -> stage_pb2.Hop:
-        return step(host, name, seed=i, remaining=6) if i % 2 else hop(host, name, sampling=stage_pb2.Sampling(seed=i))
-
-    async def texts_of(host: Host, count: int) -> dict[str, bytes]:
-        texts: dict[str, bytes] = {}
-        for _ in range(count):
-            event = await event_of(host)
-            assert event.WhichOneof("outcome") == "text", event.fault.message
-            assert event.number == len(texts.get(event.session, b"")), "bytes come in their order"
-            texts[event.session] = texts.get(event.session, b"") + event.text
-        return texts
-
-    async with open_host(parts, batch=batch) as host:
-        expected = {}
-        for i in range(20):
-            host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[make(host, f"alone {i}", i)]))
-            expected[i] = (await texts_of(host, 6 if i % 2 else 1))[f"alone {i}"]
-        host.release([f"alone {i}" for i in range(20)])
-        for start in range(0, 20, 5):
-            parcel = stage_pb2.HopBatch(
-                protocol=PROTOCOL, hops=[make(host, f"together {i}", i) for i in range(start, start + 5)]
-            )
-            assert host.take(parcel).rejections == []
-            await asyncio.sleep(0)
-        together = await texts_of(host, 10 * 6 + 10)
-        assert together == {f"together {i}": text for i, text in expected.items()}
-        assert host.counters_now().queued == 0
-
-
-# Subscribers
-async def test_events_that_are_there_at_once_come_in_one_message() -> None:
-    known = Subscribers()
-    listening = known.listen(ROUTER)
-    assert await anext(listening) == stage_pb2.Events(), "it is open"
-    for number in range(subscribers.MOST_TOGETHER + 5):
-        known.publish(ROUTER, stage_pb2.Event(session="s", number=number))
-    messages = [await anext(listening), await anext(listening)]
-    numbers = [event.number for message in messages for event in message.events]
-    assert numbers == list(range(subscribers.MOST_TOGETHER + 5))
-    assert [len(message.events) for message in messages] == [256, 5]
-
-
 async def test_a_router_that_does_not_read_loses_events_and_harms_nobody() -> None:
     known = Subscribers()
     listening = known.listen(ROUTER)
@@ -262,23 +185,6 @@ async def test_a_router_that_does_not_read_loses_events_and_harms_nobody() -> No
     assert known.queues[ROUTER].qsize() == 4096
     await listening.aclose()
     assert ROUTER not in known
-
-
-async def test_a_second_subscription_takes_over() -> None:
-    known = Subscribers()
-    first, second = known.listen(ROUTER), known.listen(ROUTER)
-    await anext(first)
-    await anext(second)
-    await first.aclose()
-    assert ROUTER in known
-    known.publish(ROUTER, stage_pb2.Event(session="s"))
-    assert [event.session for event in (await anext(second)).events] == ["s"]
-
-
-@pytest.mark.parametrize("name", ["", "a b", "\udcff", "../x"])
-def test_a_name_that_cannot_be_shown(name: str) -> None:
-    with pytest.raises(InputError, match="host name"):
-        HostSettings(name)
 
 
 # Delay on the links of a ring on one machine
@@ -300,14 +206,3 @@ async def test_a_delay_that_a_host_refuses(
         (rejection,) = host.take(stage_pb2.HopBatch(protocol=PROTOCOL, hops=[request])).rejections
         assert (rejection.code, message in rejection.message) == (code.value[0], True)
         assert not host.sessions.sessions
-
-
-async def test_calls_that_are_delayed_alike_keep_their_order() -> None:
-    delay, called = LinkDelay(), list[int]()
-    for number in range(200):
-        delay.after(3, partial(called.append, number))
-    assert not called
-    async with asyncio.timeout(30):
-        while len(called) < 200:
-            await asyncio.sleep(0.001)
-    assert called == list(range(200))

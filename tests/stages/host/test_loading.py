@@ -1,6 +1,5 @@
 """A host with two releases: sessions end on the weights that they began with, whatever is loaded or let go of."""
 
-import asyncio
 import gc
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -13,12 +12,11 @@ import pytest
 
 from onesweep.stages.backends import backend_named
 from onesweep.stages.checkpoint.release_store import ReleaseStore, read_release_manifest
-from onesweep.stages.host import loading
 from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.loading import Loader, Sources, warm_up
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.parts import Release, load_parts, plan_host
-from onesweep.stages.host.scheduler import QUICK_ROWS, HostObserver
+from onesweep.stages.host.scheduler import HostObserver
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.status import StatusError
 from tests.stages.hosts import event_of, listening
@@ -147,12 +145,6 @@ async def test_what_a_host_refuses_to_load(held_by: HeldBy, names: dict[str, str
         assert loader.require_shelf().in_use == [names["own"]]
 
 
-async def test_a_release_for_larger_messages(held_by: HeldBy, names: dict[str, str]) -> None:
-    async with held_by(message_bytes=1000) as (_, loader):
-        with pytest.raises(StatusError, match="h was started for 1000: start it with this checkpoint"):
-            await loader.load(names["other"], [])
-
-
 async def test_a_host_comes_back_with_what_it_had(held_by: HeldBy, names: dict[str, str], tmp_path: Path) -> None:
     async with held_by() as (_, loader):
         await loader.load(names["other"], [names["own"]])
@@ -177,25 +169,6 @@ def test_a_host_that_holds_other_blocks_now_asks_for_their_files(bundles: Path, 
     shelf.close()
 
 
-async def test_what_cannot_be_run_any_more_gives_way_to_what_was_given(bundles: Path, tmp_path, names, caplog) -> None:
-    shelf = ReleaseStore(tmp_path / "shelf")
-    put(shelf, bundles / "other", (1,))
-    shelf.use([names["other"]])
-    (spoilt,) = (tmp_path / "shelf" / names["other"] / "ar").glob("stage-1-*")
-    spoilt.write_bytes(bytes(spoilt.stat().st_size))
-
-    sources = Sources(bundles / "own", (1,), shelf)
-    (first,) = sources.start()
-    assert first.name == names["other"]
-    host = Host(first, HostSettings("h"), NextHosts(lambda *_: "", 0, 1 << 20, 1.0, 0.0, HostObserver()))
-    await Loader(host, sources, backend_named("torch"), 64 << 20).begin()
-    assert held(host) == [names["own"]]
-    assert host.releases.newest.parts is not None
-    host.close()
-    shelf.close()
-    assert f"release {names['other']} is left out" in caplog.text
-
-
 async def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(held_by: HeldBy, names) -> None:
     async with held_by() as (host, loader):
         waiting = Release(names["other"], loader.sources.plan(names["other"]))
@@ -203,29 +176,6 @@ async def test_a_release_that_is_not_loaded_yet_is_loaded_when_it_is_asked_for(h
         await loader.load(names["other"], [names["own"]])
         assert held(host) == [names["own"], names["other"]]
         assert waiting.parts is not None
-
-
-async def test_a_release_that_was_let_go_of_is_not_loaded(held_by: HeldBy, names: dict[str, str]) -> None:
-    async with held_by() as (host, loader):
-        waiting = Release(names["other"], loader.sources.plan(names["other"]))
-        host.releases.all.insert(0, waiting)
-        async with loader._busy:
-            rest = asyncio.create_task(loader.load_rest())
-            await asyncio.sleep(0)
-            host.releases.all.remove(waiting)
-        await rest
-        assert waiting.parts is None
-        assert held(host) == [names["own"]]
-
-
-@pytest.mark.parametrize(("quick_ms", "rows"), [(0.0, 0), (1e9, QUICK_ROWS)])
-def test_the_warm_up_tells_what_takes_no_time(
-    bundles: Path, monkeypatch: pytest.MonkeyPatch, quick_ms: float, rows: int
-) -> None:
-    monkeypatch.setattr(loading, "QUICK_MS", quick_ms)
-    parts = load_parts(plan_host(bundles / "own", (1,)))
-    warm_up(parts)
-    assert parts.quick_rows[parts.plan.ar.digest] == rows
 
 
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])

@@ -15,10 +15,8 @@ from onesweep.stages.host import next_hosts as links_module
 from onesweep.stages.host.next_hosts import NextHosts
 from onesweep.stages.host.scheduler import HostObserver
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire import hop_stream as relays
 from onesweep.stages.wire.hop_stream import Relay
 from onesweep.stages.wire.status import StatusError
-from tests.stages.scripted_server import relay_to, take
 
 
 @asynccontextmanager
@@ -54,17 +52,6 @@ async def test_one_of_several_is_enough(addresses: list[str]) -> None:
         assert [relay.address for relay in links.relays if not relay.problem] == addresses[:1]
         await settled(lambda: "cannot be reached" in links.relays[1].problem)
         assert links.to(addresses[0]).least_rtt_ms is not None
-
-
-async def test_idle_links_wake_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relays, "IDLE_AFTER_S", 0.0)
-    monkeypatch.setattr(relays, "IDLE_PAUSE_S", 3600.0)
-    async with relay_to(take) as (service, relay), opened() as links:
-        links.set_addresses([relay.address])
-        await settled(lambda: not links.problem)
-        seen = len(await service.warmed_more(1))  # before it is good, and when it is kept warm
-        links.wake()
-        assert (await service.warmed_more(seen))[-1] == 1000
 
 
 async def test_they_change_while_in_use(addresses: list[str]) -> None:
@@ -135,15 +122,3 @@ async def test_a_host_that_was_exchanged_is_noticed(addresses: list[str], monkey
         await settled(lambda: links.problem == "it holds other blocks")
         wrong.clear()
         await settled(lambda: not links.problem)
-
-
-async def test_a_host_that_ended_is_noticed_without_keep_warm_messages(bundles: Path, servers, monkeypatch) -> None:
-    monkeypatch.setattr(links_module, "REVIEW_S", 0.1)
-    address = f"127.0.0.1:{free_port_block(1)}"
-    host = servers.stage(bundles / "own", (0, 1, 2), address)
-
-    async with opened(keep_warm_s=0.0) as links:
-        links.set_addresses([address])
-        await settled(lambda: not links.problem)
-        await asyncio.to_thread(host.end)
-        await settled(lambda: "cannot be reached" in links.problem)

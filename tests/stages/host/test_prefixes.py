@@ -15,7 +15,7 @@ from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
 from onesweep.stages.model.vocabulary import BYTES, Alphabet
 from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import after_prefix, prefill_hops, put_work, step_hops, work_of
+from onesweep.stages.wire.messages import after_prefix, put_work, step_hops, work_of
 from onesweep.stages.wire.status import StatusError
 from tests.stages.hops import LONG_PROMPT, opening
 from tests.stages.hosts import event_of, open_host, refused, send
@@ -139,15 +139,6 @@ async def test_only_what_was_read_in_whole_pieces_is_kept(whole: Parts) -> None:
         assert host.prefixes.bytes == 7 * PIECE_BYTES
 
 
-async def test_what_was_not_computed_yet_is_not_kept(whole: Parts) -> None:
-    async with open_host(whole, working=False) as host:
-        first, *rest = hops_of(whole, "1", SECOND)
-        send(host, first)
-        await host.end(["1"])
-        assert rest
-        assert host.prefixes.bytes == 0
-
-
 async def test_what_is_copied_counts_as_a_session_until_then(whole: Parts) -> None:
     async with open_host(whole) as host:
         await written(host, hops_of(whole, "1", SECOND))
@@ -158,14 +149,6 @@ async def test_what_is_copied_counts_as_a_session_until_then(whole: Parts) -> No
         assert host.prefixes.bytes == PIECE_BYTES
         assert await ending == 1
         assert (host.sessions.bytes, host.prefixes.bytes) == (0, 13 * PIECE_BYTES)
-
-
-async def test_no_memory_where_it_is_off(whole: Parts) -> None:
-    async with open_host(whole, prefix_mb=0) as host:
-        await written(host, hops_of(whole, "1", FIRST))
-        assert await host.end(["1", "unknown"]) == 1
-        assert host.prefixes.bytes == 0
-        assert host.counters_now().prefix_bytes_limit == 0
 
 
 @pytest.mark.parametrize(
@@ -191,38 +174,6 @@ async def test_nonsense_about_memory_is_refused(whole: Parts, change: dict[str, 
                 setattr(hop.memory, name, value)
         with refused(grpc.StatusCode.INVALID_ARGUMENT, sentence):
             host.accept(hop, 1)
-
-
-def test_later_hops_of_a_session_do_not_open_it_again(whole: Parts) -> None:
-    first, *rest = hops_of(whole, "1", SECOND, candidates=[b"abcdefgh"] * 32)
-    assert first.memory.space == MINE
-    assert len(rest) > 3
-    assert not any(hop.HasField("memory") for hop in rest)
-    assert not any(hop.HasField("memory") for hop in prefill_hops(opening(clean=b"a"), BYTES))
-
-
-async def test_a_later_batch_of_candidates_opens_no_session(whole: Parts) -> None:
-    async with open_host(whole) as host:
-        await written(host, hops_of(whole, "1", FIRST))
-        await host.end(["1"])
-        first, *_ = hops_of(whole, "2", FIRST, kept=2, candidates=[b"abcd", b"efgh"])
-        first.read.score.batch, first.read.score.batches, first.read.start, first.read.clean = 1, 2, 64, b""
-        with refused(grpc.StatusCode.INVALID_ARGUMENT, "a later batch of candidates opens no session"):
-            host.accept(first, 1)
-        assert not host.sessions.sessions
-
-
-async def test_caches_that_still_lack_what_memory_had_are_not_kept(whole: Parts) -> None:
-    """A session that ends before its first pass, while other texts took the place of its beginning."""
-    async with open_host(whole) as host, open_host(whole, working=False) as idle:
-        await written(host, hops_of(whole, "1", FIRST))
-        await host.end(["1"])
-        (hop,) = hops_of(whole, "2", FIRST, kept=6)
-        idle.prefixes = host.prefixes
-        idle.accept(hop, 1)
-        idle.prefixes = PrefixStore(host.prefixes.budget_bytes)
-        await idle.end(["2"])
-        assert idle.prefixes.bytes == 0
 
 
 # The store

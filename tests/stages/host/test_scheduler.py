@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import pytest
 
 from onesweep.stages.host import scheduler as engines
-from onesweep.stages.host.parts import WARM_POSITIONS, Parts
+from onesweep.stages.host.parts import Parts
 from onesweep.stages.host.scheduler import PASS_ROWS, ScheduledHop, Scheduler
 from onesweep.stages.host.sessions import SessionStore
 from onesweep.stages.host.validation import parse_hop
@@ -83,14 +83,6 @@ def test_the_oldest_sweeps_fill_a_pass_first(parts: Parts) -> None:
         assert all(sum(sizes[:-1]) < PASS_ROWS for sizes in rows), "a sweep more than fits"
 
 
-def test_a_sweep_over_the_size_of_a_pass_is_served_all_the_same(parts: Parts) -> None:
-    engine = Paced(parts)
-    engine.begin("large", sweeps(prompt=b"x", chunks=(400,)))
-    engine.begin("small", sweeps(prompt=b"x", chunks=(4,)))
-    assert {name: len(text) for name, text in engine.finish().items()} == {"large": 400, "small": 4}
-    assert [name for name, _ in engine.order] == ["large", "small"]
-
-
 def test_sweeps_do_not_hold_up_steps(parts: Parts) -> None:
     engine = Paced(parts)
     for i in range(6):
@@ -117,15 +109,6 @@ def test_candidates_do_not_hold_up_steps(parts: Parts) -> None:
     assert sum(heads) == 1 + 32 * 31 + 8
 
 
-def test_candidates_and_sweeps_share_what_is_left_of_a_pass(parts: Parts) -> None:
-    engine = Paced(parts)
-    engine.begin("scores", scores(chunks=(16,), count=8))
-    engine.begin("sweep", sweeps(chunks=(100,)))
-    engine.begin("late", scores(chunks=(32,), count=64))
-    engine.finish()
-    assert [name for name, _ in engine.order] == ["scores", "sweep", "late"]
-
-
 def test_a_batch_of_one_is_one_after_the_other(parts: Parts) -> None:
     engine = Paced(parts, most_hops=1)
     engine.begin("a", sweeps())
@@ -137,29 +120,6 @@ def test_a_batch_of_one_is_one_after_the_other(parts: Parts) -> None:
     assert {len(pieces) for _, pieces in calls} == {1}
     owners = [id(pieces[0].caches) for _, pieces in watched(parts, 0).calls]
     assert owners == sorted(owners, key=owners.index), "they took turns"
-
-
-def test_a_batch_of_two(parts: Parts) -> None:
-    engine = Paced(parts, most_hops=2)
-    for name in "abc":
-        engine.begin(name, sweeps(seed=ord(name)))
-        engine.begin(name + name, steps(seed=ord(name), count=2))
-    engine.finish()
-    assert max(watched(parts, 0).counts("denoise")) == 2
-    assert max(watched(parts, 0, "ar").counts("read")) == 2
-    assert [name for name, _ in engine.order if len(name) == 1] == ["a", "b", "c"]
-
-
-# Limits, and the end
-def test_hops_under_way_are_counted_up_to_the_limit(parts: Parts) -> None:
-    engine = Paced(parts, limit=3)
-    for i in range(3):
-        assert (len(engine), engine.full) == (i, False)
-        engine.submit(engine.begin(str(i), sweeps()))
-    assert (len(engine), engine.full) == (3, True)
-    engine.due.clear()
-    engine.finish()
-    assert (len(engine), engine.full) == (0, False)
 
 
 def test_shares_of_passes_add_up_to_no_more_than_the_time_there_was(parts: Parts) -> None:
@@ -251,21 +211,6 @@ def test_what_may_take_long_is_left_to_the_thread(whole, quick, monkeypatch, hop
     engine = Scheduler(3, 64, 64)
     job = job_of(engine, whole, hops())
     assert (engine.go(), len(engine), job.result) == ([], 1, None)
-
-
-def test_what_the_warm_up_did_not_measure_is_left_to_the_thread(whole: Parts, quick: Parts) -> None:
-    """The first prompt after a start, steps together that have more rows, and a longer context."""
-    own, digest = whole, whole.plan.ar.digest
-    for rows, count, goes in ((0, 1, False), (8, 1, True), (8, 2, False)):
-        own.quick_rows[digest] = rows
-        engine = Scheduler(3, 64, 64)
-        for _ in range(count):
-            job_of(engine, own, steps(prompt=b"It was"))
-        assert engine._is_quick() == goes
-    far = Scheduler(3, 64, 64)
-    job = job_of(far, own, steps(prompt=b"It was"))
-    job.work.start = WARM_POSITIONS
-    assert not far._is_quick()
 
 
 def test_a_quick_step_joins_what_the_thread_is_at(whole: Parts) -> None:

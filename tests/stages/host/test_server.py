@@ -8,12 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.stages.backends import Backend
 from onesweep.stages.host import loading
-from onesweep.stages.host.parts import HostPlan, Parts, Release, load_parts, plan_host, wiring_problem
+from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host, wiring_problem
 from onesweep.stages.host.server import SERVICE
 from onesweep.stages.v1 import stage_pb2
 from tests.conftest import until
@@ -100,18 +99,6 @@ def test_wiring_is_checked_for_each_model(bundles: Path) -> None:
     good.ClearField("scorer")
     good.ar.digest = ""
     assert "b at x:1 has the ar checkpoint (none), this host" in wiring_problem([plan], "x:1", other)
-
-
-def test_neighbours_need_one_release_in_common(bundles: Path) -> None:
-    old, new = (plan_host(bundles / name, (0, 1)) for name in ("own", "other"))
-    other = stage_pb2.DescribeResponse(name="b", blocks=[2], releases=[Release("n", new).info()])
-    assert "give every host the same checkpoint" in wiring_problem([old], "x:1", other)
-    assert wiring_problem([old, new], "x:1", other) == wiring_problem([new, old], "x:1", other) == ""
-
-
-def test_reflection_lists_the_services(alone: Peer) -> None:
-    found = ProtoReflectionDescriptorDatabase(alone.channel).get_services()
-    assert set(found) == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
 
 
 def test_a_host_describes_itself(alone: Peer) -> None:

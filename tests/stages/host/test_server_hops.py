@@ -18,19 +18,6 @@ from tests.conftest import NAMES, until
 from tests.stages.raw_client import SESSION_BYTES, Peer, peer, sweep
 
 
-def test_a_sweep_comes_back_with_its_account(alone: Peer, digest: str, name: str) -> None:
-    request = sweep(digest, name)
-    alone.push(request)
-    event = alone.event()
-    assert (event.session, event.number, len(event.text)) == (name, 0, 16)
-    (passage,) = event.timings
-    assert (passage.host, passage.received_bytes) == ("alone", len(request.SerializeToString()))
-    assert passage.compute_ms > 0
-    assert alone.describe().counters.session_bytes == SESSION_BYTES
-    alone.release(name, "nobody")
-    assert alone.describe().counters.sessions == 0
-
-
 def test_an_unknown_router_is_told_to_subscribe(alone: Peer, digest: str, name: str) -> None:
     request = sweep(digest, name)
     request.router = "somebody"
@@ -122,27 +109,3 @@ def test_a_session_takes_hops_of_its_own_router_path_and_host(bundles: Path, new
         assert refusal(tokyo) == "this session's hops come from p"
         assert refusal(paris) == ""
         events.cancel()
-
-
-def test_a_subscription_needs_a_name(alone: Peer) -> None:
-    with pytest.raises(grpc.RpcError, match="router must be 1 to 64") as caught:
-        next(alone.stub.Subscribe(stage_pb2.SubscribeRequest(router="a\nb"), timeout=5))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-def test_hops_of_a_parcel_are_accepted_or_rejected_one_by_one(alone: Peer, digest: str, name: str) -> None:
-    hops = [sweep(digest, f"{name}{i}", steps=2 if i % 2 == 0 else 999) for i in range(4)]
-    hops[3].capacity, hops[3].digest = 0, "f" * 64
-    rejections = alone.send(*hops).rejections
-    assert [(rejection.index, rejection.code) for rejection in rejections] == [
-        (1, grpc.StatusCode.INVALID_ARGUMENT.value[0]),
-        (3, grpc.StatusCode.FAILED_PRECONDITION.value[0]),
-    ]
-    events = [alone.event(), alone.event()]
-    assert {event.session for event in events} == {f"{name}0", f"{name}2"}
-    assert [len(event.text) for event in events] == [16, 16]
-    alone.release(*(hop.session for hop in hops))
-
-
-def test_an_empty_parcel_gets_its_receipt(alone: Peer) -> None:
-    assert alone.send().rejections == []

@@ -78,14 +78,6 @@ def test_the_budget_holds(held: Fixture) -> None:
     held.open("c")
 
 
-def test_an_expired_session_makes_room(held: Fixture) -> None:
-    held.open("a")
-    held.open("b")
-    held.now = 10.0
-    held.open("c")
-    assert list(held.store.sessions) == ["c"]
-
-
 def test_a_lease_can_be_renewed_and_work_under_way_holds_it(held: Fixture) -> None:
     renewed, busy, idle = held.open("renewed", capacity=8), held.open("busy", capacity=8), held.open("idle", capacity=8)
     busy.pending = 1
@@ -108,13 +100,6 @@ def test_a_released_session_cannot_be_opened_by_work_that_was_on_its_way(held: F
     for i in range(REMEMBERED):
         held.store.release(f"other-{i}")
     held.open("early")
-
-
-def test_a_router_that_goes_takes_its_sessions_along(held: Fixture) -> None:
-    held.open("a", router="one")
-    held.open("b", router="two")
-    held.store.release_router("one")
-    assert list(held.store.sessions) == ["b"]
 
 
 def test_sweeps_come_once_and_in_order(held: Fixture) -> None:

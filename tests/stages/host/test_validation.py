@@ -13,9 +13,8 @@ from onesweep.stages.checkpoint.manifest import Manifest
 from onesweep.stages.host.parts import HostPlan, ModelSource, plan_host
 from onesweep.stages.host.validation import MAX_NUMBER, MAX_TIMINGS, parse_hop
 from onesweep.stages.limits import MAX_CANDIDATES
-from onesweep.stages.model.codec import CODECS, HIDDEN
+from onesweep.stages.model.codec import HIDDEN
 from onesweep.stages.model.llama import LlamaArchitecture
-from onesweep.stages.model.prefill import max_new_symbols
 from onesweep.stages.model.scoring import MAX_SCORED_ROWS
 from onesweep.stages.v1 import stage_pb2
 from onesweep.stages.wire.hop_stream import BATCH_BYTES
@@ -99,16 +98,6 @@ def test_the_largest_step_fits_a_message(plans: dict[str, HostPlan]) -> None:
     assert request.ByteSize() + BATCH_BYTES < plan.message_bytes()
 
 
-def test_a_message_has_room_for_a_piece_not_for_a_context(tmp_path: Path) -> None:
-    """A wide model with a long context: 8,192 positions alone would be 134 MB of hidden states."""
-    wide = LlamaArchitecture((1,), 4096, 32, 8, 128, 11008, 8192, 32000, 1e-5, 1e4)
-    plan = HostPlan((0,), 1, ar=ModelSource(tmp_path, Manifest("ar", wide, (None,), probe_tokens=(1,)), "d"))
-    rows = max_new_symbols(8192) + MAX_SCORED_ROWS
-    assert rows == 1024 + 4096
-    assert 4 * 4096 * rows + BATCH_BYTES < plan.message_bytes() < 90e6
-    assert max_new_symbols(1 << 17) == (1 << 13) + 256
-
-
 def test_a_wide_model_scores_fewer_symbols(tmp_path: Path) -> None:
     """Their hidden states are in a host's memory and in messages."""
     wide = LlamaArchitecture((1, 1), 1 << 15, 256, 8, 128, 4, 4096, 128_000, 1e-5, 1e4)
@@ -134,15 +123,6 @@ def test_a_replay_is_taken_where_it_opens_a_session(plans: dict[str, HostPlan]) 
         parse_hop(request, plans["first"])
 
 
-def test_guesses_are_no_part_of_the_prompt(plans: dict[str, HostPlan]) -> None:
-    request = hop(plans["first"], "verify")
-    request.read.prompt = 7
-    parse_hop(request, plans["first"])
-    request.read.prompt = 8
-    with pytest.raises(StatusError, match="a prompt of 8 symbols, where 7 are known"):
-        parse_hop(request, plans["first"])
-
-
 def refusal(plan: HostPlan, kind: str, change: Change) -> StatusError:
     request = hop(plan, kind)
     change(request)
@@ -155,39 +135,32 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: p.ClearField("router"), "router must be 1 to 64 printable"),
     (lambda p: setattr(p, "router", "x" * 65), "router must be 1 to 64 printable"),
     (lambda p: setattr(p, "session", "a\nb"), "session must be 1 to 64 printable"),
-    (lambda p: setattr(p, "session", "é"), "session must be 1 to 64 printable"),
     (lambda p: p.ClearField("work"), "carries no work"),
     (lambda p: setattr(work_of(p), "number", (1 << 64) - 1), "the largest number is"),
     (lambda p: p.timings.extend([stage_pb2.HopTiming(host="h")] * (MAX_TIMINGS + 1)), "65 timings"),
     (lambda p: p.timings.add(), "a timing's host must be"),
-    (lambda p: p.timings.add(host="h", compute_ms=NAN), "negative, not finite"),
     (lambda p: p.timings.add(host="h", queue_ms=-1), "negative, not finite"),
     (lambda p: p.timings.add(host="h", compute_ms=1e300), "or of years"),
     (lambda p: p.timings.add(host="h", received_bytes=(1 << 64) - 1), "a message of 18446744073709551615 bytes"),
     (lambda p: p.path.extend(["h:1"] * (MAX_TIMINGS + 1)), "a path of 65 hosts"),
     (lambda p: p.path.append(""), "an address on the path must be 1 to 255 printable"),
-    (lambda p: p.path.append("h:1\n"), "an address on the path must be"),
     (lambda p: p.path.append("x" * 257), "an address on the path must be"),
     (lambda p: setattr(p, "place", 1), "place 1 on a path of 0 hosts"),
     (lambda p: (p.path.extend(["a:1", "b:1"]), setattr(p, "place", 2)), "place 2 on a path of 2 hosts"),
     (lambda p: setattr(p, "request", "x\n"), "request must be 1 to 64 printable"),
     (lambda p: setattr(p, "traceparent", "0" * 65), "traceparent must be 1 to 64 printable"),
     (lambda p: setattr(p, "traceparent", f"00-{'1' * 32}-{'1' * 16}-01\n"), "traceparent must be 1 to 64 printable"),
-    (lambda p: setattr(p, "capacity", 0), "a session of 0 positions"),
     (lambda p: setattr(p, "capacity", 513), "a session of 513 positions does not fit the context of 512"),
     (lambda p: setattr(p, "capacity", 9), "10 symbols at position 0 do not fit the session's 9"),
 ]
 SWEEP: list[tuple[Change, str]] = [
-    (lambda p: work_of(p).reads.extend([4, 0]), "2 reads, some maybe empty or long, do not fit 10 clean symbols"),
     (lambda p: work_of(p).reads.extend([4, 7]), "2 reads, some maybe empty or long, do not fit 10 clean symbols"),
     (lambda p: work_of(p).reads.extend([1] * 11), "11 reads, some maybe empty or long, do not fit 10 clean symbols"),
     (lambda p: setattr(p.sweep, "clean", b""), "at least one known symbol"),
     (lambda p: setattr(p.sweep, "slots", 0), "0 slots after 10 symbols do not fit"),
     (lambda p: setattr(p.sweep, "slots", 503), "503 slots after 10 symbols do not fit the context of 512"),
-    (lambda p: setattr(p.sweep, "slots", 4_000_000_000), "do not fit the context"),
     (lambda p: setattr(p.sweep, "start", 4_000_000_000), "do not fit"),
     (lambda p: setattr(p.sweep, "steps", 0), "steps must be 1 to 64, not 0"),
-    (lambda p: setattr(p.sweep, "steps", 1000), "steps must be 1 to 64, not 1000"),
     (lambda p: setattr(p.sweep.sampling, "temperature", NAN), "temperature must be 0 to 100, not nan"),
     (lambda p: setattr(p.sweep.sampling, "temperature", -0.1), "temperature must be 0 to 100, not -0.1"),
     (lambda p: setattr(p.sweep.sampling.shaping, "min_p", 0.1), "a sweep takes seed and temperature alone"),
@@ -196,9 +169,7 @@ SWEEP: list[tuple[Change, str]] = [
 ]
 LATER_SWEEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.sweep, "estimate", b""), "int8 payload has 0 bytes; 20 x 32 numbers take 720"),
-    (lambda p: setattr(p.sweep, "estimate", bytes(721)), "int8 payload has 721 bytes"),
     (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[NAN] * 20) + bytes(640)), "not finite"),
-    (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[-1.0] * 20) + bytes(640)), "negative"),
     (lambda p: setattr(p.sweep, "estimate", struct.pack("<20f", *[1.0] * 20) + bytes(640)), "beyond 2"),
     (lambda p: setattr(p.sweep, "estimate", bytes(80) + b"\x80" * 640), "integers beyond 127"),
 ]
@@ -211,11 +182,9 @@ STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.read.sample.sampling, "temperature", INF), "temperature must be 0 to 100"),
     (lambda p: setattr(p.read.sample.sampling.shaping, "top_k", 257), "top_k must be 0 to 256, not 257"),
     (lambda p: setattr(p.read.sample.sampling.shaping, "top_p", 0), "top_p must be above 0 and at most 1, not 0.0"),
-    (lambda p: setattr(p.read.sample.sampling.shaping, "top_p", NAN), "top_p must be above 0 and at most 1, not nan"),
     (lambda p: setattr(p.read.sample.sampling.shaping, "min_p", INF), "min_p must be 0 to 1, not inf"),
     (lambda p: setattr(p.read.sample.sampling.shaping, "frequency_penalty", NAN), "frequency_penalty must be -2 to 2"),
     (lambda p: setattr(p.read.sample.sampling.shaping, "presence_penalty", 2.5), "presence_penalty must be -2 to 2"),
-    (lambda p: setattr(p.read.sample.sampling.shaping, "repetition_penalty", 0), "repetition_penalty must be above 0"),
     (lambda p: p.read.sample.sampling.shaping.logit_bias.update({256: 1.0}), "logit_bias names token 256"),
     (lambda p: p.read.sample.sampling.shaping.logit_bias.update({1: NAN}), "logit_bias must be -100 to 100, not nan"),
     (
@@ -240,7 +209,6 @@ SCORE: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "clean", b""), "at least one new symbol"),
     (lambda p: p.read.score.ClearField("candidates"), "0 candidates; a step scores 1 to 1024"),
     (lambda p: p.read.score.candidates.append(b"abc"), "candidates must have one length"),
-    (lambda p: p.read.score.candidates.append(b""), "candidates must have one length"),
     (
         lambda p: p.read.score.MergeFrom(stage_pb2.Score(candidates=[b"abcde"] * MAX_CANDIDATES)),
         "1027 candidates; a step",
@@ -252,7 +220,6 @@ SCORE: list[tuple[Change, str]] = [
         lambda p: p.read.score.CopyFrom(stage_pb2.Score(candidates=[b"b"], batches=2)),
         "candidates of one symbol come in one batch",
     ),
-    (lambda p: p.read.score.candidates.__setitem__(slice(None), [b""] * 3), "of at least one symbol"),
     (
         lambda p: p.read.score.candidates.__setitem__(slice(None), [b"x" * 400] * 11),
         "11 candidates of 400 symbols; a hop has",
@@ -265,7 +232,6 @@ SCORE: list[tuple[Change, str]] = [
 ]
 VERIFY: list[tuple[Change, str]] = [
     (lambda p: setattr(p.read.sample, "draft", 10), "10 draft tokens among 10 new symbols: give one known symbol"),
-    (lambda p: setattr(p.read.sample, "draft", 4_000_000_000), "give one known symbol"),
 ]
 LATER_STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "codec", "int8"), "int8 payload has 1280 bytes; 10 x 32 numbers take 600"),
@@ -275,7 +241,6 @@ LATER_STEP: list[tuple[Change, str]] = [
 LATER_SCORE: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "hidden", bytes(10 * WIDTH * 4)), "1280 bytes; 22 x 32 numbers take 2816"),
     (lambda p: setattr(work_of(p), "hidden", struct.pack("<704f", *[INF] * 704)), "not finite"),
-    (lambda p: p.read.score.candidates.pop(), "2816 bytes; 18 x 32 numbers take 2304"),
 ]
 CASES = [
     *((where, kind, *case) for where in ("first", "middle") for kind in ("chain", "ar") for case in ANYWHERE),
@@ -334,11 +299,3 @@ def test_guesses_and_every_codec_of_hidden_states_are_taken(plans: dict[str, Hos
     hidden = HIDDEN[codec].encode(torch.full((10, WIDTH), 0.5))
     put_work(request, step(clean=b"0123456789", stage=1, codec=codec, draft=draft, hidden=hidden))
     assert parse_hop(request, plans["middle"]).kind == "ar"
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_every_codec_is_taken(plans: dict[str, HostPlan], codec: str) -> None:
-    request = hop(plans["middle"], "chain")
-    request.sweep.codec = codec
-    request.sweep.estimate = CODECS[codec].encode(torch.full((20, CODE_DIM), 0.5))
-    assert parse_hop(request, plans["middle"]).kind == "chain"

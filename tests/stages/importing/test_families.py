@@ -20,7 +20,7 @@ from onesweep.stages.importing.families import FAMILIES, family_named, gguf_fami
 from onesweep.stages.importing.gguf_file import interleaved
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.importing.importing import ImportSettings, import_model, open_source
-from onesweep.stages.importing.source import expected_shapes, places_of
+from onesweep.stages.importing.source import expected_shapes
 from onesweep.stages.model.decoder_options import LinearScaling
 from onesweep.stages.model.layers import LayerCache
 from onesweep.stages.model.llama import LlamaArchitecture
@@ -67,17 +67,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"sliding_window": 20},
     ),
-    "gemma 3, other layers": (
-        "Gemma3Text",
-        {
-            "head_dim": 16,
-            "query_pre_attn_scalar": 16,
-            "sliding_window": 20,
-            "rope_local_base_freq": 100.0,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-        {"sliding_window": 20, "sliding_window_pattern": [True, False, True], "rope_freq_base_swa": 100.0},
-    ),
     "qwen 3, experts": (
         "Qwen3Moe",
         {
@@ -89,11 +78,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 24},
     ),
-    "qwen 3, experts by odds": (
-        "Qwen3Moe",
-        {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": False},
-        {},
-    ),
     "mixtral": (
         "Mixtral",
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20},
@@ -101,7 +85,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 # Of which a GGUF file says nothing: llama.cpp knows it of the published models.
-UNSAID = ("qwen 3, window", "gemma 2, query scale", "qwen 3, experts by odds")
+UNSAID = ("qwen 3, window", "gemma 2, query scale")
 POSITIONS, WRITTEN = 60, 8
 
 
@@ -217,13 +201,9 @@ MIXTURE |= {"moe_intermediate_size": 8}
         ),
         ({"hidden_act": "relu"}, "'relu' is not supported; there are silu and gelu_pytorch_tanh"),
         ({"num_hidden_layers": 10**12}, "layers of a stage must be a whole number from 1 to 1024"),
-        ({"hidden_size": 1 << 40}, "width must be a whole number from 2 to 65536"),
-        ({"head_dim": 7}, "head_dim 7 must be even"),
         ({**MIXTURE, "num_experts": 1 << 20}, "experts.count must be a whole number from 2 to 32768, not 1048576"),
-        ({**MIXTURE, "num_experts": 20000}, "60000 experts in all layers; at most 32768 are read"),
         ({**MIXTURE, "num_experts_per_tok": 9}, "experts.used must be a whole number from 1 to 8, not 9"),
         ({**MIXTURE, "mlp_only_layers": [1]}, "layers of which some are mixtures"),
-        ({"architectures": ["Gemma2ForCausalLM"], "layer_types": ["odd"]}, "layer_types must name each layer full_att"),
         ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "attention to later tokens"),
     ],
 )
@@ -237,8 +217,6 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path, changes: dict
     ("name", "is_mixture", "sentence"),
     [
         ("falcon", False, "'falcon' is not supported; in GGUF, llama, qwen2, qwen3, phi3, olmo2, gemma2, gemma3 are"),
-        ("", False, "'' is not supported"),
-        (None, False, "None is not supported"),
         ("qwen2", True, "'qwen2' as a mixture of experts is not supported; in GGUF, qwen3moe, llama are"),
     ],
 )
@@ -259,20 +237,6 @@ PUBLISHED: dict[str, str] = {
         "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
         "max_position_embeddings": 8192, "vocab_size": 256000, "hidden_act": "gelu_pytorch_tanh",
         "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 224, "rope_theta": 10000.0
-    }""",
-    "Qwen3ForCausalLM": """{
-        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "max_position_embeddings": 40960, "vocab_size": 151936, "rope_theta": 1000000,
-        "head_dim": 128, "sliding_window": null, "use_sliding_window": false, "tie_word_embeddings": true
-    }""",
-    "Phi3ForCausalLM": """{
-        "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "max_position_embeddings": 4096, "vocab_size": 32064, "sliding_window": 2047,
-        "rope_scaling": null, "rope_theta": 10000.0
-    }""",
-    "Olmo2ForCausalLM": """{
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16,
-        "max_position_embeddings": 4096, "vocab_size": 100352, "rope_theta": 500000, "rms_norm_eps": 1e-6
     }""",
     "Qwen3MoeForCausalLM": """{
         "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
@@ -320,11 +284,6 @@ def write_gguf(path: Path, folder: Path, said: dict[str, Any]) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def test_rows_without_numbers_are_not_counted_one_by_one() -> None:
-    with pytest.raises(CheckpointError, match="tensor all has 1000000000 rows: the configuration asks for another"):
-        places_of({"all": (10**9, 0)}, lambda name: "experts.*.up.weight", {"experts.0.up.weight": (4, 4)})
 
 
 def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """Weights of 4 bits: taken over as a GGUF file has them, served in company as alone, and small."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,26 +11,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onesweep.serving.cli.__main__ import main
-from onesweep.stages.backends import TorchBackend, backend_named
+from onesweep.stages.backends import TorchBackend
 from onesweep.stages.backends.base import CleanPiece, StageRunner
 from onesweep.stages.backends.packed_llama import PackedLlamaStage, Product, QuantProduct, product
-from onesweep.stages.backends.runner_checks import OneAtATime, check_rows
 from onesweep.stages.checkpoint.checkpoint import halve, load_stage
 from onesweep.stages.checkpoint.gate import probe_symbols
 from onesweep.stages.checkpoint.inspect import record, verify
 from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError, InputError, ShapeError
+from onesweep.stages.errors import CheckpointError
 from onesweep.stages.importing.gguf_file import GgufSource
 from onesweep.stages.importing.importing import Imported, ImportSettings, import_model, summary
 from onesweep.stages.importing.source import is_matrix
 from onesweep.stages.model import quantised
-from onesweep.stages.model.decoder_options import Experts
 from onesweep.stages.model.llama import LlamaStage
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.quantised import GROUP, QuantLinear
-from onesweep.trainer.distill.distill import DistillSettings, distill
 from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf
-from tests.stages.model.tiny_llama import BFLOAT16, needs_bfloat16, random_stages
+from tests.stages.model.tiny_llama import needs_bfloat16
 
 pytest.importorskip("gguf", reason="gguf is not installed: pip install 'onesweep[pretrained]'")
 WIDE = replace(SHAPE, layers=(2,), head_dim=16)  # rows of all matrices are whole groups
@@ -114,17 +110,6 @@ def test_a_host_holds_less_than_a_fifth_of_float32(made: dict[str, Path]) -> Non
     assert not any(module.codes.numel() for module in stage.modules() if isinstance(module, QuantLinear))
 
 
-@pytest.mark.parametrize(
-    "architecture", [WIDE, replace(WIDE, attention_bias="qkv"), replace(WIDE, experts=Experts(3, 2, True))]
-)
-@pytest.mark.parametrize("stored", ["q4", BFLOAT16])
-def test_no_row_depends_on_its_company(architecture: Any, stored: Any) -> None:
-    for stage in random_stages(replace(architecture, layers=(1, 1), weights=stored)):
-        runner = TorchBackend().stage(stage)
-        assert not isinstance(runner, OneAtATime)
-        assert check_rows(runner, stage)
-
-
 @needs_bfloat16
 def test_bfloat16_takes_half_and_loses_almost_nothing(
     weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -146,15 +131,6 @@ def test_bfloat16_takes_half_and_loses_almost_nothing(
         runners(tmp_path / "bfloat16")
 
 
-def test_the_cut_changes_no_bit(weights: dict[str, Tensor], tmp_path: Path) -> None:
-    source = write_folder(tmp_path / "model", weights, WIDE)
-    found = []
-    for blocks in (1, 2):
-        import_model(ImportSettings(source, tmp_path / str(blocks), blocks, weights="q4"))
-        found.append(probe_logits(tmp_path / str(blocks)))
-    assert torch.equal(*found)
-
-
 def test_floating_point_weights_are_rounded_to_the_nearest_code() -> None:
     weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
     weight[5] = 0.25
@@ -163,19 +139,6 @@ def test_floating_point_weights_are_rounded_to_the_nearest_code() -> None:
     groups = (linear.dense(slice(None)) - weight).abs().unflatten(1, (-1, GROUP))
     assert (groups <= linear.scales.float().unsqueeze(2) * 0.51 + 2e-3).all()
     assert torch.equal(linear.dense(slice(None))[5], weight[5])
-
-
-def test_pieces_of_a_matrix_give_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = (random_stages(replace(WIDE, layers=(1,), weights="q4", mlp_width=96))[0].layers[0] for _ in range(2))
-    linear = one.mlp_in
-    x = torch.randn(5, 32)
-    whole, packed = linear(x), QuantProduct(other.mlp_in)
-    monkeypatch.setattr(quantised, "PIECE_NUMBERS", 1)
-    assert len(list(linear.pieces())) == 3
-    assert torch.allclose(linear(x), whole, atol=1e-5)
-    pieces = QuantProduct(linear)
-    assert torch.equal(pieces.codes, packed.codes)
-    assert torch.equal(pieces(x), packed(x))
 
 
 def test_a_folder_in_4_bits(weights: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,59 +198,3 @@ def test_other_kinds_are_rounded_to_4_bits_and_named(tmp_path: Path, capsys: pyt
                 assert (errors.unflatten(1, (-1, GROUP)).abs().amax(2) <= limit).all(), name
     assert all(check.ok for check in verify(tmp_path / "q4"))
     assert abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "q4")) < 0.02
-
-
-@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="peak memory is read from /proc")
-@pytest.mark.parametrize(("kind", "copies"), [("Q4_K", 1), ("Q6_K", 3)])
-def test_a_matrix_takes_the_memory_that_an_import_plans(kind: str, copies: int, tmp_path: Path) -> None:
-    """copies: of the matrix in float32."""
-    source = whole_blocks(tmp_path / "model.gguf", kind, replace(LONG, layers=(1,), mlp_width=16384))
-
-    def peak() -> int:
-        return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) << 10
-
-    source.four_bits("layers.0.q.weight")  # imports and kernels
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = peak()
-    source.four_bits("layers.0.up.weight")
-    assert peak() - before < copies * 4 * LONG.width * 16384
-
-
-def test_a_damaged_super_block(imported: Callable[..., Imported], tmp_path: Path) -> None:
-    source, damaged = whole_blocks(tmp_path / "model.gguf", "Q4_K"), tmp_path / "damaged.gguf"
-    content, begin = bytearray(source.path.read_bytes()), source._tensors["blk.0.ffn_down.weight"].data_offset
-    content[begin : begin + 2] = b"\xff\xff"
-    damaged.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"layers.0.mlp_out.weight holds NaN or infinite numbers: .* are damaged"):
-        imported(damaged, weights="q4", is_untrained=True)
-    damaged.write_bytes(content[:-100])
-    with pytest.raises(CheckpointError, match=r"is damaged .it ends too soon.; fetch it again"):
-        imported(damaged, weights="q4", is_untrained=True)
-
-
-def test_shapes_that_4_bits_do_not_have() -> None:
-    with pytest.raises(ShapeError, match="rows of 32, 48 and 32 numbers; weights of 4 bits need multiples of 32"):
-        replace(SHAPE, weights="q4")
-    with pytest.raises(ShapeError, match="40 numbers in queries, keys and values"):
-        replace(SHAPE, weights="q4", heads=8, head_dim=4, kv_heads=1)
-    with pytest.raises(ShapeError, match="weights must be one of float32, bfloat16, q4, not 'q2'"):
-        replace(WIDE, weights="q2")
-
-
-def test_other_users_of_weights_refuse(made: dict[str, Path], tmp_path: Path) -> None:
-    small = made["Q4_0 q4"]
-    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed: pip install 'onesweep[onnx]'")
-    with pytest.raises(InputError, match="onnxruntime-int8 does not run weights of 4 bits: choose --backend torch"):
-        backend_named("onnxruntime-int8").stage(load_stage(small, 0))
-    with pytest.raises(InputError, match="distil from an import of the same model with --weights float32"):
-        distill(DistillSettings(small, (tmp_path / "text.txt",), steps=1))
-    start, text = tmp_path / "whole", tmp_path / "text.txt"
-    text.write_text("The letter left the coast before dawn. " * 200)
-    import_model(ImportSettings(small.parent / "model.gguf", start, 1, weights="q4"))
-    with pytest.raises(InputError, match=r"--start .*: weights of 4 bits cannot be trained"):
-        distill(DistillSettings(made["Q4_0 float32"], (text,), start=start, steps=1, window=16))
-
-
-def test_another_kind_of_weights_is_answered_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["import", "model.gguf", "--out", "out", "--weights", "q2"]) == 2
-    assert "--weights: 'q2' is none of float32, bfloat16, q4" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError
-from onesweep.stages.importing.gate import Variant, half_split, interleaved, losses
+from onesweep.stages.importing.gate import Variant, interleaved, losses
 from onesweep.stages.importing.huggingface import HuggingFaceSource
 from onesweep.stages.model.llama import LlamaArchitecture, llama_rotary
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
@@ -96,25 +95,6 @@ def test_random_weights_are_refused_unless_said_to_be(imported: Any, weights: We
     with pytest.raises(CheckpointError, match=r"no single change .* mends it; random weights are imported with"):
         imported(folder)
     assert imported(folder, is_untrained=True).nats == pytest.approx(math.log(300), abs=0.2)
-
-
-def test_head_layouts_are_each_others_inverse() -> None:
-    x = torch.randn(24, 5)
-    assert torch.equal(half_split(interleaved(x, 2), 2), x)
-    assert torch.equal(interleaved(x, 2)[:4], x[[0, 6, 1, 7]])
-
-
-def test_many_readings_at_once_are_each_what_they_are_alone(weights: Weights, tmp_path: Path) -> None:
-    source = HuggingFaceSource(write_folder(tmp_path, weights))
-    tokens = list(range(40, 90))
-    readings = [
-        Variant("", SHAPE),
-        Variant("", replace(SHAPE, rope_theta=50.0)),
-        Variant("", replace(SHAPE, tied_head=True)),
-    ]
-    together = losses(source, tokens, readings)
-    assert together == [losses(source, tokens, [each])[0] for each in readings]
-    assert len(set(together)) == 3
 
 
 def test_a_long_context_takes_no_memory(weights: Weights, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.decoder_options import SlidingWindow
 from tests.stages.importing.published import describe_letters, write_gguf
 
 pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'onesweep[pretrained]'")
@@ -50,12 +48,6 @@ def test_counts_beyond_the_file_are_not_counted_to(imported: Any, file: Path, el
         imported(file)
 
 
-def test_no_heads(imported: Any, file: Path) -> None:
-    put(file, b"llama.attention.head_count", 4, bytes(4))
-    with pytest.raises(CheckpointError, match="heads must be a whole number from 1 to 4096, not 0"):
-        imported(file)
-
-
 @pytest.mark.parametrize(
     ("write", "sentence"),
     [
@@ -66,17 +58,6 @@ def test_no_heads(imported: Any, file: Path) -> None:
 def test_what_is_not_read(imported, weights: Weights, tmp_path, write, sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
         imported(described(tmp_path, weights, write))
-
-
-def test_a_sliding_window_is_that_of_every_layer(imported: Any, weights: Weights, tmp_path: Path) -> None:
-    path = described(tmp_path, weights, lambda writer: writer.add_sliding_window(100))
-    assert imported(path, is_untrained=True).manifest.architecture.window == SlidingWindow(100, (0, 1, 2))
-
-
-def test_an_embedding_without_rows(imported: Any, weights: Weights, tmp_path: Path) -> None:
-    found = {"norm.weight": weights["norm.weight"], **weights, "embedding.weight": torch.tensor(1.0)}
-    with pytest.raises(CheckpointError, match="vocabulary must be a whole number from 2"):
-        imported(write_gguf(tmp_path / "model.gguf", found))
 
 
 def test_a_tokenizer_beside_the_file_that_is_damaged(imported: Any, file: Path) -> None:

@@ -152,29 +152,6 @@ def test_what_is_spelled_as_a_control_token_is_one() -> None:
     assert usual().decode([1, *usual().encode("a").ids, 2]) == "a"
 
 
-def test_a_space_comes_before_what_follows_an_added_token() -> None:
-    """As in transformers and llama.cpp: what is between two tokens is a text of its own."""
-    added = ("<|user|>", "▁▁▁")
-    library, made = model(added), rebuilt(fields_of(model(added), added))
-    assert library.encode("a<|user|>b", out_type=str) == ["▁a", "<|user|>", "b"]
-    assert made.encode("a<|user|>b").tokens == ["▁a", "<|user|>", "▁b"]
-    assert made.decode(made.encode("<|user|>").ids) == "<|user|>", "a user's token is read, a control token is not"
-    assert made.encode("a   ").ids == library.encode("a   "), "its spaces are found in the text"
-
-
-def test_of_tokens_with_one_score_the_first_is_made() -> None:
-    """SentencePiece makes the leftmost, which a list of merges cannot say."""
-    records = pytest.importorskip("sentencepiece.sentencepiece_model_pb2")
-    record = records.ModelProto.FromString(model().serialized_model_proto())
-    for piece in record.pieces:
-        piece.score = 0.0 if len(piece.piece) == 2 else piece.score
-        piece.type = 5 if piece.type == 1 and len(piece.piece) > 2 else piece.type
-    library = type(model())(model_proto=record.SerializeToString())
-    assert library.piece_to_id("he") < library.piece_to_id("▁h")
-    assert library.encode("he", out_type=str) == ["▁h", "e"]
-    assert rebuilt(fields_of(library)).encode("he").tokens == ["▁", "he"]
-
-
 # From the file to the text
 @pytest.mark.slow
 def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
@@ -220,8 +197,3 @@ def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
 def test_what_cannot_be_rebuilt(said: dict[str, Any], sentence: str) -> None:
     with pytest.raises(CheckpointError, match=sentence):
         rebuilt(fields_of(model(), **said))
-
-
-def test_numbers_of_tokens_that_there_are_not_are_those_of_llama() -> None:
-    vocabulary = read_vocabulary(fields_of(model(), bos_token_id=2**32 - 1, eos_token_id=420, eot_token_id=419))
-    assert (vocabulary.bos, vocabulary.eos, vocabulary.unknown, vocabulary.ends) == (1, 2, 0, [2, 419])

@@ -69,14 +69,6 @@ def test_every_supported_shape(transformers: Any, imported: Callable[..., Import
     assert difference(transformers, imported, tmp_path, family, changes, 80) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["grouped queries", "llama 3 scaling"])
-def test_far_positions(transformers: Any, imported: Callable[..., Imported], tmp_path: Path, name: str) -> None:
-    """Where what is rounded in an angle has grown with the position."""
-    family, changes = SHAPES[name]
-    changes = {**changes, "max_position_embeddings": 8192, "hidden_size": 64}
-    assert difference(transformers, imported, tmp_path, family, changes, 4000) < TOLERANCE
-
-
 def difference(
     transformers: Any,
     imported: Callable[..., Imported],

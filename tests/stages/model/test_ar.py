@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.families import without_memory
-from onesweep.stages.model.pipeline import ArModel, cache_bytes, new_caches
+from onesweep.stages.model.pipeline import cache_bytes, new_caches
 from tests.stages.conftest import make_ar
 
 
@@ -54,14 +52,6 @@ def test_cached_and_uncached_write_the_same_text() -> None:
     assert torch.equal(torch.cat(written, dim=1), known)
 
 
-def test_only_the_ends_embed_and_predict() -> None:
-    first, middle, last = make_ar(parts=3).stages
-    assert (first.embedding is None, middle.embedding is None, last.embedding is None) == (False, True, True)
-    assert (first.head is None, middle.head is None, last.head is None) == (True, True, False)
-    with pytest.raises(AssertionError, match="only the last stage"):
-        middle.next_byte(torch.zeros(1, 1, 32))
-
-
 def test_a_caches_size_is_known_before_it_is_made() -> None:
     a = make_ar().architecture
     caches = new_caches(3, a, 77)
@@ -75,15 +65,6 @@ from onesweep.stages.host.parts import load_parts, plan_host
 load_parts(plan_host(Path(sys.argv[1]), (0, 1)))
 sys.exit("torch._dynamo" in sys.modules)
 """
-
-
-def test_shapes_are_those_of_other_modules() -> None:
-    with without_memory():
-        unfilled = ArModel(Architecture(parts=2, width=32))
-    filled = ArModel(Architecture(parts=2, width=32))
-    shapes = [{name: tensor.shape for name, tensor in model.state_dict().items()} for model in (unfilled, filled)]
-    assert shapes[0] == shapes[1]
-    assert {tensor.device.type for tensor in unfilled.state_dict().values()} == {"meta"}
 
 
 @pytest.mark.slow

@@ -47,17 +47,6 @@ def test_a_batch_is_its_sequences() -> None:
         assert torch.allclose(logits[i], its_logits[0], atol=TOLERANCE)
 
 
-def test_denoising_leaves_no_trace_in_the_clean_stream() -> None:
-    block, known = make_block(), text()
-    quiet, disturbed = caches(block), caches(block)
-    for held in (quiet, disturbed):
-        block.read(known[:, :30], held)
-    memory = [cache.stored() for cache in disturbed]
-    block.denoise(random(1, 8, 8), random(1, 8, 8), torch.ones(1, 1), memory, 30)
-    assert [cache.length for cache in disturbed] == [30, 30]
-    assert torch.equal(block.read(known[:, 30:], quiet)[0], block.read(known[:, 30:], disturbed)[0])
-
-
 # Noisy slots
 @pytest.mark.parametrize(("chunk", "which"), [(1, 30), (8, 3), (16, 1), (48, 0)])
 def test_serving_computes_what_was_trained(chunk: int, which: int) -> None:
@@ -94,16 +83,6 @@ def test_slots_see_earlier_bytes_and_their_own_chunk_only(chunk: int) -> None:
     assert torch.equal(moved(trained_path(block, known, shifted, estimate, sigma, chunk)), index == index[21])
 
 
-def test_the_estimate_and_the_noise_level_are_read() -> None:
-    block = make_block()
-    _, memory = block.read(text())
-    z, zero, one = random(1, 4, 8), torch.zeros(1, 4, 8), torch.ones(1, 1)
-    plain = block.denoise(z, zero, one, memory, LENGTH)
-    assert not torch.allclose(block.denoise(z, zero + 0.3, one, memory, LENGTH), plain, atol=0.01)
-    assert not torch.allclose(block.denoise(z, zero, 1.3 * one, memory, LENGTH), plain, atol=0.01)
-    assert not torch.allclose(block.denoise(z, zero, one, memory, LENGTH + 9), plain, atol=0.01)
-
-
 @pytest.mark.parametrize("sigma", [0.15, 0.5, 2.0, 10.0])
 def test_without_a_word_from_the_layers_the_block_is_bayes_rule(sigma: float) -> None:
     """p(byte | z) of a uniform prior is proportional to exp(-|z - code|^2 / 2 sigma^2)."""
@@ -118,12 +97,6 @@ def test_without_a_word_from_the_layers_the_block_is_bayes_rule(sigma: float) ->
     posterior = likelihood / likelihood.sum(dim=1, keepdim=True)
     assert torch.allclose(logits[0].softmax(dim=-1).double(), posterior, atol=1e-4)
     assert torch.allclose(block.point(logits)[0].double(), posterior @ block.codes.double(), atol=1e-4)
-
-
-def test_the_denoised_point_is_inside_the_unit_ball() -> None:
-    block = make_block()
-    norms = block.point(10 * random(1, 50, 256)).norm(dim=-1)
-    assert float(norms.max()) <= 1 + 1e-6
 
 
 # The numbers that trained weights stand for

@@ -64,30 +64,6 @@ def test_what_hosts_take_for_a_guess_is_learnt_from_sweeps_of_all_lengths() -> N
     assert sweeps.ms(32) == pytest.approx(460, rel=0.1)
 
 
-def test_the_price_of_a_guess_is_learnt_from_small_differences_of_length() -> None:
-    """What pays is about the same number each time."""
-    sweeps = SweepTime()
-    for i in range(100):
-        count = (9, 10, 12, 11, 13, 8)[i % 6]
-        sweeps.learn(count, 150 + 6 * count)
-    assert sweeps.guess_ms == pytest.approx(6, rel=0.2)
-
-
-def test_sweeps_of_one_length_tell_nothing_of_others() -> None:
-    sweeps = SweepTime()
-    for _ in range(400):
-        sweeps.learn(8, 300)
-    assert sweeps.guess_ms == pytest.approx(1.0, abs=0.1), "what was thought before"
-    assert sweeps.ms(8) == pytest.approx(300)
-
-
-def test_drafters_that_say_too_much_are_trusted_less() -> None:
-    worth = DraftLength(SweepTime())
-    for _ in range(1000):
-        worth.learn(4, 1, 1.8, 4, 1.0)  # two places were reached, and 0.9 said of each
-    assert worth.trust == pytest.approx(1 / 1.8, rel=0.01)
-
-
 def test_a_level_more_is_drafted_while_it_may_bring_more_than_it_takes() -> None:
     worth = learnt([(8, 6, 8 * 10.0, 200.0)] * 300)
     assert worth.another_level([0.9, 0.8], 0.8, 20.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.model.layers import Layer, LayerCache, NoiseCondition, noise_frequencies, rotary_table, rotate
+from onesweep.stages.model.layers import Layer, LayerCache, rotary_table, rotate
 
 WIDTH, HEADS, CONDITION = 32, 2, 16
 HEAD_DIM = WIDTH // HEADS
@@ -88,11 +88,6 @@ def noisy(
     return layer.noisy(x, condition, table, keys, values, mask)
 
 
-def test_slots_have_no_order_but_their_positions(layer: Layer) -> None:
-    x, table, order = random(1, 8, WIDTH), rotary_table(8, HEAD_DIM), torch.randperm(8)
-    assert torch.allclose(noisy(layer, x[:, order], table[:, order]), noisy(layer, x, table)[:, order], atol=1e-4)
-
-
 def test_slots_see_each_other_both_ways(layer: Layer) -> None:
     x, table = random(1, 8, WIDTH), rotary_table(8, HEAD_DIM)
     for changed_slot, seen_from in ((0, 7), (7, 0)):
@@ -100,36 +95,3 @@ def test_slots_see_each_other_both_ways(layer: Layer) -> None:
         changed[:, changed_slot] += 1
         difference = noisy(layer, changed, table) - noisy(layer, x, table)
         assert float(difference[:, seen_from].abs().max()) > 1e-4
-
-
-def test_a_mask_may_be_additive_or_boolean(layer: Layer) -> None:
-    x, table = random(1, 8, WIDTH), rotary_table(8, HEAD_DIM)
-    seen = random(8, 13) > 0
-    seen[:, 0] = True
-    additive = torch.where(seen, 0.0, -1e9)
-    assert torch.allclose(noisy(layer, x, table, seen), noisy(layer, x, table, additive), atol=1e-5)
-    everything = torch.ones(8, 13, dtype=torch.bool)
-    assert torch.allclose(noisy(layer, x, table, everything), noisy(layer, x, table), atol=1e-5)
-    assert not torch.allclose(noisy(layer, x, table, seen), noisy(layer, x, table), atol=1e-2)
-
-
-def test_each_slot_may_have_its_own_noise_level(layer: Layer) -> None:
-    x, table = random(1, 4, WIDTH), rotary_table(4, HEAD_DIM)
-    alone = torch.zeros(4, 9, dtype=torch.bool)
-    alone[:, :5], alone[range(4), range(5, 9)] = True, True
-    conditions = random(1, 4, CONDITION, seed=4)
-    together = noisy(layer, x, table, alone, conditions)
-    for slot in range(4):
-        single = noisy(layer, x, table, alone, conditions[:, slot : slot + 1])
-        assert torch.allclose(together[:, slot], single[:, slot], atol=1e-5)
-
-
-def test_the_noise_condition_tells_levels_apart() -> None:
-    torch.manual_seed(0)
-    condition = NoiseCondition(CONDITION).requires_grad_(False)
-    embedded = condition(torch.logspace(-3, 2, 40)[None])[0]
-    assert embedded.shape == (40, CONDITION)
-    assert bool(embedded.isfinite().all())
-    distances = torch.cdist(embedded, embedded) + torch.eye(40)
-    assert float(distances.min()) > 0.01
-    assert noise_frequencies().tolist() == pytest.approx([2 ** (-1 + 6 * i / 15) for i in range(16)])

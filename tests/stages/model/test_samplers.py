@@ -92,13 +92,6 @@ def test_the_ode_converges_to_the_exact_solution_at_first_order() -> None:
     assert errors[-1] < 0.01 * float(exact.norm())
 
 
-def test_an_error_in_the_estimate_enters_the_ode_by_one_minus_a() -> None:
-    """Why a coarse codec does little harm at high noise."""
-    sampler, estimate = ode(10.0, torch.randn(2, 4)), torch.randn(2, 4)
-    moved = sampler.state(estimate + 0.5, 8.0, 0) - sampler.state(estimate, 8.0, 0)
-    assert torch.allclose(moved, torch.full_like(moved, 0.5 * (1 - 0.8)), atol=1e-6)
-
-
 def test_the_stochastic_sampler_draws_new_noise_for_every_evaluation() -> None:
     sampler, (point, *_) = open_sampler("stochastic"), points()
     assert torch.equal(sampler.advance(torch.zeros(6, 8), point, 9.0, 3.0), point)

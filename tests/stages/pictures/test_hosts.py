@@ -11,13 +11,11 @@ import pytest
 
 from onesweep.stages.limits import MAX_SEED
 from onesweep.stages.pictures.trajectory import MAX_GUIDANCE, DrawPlan
-from tests.conftest import until
 from tests.stages.pictures.lines import PLAN, Line, drawing_of, drawn_here, open_line
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 from tests.stages.raw_client import Peer, sweep
 
 KINDS = pytest.mark.parametrize("kind", ["chain", "steps"])
-EVERY_HOST = {"host-0", "host-1", "host-2"}
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +64,6 @@ def test_pixels_are_those_of_one_process_under_any_mapping(
         assert unused(line)
 
 
-def test_estimates_of_four_bits_give_the_same_pixels_under_any_mapping(one: Line, three: Line, name: str) -> None:
-    expected = pixels_here("chain", codec="int4")
-    assert expected != pixels_here("chain")
-    assert one.drawn("chain", name, codec="int4") == three.drawn("chain", name, codec="int4") == expected
-
-
 @KINDS
 def test_a_picture_is_the_same_alone_and_in_company(three: Line, name: str, kind: Any) -> None:
     plans = [
@@ -95,19 +87,6 @@ def test_a_picture_is_the_same_alone_and_in_company(three: Line, name: str, kind
     assert found[sessions[0]][64:] == found[sessions[2]], "the seed after the largest is 0"
 
 
-@KINDS
-def test_an_event_has_the_account_of_every_host(three: Line, name: str, kind: Any) -> None:
-    three.peers[0].push(three.hop(kind, name))
-    event = three.result(name)
-    assert event.number == (0 if kind == "chain" else PLAN.levels)
-    assert {timing.host for timing in event.timings} == EVERY_HOST
-    assert len(event.timings) == 3, "one of each host, although a trajectory passes it at every level"
-    assert all(timing.compute_ms > 0 and timing.received_bytes > 0 for timing in event.timings)
-    assert all(each.describe().counters.sessions == 1 for each in three.peers)
-    three.release(name)
-    assert unused(three)
-
-
 def test_previews_show_what_each_host_made(three: Line, two: Line, name: str) -> None:
     shown = [pixels.numpy().tobytes() for pixels in drawn_here("chain")]
     for line in (three, two):
@@ -117,15 +96,6 @@ def test_previews_show_what_each_host_made(three: Line, two: Line, name: str) ->
         assert [event.pictures.preview for event in events] == [True] * (len(events) - 1) + [False]
         assert [event.pictures.block for event in events[:-1]] == list(range(len(events) - 1))
         line.release(name)
-
-
-def test_hosts_say_what_they_draw(one: Line) -> None:
-    (release,) = one.peers[0].describe().releases
-    for info in (release.chain, release.steps):
-        assert (info.parts, info.width, info.positions, info.vocabulary) == (3, TINY.features, 0, 0)
-        p = info.pictures
-        assert (p.height, p.width, p.channels, p.patch, tuple(p.classes)) == (8, 8, 1, 2, TINY.classes)
-    assert not release.ar.digest
 
 
 @KINDS
@@ -142,25 +112,6 @@ def test_hops_come_in_their_order(three: Line, name: str, kind: Any) -> None:
     assert three.result(name).HasField("pictures")
     three.release(name)
     assert first.refusal(three.hop(kind, name)).code() is grpc.StatusCode.NOT_FOUND
-
-
-@KINDS
-def test_memory_for_drawings_is_bounded(three: Line, name: str, kind: Any) -> None:
-    error = three.peers[0].refusal(three.hop(kind, name, replace(PLAN, classes=(0,) * 60)))
-    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "no memory for another session" in error.details()
-    assert error.retry_after_ms == 1000
-    assert unused(three)
-
-
-def test_a_release_ends_a_trajectory_on_its_way(three: Line, name: str) -> None:
-    first = three.peers[0]
-    before = first.describe().counters.completed
-    first.push(three.hop("steps", name, replace(PLAN, levels=256)))
-    three.release(name)
-    until(lambda: unused(three))
-    assert first.describe().counters.completed < before + 256
-    assert three.drawn("chain", f"{name}-after") == pixels_here("chain")
 
 
 def test_text_is_not_asked_of_pictures_nor_pictures_of_text(one: Line, alone: Peer, name: str) -> None:
@@ -198,15 +149,10 @@ DRAWINGS: list[tuple[Callable[[Any], object], str]] = [
     (setting(classes=[0] * 1025), "1025 pictures in a hop; of this model there can be 1 to 1024 with guidance"),
     (setting(classes=[0] * 1025, guidance=1), "of this model there can be 1 to 1024$"),
     (setting(classes=[0, 4]), "class 4; this model has classes 0 to 2, and 3 is none"),
-    (setting(classes=[2**32 - 1]), "class 4294967295;"),
     (setting(levels=0), "0 noise levels; this model takes"),
-    (setting(levels=257), "257 noise levels; this model takes"),
     (setting(solver="heun"), "unknown solver 'heun'; choose from euler, 2m"),
     (setting(guidance=float("nan")), "guidance must be 0 to 20, not nan"),
-    (setting(guidance=float("inf")), "guidance must be 0 to 20, not inf"),
-    (setting(guidance=-0.1), "guidance must be 0 to 20, not -0.1"),
     (setting(guidance=MAX_GUIDANCE + 0.1), "guidance must be 0 to 20, not 20.1"),
-    (fields(codec=""), "unknown"),
     (fields(codec="jpeg"), "unknown"),
     (fields(number=(1 << 62) + 1), "the largest number is"),
 ]
@@ -214,11 +160,8 @@ DRAWS = [
     (0, fields(estimate=E_INT8), "block 0 starts from noise: its message carries no estimate"),
     (0, setting(levels=2), "2 noise levels; this model takes 3 to 256"),
     (1, fields(estimate=b""), "int8 payload has 0 bytes; 80 x 4 numbers take 640"),
-    (1, fields(estimate=E_INT8[:-1]), "int8 payload has 639 bytes"),
     (1, fields(estimate=NAN + E_INT8[4:]), "scales that are not finite, negative or beyond"),
-    (1, fields(estimate=FAR + E_INT8[4:]), "scales that are not finite, negative or beyond"),
     (1, fields(codec="fp32", estimate=FAR + bytes(16 * ROWS - 4)), "numbers that are not finite or beyond 1"),
-    (1, fields(codec="fp32", estimate=NAN + bytes(16 * ROWS - 4)), "numbers that are not finite or beyond 1"),
 ]
 DENOISES = [
     (0, fields(codec="int4"), "unknown codec of hidden states 'int4'"),
@@ -227,8 +170,6 @@ DENOISES = [
     (0, fields(before=STATE), "needs the pictures denoised before: send none"),
     (0, fields(hidden=HIDDEN), "stage 0 reads patches"),
     (0, fields(level=1, before=STATE), "fp32 payload has 0 bytes; 80 x 4 numbers take 1280"),
-    (0, fields(level=1, estimate=STATE), "fp32 payload has 0 bytes; 80 x 4 numbers take 1280"),
-    (0, fields(level=1, estimate=NAN + STATE[4:], before=STATE), "numbers that are not finite"),
     (0, fields(level=1, estimate=STATE, before=FAR + STATE[4:]), "numbers that are not finite or beyond 1"),
     (1, fields(hidden=b""), "int8 payload has 0 bytes; 160 x 32 numbers take"),
     (1, fields(codec="fp32", hidden=NAN + HIDDEN[4:]), "numbers that are not finite or beyond 1e+06"),
@@ -271,11 +212,3 @@ def test_a_hop_for_other_weights_or_another_part_is_refused(three: Line, name: s
     assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "1 does not start here: this host holds 0" in error.details()
     assert unused(three)
-
-
-def test_a_good_hop_in_the_middle_is_taken(three: Line, name: str) -> None:
-    hop = three.hop("chain", name, block=1, estimate=E_INT8)
-    hop.place = 1
-    three.peers[1].push(hop)
-    assert three.result(name).HasField("pictures")
-    three.release(name)

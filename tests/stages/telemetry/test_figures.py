@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -12,17 +11,14 @@ from typing import Any
 
 import grpc
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client import Histogram as TheirHistogram
 
-from onesweep.stages.errors import InputError, ServiceError
+from onesweep.stages.errors import InputError
 from onesweep.stages.host.host import Host, HostSettings
 from onesweep.stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters
 from onesweep.stages.host.parts import Release, load_parts, plan_host
 from onesweep.stages.model.draft_tree import Draft
 from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.telemetry import prometheus as exposition
-from onesweep.stages.telemetry.histograms import SECONDS, Histogram, MetricFamily
 from onesweep.stages.telemetry.observability import ObservabilitySettings, Telemetry
 from onesweep.stages.telemetry.prometheus import LoopCollector, MetricsServer
 from onesweep.stages.v1 import stage_pb2
@@ -33,33 +29,12 @@ from tests.stages.hosts import event_of, listening, send
 from tests.stages.raw_client import ROUTER
 
 
-def test_buckets_hold_what_prometheus_s_own_hold() -> None:
-    registry = CollectorRegistry()
-    own, theirs = Histogram(), TheirHistogram("h", "", buckets=SECONDS, registry=registry)
-    for value in (0.0, 0.0001, 0.00011, 0.5, 1, 119.9, 120, 120.1, 7e9):
-        own.add(value)
-        theirs.observe(value)
-    (metric,) = registry.collect()
-    rows = [(s.labels["le"], s.value) for s in metric.samples if s.name == "h_bucket"]
-    assert own.cumulative() == rows
-    assert [s.value for s in metric.samples if s.name == "h_sum"] == [own.total]
-
-
 def test_every_family_is_read_and_every_name_follows_the_conventions() -> None:
     read = HostCounters().reader(stage_pb2.DescribeResponse)()
     assert list(read) == [family.name for family in STAGE_METRICS]
     for family in STAGE_METRICS:
         assert family.name.endswith("_total") == (family.kind == "counter")
         assert all(len(labels) == len(family.labels) for labels in read[family.name])
-
-
-def test_links_beyond_the_limit_share_their_figures() -> None:
-    figures = HostCounters()
-    for port in range(2 * MAX_LINKS):
-        figures.link(f"10.0.0.1:{port}").sent(1)
-    links = figures.links.links
-    assert len(links) == MAX_LINKS + 1
-    assert links[OTHERS].sent_bytes == MAX_LINKS
 
 
 def test_links_that_are_gone_make_room() -> None:
@@ -106,12 +81,6 @@ def test_a_server_serves_what_its_loop_counted_and_its_process_takes() -> None:
     assert "process_resident_memory_bytes" in text
 
 
-def test_labels_are_quoted() -> None:
-    family = MetricFamily("odd", "gauge", "An odd one.", ("name",))
-    text = scrape(lambda loop: LoopCollector([family], lambda: {"odd": {('a"b\n',): 1}}, loop))
-    assert 'odd{name="a\\"b\\n"} 1.0' in text
-
-
 def test_a_loop_that_is_too_busy_fails_the_scrape_with_a_sentence(monkeypatch, caplog, capfd) -> None:
     monkeypatch.setattr(exposition, "READ_S", 0.1)
     idle = asyncio.new_event_loop()  # never runs what it is given
@@ -149,19 +118,6 @@ async def test_who_asks_nothing_is_not_waited_for(monkeypatch, capfd) -> None:
 def test_addresses_that_are_refused(address: str, insecure: bool, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence.replace(".", r"\.")):
         Telemetry(ObservabilitySettings(metrics=address), "onesweep-stage", "h", insecure)
-
-
-def test_an_open_address_can_be_accepted() -> None:
-    assert Telemetry(ObservabilitySettings(metrics="0.0.0.0:9101"), "onesweep-stage", "h", insecure=True).tracer is None
-
-
-def test_a_port_in_use_is_a_sentence() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ServiceError, match=f"cannot serve metrics on {address}: .*give --metrics another port"):
-            MetricsServer(address, LoopCollector([], dict, asyncio.new_event_loop()))
 
 
 # A host's own story: what it counts and logs of a hop that fails

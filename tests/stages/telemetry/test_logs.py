@@ -53,10 +53,6 @@ def options(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_everything_is_off_by_default() -> None:
-    assert observability_of(options()) == ObservabilitySettings(None, None, 0.01, "text")
-
-
 def test_options_become_settings() -> None:
     given = ("--metrics", "127.0.0.1:9100", "--traces", "file:x", "--trace-share", "1", "--log-format", "json")
     assert observability_of(options(*given)) == ObservabilitySettings("127.0.0.1:9100", "file:x", 1.0, "json")

@@ -1,7 +1,6 @@
 """Spans under those of other processes, in a file, and what `--traces` may name."""
 
 import json
-import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -57,12 +56,6 @@ def test_spans_of_two_processes_in_one_file(tmp_path: Path) -> None:
     assert hops[0]["attributes"]["onesweep.number"] == 3
     assert hops[0]["resource"]["attributes"]["service.name"] == "onesweep-stage"
     assert path.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_share_of_none_traces_none(tmp_path: Path) -> None:
-    tracer = Tracer(f"file:{tmp_path / 'spans'}", "onesweep-router", "router", share=0.0)
-    assert not any(tracer.begin("request").is_recording() for _ in range(100))
-    tracer.close()
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
@@ -122,11 +115,6 @@ def test_targets_that_are_refused(target: str, sentence: str) -> None:
         check_target(target, insecure=False)
 
 
-def test_a_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot write .*: Is a directory; name another file in --traces"):
-        Tracer(f"file:{tmp_path}", "onesweep-router", "router")
-
-
 def test_without_opentelemetry_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(InputError, match=r"pip install 'onesweep\[traces\]'"):
@@ -145,11 +133,3 @@ def test_a_file_of_spans_does_not_fill_the_disk(tmp_path, monkeypatch, caplog) -
     spans.shutdown()
     assert (tmp_path / "spans").read_text() == '{"name": "hop"}\n' * 2
     assert caplog.messages == [f"{tmp_path / 'spans'} has 40 bytes, the most: no more spans are written there"]
-
-
-def test_a_write_that_was_short_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spans, write = traces.SpanFile(str(tmp_path / "spans")), os.write
-    monkeypatch.setattr("os.write", lambda file, data: write(file, data[:5]))
-    spans.export([span("hop"), span("sweep")])
-    spans.shutdown()
-    assert (tmp_path / "spans").read_text() == '{"name": "hop"}\n{"name": "sweep"}\n'

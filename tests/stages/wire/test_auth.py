@@ -17,27 +17,6 @@ def test_a_client_is_no_host(new_pki: NewPki) -> None:
     assert "your certificate is onesweep://client/alice: a stage server takes hosts and routers only" in refused.message
 
 
-def test_routers_may_listen_under_their_own_name(new_pki: NewPki) -> None:
-    pki = new_pki("a")
-
-    async def listen(relay: Relay) -> list[str]:
-        outcomes = []
-        for name in ("router.1234", "other.1234", "router", "router.paris.1234"):
-            try:
-                async for events in relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=name)):
-                    outcomes.append(str(events))
-            except grpc.aio.AioRpcError as error:
-                outcomes.append(f"{error.code().name}: {error.details()}")
-        return outcomes
-
-    own, *others = with_relay(pki.issue(HOST, "paris"), pki.issue(ROUTER, "router"), listen)
-    assert own == ""
-    assert len(others) == 3
-    for outcome in others:
-        assert outcome.startswith("PERMISSION_DENIED: ")
-        assert outcome.endswith("you may listen as router.SOMETHING only")
-
-
 def test_a_host_may_not_do_what_routers_do(new_pki: NewPki) -> None:
     pki = new_pki("a")
 
@@ -49,17 +28,6 @@ def test_a_host_may_not_do_what_routers_do(new_pki: NewPki) -> None:
     error = with_relay(pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo"), release)
     assert error.code() is grpc.StatusCode.PERMISSION_DENIED
     assert error.details().endswith("Release is for routers only")
-
-
-def test_a_path_that_nobody_serves_is_no_error_of_ours(new_pki: NewPki) -> None:
-    pki = new_pki("a")
-
-    async def call(relay: Relay) -> grpc.StatusCode:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await relay.channel.unary_unary("/x")(b"", timeout=PATIENT_S)
-        return caught.value.code()
-
-    assert with_relay(pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo"), call) is grpc.StatusCode.UNIMPLEMENTED
 
 
 def may(peer: Identity | None, method: str) -> bool:

@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from onesweep.stages.errors import ServiceError
-from onesweep.stages.wire import etcd as gateway_module
 from onesweep.stages.wire.etcd import EtcdClient, EtcdRegistry, RegistryDown
 from onesweep.stages.wire.registry import Registration, RegistrySettings, follow_successors, parse_url, write_entry
 from tests.conftest import eventually, jobs
@@ -105,20 +104,6 @@ async def test_a_host_that_is_killed_disappears(registry: EtcdRegistry, recorder
         await eventually(recorder.last("paris"))
 
 
-async def test_what_a_host_left_behind_when_it_was_killed_is_taken_over(
-    registry: EtcdRegistry, caplog: pytest.LogCaptureFixture
-) -> None:
-    gateway, moved = EtcdClient(registry.settings), host("paris", 7799)
-    gateway.put("paris", write_entry(host("paris")), gateway.grant(60))
-
-    def value() -> bytes:
-        return gateway.snapshot().entries[0].value
-
-    async with jobs(registry.register(moved)):
-        await eventually(lambda: value() == write_entry(moved))
-    assert caplog.records == []
-
-
 async def test_of_two_hosts_with_one_name_the_first_says_so(
     registry: EtcdRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,27 +133,6 @@ async def test_etcd_goes_and_comes_back(own_etcd: Any, recorder: Recorder, caplo
     assert [] not in recorder.sets[1:]
 
 
-async def test_an_etcd_that_forgot_everything_is_told_again(
-    own_etcd: Any, recorder: Recorder, caplog: pytest.LogCaptureFixture
-) -> None:
-    """And who follows does not lose the hosts meanwhile."""
-    caplog.set_level(logging.INFO)
-    registry = EtcdRegistry(settings_of(own_etcd.url), LEASE_S)
-    back = f"registry {own_etcd.url} is back"
-
-    async with jobs(recorder.follow(registry), registry.register(host("paris"))):
-        await eventually(recorder.last("paris"))
-        own_etcd.kill(forget=True)
-        await eventually(lambda: any("the hosts stay" in message for message in caplog.messages))
-        own_etcd.start()
-        await eventually(lambda: EtcdClient(registry.settings).holder("paris"))
-        await eventually(lambda: back in caplog.messages)
-        async with jobs(registry.register(host("tokyo", 7702))):
-            await eventually(recorder.last("paris", "tokyo"))
-        await eventually(recorder.last("paris"))
-    assert [] not in recorder.sets[1:]
-
-
 async def test_bad_entries_are_passed_over_with_one_line_each(
     registry: EtcdRegistry, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,13 +152,6 @@ async def test_bad_entries_are_passed_over_with_one_line_each(
     )
 
 
-async def test_of_two_hosts_with_one_address_the_newer_is_believed(registry: EtcdRegistry, recorder: Recorder) -> None:
-    async with jobs(recorder.follow(registry), registry.register(host("old-name"))):
-        await eventually(recorder.last("old-name"))
-        async with jobs(registry.register(host("new-name"))):
-            await eventually(recorder.last("new-name"))
-
-
 async def test_next_hosts_are_told(registry: EtcdRegistry) -> None:
     told: list[list[str]] = []
 
@@ -206,26 +163,6 @@ async def test_next_hosts_are_told(registry: EtcdRegistry) -> None:
             async with jobs(registry.register(host("austin", 7703, block=1))):
                 await eventually(lambda: told[2:] == [["127.0.0.1:7703", "127.0.0.1:7702"]])
         await eventually(lambda: told[-1] == [])
-
-
-async def test_another_member_is_asked_when_one_is_down(common_etcd: Any, unused_port: int) -> None:
-    registry = EtcdRegistry(
-        settings_of(f"etcd://127.0.0.1:{unused_port},127.0.0.1:{common_etcd.port}/members"), LEASE_S
-    )
-    recorder = Recorder()
-
-    await registry.check()
-    async with jobs(recorder.follow(registry), registry.register(host("paris"))):
-        await eventually(recorder.last("paris"))
-
-
-async def test_a_prefix_keeps_deployments_apart(registry_url: str) -> None:
-    one, two = (EtcdRegistry(settings_of(f"{registry_url}{end}"), LEASE_S) for end in ("", "2"))
-    recorder = Recorder()
-
-    async with jobs(two.register(host("tokyo")), recorder.follow(one), one.register(host("paris"))):
-        await eventually(lambda: EtcdClient(two.settings).holder("tokyo"))
-        await eventually(recorder.last("paris"))
 
 
 # Who does not answer
@@ -265,24 +202,6 @@ def test_an_absent_etcd_is_named(unused_port: int) -> None:
     )
 
 
-def test_a_server_that_is_no_etcd_is_named() -> None:
-    with answering(501, b"<html>", 6) as port:
-        assert f"127.0.0.1:{port} does not answer as etcd 3.4 or newer does" in check(port)
-
-
-def test_an_answer_that_is_too_long_is_not_read(registry: EtcdRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_module, "MAX_ANSWER_BYTES", 10)
-    with pytest.raises(RegistryDown):
-        EtcdClient(registry.settings).snapshot()
-
-
-def test_a_lease_that_is_gone_is_refused(registry: EtcdRegistry) -> None:
-    gateway = EtcdClient(registry.settings)
-    assert not gateway.renew(7)
-    with pytest.raises(RegistryDown, match="refused: 'etcdserver: requested lease not found'"):
-        gateway.put("paris", b"", 7)
-
-
 @pytest.mark.parametrize(
     ("status", "body", "length"),
     [(200, b"[]", 2), (200, b"[" * 100_000, 100_000), (200, b'{"header"', 1000), (503, b"[]", 2), (503, b"unav", 1000)],
@@ -314,12 +233,6 @@ def test_an_answer_that_is_none_is_a_registry_that_is_down(
                 ask()
         assert gateway.wait(1, 5.0) is False
         asyncio.run(scene(port))
-
-
-def test_an_answer_that_comes_byte_by_byte_is_not_waited_for(common_etcd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_module, "ANSWER_S", -1.0)
-    with pytest.raises(RegistryDown):
-        EtcdClient(settings_of(common_etcd.url)).grant(2)
 
 
 # A registry that is spoken to over TLS, with a certificate on both sides.

@@ -5,7 +5,6 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import grpc
 import pytest
@@ -14,7 +13,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from onesweep.stages.wire import health
 from onesweep.stages.wire.channel import bind, new_server, open_channel
 from onesweep.stages.wire.health import HealthChecks
-from tests.conftest import until
 
 Status = health_pb2.HealthCheckResponse
 WITHIN_S = 30.0
@@ -96,23 +94,3 @@ async def test_a_client_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.M
     async with asyncio.timeout(WITHIN_S), served(HealthChecks()) as (address, _), open_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="0 clients watch already: use Check"):
             await anext(aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())))
-
-
-def test_a_host_ends_while_a_client_reads_nothing(bundles: Any, servers: Any, unused_port: int) -> None:
-    address = f"127.0.0.1:{unused_port}"
-    running = servers.stage(bundles / "own", (0, 1, 2), address)
-
-    def state(service: str) -> int:
-        with grpc.insecure_channel(address) as channel:
-            request = health_pb2.HealthCheckRequest(service=service)
-            try:
-                return health_pb2_grpc.HealthStub(channel).Check(request, timeout=WITHIN_S).status
-            except grpc.RpcError:
-                return 0
-
-    until(lambda: state("") == Status.SERVING, WITHIN_S)
-    deaf = [Deaf(address) for _ in range(3)]
-    until(lambda: state("stages.v1.StageService") == Status.SERVING, WITHIN_S)
-    running.end()
-    for each in deaf:
-        each.close()

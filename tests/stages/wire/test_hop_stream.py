@@ -11,10 +11,8 @@ import pytest
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire import hop_stream as relays
 from onesweep.stages.wire.channel import new_server
-from onesweep.stages.wire.hop_stream import Relay
 from onesweep.stages.wire.status import StatusError, exhausted, invalid
 from tests.stages.scripted_server import (
-    HOP_TIMEOUT_S,
     Answering,
     Heard,
     aborting,
@@ -41,12 +39,6 @@ def test_a_host_that_hangs_is_named_with_the_time_waited() -> None:
     assert push_to(hang, describe=True).message.startswith("host tokyo at 127.0.0.1:")
 
 
-def test_a_deadline_is_not_the_hosts_fault() -> None:
-    refusal = push_to(hang, left_s=0.1)
-    assert refusal.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert "the deadline passed while" in refusal.message
-
-
 @pytest.mark.parametrize("refusing", [rejecting, aborting], ids=["a hop", "the stream"])
 def test_a_refusal_is_handed_on(refusing: Any) -> None:
     refusal = push_to(refusing(FULL), describe=True)
@@ -58,23 +50,10 @@ def test_a_refusal_is_handed_on(refusing: Any) -> None:
     assert "did not answer" not in loading.message
 
 
-def test_a_server_of_another_kind() -> None:
-    assert "is no stage server" in push_to(None).message
-
-
 def test_a_crash_is_reported_as_such() -> None:
     refusal = push_to(crash)
     assert refusal.code is grpc.StatusCode.UNKNOWN
     assert "failed: " in refusal.message
-
-
-async def test_nobody_there() -> None:
-    relay = Relay("127.0.0.1:1", 4 << 20, HOP_TIMEOUT_S)
-    relay.rtt_ms = 1.0
-    with pytest.raises(StatusError, match=r"cannot be reached \(.*refused\); see that it runs"):
-        await relay.warm(10)
-    assert relay.rtt_ms is None
-    await relay.close()
 
 
 async def test_hops_that_are_sent_at_once_arrive_in_one_parcel_and_in_their_order() -> None:
@@ -90,12 +69,6 @@ async def test_hops_that_are_sent_at_once_arrive_in_one_parcel_and_in_their_orde
         assert service.streams == 1
 
 
-async def test_the_time_that_a_hop_waits_for_its_link_is_none_that_it_has_left() -> None:
-    async with relay_to(take) as (service, relay):
-        await push(relay, hop(left_s=60.0))
-        assert 0 < service.parcels[0].hops[0].left_s < 60
-
-
 async def test_a_rejected_hop_does_not_harm_the_others_of_its_parcel() -> None:
     async with relay_to(rejecting(invalid("no"), indices=(1, 3))) as (service, relay):
         heard = Heard(relay)
@@ -105,12 +78,6 @@ async def test_a_rejected_hop_does_not_harm_the_others_of_its_parcel() -> None:
         heard.send(hop("e"))
         assert (await heard.all_of(5))["e"] == "ok", "the stream continues"
         assert service.streams == 1
-
-
-def test_a_full_host_is_worth_another_try_even_if_it_does_not_say_when() -> None:
-    refusal = push_to(rejecting(StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")))
-    assert refusal.retry_after_ms == 1000
-    assert push_to(rejecting(invalid("no"))).retry_after_ms is None
 
 
 async def test_a_receipt_that_makes_no_sense_settles_nothing_twice() -> None:
@@ -127,14 +94,6 @@ async def test_a_receipt_that_makes_no_sense_settles_nothing_twice() -> None:
         assert await heard.all_of(2) == {"a": "DEADLINE_EXCEEDED", "b": "ok"}
 
 
-@pytest.mark.parametrize("code", [4711, 0, -1])
-def test_a_code_that_there_is_not_is_unknown(code: int) -> None:
-    async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
-        return stage_pb2.Ack(number=parcel.number, rejections=[stage_pb2.Rejection(index=0, code=code, message="no")])
-
-    assert push_to(answer).code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.OK)
-
-
 async def test_parcels_are_closed_when_they_are_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relays, "BATCH_BYTES", 10_000)
 
@@ -146,18 +105,6 @@ async def test_parcels_are_closed_when_they_are_full(monkeypatch: pytest.MonkeyP
         heard.send(hop("last"))
         assert set((await heard.all_of(9)).values()) == {"ok"}
         assert service.sessions == [["a", "b", "c"], ["d", "e", "f"], ["g", "large"], ["last"]]
-
-
-async def test_a_parcel_of_the_full_size_is_taken_by_a_host_with_the_usual_limit() -> None:
-    """What a host accepts leaves room for a parcel, and for the largest hop on top of it."""
-
-    async with relay_to(take) as (service, relay):
-        heard = Heard(relay)
-        for i in range(20):
-            heard.send(hop(str(i), payload=300_000))
-        assert set((await heard.all_of(20)).values()) == {"ok"}
-        assert len(service.parcels) == 5
-        assert [name for names in service.sessions for name in names] == [str(i) for i in range(20)]
 
 
 async def test_a_parcel_has_few_hops_so_that_the_next_host_can_begin() -> None:
@@ -187,20 +134,6 @@ async def test_hops_without_a_receipt_are_settled_once_when_the_stream_breaks() 
         assert all("cannot be reached (going down)" in refusal.message for _, refusal in heard.told if refusal)
 
 
-async def test_what_waits_behind_a_broken_parcel_is_settled_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relays, "BATCH_BYTES", 1)
-
-    async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
-        await context.abort(grpc.StatusCode.INTERNAL, "boom")
-        raise AssertionError
-
-    async with relay_to(answer) as (_, relay):
-        heard = Heard(relay)
-        for i in range(50):
-            heard.send(hop(str(i)))
-        assert set((await heard.all_of(50)).values()) == {"INTERNAL"}
-
-
 @pytest.mark.parametrize("how", ["abort", "end"])
 async def test_after_a_broken_stream_the_next_hop_opens_a_new_one(how: str) -> None:
     """And arrives: nothing of the old stream takes it."""
@@ -225,26 +158,6 @@ async def test_after_a_broken_stream_the_next_hop_opens_a_new_one(how: str) -> N
         assert service.sessions == [["a"], ["b"], ["c"], ["d"]]
 
 
-async def test_a_host_that_comes_back_is_reached_again() -> None:
-    async with relay_to(take) as (service, relay):
-        heard, second = Heard(relay), new_server()
-        stage_pb2_grpc.add_StageServiceServicer_to_server(service, second)
-        heard.send(hop("a"))
-        await heard.all_of(1)
-        service.answer = hang
-        heard.send(hop("b"))
-        while len(service.parcels) < 2:
-            await asyncio.sleep(0.01)
-        await service.server.stop(0)
-        await heard.all_of(2)
-        service.answer = take
-        second.add_insecure_port(relay.address)
-        await second.start()
-        heard.send(hop("c"))
-        assert await heard.all_of(3) == {"a": "ok", "b": "UNAVAILABLE", "c": "ok"}
-        await second.stop(0)
-
-
 async def test_a_hop_that_expired_before_it_left_does_not_leave() -> None:
     """Nobody listens yet, so that the stream cannot open before the first hop is late."""
     async with relay_to(take) as (service, relay):
@@ -259,22 +172,6 @@ async def test_a_hop_that_expired_before_it_left_does_not_leave() -> None:
         assert await heard.all_of(2) == {"late": "DEADLINE_EXCEEDED", "next": "ok"}
         assert ["next"] in [[name for name in names if name != "late"] for names in service.sessions]
         await server.stop(0)
-
-
-async def test_a_receipt_after_the_deadline_changes_nothing() -> None:
-    gate = asyncio.Event()
-
-    async def answer(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
-        await gate.wait()
-        return stage_pb2.Ack(number=parcel.number)
-
-    async with relay_to(answer) as (_, relay):
-        heard = Heard(relay)
-        heard.send(hop("late", left_s=0.15))
-        assert await heard.all_of(1) == {"late": "DEADLINE_EXCEEDED"}
-        gate.set()
-        heard.send(hop("next"))
-        assert await heard.all_of(2) == {"late": "DEADLINE_EXCEEDED", "next": "ok"}
 
 
 @pytest.mark.parametrize("arrived", [True, False], ids=["under way", "not sent yet"])
@@ -315,12 +212,6 @@ async def test_an_idle_link_is_left_alone_until_it_is_needed(monkeypatch: pytest
         warmer.cancel()
     assert set(service.warmed) == {1000}
     assert len(service.warmed) <= 2 + 3
-
-
-async def test_closing_what_was_never_used() -> None:
-    async with relay_to(take) as (service, relay):
-        await relay.close()
-        assert service.streams == 0
 
 
 @pytest.mark.parametrize(("answer", "says"), [(aborting(FULL), "refused: tokyo has 64 hops"), (crash, "boom")])

@@ -1,6 +1,5 @@
 """What a host may say of itself, and what is believed of what others say."""
 
-import argparse
 import json
 import signal
 import subprocess
@@ -13,7 +12,6 @@ import pytest
 
 from onesweep.serving.cli.__main__ import main
 from onesweep.stages.errors import InputError
-from onesweep.stages.wire.flags import add_registry_flags, add_server_options
 from onesweep.stages.wire.registry import (
     MAX_ENDPOINTS,
     MAX_ENTRY_BYTES,
@@ -22,7 +20,6 @@ from onesweep.stages.wire.registry import (
     RegistrySettings,
     parse_url,
     read_entry,
-    registry_settings,
     successors,
     write_entry,
 )
@@ -33,11 +30,6 @@ PARIS = Registration("paris", "10.8.0.1:7701", (0, 1))
 
 def test_what_is_written_is_read() -> None:
     assert read_entry("paris", write_entry(PARIS)) == PARIS
-
-
-def test_keys_of_a_newer_version_are_passed_over() -> None:
-    record = {**json.loads(write_entry(PARIS)), "colour": ["green"]}
-    assert read_entry("paris", json.dumps(record).encode()) == PARIS
 
 
 @pytest.mark.parametrize(
@@ -82,11 +74,6 @@ def test_a_field_that_cannot_be_true_is_refused(change: dict[str, Any], message:
         read_entry("paris", json.dumps(record).encode())
 
 
-def test_a_router_is_no_host() -> None:
-    with pytest.raises(InputError, match="cannot be called 'router'"):
-        Registration("router", "10.8.0.1:7701", (0,))
-
-
 def host(name: str, port: int, *blocks: int) -> Registration:
     return Registration(name, f"10.8.0.1:{port}", blocks)
 
@@ -97,11 +84,6 @@ def test_successors_begin_where_a_host_ends() -> None:
     assert successors(hosts, a, parts=3) == ["10.8.0.1:2", "10.8.0.1:3"]
     assert successors(hosts, b, parts=3) == ["10.8.0.1:4"]
     assert successors(hosts, c, parts=3) == successors(hosts, d, parts=3) == ["10.8.0.1:1"]
-
-
-def test_nothing_comes_after_a_host_that_holds_everything() -> None:
-    whole, replica = host("whole", 1, 0, 1), host("replica", 2, 0, 1)
-    assert successors([whole, replica], whole, parts=2) == []
 
 
 # What `onesweep stage` makes of --registry.
@@ -172,15 +154,6 @@ def test_flags_that_contradict_each_other(refused, arguments: tuple[str, ...], m
     assert err.count("\n") == 1
 
 
-def test_plain_text_to_a_registry_elsewhere_is_accepted_aloud() -> None:
-    parser = argparse.ArgumentParser()
-    add_registry_flags(parser)
-    add_server_options(parser)
-    url = "etcd://10.8.0.9:2379/onesweep"
-    settings = registry_settings(parser.parse_args(["--registry", url, "--insecure"]))
-    assert settings.url == url
-
-
 @pytest.mark.parametrize(
     ("advertised", "message"),
     [
@@ -193,20 +166,6 @@ def test_what_is_advertised_can_be_dialled(refused, advertised: str, message: st
     code, err = refused("--listen", "127.0.0.1:0", "--registry", URL, "--advertise", advertised)
     assert code == 2
     assert message in err
-
-
-def test_an_address_that_nobody_can_dial_is_not_registered(refused: Callable[..., tuple[int, str]]) -> None:
-    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
-    code, err = refused("--listen", "0.0.0.0:7701", "--registry", URL, "--insecure")
-    assert code == 2
-    assert "give the address that others reach (--advertise)" in err
-
-
-def test_without_etcd_a_host_does_not_start(refused: Callable[..., tuple[int, str]], unused_port: int) -> None:
-    pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
-    code, err = refused("--listen", "127.0.0.1:0", "--registry", f"etcd://127.0.0.1:{unused_port}/onesweep")
-    assert code == 1
-    assert f"no registry answers at etcd://127.0.0.1:{unused_port}/onesweep" in err
 
 
 def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url: str) -> None:

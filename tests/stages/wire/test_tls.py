@@ -4,17 +4,16 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from onesweep.stages.errors import InputError
-from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER, Identity
+from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER
 from onesweep.stages.wire.hop_stream import Relay
 from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tls import Certificate, Expiry, Security, ServerCertificate, Tls, handshake_problem
+from onesweep.stages.wire.tls import Security, Tls, handshake_problem
 from tests.stages.fake_stage_server import PATIENT_S, NewPki, describe, refusal, with_relay
 
 
@@ -90,26 +89,6 @@ def test_what_nobody_would_take_is_not_shown_at_all(new_pki: NewPki, sides: Side
         with_relay(server_tls, tls, describe)
 
 
-def test_two_authorities_while_one_replaces_the_other(new_pki: NewPki) -> None:
-    pki, other = new_pki("a"), new_pki("b")
-    both = pki.authority.directory / "both.pem"
-    both.write_bytes(b"".join((p.authority.directory / "ca.pem").read_bytes() for p in (pki, other)))
-    paris, tokyo = pki.issue(HOST, "paris"), other.issue(HOST, "tokyo")
-    server, caller = (Tls(both, tls.certificate, tls.key) for tls in (paris, tokyo))
-    assert with_relay(server, caller, describe) == "paris"
-
-
-def test_a_certificate_that_the_other_side_does_not_take(new_pki: NewPki) -> None:
-    """Two authorities under one name each trusts its own: only the server knows that the handshake failed."""
-    pki, other = new_pki("a"), new_pki("b")
-    both = pki.authority.directory / "both.pem"
-    both.write_bytes(b"".join((p.authority.directory / "ca.pem").read_bytes() for p in (pki, other)))
-    foreign = other.issue(HOST, "tokyo")
-    refused = with_relay(pki.issue(HOST, "paris"), Tls(both, foreign.certificate, foreign.key), refusal)
-    assert "its authority is probably not that of" in refused.message
-    assert refused.code is grpc.StatusCode.UNAVAILABLE
-
-
 def test_a_connection_that_breaks_later_is_no_handshake() -> None:
     assert handshake_problem("Socket closed", Security()) == ""
     assert handshake_problem("failed to connect to all addresses; last error: Connection refused", Security()) == ""
@@ -121,10 +100,6 @@ def broken(tls: Tls, how: str) -> Tls:
         tls.key.unlink()
     elif how == "readable":
         tls.key.chmod(0o644)
-    elif how == "group may write":
-        tls.key.chmod(0o660)
-    elif how == "swapped":
-        return Tls(tls.authority, tls.key, tls.certificate)
     elif how == "garbage":
         tls.authority.write_text("x")
     elif how == "damaged":
@@ -137,7 +112,6 @@ def broken(tls: Tls, how: str) -> Tls:
     [
         ("missing", r"cannot read .*paris\.key: No such file"),
         ("readable", r"paris\.key is a secret, and others can read or change it: chmod 600 "),
-        ("group may write", r"paris\.key is a secret"),
         ("garbage", r"ca\.pem is no authority's certificate \(PEM\)"),
         ("damaged", r"paris\.pem and .*paris\.key cannot be used"),
     ],
@@ -147,42 +121,11 @@ def test_files_that_cannot_be_used(new_pki: NewPki, how: str, says: str) -> None
         broken(new_pki("a").issue(HOST, "paris"), how).read()
 
 
-def test_files_in_each_others_place(new_pki: NewPki) -> None:
-    tls = new_pki("a").issue(HOST, "paris")
-    tls.certificate.chmod(0o600)
-    with pytest.raises(InputError, match=r"paris\.key is no certificate"):
-        broken(tls, "swapped").read()
-    with pytest.raises(InputError, match=r"paris\.pem is no private key"):
-        Tls(tls.authority, tls.certificate, tls.certificate).read()
-
-
-def test_a_group_may_read_a_key(new_pki: NewPki) -> None:
-    tls = new_pki("a").issue(HOST, "paris")
-    tls.key.chmod(0o640)
-    assert tls.own(HOST).identity == Identity(HOST, "paris")
-
-
 def test_a_key_of_another_certificate(new_pki: NewPki) -> None:
     pki = new_pki("a")
     paris, tokyo = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
     with pytest.raises(InputError, match=r"tokyo\.key is not the key of .*paris\.pem"):
         Tls(paris.authority, paris.certificate, tokyo.key).read()
-
-
-def test_a_key_with_a_password(new_pki: NewPki) -> None:
-    from cryptography.hazmat.primitives import serialization as s
-
-    tls = new_pki("a").issue(HOST, "paris")
-    key = s.load_pem_private_key(tls.key.read_bytes(), None)
-    raw = key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.BestAvailableEncryption(b"x"))
-    tls.key.write_bytes(raw)
-    with pytest.raises(InputError, match=r"paris\.key has a password"):
-        tls.read()
-
-
-def test_half_a_pair() -> None:
-    with pytest.raises(InputError, match="give both --tls-cert and --tls-key, or neither"):
-        Tls(Path("ca.pem"), Path("a.pem"))
 
 
 def test_a_server_needs_a_certificate_of_its_role(new_pki: NewPki) -> None:
@@ -222,60 +165,6 @@ def test_a_running_server_takes_a_new_certificate(new_pki: NewPki, caplog: pytes
         assert "valid until" in caplog.text
 
     with_relay(paris, tokyo, story)
-
-
-async def test_a_certificate_that_is_not_valid_yet_is_looked_at_again(new_pki: NewPki, monkeypatch, caplog) -> None:
-    """Its file does not change when its time comes."""
-    pki = new_pki("a")
-    paris = pki.issue(HOST, "paris")
-    server = ServerCertificate(paris, mutual=True)
-    expiry = Expiry(paris)
-    relay_like = pki.issue(HOST, "tokyo")
-    before = paris.stamp()
-    pki.authority.renew("paris", 9)
-    assert paris.stamp() != before
-
-    def refuse(*paths: Path) -> Certificate:
-        raise InputError("it is not valid yet")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("onesweep.stages.wire.tls.examine", refuse)
-        assert server.renewed() is None
-        assert server.renewed() is None
-        assert expiry.unix_s() is None
-    said = [record.message for record in caplog.records if record.name == "onesweep.stages.wire.tls"]
-    assert said == ["new certificate not taken: it is not valid yet"], "once"
-    assert server.renewed() is not None
-    assert server.renewed() is None, "it is taken once"
-    assert expiry.unix_s() is not None
-    relay = Relay("127.0.0.1:9", 4 << 20, PATIENT_S, "paris", Security(relay_like))
-    first = relay.channel
-    pki.authority.renew("tokyo", 9)
-    with monkeypatch.context() as patch:
-        patch.setattr("onesweep.stages.wire.tls.examine", refuse)
-        relay._renew()
-        assert relay.channel is first
-    relay._renew()
-    assert relay.channel is not first
-    await relay.close()
-
-
-def test_an_expired_one_is_replaced_under_a_running_server(new_pki: NewPki, monkeypatch: pytest.MonkeyPatch) -> None:
-    pki = new_pki("a")
-    paris, tokyo = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
-    with monkeypatch.context() as patch:
-        patch.setattr("onesweep.stages.wire.tls.examine", lambda *paths: None)
-        pki.expire(paris)
-        shown = paris.certificate.read_bytes()
-
-        async def story(relay: Relay) -> str:
-            assert "has expired" in (await refusal(relay)).message
-            patch.undo()
-            pki.authority.renew("paris", 9)
-            assert paris.certificate.read_bytes() != shown
-            return await until_described(relay)
-
-        assert with_relay(paris, tokyo, story) == "paris"
 
 
 async def until_described(relay: Relay) -> str:

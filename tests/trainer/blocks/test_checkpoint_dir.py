@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
+from onesweep.stages.checkpoint.checkpoint import load_chain
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError, ConfigError
+from onesweep.stages.errors import CheckpointError
 from onesweep.stages.model.architecture import Architecture
 from onesweep.trainer.blocks.checkpoint_dir import (
     add_metrics,
@@ -75,32 +75,12 @@ def test_a_chain_is_loaded_and_gated_like_any_other(tmp_path: Path) -> None:
     assert not torch.equal(blocks[1].state_in.weight, blocks[2].state_in.weight)
 
 
-def test_an_ar_model_is_loaded_and_gated_like_any_other(tmp_path: Path) -> None:
-    create_untrained(tmp_path, "ar", TINY)
-    assert load_ar(tmp_path)(torch.zeros(1, 4, dtype=torch.long)).shape == (1, 4, 256)
-
-
-def test_a_seed_gives_the_same_weights(tmp_path: Path) -> None:
-    made = {
-        name: [p.sha256 for p in create_untrained(tmp_path / name, "ar", TINY, seed).parts if p]
-        for name, seed in (("a", 1), ("b", 1), ("c", 2))
-    }
-    assert made["a"] == made["b"]
-    assert not set(made["a"]) & set(made["c"])
-
-
 def test_a_checkpoint_is_not_overwritten(tmp_path: Path) -> None:
     create_untrained(tmp_path, "ar", TINY)
     before = read_manifest(tmp_path)
     with pytest.raises(CheckpointError, match="holds a checkpoint already; give another directory"):
         create_untrained(tmp_path, "chain", TINY)
     assert read_manifest(tmp_path) == before
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot write into .*file.*: .*; give another directory"):
-        create_untrained(tmp_path / "file" / "below", "chain", TINY)
 
 
 @pytest.mark.slow

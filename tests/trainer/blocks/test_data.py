@@ -1,11 +1,10 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from onesweep.stages.errors import DataError
-from onesweep.trainer.blocks.data import MIN_BYTES, VALID_SHARE, Corpus, load_corpus, precision, windows
+from onesweep.trainer.blocks.data import MIN_BYTES, VALID_SHARE, Corpus, load_corpus, precision
 from tests.trainer.small import corpus
 
 
@@ -60,21 +59,6 @@ def test_bad_text_is_refused(tmp_path: Path) -> None:
             load_corpus(path)
 
 
-def test_empty_validation_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_text("x" * 9000)
-    (tmp_path / "valid.txt").write_text("")
-    with pytest.raises(DataError, match="validation text is empty"):
-        load_corpus(tmp_path)
-
-
-def test_a_context_longer_than_the_text_is_refused() -> None:
-    corpus.require(len(corpus.valid))
-    with pytest.raises(DataError, match="validation text has 2048 bytes, but one window needs 2049; give more text"):
-        corpus.require(len(corpus.valid) + 1)
-    with pytest.raises(DataError, match="needs 10"):
-        windows(torch.zeros(9, dtype=torch.uint8), np.zeros(1, dtype=np.int64), 10)
-
-
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
     one = corpus.batch(1, 5, 4, 33)
     assert one.shape == (4, 33)
@@ -89,11 +73,6 @@ def test_batches_are_windows_of_the_training_text_and_reach_its_ends() -> None:
     rows = torch.cat([corpus.batch(0, step, 8, 33) for step in range(40)])
     assert torch.equal(rows, rows[:, :1] + torch.arange(33))
     assert set(rows[:, 0].tolist()) == set(range(7)), "from the first byte to the last but one"
-
-
-def test_validation_windows_are_evenly_spaced_from_end_to_end() -> None:
-    corpus = Corpus("count", torch.arange(100, dtype=torch.uint8), torch.arange(100, dtype=torch.uint8))
-    assert corpus.valid_batch(4, 10)[:, 0].tolist() == [0, 30, 60, 90]
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [("AVX2", torch.float32), ("AVX512", torch.bfloat16)])

@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,8 +10,7 @@ from onesweep.stages.model.codec import Fp32
 from onesweep.stages.model.partition import NoisePartition
 from onesweep.stages.model.pipeline import new_caches
 from onesweep.stages.model.vocabulary import BYTES
-from onesweep.trainer.blocks import diagnostics
-from onesweep.trainer.blocks.diagnostics import bits, chain_diagnostics, from_noise_path, next_byte_nats
+from onesweep.trainer.blocks.diagnostics import chain_diagnostics, from_noise_path
 from onesweep.trainer.blocks.task import BlockTask
 from tests.trainer.small import corpus, make_blocks, partition, tiny
 
@@ -37,13 +35,6 @@ def test_figures_are_those_of_the_path(text: torch.Tensor) -> None:
     assert 0 < above < len(path) - 1
     expected = {"from_noise_nats": path[-1].nats, "from_noise_sigma1_nats": path[above].nats}
     assert chain_diagnostics(blocks, partition, text, 3) == pytest.approx(expected, rel=1e-4)
-
-
-def test_rows_at_a_time_do_not_matter(text: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = make_blocks()
-    by_four = chain_diagnostics(blocks, partition, text, 2)
-    monkeypatch.setattr(diagnostics, "ROWS", 5)
-    assert chain_diagnostics(blocks, partition, text, 2) == pytest.approx(by_four, rel=1e-5)
 
 
 def test_on_the_papers_range_both_readings_are_one(text: torch.Tensor) -> None:
@@ -72,18 +63,6 @@ def test_a_trained_chain_uses_its_context() -> None:
         layer.attention_out.weight.data.zero_()
     blind = chain_diagnostics([block], partition, text, 2)
     assert losses["from_noise_nats"] < blind["from_noise_nats"] - 0.3
-
-
-def test_bits() -> None:
-    assert bits(math.log(2)) == 1
-
-
-def test_skipped_bytes_are_read_but_not_scored() -> None:
-    text = torch.tensor([[5, 6, 7, 8]])
-    logits = torch.zeros(1, 3, 256)
-    logits[0, 0, 6] = -50.0
-    assert next_byte_nats(logits, text, skip=2) == pytest.approx(math.log(256))
-    assert next_byte_nats(logits, text) > math.log(256)
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from onesweep.stages.errors import CheckpointError, DataError, InputError
 from onesweep.stages.model.architecture import Architecture
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig
-from onesweep.trainer.blocks.evaluate import Scorer, TextScore, bundle_divergences, checkpoints, divergence
+from onesweep.trainer.blocks.evaluate import Scorer, TextScore, bundle_divergences, divergence
 from onesweep.trainer.blocks.train import train_ar, train_blocks
 from tests.trainer.small import corpus, tiny
 
@@ -78,21 +78,9 @@ def test_the_same_text_gives_the_same_figures(bundle: Path) -> None:
     assert scorer.score(bundle / "chain") == scorer.score(bundle / "chain")
 
 
-def test_no_byte_is_scored_twice(bundle: Path) -> None:
-    (score,) = Scorer(corpus, windows=10_000, min_context=1).score(bundle / "local").scores
-    assert score.bytes == (len(corpus.valid) // 33) * 32
-
-
 def test_other_training_text_is_told(bundle: Path) -> None:
     other = replace(corpus, train=corpus.train[1:])
     assert not Scorer(other, windows=2, min_context=8).score(bundle / "local").trained_on_this_text
-
-
-def test_a_bundle_has_three_checkpoints(bundle: Path, tmp_path: Path) -> None:
-    assert checkpoints(bundle) == [bundle / "chain", bundle / "ar", bundle / "local"]
-    assert checkpoints(bundle / "ar") == [bundle / "ar"]
-    with pytest.raises(CheckpointError, match="no checkpoint in"):
-        checkpoints(tmp_path)
 
 
 def test_an_unfinished_chain_shows_what_it_has(tmp_path: Path) -> None:
@@ -100,12 +88,6 @@ def test_an_unfinished_chain_shows_what_it_has(tmp_path: Path) -> None:
     train_blocks(config, corpus, tmp_path, only=1)
     result = Scorer(corpus, windows=2, min_context=8).score(tmp_path)
     assert by_name(result.scores).keys() == {"next byte, block 1"}
-
-
-@pytest.mark.parametrize("setting", ["windows", "min_context", "steps"])
-def test_settings_below_one_are_refused(setting: str) -> None:
-    with pytest.raises(InputError, match=f"{setting} must be at least 1, not 0"):
-        Scorer(corpus, **{setting: 0})
 
 
 def test_what_cannot_be_scored_is_refused(bundle: Path, tmp_path: Path) -> None:
@@ -145,22 +127,6 @@ def test_odds_known_in_closed_form() -> None:
     assert found.total_variation == pytest.approx(0.25, abs=1e-6)
     assert found.kl_bits == pytest.approx(0.25, abs=1e-5)  # 0.5 log2(2) - 0.25 log2(2)
     assert found.reverse_kl_bits == pytest.approx(0.25, abs=1e-5)
-
-
-def test_temperature_sharpens_both() -> None:
-    q, p = constant({0: 0.5, 1: 0.25}), constant({0: 0.25, 1: 0.5})
-    cold = divergence(q, p, "ar", corpus, 4, 8, 0.5)
-    # squares of the odds, normalised; the other 254 bytes share what is left
-    rest = 254 * (0.25 / 254) ** 2
-    total = 0.5**2 + 0.25**2 + rest
-    assert cold.total_variation == pytest.approx((0.5**2 - 0.25**2) / total, abs=1e-5)
-    assert cold.kl_bits == pytest.approx((0.5**2 - 0.25**2) / total * 2 * math.log2(2), abs=1e-4)
-
-
-def test_a_model_does_not_differ_from_itself() -> None:
-    model = ArModel(SIZES)
-    found = divergence(model, model, "ar", corpus, 4, 8, 1.0)
-    assert found.total_variation == found.kl_bits == found.reverse_kl_bits == 0
 
 
 def test_a_bundle_without_a_local_model_has_nothing_to_compare(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from onesweep.stages.checkpoint.checkpoint import load_ar
 from onesweep.stages.errors import ConfigError
 from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.config import LookaheadConfig
-from onesweep.trainer.blocks.lookahead import ScorerTask, StagesInOneProcess, _through_int8
+from onesweep.trainer.blocks.lookahead import ScorerTask, StagesInOneProcess
 from onesweep.trainer.blocks.losses import next_byte_loss
 from onesweep.trainer.blocks.run import Run, train_step
 from onesweep.trainer.blocks.train import train_scorer
@@ -63,34 +63,6 @@ def test_own_losses_reach_no_other_stage() -> None:
     assert gradients(workers, 1)
     assert not gradients(workers, 0)
     assert not gradients(workers, 2)
-
-
-def test_a_head_without_weight_learns_and_its_stage_does_not() -> None:
-    workers = StagesInOneProcess(three, LookaheadConfig())
-    workers.refresh()
-    _, own = workers.losses(text())
-    own[0].backward()
-    assert not gradients(workers, 0)
-    assert workers.heads[0].head.weight.grad is not None
-
-
-def test_copies_are_never_trained() -> None:
-    workers = StagesInOneProcess(three, LookaheadConfig())
-    task = ScorerTask("scorer", workers, corpus, replace(tiny, architecture=three))
-    trained = {id(p) for part in task.trained for p in part.parameters()}
-    assert trained == {id(p) for p in workers.parameters() if p.requires_grad}
-    assert not any(id(p) in trained for copy in workers.copies for p in copy.parameters())
-
-
-def test_int8_copies_are_close() -> None:
-    weight = torch.randn(5, 40)
-    error = (_through_int8(weight) - weight).abs().amax(dim=1)
-    assert torch.all(error <= weight.abs().amax(dim=1) / 127 / 2 * 1.001)
-    assert torch.equal(_through_int8(torch.zeros(2, 3)), torch.zeros(2, 3))
-    workers = StagesInOneProcess(three, LookaheadConfig(copies="int8"))
-    workers.refresh()
-    for ours, theirs in zip(workers.stages[1].parameters(), workers.copies[1].parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=float(ours.detach().abs().max()) / 250, rtol=0)
 
 
 def test_a_scorer_is_served_like_an_ar_model(tmp_path: Path) -> None:

@@ -41,10 +41,6 @@ def test_mask_follows_the_rules(chunk: int, offset: int) -> None:
     assert mask.isfinite().all()
 
 
-def test_offset_shortens_only_the_first_chunk() -> None:
-    assert ChunkLayout(10, 4, 3).indices().tolist() == [0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
-
-
 def slot_logits(block: Block, text: Tensor, z: Tensor, sigma: Tensor, layout: ChunkLayout) -> Tensor:
     _, memory = block.read(text)
     return block.denoise(z, torch.zeros_like(z), sigma, memory, 0, layout.mask()).detach()
@@ -63,18 +59,6 @@ def test_a_slot_reads_what_lies_before_its_chunk_and_nothing_else(chunk: int, of
         for slot in range(LENGTH):
             start = number.index(number[slot])
             assert (moved[slot] > 0) == (position < start), (slot, position)
-
-
-def test_a_slot_reads_the_slots_of_its_chunk_and_no_others() -> None:
-    block, layout = make_blocks()[0], ChunkLayout(LENGTH, 4, 1)
-    text, sigma, z = example(block, batch=1)
-    text, number = text[:, :-1], layout.indices().tolist()
-    before = slot_logits(block, text, z, sigma, layout)
-    for position in range(LENGTH):
-        other = z.clone()
-        other[0, position] += 1
-        moved = (slot_logits(block, text, other, sigma, layout) - before).abs().amax(dim=-1)[0] > 0
-        assert moved.tolist() == [number[slot] == number[position] for slot in range(LENGTH)]
 
 
 def test_clean_positions_read_clean_positions_up_to_themselves() -> None:

@@ -2,11 +2,9 @@
 
 import itertools
 import os
-import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,11 +83,6 @@ def test_a_run_logs_each_step_evaluates_and_ends(tmp_path: Path) -> None:
     assert {"line_nats", "gradient_norm", "rate_share", "time"} <= records[0].keys()
 
 
-def test_log_lines_come_every_so_many_steps_and_at_evaluations(tmp_path: Path) -> None:
-    Run(Line(), replace(tiny, log_every=3, evaluate_every=4, steps=7), tmp_path, "run").train()
-    assert steps_of(tmp_path / "line.jsonl") == [3, 4, 6, 7]
-
-
 @pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 2), (signal.SIGTERM, 0), (signal.SIGINT, 4)])
 def test_a_stop_saves_and_the_next_run_goes_on(tmp_path: Path, undisturbed: tuple, number: int, at: int) -> None:
     config = replace(tiny, save_every_s=60.0)
@@ -98,12 +91,6 @@ def test_a_stop_saves_and_the_next_run_goes_on(tmp_path: Path, undisturbed: tupl
         Run(Line(at, lambda: os.kill(os.getpid(), number)), config, tmp_path / "run", "run").train()
     assert signal.getsignal(number) is before
     check_resumed(tmp_path / "run", config, undisturbed)
-
-
-def test_a_stop_after_the_last_step_is_told(tmp_path: Path) -> None:
-    run = Run(Line(5, lambda: os.kill(os.getpid(), signal.SIGINT)), tiny, tmp_path, "run")
-    run.train()
-    assert run.asked_to_stop
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
@@ -126,11 +113,6 @@ def test_a_torn_log_line_is_survived(tmp_path: Path, undisturbed: tuple) -> None
     (tmp_path / "run" / ".line.state.safetensors.leftover").write_bytes(b"half")
     check_resumed(tmp_path / "run", tiny, undisturbed)
     assert not list((tmp_path / "run").glob(".line*"))
-
-
-def test_a_run_killed_after_its_last_step_only_evaluates_again(tmp_path: Path, undisturbed: tuple) -> None:
-    Run(Line(), tiny, tmp_path / "run", "run").train()
-    check_resumed(tmp_path / "run", tiny, undisturbed)
 
 
 def test_another_runs_state_and_a_second_process_are_refused(tmp_path: Path) -> None:
@@ -165,28 +147,6 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
 
 
 # A full disk
-
-
-@contextmanager
-def file_limit(limit: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_state_that_does_not_fit_leaves_the_last_one(tmp_path: Path, undisturbed: tuple) -> None:
-    directory = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        Run(Line(2, lambda: os.kill(os.getpid(), signal.SIGINT)), tiny, directory, "run").train()
-    before = (directory / "line.state.safetensors").read_bytes()
-    with file_limit(4000), pytest.raises(CheckpointError, match=r"cannot save .*what was saved before is untouched"):
-        Run(Line(), tiny, directory, "run").train()
-    assert (directory / "line.state.safetensors").read_bytes() == before
-    assert not list(directory.glob(".line*")), "no half-written file is left"
-    check_resumed(directory, tiny, undisturbed)
 
 
 def test_a_full_disk_leaves_the_last_state(small_disk: Callable[[str], Path], undisturbed: tuple) -> None:

@@ -2,14 +2,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from onesweep.stages.errors import CheckpointError, ResumeError
+from onesweep.stages.errors import ResumeError
 from onesweep.trainer.blocks.state import StepLog, exclusive, load_state, read_records, save_state
 
 
@@ -54,15 +53,6 @@ def test_a_damaged_state_is_refused(saved: Path, damage: Callable[[bytearray], b
     assert "delete it to start anew" in str(caught.value)
 
 
-def test_records_come_back_in_order(tmp_path: Path) -> None:
-    log = StepLog(tmp_path / "run.jsonl")
-    assert read_records(log.path) == []
-    for step in (1, 2):
-        log.append({"step": step, "nats": 0.5})
-    log.flush()
-    assert read_records(log.path) == [{"step": 1, "nats": 0.5}, {"step": 2, "nats": 0.5}]
-
-
 @pytest.mark.parametrize("torn", ['{"step": 3, "na', "{", "3", '{"nats": 1}', "\x00\x00\xff"])
 def test_a_torn_last_line_is_forgotten(tmp_path: Path, torn: str) -> None:
     log = StepLog(tmp_path / "run.jsonl")
@@ -86,11 +76,6 @@ def test_cutting_forgets_later_steps_and_final_evaluations(tmp_path: Path) -> No
     assert read_records(log.path) == [{"step": 1}, {"step": 2}]
 
 
-def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot write .*run.jsonl: No such file or directory; free some space"):
-        StepLog(tmp_path / "nowhere" / "run.jsonl").append({"step": 1})
-
-
 HOLD = """
 import sys
 from pathlib import Path
@@ -111,22 +96,6 @@ def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path: Path) -> N
         pass
     with exclusive(path, "already trained here"):
         assert path.exists()
-
-
-def test_without_a_refusal_it_waits(tmp_path: Path) -> None:
-    path, order = tmp_path / "run.lock", []
-
-    def wait() -> None:
-        with exclusive(path):
-            order.append("second")
-
-    with exclusive(path):
-        thread = threading.Thread(target=wait)
-        thread.start()
-        thread.join(0.2)
-        order.append("first")
-    thread.join(10)
-    assert order == ["first", "second"]
 
 
 @pytest.mark.slow

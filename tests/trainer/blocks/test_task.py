@@ -28,11 +28,6 @@ def test_blocks_get_noise_of_their_own() -> None:
     assert losses[0] != losses[1]
 
 
-def test_every_chunk_size_is_drawn() -> None:
-    task = BlockTask(make_blocks(layers=1)[0], partition, corpus, tiny)
-    assert {task.loss(step).parts["chunk"] for step in range(40)} == {1, 4, 32}
-
-
 def test_evaluation_is_repeatable_and_names_the_diagnostics() -> None:
     task = BlockTask(make_blocks()[1], partition, corpus, tiny)
     with torch.inference_mode():

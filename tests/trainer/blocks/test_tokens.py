@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from onesweep.loadtest.workload.pipeline import InProcess, Work
 from onesweep.stages.checkpoint.checkpoint import halve, load_ar, load_chain
 from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
-from onesweep.stages.errors import CheckpointError, DataError, InputError
+from onesweep.stages.errors import CheckpointError, DataError
 from onesweep.trainer.blocks.data import Corpus, load_corpus
 from onesweep.trainer.blocks.evaluate import Scorer
 from onesweep.trainer.blocks.tokens import TextTokenizer, token_bytes, train_tokenizer
 from onesweep.trainer.blocks.train import train_ar, train_blocks, train_scorer
-from tests.serving.modes.test_auto import option
-from tests.serving.modes.test_auto import write as write_frontier
 from tests.trainer.small import TEXT, corpus, tiny
 
 TOKENS = 290
@@ -71,13 +69,6 @@ def test_bits_a_byte_of_one_who_knows_nothing(spelled: Corpus) -> None:
     bits = spelled.bits(math.log(TOKENS), text)
     assert bits == pytest.approx(math.log2(TOKENS) * 50 / spelled.bytes_in(text))
     assert corpus.bits(math.log(256), corpus.valid[:50]) == pytest.approx(8)
-
-
-def test_text_has_too_few_tokens() -> None:
-    with pytest.raises(InputError, match=r"this text has \d+ tokens at most, and --vocabulary is 60000"):
-        train_tokenizer(corpus.train, 60000)
-    with pytest.raises(InputError, match="must be from 257 to 65536, not 256"):
-        train_tokenizer(corpus.train, 256)
 
 
 EMPTY = '{"model": {"type": "BPE", "vocab": {}, "merges": []}}'
@@ -134,14 +125,6 @@ def test_half_the_size_and_nearly_the_same(bundle: Path, tmp_path: Path, name: s
     assert all(whole.bits_per_byte == pytest.approx(half.bits_per_byte, abs=0.01) for whole, half in pairs)
 
 
-@pytest.mark.parametrize("mode", ["sweep", "chunked", "resample", "ar", "ar-speculative", "local", "auto"])
-def test_hosts_serve_it_in_every_mode(served: Any, mode: str) -> None:
-    settings = {"mode": mode, "max_tokens": 8, "temperature": 0.8, "seed": 3}
-    first = served.generate("the ship sailed n", **settings)
-    assert first.output_tokens == 8
-    assert served.generate("the ship sailed n", **settings).text == first.text
-
-
 @pytest.mark.parametrize("mode", ["sweep", "chunked", "ar"])
 def test_a_text_cut_in_bytes_is_that_of_one_process(served: Any, bundle: Path, mode: str) -> None:
     served_text = served.generate("the ship sailed", mode=mode, max_bytes=12, seed=3).output
@@ -155,29 +138,6 @@ def test_a_whole_text_has_fewer_tokens_than_bytes(served: Any, mode: str) -> Non
     result = served.generate("the ship sailed", mode=mode, max_bytes=20, seed=3)
     assert result.output_tokens >= 8 * result.sweeps - 7
     assert result.sweeps == 1 if mode == "sweep" else result.output_bytes >= 17
-
-
-def test_auto_expects_fewer_tokens_than_bytes(bundle: Path, tmp_path: Path, local_ring: Callable[..., Any]) -> None:
-    path = write_frontier(tmp_path / "frontier.json", bundle, (option("ar", 2.0, 64.0),))
-    with local_ring(bundle, 2, frontier=path) as client:
-        result = client.generate(TEXT[:20], max_bytes=20, seed=3)
-    assert f": {result.prompt_tokens} sweeps of " in result.reason
-    assert result.output_bytes <= 20
-
-
-def test_auto_ends_with_what_was_written_at_once(bundle: Path, tmp_path: Path, local_ring: Callable[..., Any]) -> None:
-    path = write_frontier(
-        tmp_path / "frontier.json", bundle, (option("sweep", 2.0, 1.0), option("local", 3.0, 0.0, 0.0))
-    )
-    with local_ring(bundle, 2, frontier=path) as client:
-        result = client.generate("the ship sailed", max_bytes=20, seed=3)
-    assert (result.mode, result.output_tokens, result.sweeps) == ("sweep", 8, 1)
-
-
-def test_words_after_half_a_word(served: Any) -> None:
-    """A prompt may end anywhere."""
-    for end in range(8, 14):
-        assert served.generate(TEXT[:end], mode="ar", max_tokens=4, seed=1).output_tokens == 4
 
 
 @pytest.fixture(scope="module")
@@ -195,12 +155,6 @@ def test_the_same_run_goes_on_with_the_same_tokenizer_only(
     other = corpus.in_tokens(train_tokenizer(corpus.train, 280), cut=True)
     with pytest.raises(CheckpointError, match="other settings or data"):
         train_ar(tiny, other, tmp_path, 4, 2)
-
-
-def test_a_window_needs_enough_tokens(tokenizer: TextTokenizer) -> None:
-    config = replace(tiny, architecture=replace(tiny.architecture, context_length=20000))
-    with pytest.raises(DataError, match=r"the training text has \d+ tokens, but one window needs 20001"):
-        train_ar(config, corpus.in_tokens(tokenizer), Path("nowhere"), 4, 2)
 
 
 def test_text_in_tokens_is_read_from_files(tokenizer: TextTokenizer, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain, write_manifest
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError, ConfigError, DataError, Interrupted, ResumeError
+from onesweep.stages.errors import CheckpointError, Interrupted
 from onesweep.trainer.blocks import train as local
 from onesweep.trainer.blocks.config import NoiseConfig
 from onesweep.trainer.blocks.diagnostics import next_byte_nats
@@ -46,11 +46,6 @@ def test_blocks_trained_one_command_each_are_the_same(tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "parts").metrics == read_manifest(tmp_path / "whole").metrics
 
 
-def test_own_blocks_need_no_order(tmp_path: Path) -> None:
-    assert "chain" not in train_blocks(short, corpus, tmp_path, only=1).metrics
-    assert "chain" in train_blocks(short, corpus, tmp_path, only=0).metrics
-
-
 def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_blocks(short, corpus, tmp_path)
     before = digests(tmp_path)
@@ -59,13 +54,6 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFi
     assert digests(tmp_path) == before
     assert "block 0: already trained" in capsys.readouterr().out
     assert not list((tmp_path / "training").glob("*.state.safetensors"))
-
-
-@pytest.mark.parametrize("index", [-1, 2, 99])
-def test_a_block_out_of_range_is_refused(tmp_path: Path, index: int) -> None:
-    with pytest.raises(ConfigError, match=f"there is no block {index}: this chain has blocks 0 to 1"):
-        train_blocks(short, corpus, tmp_path / "out", only=index)
-    assert not (tmp_path / "out").exists()
 
 
 def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -90,19 +78,6 @@ def test_boundaries_measured_on_another_machine_are_taken_over(tmp_path: Path) -
     moved = replace(manifest.partition, boundaries=(high, middle * (1 + 1e-6), low))
     write_manifest(tmp_path, replace(manifest, partition=moved))
     assert train_blocks(measured, corpus, tmp_path).partition == moved
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match=r"cannot train into .*file: .*; give another --out"):
-        train_blocks(short, corpus, tmp_path / "file")
-
-
-def test_a_context_longer_than_the_text_is_refused_before_training(tmp_path: Path) -> None:
-    long = replace(short, architecture=replace(short.architecture, context_length=4096))
-    for train in (lambda: train_blocks(long, corpus, tmp_path / "a"), lambda: train_ar(long, corpus, tmp_path, 1, 1)):
-        with pytest.raises(DataError, match="but one window needs 4097; give more text, or a smaller context_length"):
-            train()
 
 
 def test_a_kill_between_measuring_and_saving_loses_no_measurement(
@@ -135,30 +110,6 @@ def test_a_stop_at_a_blocks_last_step_does_not_start_the_next(tmp_path: Path, mo
     assert [digest is not None for digest in digests(tmp_path)] == [True, False]
 
 
-def test_a_foreign_state_is_not_gone_on_from(tmp_path: Path) -> None:
-    class Cut(Exception):
-        pass
-
-    def fail(*_: object) -> None:
-        raise Cut
-
-    for out, config in (("a", short), ("b", replace(short, seed=5))):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local, "save_block", fail)
-            with pytest.raises(Cut):
-                train_blocks(config, corpus, tmp_path / out, only=0)
-    state = "training/block-0.state.safetensors"
-    (tmp_path / "b" / state).replace(tmp_path / "a" / state)
-    with pytest.raises(ResumeError, match="belongs to a run with other settings or data"):
-        train_blocks(short, corpus, tmp_path / "a", only=0)
-
-
-@pytest.mark.parametrize(("layers", "stages"), [(3, 2), (0, 1), (2, 0), (-2, -1), (1, 2)])
-def test_layers_that_cannot_be_cut_are_refused(tmp_path: Path, layers: int, stages: int) -> None:
-    with pytest.raises(ConfigError, match=f"{layers} layers cannot be cut into {stages} equal stages; give --layers"):
-        train_ar(short, corpus, tmp_path, layers, stages)
-
-
 def test_the_stored_stages_are_the_model_that_was_measured(tmp_path: Path) -> None:
     manifest = train_ar(short, corpus, tmp_path, 4, 2)
     assert (manifest.architecture.parts, manifest.architecture.layers) == (2, 2)
@@ -168,23 +119,8 @@ def test_the_stored_stages_are_the_model_that_was_measured(tmp_path: Path) -> No
     assert nats == pytest.approx(manifest.metrics["ar"]["valid_next_byte_nats"], rel=1e-6)
 
 
-def test_an_ar_model_is_not_trained_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = train_ar(short, corpus, tmp_path, 1, 1)
-    assert train_ar(short, corpus, tmp_path, 1, 1) == first
-    assert "AR model: already trained" in capsys.readouterr().out
-
-
 def test_training_learns(tmp_path: Path) -> None:
     config = replace(tiny, steps=60, sequences=8, evaluate_every=1000)
     losses = train_blocks(config, corpus, tmp_path / "chain", only=0).metrics["block-0"]
     assert losses["valid_next_byte_nats"] < 3.5
     assert train_ar(config, corpus, tmp_path / "ar", 2, 1).metrics["ar"]["valid_next_byte_nats"] < 3.5
-
-
-def test_the_papers_range_trains(tmp_path: Path) -> None:
-    noise = NoiseConfig(partition="equal_probability", sigma_min=1.0, sigma_max=10.0)
-    manifest: Any = train_blocks(replace(short, noise=noise, chunks=(1,)), corpus, tmp_path)
-    assert (manifest.partition.sigma_max, manifest.partition.sigma_min) == (10.0, 1.0)
-    chain = manifest.metrics["chain"]
-    assert chain["from_noise_sigma1_nats"] == chain["from_noise_nats"], "its range ends at sigma 1"
-    assert chain["from_noise_nats"] < 8

@@ -12,7 +12,7 @@ import torch
 from onesweep.stages.checkpoint.checkpoint import load_stage
 from onesweep.stages.checkpoint.draft_head import DRAFT_HEAD_NAME, add_draft_head, load_draft_head, write_draft_head
 from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError, ConfigError, InputError
+from onesweep.stages.errors import CheckpointError
 from onesweep.stages.host.drafter import HeadDrafter, _HeadText
 from onesweep.stages.model.draft_head import DraftHead
 from onesweep.stages.model.llama import LlamaArchitecture
@@ -100,15 +100,6 @@ def test_a_host_computes_what_was_trained(task: HeadTask, teacher: Teacher, pipe
     torch.testing.assert_close(ahead[1], expected[2][11], **close)
 
 
-def test_a_head_with_more_layers_begins_as_the_one_that_it_continues(task: HeadTask, teacher: Teacher) -> None:
-    more = HeadTask(teacher, task.samples, {}, 200, (1, 3), task.head)
-    symbols = task.samples.corpus.train[None, :20].long()
-    seen = teacher.read(symbols)
-    for expected, states in zip(task._unrolled(symbols, seen, 3), more._unrolled(symbols, seen, 3), strict=True):
-        torch.testing.assert_close(states, expected)
-    assert (len(more.head.stage.layers), more.head.symbols.tolist()) == (4, task.head.symbols.tolist())
-
-
 def test_heads_of_other_models_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     assert isinstance(TINY, LlamaArchitecture)
     other = DraftHead(TINY, 20)
@@ -125,13 +116,3 @@ def test_heads_of_other_models_are_refused(checkpoint: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="no draft head"):
         add_draft_head(checkpoint, tmp_path / "nonsense.safetensors")
     assert DRAFT_HEAD_NAME not in read_manifest(checkpoint).files, "nothing was changed"
-
-
-def test_settings_that_contradict_each_other(short: Short, tmp_path: Path, text_file: Path) -> None:
-    with pytest.raises(ConfigError, match="give either --layers or --start"):
-        short(layers=(0,), start=tmp_path)
-    with pytest.raises(InputError, match="the model has layers 0 to 3"):
-        distill_head(short(head=True, layers=(0, 4)))
-    write_tiny(tmp_path / "odd", LlamaArchitecture(**{**vars(TINY), "qk_norm": "head"}))
-    with pytest.raises(InputError, match="Llama's layers without an option"):
-        distill_head(DistillSettings(tmp_path / "odd", (text_file,), steps=1, head=True))

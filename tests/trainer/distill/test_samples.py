@@ -48,19 +48,6 @@ def test_a_sample_that_is_lost_or_damaged_is_made_again(samples: Make, tmp_path:
     assert torch.equal(before[1], after[1])
 
 
-def test_in_memory_they_are_the_same_and_leave_no_file(samples: Make, tmp_path: Path) -> None:
-    stored, held = samples(), samples()
-    held.in_memory, held.kept = True, 2
-    for step in (0, 3 * ROWS, 6 * ROWS):
-        stored.kept = held.kept
-        for there, here in zip(stored.batch(step), held.batch(step), strict=True):
-            assert torch.equal(there, here)
-        for path in (tmp_path / "samples").iterdir():
-            path.unlink()
-        assert len(held.held) <= held.kept
-    assert not list((tmp_path / "samples").iterdir())
-
-
 def test_each_is_read_so_often_on_average_and_old_ones_go(
     samples: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ import torch
 
 from onesweep.stages.checkpoint.manifest import read_manifest
 from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.decoder_options import SlidingWindow
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.distill.student import Student, fitting_layers, numbers_in, one_stage
 from onesweep.trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
@@ -76,18 +75,6 @@ def test_a_drafter_that_exists_is_all_trained_and_the_teacher_stays(teacher: Tea
         assert torch.equal(teacher.read(known), features)
 
 
-def test_only_layers_and_lens_are_trained_and_the_teacher_stays(teacher: Teacher, known: torch.Tensor) -> None:
-    student, features = Student.of_layers(teacher, (0, 1)), teacher.read(known)
-    names = {name.split(".")[0] for name, _ in student.trained.named_parameters()}
-    assert names == {"layers", "lens"}
-    student.read(known).sum().backward()
-    assert all(parameter.grad is not None for parameter in student.trained.parameters())
-    with torch.no_grad():
-        for parameter in student.trained.parameters():
-            parameter.add_(1)
-    assert torch.equal(teacher.read(known), features)
-
-
 def test_the_first_layers_are_as_many_as_the_largest_stage_has_room_for() -> None:
     wide = replace(TINY, layers=(4, 6, 4), vocabulary=100)
     chosen = fitting_layers(wide)
@@ -96,15 +83,6 @@ def test_the_first_layers_are_as_many_as_the_largest_stage_has_room_for() -> Non
     assert numbers_in(one_stage(wide, chosen), 0) <= largest < numbers_in(one_stage(wide, range(len(chosen) + 1)), 0)
     assert fitting_layers(replace(TINY, layers=(1, 1, 1), vocabulary=5000)) == (0,), "one at least"
     assert len(fitting_layers(Architecture(parts=3, layers=2, width=16, heads=2))) == 1
-
-
-def test_a_tied_head_leaves_room_for_more_layers_and_the_last_ones_are_among_them() -> None:
-    wide = replace(TINY, layers=(7, 8, 6), vocabulary=600)
-    tied = replace(wide, tied_head=True)
-    chosen = fitting_layers(tied)
-    assert len(chosen) > len(fitting_layers(wide))
-    assert chosen == (0, *range(21 - len(chosen) + 1, 21))
-    assert numbers_in(one_stage(tied, chosen), 0) <= numbers_in(tied, 0)
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +105,3 @@ def test_under_a_tied_head_there_is_no_lens(tied_teacher: Teacher, known: torch.
     assert stage.head.weight is stage.embedding.weight
     expected = tied_teacher.head.logits(before.flatten(0, 1))
     torch.testing.assert_close(stage.next_byte(stage.read(known)).flatten(0, 1), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_chosen_layers_keep_their_window() -> None:
-    sliding = replace(TINY, window=SlidingWindow(5, (0, 3)))
-    assert one_stage(sliding, (1, 2, 3)).window == SlidingWindow(5, (2,))
-    assert one_stage(sliding, (1, 2)).window is None

@@ -16,7 +16,7 @@ from onesweep.stages.pictures.part import in_scale
 from onesweep.trainer.blocks.optimizer import OptimizerSet
 from onesweep.trainer.blocks.run import train_step
 from onesweep.trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
-from onesweep.trainer.pictures.experts import RouterTask, balanced_clusters, brightness, expert_steps, train_experts
+from onesweep.trainer.pictures.experts import RouterTask, balanced_clusters, train_experts
 from onesweep.trainer.pictures.training import PictureTask, train_undivided
 from tests.trainer.pictures.test_data import write_npz
 from tests.trainer.pictures.test_training import CONFIG, weights
@@ -45,15 +45,6 @@ def test_clusters_are_equally_large_and_a_function_of_pictures_and_seed() -> Non
     assert np.array_equal(clusters.centres, np.rint(clusters.centres))
     assert np.array_equal(clusters.prices, np.rint(clusters.prices))
     assert (clusters.of(pixels) == assigned).float().mean() > 0.95
-
-
-def test_clusters_of_pictures_that_are_equally_many_are_those_pictures() -> None:
-    pixels = blobs({20: 30, 120: 30, 220: 30})
-    _, assigned = balanced_clusters(pixels, 3, 4, seed=0)
-    for part in assigned.split(30):
-        assert len(part.unique()) == 1
-    assert len(assigned[::30].unique()) == 3
-    assert brightness(pixels, 4).shape == (90, 4)
 
 
 def test_the_router_net_learns_the_posterior_that_is_known_in_closed_form() -> None:
@@ -108,14 +99,6 @@ def test_a_stopped_training_of_experts_goes_on_to_the_same_weights(
             train_experts(config, pictures, tmp_path / "stopped", 2)
     monkeypatch.undo()
     assert weights(train_experts(config, pictures, tmp_path / "stopped", 2)) == weights(whole)
-
-
-def test_experts_train_as_much_as_the_undivided_net() -> None:
-    for experts, layers in ((3, 2), (9, 2), (2, 6)):
-        config = replace(CONFIG, steps=3000, parts=3, layers=layers)
-        each = expert_steps(config, experts)
-        trained = experts * layers * each + round(0.25 * each)
-        assert trained == pytest.approx(config.steps * config.parts * layers, rel=1e-3)
 
 
 def test_experts_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> None:

@@ -40,15 +40,6 @@ def test_every_way_is_a_row(plan: Run) -> None:
     assert all(row["all_wire_bytes"] > 1.03 * row["all_bytes"] for row in rows.values())
 
 
-def test_a_scorer_may_look_ahead(plan: Run, text_file: Path) -> None:
-    alone = '\n[rounds]\nmodel = "scorer"\n[lookahead]\nahead = false\nown_weight = 1.0\n'
-    rows = plan(*LINK, "--measure", "--data", str(text_file), "--threads", "1", "--steps", "60", more=alone)
-    assert list(rows) == ["as set", *NAMES, "features", "lookahead fp32", "lookahead int8"]
-    assert rows["lookahead fp32"]["down_bytes"] > rows["lookahead int8"]["down_bytes"]
-    assert rows["lookahead fp32"]["seconds"] > rows["diloco"]["seconds"]
-    assert rows["lookahead int8"]["worker_bytes"] > 0
-
-
 def test_a_step_is_measured_with_what_it_keeps(plan: Run, text_file: Path) -> None:
     rows = plan(*LINK, "--measure", "--data", str(text_file), "--threads", "1")
     assert rows["diloco"]["round_s"] > 0
@@ -88,17 +79,6 @@ def test_what_cannot_be_planned_is_told(
     found = onesweep("train", "plan", "--config", settings(), *LINK, *changes)
     assert found.code == 2
     assert re.search(words, found.message)
-
-
-def test_no_link_is_told(onesweep: Run) -> None:
-    found = onesweep("train", "plan", "--step-s", "1", "--up-mbps", "20")
-    assert found.code == 2
-    assert found.message.startswith("say what a worker's link is: --link with one of lan, ")
-
-
-def test_more_replicas_than_there_can_be_are_told(onesweep: Run) -> None:
-    found = onesweep("train", "plan", *LINK, "--step-s", "1", "--workers", "6000")
-    assert (found.code, found.message) == (2, "replicas must be a whole number from 1 to 1024, not 2000")
 
 
 @pytest.mark.parametrize(("text", "number"), [("350M", 350e6), ("1.5B", 1.5e9), ("1e9", 1e9), ("12K", 12e3)])

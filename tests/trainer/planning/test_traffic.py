@@ -6,11 +6,10 @@ import pytest
 
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.planning.inventory import PartInventory, take_inventory
-from onesweep.trainer.planning.traffic import traffic_of, wire_bytes
+from onesweep.trainer.planning.traffic import traffic_of
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec, settled
-from onesweep.trainer.rounds.transfer import PIECE_BYTES
 from tests.trainer.small import corpus, tiny
 
 PART = PartInventory("block-0", {"a": (3, 256), "b": (5,)}, 0, {"block-1": {"c": (128,)}}, 3)
@@ -62,13 +61,3 @@ def test_the_engine_in_one_process_counts_the_same(codecs: tuple[str, str], over
     assert counted.down_bytes == 2 * down
     first = sum(each.first - part.weight_bytes for part, each in zip(parts, traffic, strict=True))
     assert counted.copies_bytes == 2 * (first + sum(each.versions * sum(each.copies) for each in traffic))
-
-
-def test_headers_are_those_counted_by_hand() -> None:
-    """Of one whole piece: 13 bytes of the piece's own fields beside its data's tag and length, and so on."""
-    piece = 1 + 3 + PIECE_BYTES + 5  # data with tag and length, checksum; offset 0 is left out
-    message = 1 + 3 + piece + 5  # in a SubmitRequest, behind gRPC's own header
-    frames = message + 9 * 17  # sixteen HTTP/2 frames are full
-    assert wire_bytes(PIECE_BYTES) == pytest.approx(frames * 1500 / 1448, abs=1e-6)
-    assert wire_bytes(2 * PIECE_BYTES + 100) == pytest.approx(2 * wire_bytes(PIECE_BYTES) + wire_bytes(100))
-    assert wire_bytes(0) == 0

@@ -82,12 +82,6 @@ def test_one_place_reads_what_all_replicas_read() -> None:
     assert rounds.config == config
 
 
-@pytest.mark.parametrize("changes", [{"up_mbps": 0}, {"step_s": float("nan")}, {"lost": 1}, {"slowness": ()}])
-def test_a_fleet_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        SimulatedWorkers(**changes)
-
-
 def test_fates_are_drawn_in_the_shares_that_were_asked_for() -> None:
     fleet = SimulatedWorkers(in_time=0.6, lost=0.2)
     fates = [fleet.fate("p", f"w-{i}") for i in range(2000)]
@@ -109,21 +103,6 @@ def test_fragments_cut_a_part_in_order_and_about_evenly() -> None:
     assert (fragment_name("p", 0, 1), fragment_name("p", 1, 2)) == ("p", "p.f1")
     with pytest.raises(ConfigError, match="3 fragments of 2 tensors"):
         cut({"a": (1,), "b": (1,)}, 3)
-
-
-def test_one_place_may_be_all_that_is_trained(onesweep: Command, flags: list[object]) -> None:
-    found = onesweep("train", "simulate", *flags, "--one-place", "only")
-    assert found.code == 0, found.message
-    assert [row.split(" | ")[0] for row in found.out.splitlines()[2:]] == ["| one place"]
-
-
-def test_other_sections_can_be_varied() -> None:
-    vary = {"architecture.layers": ["2"], "noise.partition": ["uniform"]}
-    (variant,) = variants(tiny, SimulatedWorkers(), vary)
-    assert (variant.config.architecture.layers, variant.config.noise.partition) == (2, "uniform")
-    for wrong in ({"noise.partitions": ["uniform"]}, {"rounds.model": ["ar"]}):
-        with pytest.raises(ConfigError):
-            variants(tiny, SimulatedWorkers(), wrong)
 
 
 def test_a_pace_makes_steps_as_slow_as_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from onesweep.stages.errors import CodecError, ConfigError
 from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.planning.cost import LINKS
-from onesweep.trainer.planning.plan import make_plan
 from onesweep.trainer.rounds.codecs import subtract
-from onesweep.trainer.rounds.comparison import variants
 from onesweep.trainer.rounds.features import FeatureFormat
 from onesweep.trainer.rounds.parts import Learner, see
 from onesweep.trainer.rounds.settings import SimulatedWorkers
@@ -69,11 +66,6 @@ def test_the_engine_is_a_loop_written_out_by_hand() -> None:
         assert all(torch.equal(weights[key], tensor) for key, tensor in versions[name].items())
 
 
-def test_features_are_counted() -> None:
-    traffic = Simulation(RunSpec.of(fed, corpus), corpus, SimulatedWorkers()).run()
-    assert traffic.features_bytes == 2 * ROUNDS * STEPS * fed.sequences * 32 * (fed.architecture.width + 4)
-
-
 def test_parts_work_at_the_same_time() -> None:
     """A round of three parts lasts its steps, and two more until the last part has what it reads."""
     fleet = SimulatedWorkers(step_s=100.0, latency_s=0.001)
@@ -91,19 +83,3 @@ def test_a_stage_that_is_fed_has_no_copies_of_those_before_it() -> None:
 def test_only_parts_that_go_whole_and_together_get_features(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="context_by = features is for stages that go through their rounds together"):
         RoundSettings(**{"model": "scorer", "context_by": "features", **changes})
-
-
-def test_features_that_cannot_be_are_refused() -> None:
-    huge = replace(fed, rounds=replace(fed.rounds, steps_per_round=2**31))
-    with pytest.raises(ConfigError, match="the features of a round are 2,748,779,069,440 bytes, above 68,719,476,736"):
-        RunSpec.of(huge, corpus)
-    for fleet in (SimulatedWorkers(lost=0.1), SimulatedWorkers(lie=-1.0)):
-        with pytest.raises(ConfigError, match="virtual workers that read features are in every round"):
-            fleet.check_run(fed)
-
-
-def test_features_can_be_varied_and_planned() -> None:
-    found = variants(fed, SimulatedWorkers(), {"context_by": ["copies", "features"]})
-    assert [variant.config.rounds.context_by for variant in found] == ["copies", "features"]
-    rows = {row.name: row for row in make_plan(fed, LINKS["consumer"], 1.0, as_set=True)}
-    assert rows["as set"].down_bytes == rows["features"].down_bytes

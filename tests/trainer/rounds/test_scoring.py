@@ -1,21 +1,17 @@
 """Scores: who is left out of a merge, who is kept, and what a voter's record does."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onesweep.stages.errors import DataError
 from onesweep.trainer.blocks.round_settings import RoundSettings
 from onesweep.trainer.blocks.state import digest
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.codecs import Tensors, add, norm, scale, subtract
 from onesweep.trainer.rounds.ledger import Ledger, Merged
-from onesweep.trainer.rounds.merging import Outer
 from onesweep.trainer.rounds.scoring import BATCHES, FULL_RECORD, MOST_STRIKES, HeldOut, Reputation, admit
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
@@ -71,16 +67,6 @@ def test_the_honest_are_kept_and_two_that_lie_alike_are_not() -> None:
     assert digest(nobody.weights) == digest(tensors(0)), "the round is closed, and nothing moves"
 
 
-def test_scores_that_are_not_finite_count_as_harm() -> None:
-    def broken(weights: Tensors) -> list[float]:
-        far = norm(subtract(weights, tensors(0))) > 5 * norm(WAY)
-        return [math.nan if far and i == 3 else loss for i, loss in enumerate(distance(weights))]
-
-    shares = {"a": Share(1.0, WAY), "b": Share(1.0, scale(WAY, 30.0))}
-    found = admit(tensors(0), shares, lambda some: tensors(0), broken, lambda voter: 1.0)
-    assert (found["b"].nats, found["b"].kept, found["b"].harmful) == (None, False, True)
-
-
 def test_a_merge_that_is_worse_than_its_shares_is_taken_apart() -> None:
     """Each share helps by itself, and two of them go too far."""
     shares = {name: Share(1.0, scale(WAY, length)) for name, length in (("a", 30.0), ("b", 36.0), ("c", 33.0))}
@@ -90,32 +76,6 @@ def test_a_merge_that_is_worse_than_its_shares_is_taken_apart() -> None:
 
     found = admit(tensors(0), shares, step, distance, lambda voter: 1.0)
     assert {voter: score.kept for voter, score in found.items()} == {"a": False, "b": True, "c": False}
-    assert not any(score.harmful for score in found.values())
-
-
-def test_two_that_only_help_together_are_both_kept() -> None:
-    """Half of each step lowers the loss, the whole of one raises it, and the mean of both is best."""
-    noise = scale(tensors(7), 55.0 * norm(WAY) / norm(tensors(7)))
-    shares = [Share(1.0, add(scale(WAY, 40.0), noise, sign)) for sign in (1.0, -1.0)]
-    assert all(distance(subtract(tensors(0), share.delta)) > distance(tensors(0)) for share in shares)
-    step = partial(Outer().step, tensors(0))
-    found = admit(tensors(0), dict(zip("ab", shares, strict=True)), step, distance, lambda voter: 1.0)
-    assert all(score.kept for score in found.values())
-
-
-def test_doubt_is_for_a_voter_with_a_record() -> None:
-    """Two do the same, which helps some batches, harms others, and in the mean harms a little."""
-    shares = {name: Share(1.0, WAY) for name in ("old", "new")}
-
-    def mixed(weights: Tensors) -> list[float]:
-        length = norm(subtract(weights, tensors(0))) / norm(WAY)
-        return [5.0 + length * (1.0 if i < BATCHES // 2 else -0.6) for i in range(BATCHES)]
-
-    def step(some: Sequence[Share]) -> Tensors:
-        return add(tensors(0), WAY, -1.0)
-
-    found = admit(tensors(0), shares, step, mixed, {"old": 1.0, "new": 1 / FULL_RECORD}.__getitem__)
-    assert {voter: score.kept for voter, score in found.items()} == {"old": True, "new": False}
     assert not any(score.harmful for score in found.values())
 
 
@@ -177,9 +137,3 @@ def test_a_stage_is_scored_beside_what_its_workers_began_with() -> None:
     now = [loss(second, round_)(parts[second]) for round_ in (0, 1)]
     assert now[0] == begun[0]
     assert now[1] != begun[1]
-
-
-def test_too_little_held_out_text_is_said() -> None:
-    spec = RunSpec.of(tiny, corpus)
-    with pytest.raises(DataError, match="give the coordinator more --data, or robust = none"):
-        HeldOut(spec, replace(corpus, valid=corpus.valid[:500]), lambda name: {}, 0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.trainer.blocks.config import LookaheadConfig, TrainingConfig
+from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.blocks.optimizer import OptimizerSet
 from onesweep.trainer.blocks.round_settings import RoundSettings
@@ -65,18 +65,6 @@ def test_it_is_diloco_bit_for_bit(outer: str) -> None:
             assert torch.equal(engine.published()[name][key], tensor)
 
 
-def test_one_replica_without_outer_optimizer_is_the_training_in_one_place() -> None:
-    engine = make(tiny, corpus, replicas=1, outer="mean", rounds=1, steps_per_round=6)
-    engine.run()
-    task = engine.spec.task(0, corpus, tiny.seed)
-    optimizers = OptimizerSet(task.module, replace(tiny, steps=6))
-    for step in range(6):
-        train_step(task, optimizers, replace(tiny, steps=6), step)
-    ours, theirs = engine.published()["block-0"], trainable(task.module)
-    for key in theirs:
-        torch.testing.assert_close(ours[key], theirs[key], rtol=1e-5, atol=1e-6)
-
-
 def test_the_same_run_gives_the_same_bits() -> None:
     fleet = SimulatedWorkers(in_time=0.6, lost=0.2, slowness=(1.0, 3.0))
     runs = []
@@ -99,17 +87,6 @@ def test_every_model_is_trained_and_measured(model: str) -> None:
     assert (engine.traffic.copies_bytes > 0) == (model == "scorer")
 
 
-def test_a_scorer_learns_from_copies_that_are_as_old_as_the_round() -> None:
-    config = replace(tiny, lookahead=LookaheadConfig())
-    engine = make(config, corpus, model="scorer", rounds=1)
-    engine.run()
-    task = engine.workers[0].learner.part
-    copies = {name: weights for name, weights in engine.spec.initial().items() if name in task.copies}
-    assert copies.keys() == {"stage-1"}
-    kept = {f"stage.{key}": tensor for key, tensor in task.later[0].state_dict().items()}  # type: ignore[attr-defined]
-    assert all(torch.equal(tensor, kept[key]) for key, tensor in copies["stage-1"].items())
-
-
 def test_overlap_hides_the_links() -> None:
     share = {}
     for overlap in ("none", "eager"):
@@ -121,66 +98,6 @@ def test_overlap_hides_the_links() -> None:
         share[overlap] = traffic.busy_s / (traffic.seconds * len(engine.workers))
     assert share["none"] < 0.9 * share["eager"]
     assert share["eager"] <= 1
-
-
-def test_fragments_go_in_turn_and_are_the_whole() -> None:
-    engine = make(tiny, corpus, fragments=2, steps_per_round=4, rounds=2)
-    engine.run()
-    assert {name: engine.ledger.round(name) for name in engine.ledger.fragments()} == {
-        "block-0.f0": 2,
-        "block-0.f1": 2,
-        "block-1.f0": 2,
-        "block-1.f1": 2,
-    }
-    whole = make(tiny, corpus, steps_per_round=4, rounds=2)
-    assert engine.published()["block-0"].keys() == whole.published()["block-0"].keys()
-    whole.run()
-    assert engine.traffic.up_bytes == whole.traffic.up_bytes
-
-
-def test_late_work_is_merged_or_dropped_and_the_run_ends() -> None:
-    seen, fleet = {}, SimulatedWorkers(in_time=0.5)
-    for late in ("drop", "stale", "keep"):
-        engine = make(small, corpus, fleet, model="ar", late=late, deadline="adaptive", rounds=6, replicas=3)
-        seen[late] = engine.run().updates
-        assert all(engine.ledger.round(name) == 6 for name in engine.spec.parts)
-    assert seen["drop"]["dropped"] > 0
-    assert seen["drop"]["late"] == 0
-    assert seen["stale"] == seen["keep"]
-    assert seen["keep"]["late"] > 0
-
-
-def test_a_slow_worker_holds_nobody_up_and_its_work_counts() -> None:
-    fleet = SimulatedWorkers(slowness=(1.0, 1.0, 10.0))
-    traffic = make(small, corpus, fleet, model="ar", deadline="adaptive", rounds=12, replicas=3).run()
-    alone = make(small, corpus, SimulatedWorkers(), model="ar", rounds=12, replicas=3).run()
-    assert traffic.seconds < 2 * alone.seconds
-    assert traffic.updates["late"] > 0
-
-
-def test_when_all_updates_of_a_round_are_lost_it_is_trained_again() -> None:
-    for overlap in ("none", "eager"):
-        engine = make(small, corpus, SimulatedWorkers(lost=0.7), model="ar", rounds=3, replicas=1, overlap=overlap)
-        assert engine.run().updates["lost"] > 0
-        assert engine.ledger.round("ar") == 3
-
-
-@pytest.fixture(scope="module")
-def whole() -> Simulation:
-    engine = make(tiny, corpus)
-    engine.run()
-    return engine
-
-
-@pytest.mark.parametrize("codec", ["int8", "e3m0"])
-def test_fewer_bits_end_near_and_are_counted(whole: Simulation, codec: str) -> None:
-    fewer = make(tiny, corpus, codec=codec, down_codec=codec)
-    a, b = whole.traffic, fewer.run()
-    assert a.up_bytes / b.up_bytes > {"int8": 3.0, "e3m0": 5.0}[codec]
-    for name, weights in whole.published().items():
-        moved = subtract(weights, whole.spec.initial()[name])
-        missed = subtract(weights, fewer.published()[name])
-        assert sum(float(t.norm()) for t in missed.values()) < 0.6 * sum(float(t.norm()) for t in moved.values())
 
 
 def test_replicas_read_other_text_and_one_place_reads_all_of_it() -> None:

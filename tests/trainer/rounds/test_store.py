@@ -1,6 +1,5 @@
 """The durable store: killed at any moment it loses nothing, and damage is noticed."""
 
-import errno
 import hashlib
 import json
 import os
@@ -8,14 +7,13 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
 
-import onesweep.trainer.rounds.audit
 import onesweep.trainer.rounds.store
 from onesweep.stages.errors import CheckpointError, ResumeError
 from onesweep.trainer.blocks.round_settings import RoundSettings
@@ -258,24 +256,6 @@ def test_a_full_disk_takes_nothing_back_that_counted(tmp_path: Path) -> None:
     assert audit(tmp_path).problems == []
 
 
-def test_a_small_disk_takes_nothing_back_that_counted(small_disk: Callable[[str], Path]) -> None:
-    disk = small_disk("256k")
-    with open_store(disk / "rounds") as store:
-        ledger = begun(store)
-        ledger.accept(update(0, 0), 1.0)
-        with suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
-            while True:
-                file.write(b"x" * 512)
-        with pytest.raises(CheckpointError, match="free some space"):
-            ledger.accept(update(0, 1), 1.0)
-        with pytest.raises(CheckpointError, match="free some space"):
-            ledger.close("p", 1.0)
-        (disk / "filler").unlink()
-        assert ledger.accept(update(0, 1), 2.0).kind == "accepted"
-        assert ledger.close("p", 2.0).updates == ("w0-0", "w1-0")
-    assert audit(disk / "rounds").problems == []
-
-
 def test_a_damaged_database_or_file_is_noticed(tmp_path: Path) -> None:
     fill(tmp_path)
     (pending,) = (tmp_path / UPDATES / "p").iterdir()
@@ -333,46 +313,6 @@ def test_the_audit_knows_the_rules(tmp_path: Path, records: list[dict[str, Any]]
     assert problem in written(tmp_path, *records)
 
 
-def test_the_audit_sees_what_a_merge_left_out(tmp_path: Path) -> None:
-    with open_store(tmp_path) as store:
-        ledger = begun(store)
-        ledger.accept(update(0, 0), 1.0), ledger.accept(update(0, 1), 1.0)
-        store.commit({"kind": "closed", "part": "p", "round": 0, "updates": ["w0-0"], "sha256": ""})
-    assert "round 0 of p was closed without w1-0, which was there to be merged" in audit(tmp_path).problems
-
-
-def test_an_audit_of_a_run_that_goes_on_reads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, merged = onesweep.trainer.rounds.audit.load_checked, []
-    with open_store(tmp_path) as store:
-        ledger = begun(store)
-        ledger.accept(update(), 1.0)
-
-        def load(path: Path, sha256: str) -> Any:
-            if not merged:
-                merged.append(ledger.close("p", 1.0))
-            return real(path, sha256)
-
-        monkeypatch.setattr(onesweep.trainer.rounds.audit, "load_checked", load)
-        found = audit(tmp_path)
-    assert (found.problems, found.merged, found.pending) == ([], 1, 0)
-
-
-def test_what_cannot_be_removed_stops_no_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Path.unlink
-
-    def unlink(path: Path, missing_ok: bool = False) -> None:
-        if path.parent.parent.name == UPDATES and path.suffix == ".safetensors":
-            raise OSError(errno.EIO, "Input/output error")
-        real(path, missing_ok)
-
-    with open_store(tmp_path) as store:
-        ledger = begun(store)
-        ledger.accept(update(), 1.0)
-        monkeypatch.setattr(Path, "unlink", unlink)
-        assert ledger.close("p", 1.0).version == 1
-    assert audit(tmp_path).problems == []
-
-
 def test_folders_are_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As are those that a kill left behind before that."""
     directory, synced = tmp_path / "out" / "rounds", list[Path]()
@@ -383,20 +323,3 @@ def test_folders_are_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         synced.clear()
         ledger.accept(update(), 1.0)
     assert {directory, directory / UPDATES, directory / UPDATES / "p"} <= set(synced)
-
-
-@pytest.mark.parametrize("name", ["lock", "rounds.sqlite3"])
-def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path, name: str) -> None:
-    tmp_path.joinpath(name).mkdir()
-    with pytest.raises(CheckpointError, match=r"Is a directory|unable to open"), open_store(tmp_path):
-        pass
-
-
-def test_only_what_is_needed_is_kept(tmp_path: Path) -> None:
-    fill(tmp_path, rounds=6)
-    assert [path.stem for path in (tmp_path / UPDATES / "p").iterdir()] == ["w0-6"]
-    assert sorted(int(path.stem) for path in (tmp_path / VERSIONS / "p").iterdir()) == [3, 4, 5, 6]
-    (tmp_path / VERSIONS / "p" / ".7.safetensors.half").write_bytes(b"")
-    with open_store(tmp_path) as store:
-        begun(store)
-    assert len(list((tmp_path / VERSIONS / "p").iterdir())) == 4

@@ -7,7 +7,7 @@ import torch
 
 from onesweep.trainer.blocks.round_settings import LateName, OuterName, RoundSettings
 from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.codecs import add, scale, subtract
+from onesweep.trainer.rounds.codecs import add, scale
 from onesweep.trainer.rounds.ledger import closes_at, late_worth
 from onesweep.trainer.rounds.merging import Overlap, new_outer, votes, weighted_mean
 from onesweep.trainer.rounds.store import Share
@@ -19,13 +19,6 @@ def test_the_mean_is_weighted_by_work() -> None:
     mean = weighted_mean([Share(3.0, a), Share(1.0, b)])
     for name in a:
         torch.testing.assert_close(mean[name], 0.75 * a[name] + 0.25 * b[name])
-
-
-def test_mean_goes_where_the_workers_are_on_average() -> None:
-    theta, trained = tensors(0), [tensors(1), tensors(2)]
-    stepped = new_outer(RoundSettings(outer="mean")).step(theta, [Share(1.0, subtract(theta, t)) for t in trained])
-    for name in theta:
-        torch.testing.assert_close(stepped[name], (trained[0][name] + trained[1][name]) / 2)
 
 
 def test_nesterov_is_torchs() -> None:
@@ -80,15 +73,6 @@ def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: 
             for name in start:
                 torch.testing.assert_close(start[name], chains[worker][name], rtol=1e-4, atol=1e-4)
         before = deltas
-
-
-def test_who_overlaps_starts_from_the_newest_version() -> None:
-    waiting, eager = Overlap(RoundSettings()), Overlap(RoundSettings(overlap="eager", outer="nesterov"))
-    assert (waiting.waits, eager.waits) == (True, False)
-    assert digest(waiting.start(tensors(0), tensors(1), merged=False)) == digest(tensors(0))
-    assert digest(eager.start(tensors(0), None, merged=False)) == digest(tensors(0))
-    assert digest(eager.start(tensors(0), tensors(1), merged=True)) == digest(tensors(0))
-    assert digest(eager.momentum_of_own) == digest(tensors(1))
 
 
 # Deadlines, late work, votes: closed forms.

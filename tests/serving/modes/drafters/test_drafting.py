@@ -73,15 +73,6 @@ def test_a_lookup_of_tokens_is_never_a_match_of_halves(text: list[int], count: i
     assert symbols(LookupDrafter(worth(), TOKENS, least), TOKENS.encode(text), count) == expected
 
 
-def test_a_short_match_is_none() -> None:
-    assert draft(LookupDrafter(worth()), b"the sea, the ", 4) == b"sea,"
-    assert draft(LookupDrafter(worth()), b"the sea, he ", 4) == b""
-
-
-def test_the_latest_of_equal_matches_counts() -> None:
-    assert draft(LookupDrafter(worth()), b"long ago. long day. long ", 3) == b"day"
-
-
 # What a draft says of itself
 
 TREE = Draft(
@@ -93,15 +84,6 @@ def test_a_draft_knows_what_stands() -> None:
     assert (TREE.first, TREE.chance) == (3, pytest.approx(0.05))
     assert [TREE.kept(written) for written in ([], [1], [1, 2, 3, 9], [1, 3], [4, 4])] == [0, 1, 3, 1, 0]
     assert (Draft().first, Draft().chance, Draft().kept([1])) == (0, 1.0, 0)
-
-
-def test_what_is_left_of_a_draft_is_below_its_first_symbol() -> None:
-    left = TREE.after(1)
-    assert left == Draft((2, 3, 2, 5), (0, 1, 0, 1), (0.5, 0.2, 0.1, 0.9), 3, 7.0)
-    assert left.after(2) == Draft((3,), (0,), (0.2,), 3, 7.0), "of two that are the same, the first"
-    assert TREE.after(4) == Draft((4,), (0,), (0.3,), 3, 7.0)
-    assert TREE.after(2) is None, "not guessed there"
-    assert Draft((1, 2), (0, 0), (0.5, 0.5)).after(1) is None, "nothing guessed after it"
 
 
 # The small model
@@ -128,16 +110,6 @@ def test_a_sequence_that_goes_back_writes_what_a_new_one_does(
         assert len(written) == count
         assert written == LocalSequence(local, 400, temperature, seed=7)._write(text, count)[0]
         text += written
-
-
-def test_a_model_guesses_what_it_would_write(local: LocalModel) -> None:
-    async def text() -> bytes:
-        return b"".join([piece async for piece, _ in local.generate(b"The sea ", 40, 0.8, 3, 1 << 60)])
-
-    written = asyncio.run(text())
-    drafter = ModelDrafter(LocalSequence(local, 60, 0.8, 3), worth())
-    for start, count in ((0, 5), (3, 8), (20, 20), (1, 1)):
-        assert draft(drafter, b"The sea " + written[:start], count) == written[start : start + count]
 
 
 def test_both_trust_a_long_match_and_else_the_model(local: LocalModel) -> None:

@@ -15,11 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from onesweep.serving.modes.candidates import ROUND, Branches, Candidates
+from onesweep.serving.modes.candidates import Branches, Candidates
 from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
 from onesweep.serving.modes.drafters.passes import BLOCK, DraftJob, Written, draw
 from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.stages.model.vocabulary import BYTES
 from onesweep.stages.wire.status import StatusError
 from tests.serving.pretrained import write_model
 from tests.stages.statistics import probabilities
@@ -69,21 +68,6 @@ async def test_a_candidate_is_what_it_would_be_alone(model: LocalModel) -> None:
         assert np.array_equal(other.nats, one.nats), "to the last bit"
 
 
-def test_candidates_are_those_of_the_plainest_way_to_write_them(model: LocalModel) -> None:
-    text, length, count, temperature = REQUESTS[0]
-    text, alphabet = encoded(model, text), model.alphabet
-    drafted = asyncio.run(written(model, 0))
-    with torch.inference_mode():
-        for i in range(count):
-            reader, whole = model.open(200), text
-            u = uniforms(0, Purpose.CANDIDATE, alphabet.count(text), length, 1, 0 * ROUND + i)[:, 0]
-            for place in range(length):
-                below = probabilities(reader.logits_after(whole), temperature)[0].cumsum()
-                symbol = int((below < u[place] * below[-1]).sum())
-                whole += alphabet.encode([symbol])
-            assert drafted.texts[i] == alphabet.cut(whole, alphabet.count(text))
-
-
 async def test_who_goes_leaves_the_pass_and_changes_no_other_text(model: LocalModel) -> None:
     expected = await written(model, 0)
     neighbour = asyncio.create_task(branches(model, 9).write(encoded(model, b"It was "), 150, 8, 0))
@@ -110,17 +94,6 @@ async def test_a_deadline_ends_the_writing(model: LocalModel) -> None:
     assert (await written(model, 0)).texts == expected.texts
 
 
-def test_a_fault_ends_those_of_its_pass_and_no_later_ones(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("no memory")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(model, "read", broken)
-        with pytest.raises(RuntimeError, match="no memory"):
-            asyncio.run(written(model, 0))
-    assert len(asyncio.run(written(model, 0)).texts) == REQUESTS[0][2]
-
-
 @pytest.mark.parametrize("guilty", [None, 2])
 def test_what_fails_in_company_is_written_alone(
     model: LocalModel, monkeypatch: pytest.MonkeyPatch, guilty: int | None
@@ -142,11 +115,6 @@ def test_what_fails_in_company_is_written_alone(
     else:
         assert isinstance(two, Written)
         assert np.array_equal(two.symbols, alone[1].symbols)
-
-
-def test_a_share_of_the_time_is_booked(model: LocalModel) -> None:
-    assert asyncio.run(written(model, 0)).compute_ms > 0
-    assert BYTES.size <= BLOCK, "bytes are drawn in one running sum"
 
 
 # Memory
@@ -228,11 +196,3 @@ def test_what_is_drawn_is_where_the_running_sum_reaches_u(seed: int, size: int, 
         # float32 odds: within rounding of where float64 has it
         assert below[row, symbol] >= u - 1e-5
         assert below[row, symbol] - exact[row, symbol] <= u + 1e-5
-
-
-def test_the_likeliest_is_drawn_near_temperature_zero() -> None:
-    logits = torch.randn(3, 4096) * 1000
-    u = torch.full((3, 1), 0.5, dtype=torch.float64)
-    symbols, odds = draw(logits, torch.full((3, 1), 1e30), u)
-    assert symbols[:, 0].tolist() == logits.argmax(dim=1).tolist()
-    assert odds[:, 0].tolist() == [1, 1, 1]

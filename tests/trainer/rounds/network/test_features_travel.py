@@ -11,7 +11,7 @@ import grpc
 import pytest
 import torch
 
-from onesweep.stages.errors import ConfigError, Interrupted
+from onesweep.stages.errors import Interrupted
 from onesweep.trainer.blocks.config import TrainingConfig
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.planning.inventory import take_inventory
@@ -107,24 +107,6 @@ def test_whoever_takes_over_gets_the_whole_round(network: Start) -> None:
     assert audit(net.out / "rounds").problems == []
 
 
-def test_nobody_waits_for_what_is_not_made(network: Start) -> None:
-    """A replica whose first worker is gone for good: its others are passed over, and the rest of the run goes on."""
-    net = network(scorer, replicas=2)
-    lost = net.join("lost", part=0)
-    net.stub.Leave(rounds_pb2.LeaveRequest(worker="lost", lease=lost.lease), timeout=30)
-    idle = net.join("idle", part=1)  # of the same replica
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [pool.submit(net.work, f"w{i}", part=i) for i in range(2)]
-        asked = rounds_pb2.NextRequest(worker="idle", lease=idle.lease, wait_seconds=0.1)
-        while not (answer := net.stub.Next(asked, timeout=30)).HasField("end"):
-            if answer.HasField("order"):  # before it is known that nobody will make them
-                asked.after = answer.order.round
-        for job in jobs:
-            assert job.result(60) == 3
-    until(lambda: net.over, 60)
-    assert audit(net.out / "rounds").problems == []
-
-
 def test_a_coordinator_that_begins_anew_has_what_came(network: Start) -> None:
     net = network(scorer)
     first = net.join("first", part=0)
@@ -178,19 +160,3 @@ def test_what_cannot_be_passed_on_is_refused(
     with pytest.raises(grpc.RpcError, match=said) as refused:
         list(net.stub.Pass(sent(), timeout=30))
     assert refused.value.code().name == code
-
-
-def test_a_name_of_no_round_is_refused(network: Start) -> None:
-    net = network(scorer)
-    leases = [net.join(f"w{i}", part=i).lease for i in range(2)]
-    wrong = ("", "-3", "1e9", "9" * 40, "../../members.json", "1")  # round 0 is open
-    for part, name in ((0, "features-0"), *((1, f"features-{number}") for number in wrong)):
-        fetch = rounds_pb2.FetchRequest(worker=f"w{part}", lease=leases[part], name=name)
-        with pytest.raises(grpc.RpcError, match="there is no file") as refused:
-            list(net.stub.Fetch(fetch, timeout=30))
-        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-def test_other_text_has_no_features(network: Start) -> None:
-    with pytest.raises(ConfigError, match="features are of one text for all parts: leave --own-data out"):
-        network(scorer, coordinator={"own_data": True})

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
 from onesweep.trainer.blocks.state import digest
@@ -50,30 +49,6 @@ def test_versions_come_as_differences_to_who_has_one(ledger: Ledger, codec: Code
         assert list(offers.weights("p", holding(offered)).files) == []
         assert offers.weights("p", None).whole
     assert offers.weights("p", first).whole, "so old a version is no longer followed"
-
-
-def test_a_version_travels_exactly_where_it_travels_whole(ledger: Ledger) -> None:
-    ledger.settings = replace(ledger.settings, down_codec="fp32")
-    offers = WeightServer(ledger, "fp32")
-    first = offers.weights("p", None)
-    close(ledger, 0)
-    offered = offers.weights("p", holding(first))
-    assert (offered.whole, offered.digest) == (True, digest(ledger.weights("p")))
-    found = CODECS["fp32"].decode(offers.read(offered.files[0].name), shapes(ledger.weights("p")))
-    assert all(torch.equal(tensor, ledger.weights("p")[key]) for key, tensor in found.items())
-
-
-def test_many_who_ask_cost_one_look_at_the_disk(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = RoundSettings(replicas=1, outer="mean", down_codec="e3m0")
-    ledger.settings = settings
-    offers, looks, real = WeightServer(ledger, "e3m0"), list[int](), ledger.store.get_version
-    monkeypatch.setattr(ledger.store, "get_version", lambda part, n, sha: looks.append(n) or real(part, n, sha))
-    for number in range(3):
-        close(ledger, number)
-    held = rounds_pb2.Held(part="p", version=0)
-    for _ in range(10):
-        assert len(offers.weights("p", held).files) == 3
-    assert sorted(looks) == [1, 2], "the newest is in memory"
 
 
 class OfferedFiles(RoundsClient):

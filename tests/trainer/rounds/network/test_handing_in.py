@@ -1,13 +1,9 @@
 """Updates that come in: each counts once, and what is wrong with one is said."""
 
-import asyncio
 import math
 import re
-import threading
 from contextlib import ExitStack
 from dataclasses import replace
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,19 +14,12 @@ import onesweep.trainer.rounds.coordinator
 from onesweep.stages.errors import CheckpointError
 from onesweep.stages.wire.status import StatusError
 from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.codecs import CODECS, scale
-from onesweep.trainer.rounds.coordinator import Coordinator
-from onesweep.trainer.rounds.publishing import Publisher
-from onesweep.trainer.rounds.server import ledger_of
 from onesweep.trainer.rounds.service import MOST_ALIKE, NewestCalls
-from onesweep.trainer.rounds.settings import PROTOCOL, CoordinatorSettings
-from onesweep.trainer.rounds.spec import RunSpec
-from onesweep.trainer.rounds.store import Store, Update
 from onesweep.trainer.rounds.transfer import pieces
 from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, refused, submit
-from tests.trainer.small import corpus, rounds_config
+from tests.trainer.small import rounds_config
 
 
 def test_an_update_counts_once(network: Start) -> None:
@@ -44,14 +33,6 @@ def test_an_update_counts_once(network: Start) -> None:
     assert verdict.outcome == rounds_pb2.OUTCOME_REFUSED
     assert "has handed in" in verdict.reason
     assert audit(net.out / "rounds").accepted == 1
-
-
-def test_the_deadline_of_the_first_round_counts_from_the_start_of_the_coordinator(network: Start) -> None:
-    net = network(deadline="fixed", deadline_s=1000.0)
-    place, payload = net.join(part=0), net.payload("block-0")
-    submit(net, net.submission(place, payload), payload)
-    due = net.ledger.due_at("block-0")
-    assert due > net.coordinator.clock()
 
 
 def test_updates_that_are_not_numbers_are_refused_and_the_run_goes_on(network: Start) -> None:
@@ -125,15 +106,6 @@ def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
     assert link.sent_bytes == len(payload) - len(first.data)
 
 
-def test_a_damaged_payload_is_sent_anew(network: Start) -> None:
-    net = network()
-    place, payload = net.join(part=0), net.payload("block-0")
-    other = bytes(len(payload))
-    code, _ = refused(lambda: submit(net, net.submission(place, payload), other))
-    assert code is grpc.StatusCode.DATA_LOSS
-    assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
-
-
 def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onesweep.trainer.rounds.coordinator, "STORE_RETRY_S", 0.05)
     net = network(replicas=1)
@@ -161,44 +133,6 @@ def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPat
     assert (found.problems, found.accepted, found.merged) == ([], 6, 6)
 
 
-class WatchedStore(Store):
-    """Notices whether two updates are put at once, and gives the second one time to come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.second = 0, threading.Event()
-
-    def put_update(self, update: Update) -> str:
-        self.inside += 1
-        if self.inside > 1:
-            self.second.set()
-        self.second.wait(0.5)
-        self.inside -= 1
-        return super().put_update(update)
-
-
-def test_two_updates_at_once_are_judged_one_after_the_other(tmp_path: Path) -> None:
-    spec, store = RunSpec.begin(rounds_config, corpus, tmp_path / "out"), WatchedStore()
-    ledger = ledger_of(spec, store)
-    payload = CODECS["fp32"].encode(scale(ledger.weights("block-0"), 0.01))
-
-    async def hand_in(coordinator: Coordinator, worker: str) -> rounds_pb2.Verdict:
-        ours = {"version": version("onesweep"), "protocol": PROTOCOL, "data_kind": "bytes", "data": corpus.digest()}
-        place = await coordinator.join(rounds_pb2.JoinRequest(worker=worker, part=0, **ours))
-        update = rounds_pb2.Submission(worker=worker, lease=place.lease, id=worker, steps=2, sequences=4)
-        return await coordinator.judge(update, payload)
-
-    async def both() -> list[rounds_pb2.Verdict]:
-        publisher = Publisher(spec, tmp_path / "out", corpus)
-        coordinator = Coordinator(
-            spec, corpus, ledger, publisher, tmp_path, CoordinatorSettings("127.0.0.1:0", tmp_path)
-        )
-        return await asyncio.gather(hand_in(coordinator, "a"), hand_in(coordinator, "b"))
-
-    assert [verdict.outcome for verdict in asyncio.run(both())] == 2 * [rounds_pb2.OUTCOME_ACCEPTED]
-    assert not store.second.is_set()
-
-
 # Rounds for which an update was refused: nobody waits for another that will not come.
 
 
@@ -212,19 +146,6 @@ def test_a_round_does_not_wait_for_who_has_passed_it(network: Start) -> None:
     assert submit(net, net.submission(two, bad, worker="two"), bad).outcome == rounds_pb2.OUTCOME_REFUSED
     net.stub.Next(rounds_pb2.NextRequest(worker="two", lease=two.lease, after=0), timeout=30)
     until(lambda: net.ledger.round("block-0") == 1, 30)
-
-
-def test_a_round_that_all_have_passed_is_given_out_again(network: Start) -> None:
-    """Nothing else would ever come for it."""
-    net = network(replicas=1)
-    place, good = net.join(part=0), net.payload("block-0")
-    bad = np.full(len(good) // 4, math.nan, np.float32).tobytes()
-    assert submit(net, net.submission(place, bad), bad).outcome == rounds_pb2.OUTCOME_REFUSED
-    again = net.stub.Next(
-        rounds_pb2.NextRequest(worker="hand", lease=place.lease, after=0, wait_seconds=30), timeout=60
-    )
-    assert again.order.round == 0
-    assert submit(net, net.submission(place, good), good).outcome == rounds_pb2.OUTCOME_ACCEPTED
 
 
 def test_the_newest_counts_and_too_many_are_refused() -> None:

@@ -13,7 +13,6 @@ from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from onesweep.trainer.rounds.members import Members, Place
 from onesweep.trainer.rounds.settings import PROTOCOL
-from onesweep.trainer.rounds.spec import architecture_digest
 from onesweep.trainer.rounds.store import open_store
 from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.rounds.network.calls import Start, refused
@@ -79,34 +78,11 @@ def test_a_place_whose_worker_is_gone_goes_to_another(members: Members) -> None:
     assert refusal(members.called, "a", gone.lease, 12.0).code is grpc.StatusCode.ABORTED
 
 
-def test_a_call_begins_the_lease_anew(members: Members) -> None:
-    a, b = members.join("a", 0, 0.0), members.join("b", 0, 0.0)
-    members.called("a", a.lease, 9.0)
-    assert members.join("c", 0, 12.0).place == b.place
-    assert members.is_here(a, 12.0)
-
-
 def test_a_lease_that_ran_out_holds_until_somebody_takes_the_place(members: Members) -> None:
     a = members.join("a", 0, 0.0)
     assert not members.is_here(a, 50.0)
     assert members.called("a", a.lease, 50.0) is a
     assert members.is_here(a, 50.0)
-
-
-def test_a_place_that_was_given_back_is_free_at_once(members: Members) -> None:
-    a = members.join("a", 0, 0.0)
-    members.join("b", 0, 0.0)
-    members.leave(a)
-    assert members.join("c", 0, 0.0).place == a.place
-
-
-def test_who_wants_another_part_gives_its_own_back(members: Members) -> None:
-    members.join("a", 0, 0.0)
-    assert members.join("a", 1, 0.0).place.part == 1
-    assert members.present(0, 0.0) == 0
-    (left,) = [member for member in members if member.place.part == 0]
-    assert not members.is_here(left, 0.0), "nobody waits for it as for a place that nobody had yet"
-    assert members.join("a", None, 0.0).place.part == 1, "it has this, and had the other"
 
 
 def test_a_key_has_one_place_whatever_names_it_takes(members: Members) -> None:
@@ -120,12 +96,6 @@ def test_a_key_has_one_place_whatever_names_it_takes(members: Members) -> None:
     members.save(members.records())
     assert [m.voter for m in Members(members.store, 2, 2, 10.0, 12.0)] == ["ann", "bob", "ann"]
     assert [members.join(name, 0, 30.0).voter for name in ("x", "y")] == ["place-0", "place-1"]
-
-
-def test_who_left_has_no_lease_at_all(members: Members) -> None:
-    a = members.join("a", 0, 0.0)
-    members.leave(a)
-    assert refusal(members.called, "a", "", 0.0).code is grpc.StatusCode.ABORTED
 
 
 def test_places_outlive_the_coordinator(members: Members) -> None:
@@ -190,19 +160,6 @@ def test_who_does_not_fit_is_told_why(network: Start, changes: dict[str, Any], c
     found, details = refused(lambda: network().join(**changes))
     assert found.name == code
     assert re.search(sentence, details)
-
-
-def test_more_workers_than_planned_are_told(network: Start) -> None:
-    net = network(replicas=1)
-    net.join("a"), net.join("b")
-    with pytest.raises(ServiceError, match="every part has its 1 workers, as many as the run's settings plan"):
-        net.work("c")
-
-
-def test_own_data_may_be_allowed(network: Start) -> None:
-    net = network(coordinator={"own_data": True})
-    place = net.join(data="5" * 64, architecture=architecture_digest(net.spec.config.architecture))
-    assert (place.part, place.replica, place.codec) == (0, 0, "fp32")
 
 
 def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
 from tests.conftest import until
-from tests.trainer.rounds.network.calls import Start, submit
+from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
 
 
@@ -78,20 +78,6 @@ def test_the_end_is_a_checkpoint_that_loads(network: Start) -> None:
     for block, part in zip(load_chain(net.out), net.spec.parts, strict=True):
         weights = net.ledger.weights(part)
         assert all(torch.equal(tensor, weights[name]) for name, tensor in block.named_parameters())
-
-
-def test_checkpoints_are_published_while_the_run_goes_on(network: Start) -> None:
-    net = network(replicas=1, rounds=2, coordinator={"publish_every": 1})
-    place, payload = net.join(part=0), net.payload("block-0")
-    submit(net, net.submission(place, payload), payload)
-    other = net.join("other", part=1)
-    payload = net.payload("block-1")
-    submit(net, net.submission(other, payload, worker="other"), payload)
-    until(lambda: net.coordinator.publisher.published == {"block-0": 1, "block-1": 1}, 30)
-    assert not net.coordinator.ended
-    weights = net.ledger.weights("block-0")
-    block, _ = load_chain(net.out)
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in block.named_parameters())
 
 
 def test_weights_that_are_confidently_wrong_are_not_published(network: Start) -> None:

@@ -1,22 +1,17 @@
 """Leases, orders, files that are fetched, and what those see who watch."""
 
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
 
-import onesweep.trainer.rounds.client
-from onesweep.stages.errors import Interrupted, ServiceError
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.client import LeaseLostError
 from onesweep.trainer.rounds.settings import Throttle
 from onesweep.trainer.rounds.store import Update
 from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
-from tests.trainer.rounds.network.calls import Start, refused, submit
+from tests.trainer.rounds.network.calls import Start, submit
 
 
 def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:
@@ -41,19 +36,6 @@ def test_of_two_processes_of_one_name_the_older_stands_by(network: Start, caplog
         assert job.result(250) == 3
 
 
-class Closed(grpc.RpcError):  # a connection that ended in its handshake, as gRPC tells it
-    code = staticmethod(lambda: grpc.StatusCode.UNAVAILABLE)
-    details = staticmethod(lambda: "failed to connect to all addresses; last error: Socket closed")
-
-
-def test_a_handshake_that_fails_ends_only_who_was_never_answered(network: Start) -> None:
-    link, said = network().link(), "closed the connection: if it speaks TLS"
-    with pytest.raises(ServiceError, match=said):
-        link._problem(Closed(), ())
-    next(link.watch(1.0))
-    assert said in link._problem(Closed(), ()), "its coordinator was killed meanwhile"
-
-
 @pytest.mark.slow
 def test_a_part_whose_worker_is_gone_is_given_to_another(network: Start) -> None:
     net = network(coordinator={"lease_s": 0.5}, replicas=1, rounds=1)
@@ -74,18 +56,6 @@ def test_a_lockstep_round_does_not_wait_for_a_worker_that_is_gone(network: Start
     assert (found.problems, found.accepted, found.merged) == ([], 1, 1)
 
 
-@pytest.mark.slow
-def test_the_first_round_begins_with_its_first_order(network: Start) -> None:
-    net = network(replicas=1)
-    place, payload = net.join(part=0), net.payload("block-0")
-    time.sleep(0.2)  # nobody is there to train
-    asked = time.monotonic()
-    net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30)
-    assert submit(net, net.submission(place, payload), payload).outcome == rounds_pb2.OUTCOME_ACCEPTED
-    (accepted,) = [record for record in net.ledger.store.records() if record["kind"] == "accepted"]
-    assert accepted["after_s"] <= time.monotonic() - asked + 0.001
-
-
 def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(replicas=1)
     place, make = net.join(part=0), net.coordinator._filled
@@ -99,43 +69,6 @@ def test_an_order_is_of_the_round_that_is_open_when_it_is_made(network: Start, m
     monkeypatch.setattr(net.coordinator, "_filled", made_late)
     order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30).order
     assert (order.round, order.base.version) == (1, 1)
-
-
-def test_who_asks_hears_that_the_question_has_come_before_the_answer(
-    network: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else who continues at once would hand in only after it has waited."""
-    monkeypatch.setattr(onesweep.trainer.rounds.client, "LONG_POLL_S", 60.0)
-    net, asked = network(overlap="eager"), threading.Event()
-    place, link = net.join(part=0), net.link()
-    with ThreadPoolExecutor(1) as pool:
-        request = rounds_pb2.NextRequest(worker="hand", lease=place.lease, after=1)
-        answer = pool.submit(link.next, request, asked.set)
-        assert asked.wait(40)
-        assert not answer.done()
-        net.stop.set()
-        with pytest.raises(Interrupted):
-            answer.result()
-
-
-def test_files_are_fetched_from_an_offset_on(network: Start) -> None:
-    net = network()
-    place = net.join(part=1)
-    wrong = rounds_pb2.NextRequest(worker="hand", lease=place.lease, fragment=1)
-    assert refused(lambda: net.stub.Next(wrong, timeout=30)) == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "there is no fragment 1: parts of this run have 1",
-    )
-    order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30).order
-    assert (order.round, order.steps, order.base.version, order.base.whole) == (0, 2, 0, True)
-    (file,) = order.base.files
-    request = rounds_pb2.FetchRequest(worker="hand", lease=place.lease, name=file.name, offset=file.size - 10)
-    (piece,) = net.stub.Fetch(request, timeout=30)
-    assert piece.data == net.payload("block-1", net.ledger.weights("block-1"))[-10:]
-    request.offset = file.size + 1
-    assert refused(lambda: net.stub.Fetch(request, timeout=30))[0] is grpc.StatusCode.INVALID_ARGUMENT
-    request.name = "../../secret"
-    assert refused(lambda: net.stub.Fetch(request, timeout=30))[0] is grpc.StatusCode.NOT_FOUND
 
 
 def test_who_watches_sees_parts_and_workers(network: Start) -> None:

@@ -1,12 +1,10 @@
 """The page of a run: what it answers, to whom, and how it looks in a real browser."""
 
-import asyncio
 import re
 import ssl
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,8 +13,6 @@ import pytest
 from onesweep.stages.errors import InputError
 from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, Tls
 from onesweep.stages.wire.tokens import Key, Keyring, new_token, token_hash, write_tokens
-from onesweep.trainer.rounds import page as page_module
-from onesweep.trainer.rounds.page import FRESH_S, Snapshots
 from onesweep.trainer.rounds.server import check_page
 from onesweep.trainer.rounds.settings import PROTOCOL
 from onesweep.trainer.v1 import rounds_pb2
@@ -83,17 +79,6 @@ def test_every_answer_is_locked_down(
         assert len(answer.json()["error"]) > 20
 
 
-def test_where_there_are_tokens_one_is_shown(network: Start, tmp_path: Path) -> None:
-    look, work = new_token(), new_token()
-    keys = [Key("bob", token_hash(look), ("status",)), Key("ann", token_hash(work), ("work",))]
-    write_tokens(tmp_path / "tokens", keys)
-    url = network(coordinator={"page": HERE, "tokens": tmp_path / "tokens"}).url
-    assert httpx.get(url, timeout=WAIT_S).status_code == 200, "the page itself tells nothing"
-    for token, status in (("", 401), ("x", 401), (work, 403), (look, 200)):
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        assert httpx.get(f"{url}/status.json", headers=headers, timeout=WAIT_S).status_code == status
-
-
 @pytest.mark.parametrize(
     ("listen", "security", "tokens", "said"),
     [
@@ -113,26 +98,6 @@ def test_where_it_may_be(listen: str, security: Security, tokens: bool, said: st
     else:
         with pytest.raises(InputError, match=said):
             check_page(listen, security, keyring)
-
-
-def test_many_who_look_cost_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = []
-    monkeypatch.setattr(page_module, "status_of", lambda run: looks.append(1) or rounds_pb2.WatchUpdate())
-    run = SimpleNamespace(ledger_lock=asyncio.Lock(), clock=lambda: now)
-
-    async def look() -> None:
-        nonlocal now
-        snapshots = Snapshots(run)  # type: ignore[arg-type]
-        first, *others = await asyncio.gather(*[snapshots.newest() for _ in range(9)])
-        assert all(other is first for other in others)
-        now = FRESH_S
-        async with run.ledger_lock:  # a merge lasts: nobody waits for it
-            assert await snapshots.newest() is first
-        assert await snapshots.newest() is not first
-
-    now = 0.0
-    asyncio.run(look())
-    assert len(looks) == 2
 
 
 @pytest.mark.slow

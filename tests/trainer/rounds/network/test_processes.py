@@ -1,7 +1,6 @@
 """Real processes that are killed, and go on: nothing is lost, nothing counts twice, and the weights are the same."""
 
 import contextlib
-import json
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.spec import RunSpec
-from onesweep.trainer.rounds.store import DATABASE, connect
 from tests.conftest import until
 from tests.trainer.processes import ended, launched
 from tests.trainer.small import events_of
@@ -130,27 +128,3 @@ def test_workers_of_another_past_end_and_say_what_to_do(
     for name, process in workers.items():
         assert ended(process, WITHIN_S) == 1
         assert f"{why}; put the right directory back" in (tmp_path / f"{name}.log").read_text()
-
-
-@pytest.mark.slow
-def test_who_is_told_to_stop_stores_everything_and_says_so(
-    start: Callable[..., BaseProcess], config_file: Path, text_file: Path, tmp_path: Path, unused_port: int
-) -> None:
-    out, address = tmp_path / "out", f"127.0.0.1:{unused_port}"
-    how = ("--config", config_file, "--data", text_file, "--out", out, "--lease", 600)
-    first = start("coordinator", "train", "coordinate", *how, "--listen", address)
-    one = start(
-        "w0", "train", "work", "--coordinator", address, "--name", "w0", "--data", text_file, "--state", tmp_path / "w0"
-    )
-    until(lambda: accepted(out) >= 1, WITHIN_S)  # then it waits for the other worker of its part
-    one.terminate()
-    assert ended(one, WITHIN_S) == 130
-    assert "run again to go on" in (tmp_path / "w0.log").read_text()
-    with contextlib.closing(connect(out / "rounds" / DATABASE)) as database:
-        ((record,),) = database.execute("SELECT record FROM members").fetchall()
-    member = json.loads(record)
-    assert (member["worker"], member["lease"]) == ("w0", ""), "the place was given back"
-    first.terminate()
-    assert ended(first, WITHIN_S) == 130
-    assert "everything is stored" in (tmp_path / "coordinator.log").read_text()
-    assert audit(out / "rounds").problems == []

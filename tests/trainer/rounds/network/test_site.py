@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from onesweep.loadtest.lab.lab import lab_problem, temporary_lab
 from onesweep.loadtest.lab.profile import Link, Profile
-from onesweep.stages.errors import ConfigError, InputError, ResumeError, ServiceError
+from onesweep.stages.errors import InputError, ResumeError, ServiceError
 from onesweep.trainer.blocks.data import Corpus
 from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.settings import SimulatedWorkers, WorkerSettings
 from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.site import Site, gradients_of, take_mean
+from onesweep.trainer.rounds.site import Site
 from onesweep.trainer.rounds.spec import RunSpec, replica_seed
 from onesweep.trainer.rounds.worker import work
 from onesweep.trainer.rounds.worker_state import STATE_NAME, load_worker
@@ -198,25 +198,3 @@ def test_a_machine_that_cannot_begin_says_why(
 ) -> None:
     with pytest.raises(error, match=sentence):
         machine(number, patience_s=0.0, **changes).result(WITHIN_S)
-
-
-def test_features_of_one_text_do_not_serve_a_site(network: Start, machine: Machine) -> None:
-    net = network(config, replicas=1, model="scorer")
-    with pytest.raises(ConfigError, match='a site needs context_by = "copies"'):
-        machine(0, net, part=1).result(WITHIN_S)
-
-
-def test_gradients_are_means_over_machines_and_none_where_no_machine_has_one() -> None:
-    one, other = nn.ParameterList(map(torch.zeros, (2, 1, 3))), nn.ParameterList(map(torch.zeros, (2, 1, 3)))
-    one[0].grad, other[0].grad = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -2.0])
-    other[2].grad = torch.tensor([2.0, 4.0, 6.0])
-    take_mean(one, gradients_of(one) + gradients_of(other), 2)
-    assert [None if p.grad is None else p.grad.tolist() for p in one] == [[2.0, 0.0], None, [1.0, 2.0, 3.0]]
-
-
-def test_a_site_trains_a_stage_by_copies_of_the_others(network: Start, machine: Machine) -> None:
-    net = network(config, replicas=1, model="scorer", context_by="copies")
-    jobs = [machine(number, net, part=1) for number in range(3)]
-    assert net.work("plain", part=0) == 3
-    assert [job.result(WITHIN_S) for job in jobs] == [3, 6, 6]
-    assert audit(net.out / "rounds").problems == []

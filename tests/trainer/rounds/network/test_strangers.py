@@ -1,6 +1,5 @@
 """Workers that nobody knows: what one of them can take from the others, or from the coordinator."""
 
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,17 +15,12 @@ from onesweep.trainer.rounds.audit import audit
 from onesweep.trainer.rounds.commands import has_strangers
 from onesweep.trainer.rounds.scoring import MOST_STRIKES
 from onesweep.trainer.rounds.settings import CoordinatorSettings
-from onesweep.trainer.rounds.transfer import PIECE_BYTES
 from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
 
 ACCEPTED, DUPLICATE, REFUSED = rounds_pb2.OUTCOME_ACCEPTED, rounds_pb2.OUTCOME_DUPLICATE, rounds_pb2.OUTCOME_REFUSED
-
-
-# With parts of several pieces.
-wide = replace(rounds_config, architecture=replace(rounds_config.architecture, width=128, condition_dim=64))
 
 
 def hand_in(net: Any, worker: str, size: float = 0.01, **changes: Any) -> Any:
@@ -110,78 +104,3 @@ def test_the_last_update_sent_again_is_a_duplicate_after_a_restart(network: Star
     assert submit(net, net.submission(place, payload), payload).reason == "block-0 has made its last round"
     merged = next(r["id"] for r in net.ledger.store.records() if r["kind"] == "accepted")
     assert submit(net, net.submission(place, payload, id=merged), payload).outcome == DUPLICATE
-
-
-def test_one_payload_of_a_place_is_in_memory(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    net = network()
-    place, payload = net.join(part=0), net.payload("block-0")
-    submission = net.submission(place, payload)
-    real, seen = net.coordinator.judge, list[str]()
-
-    async def judge(*args: Any) -> Any:
-        """What an impatient worker's other calls come to meanwhile."""
-        header = rounds_pb2.SubmitRequest(submission=submission)
-        async with grpc.aio.insecure_channel(net.address) as channel:
-            call = channel.stream_stream(
-                "/trainer.v1.RoundsService/Submit",
-                request_serializer=rounds_pb2.SubmitRequest.SerializeToString,
-                response_deserializer=rounds_pb2.SubmitResponse.FromString,
-            )
-            for _ in range(3):
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    [answer async for answer in call(iter([header]), timeout=30)]
-                seen.append(caught.value.details() or "")
-        return await real(*args)
-
-    monkeypatch.setattr(net.coordinator, "judge", judge)
-    assert submit(net, submission, payload).outcome == ACCEPTED
-    assert seen == ["an update of this place is being judged; try again"] * 3
-
-
-def test_a_slow_reader_keeps_nothing_that_is_not_offered_any_more(network: Start) -> None:
-    net = network(wide)
-    place = net.join(part=0)
-    order = net.stub.Next(rounds_pb2.NextRequest(worker="hand", lease=place.lease), timeout=30).order
-    (file,) = order.base.files
-    size = 40 * PIECE_BYTES  # more than a connection holds of what nobody reads
-    (key,) = [key for key in net.coordinator.weights._files if key[2] == "whole"]
-    parcel = net.coordinator.weights._files[key][1]
-    net.coordinator.weights._files[key] = bytes(size), parcel
-    request = rounds_pb2.FetchRequest(worker="hand", lease=place.lease, name=file.name)
-    older, newer = (net.stub.Fetch(request, timeout=60) for _ in range(2))
-    assert [len(next(call).data) for call in (older, newer)] == [PIECE_BYTES, PIECE_BYTES]
-    assert refused(lambda: older)[0] is grpc.StatusCode.UNAVAILABLE
-    del net.coordinator.weights._files[key]
-    code, details = refused(lambda: newer)
-    assert (code, details.endswith("ask for the next order")) == (grpc.StatusCode.NOT_FOUND, True)
-
-
-@pytest.mark.parametrize("name", ["busy_seconds", "lived_seconds"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
-def test_times_that_cannot_be_shown_are_refused(network: Start, name: str, value: float) -> None:
-    net = network()
-    beat = rounds_pb2.BeatRequest(worker="hand", lease=net.join().lease, **{name: value})  # type: ignore[arg-type]
-    assert refused(lambda: net.stub.Beat(beat, timeout=30)) == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        f"{name} must be a finite number from 0",
-    )
-
-
-def test_of_a_beat_only_what_is_known_is_kept(network: Start) -> None:
-    net = network()
-    beat = rounds_pb2.BeatRequest(worker="hand", lease=net.join().lease, steps=1, busy_seconds=0.5)
-    unknown = bytes([0xFA, 0x7F, 0x80, 0x80, 0x04]) + bytes(1 << 16)  # field 2047, 64 KiB
-    sent = rounds_pb2.BeatRequest.FromString(beat.SerializeToString() + unknown)
-    assert sent.ByteSize() > 1 << 16
-    net.stub.Beat(sent, timeout=30)
-    (member,) = net.coordinator.members
-    assert member.beat == beat
-
-
-def test_a_wait_that_is_no_number_is_refused(network: Start) -> None:
-    net = network()
-    request = rounds_pb2.NextRequest(worker="hand", lease=net.join().lease, wait_seconds=math.nan)
-    assert refused(lambda: net.stub.Next(request, timeout=30)) == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "wait_seconds must be a finite number",
-    )

@@ -47,23 +47,6 @@ def test_what_was_cut_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert again.read() == DATA
 
 
-def test_half_a_piece_is_gone_on_with(tmp_path: Path) -> None:
-    intake = IncomingFile(tmp_path / "x", Parcel.of(DATA))
-    intake.path.write_bytes(DATA[:1000])
-    again = IncomingFile(tmp_path / "x", Parcel.of(DATA))
-    assert again.offset == 1000
-    assert taken(again, DATA) == DATA
-
-
-def test_another_file_makes_room(tmp_path: Path) -> None:
-    first, *_ = pieces(DATA)
-    IncomingFile(tmp_path / "x", Parcel.of(DATA)).write(first)
-    other = IncomingFile(tmp_path / "x", Parcel.of(b"other"))
-    assert other.offset == 0
-    assert taken(other, b"other") == b"other"
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 def test_what_is_not_what_was_announced_is_dropped(tmp_path: Path) -> None:
     intake = IncomingFile(tmp_path / "x", Parcel(len(DATA), hashlib.sha256(b"else").digest()))
     with pytest.raises(DamagedError, match="send it anew"):
@@ -92,12 +75,6 @@ def test_a_wrong_piece_is_refused_and_not_stored(tmp_path: Path, changes: dict[s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pieces_end_with_the_announced_size(tmp_path: Path) -> None:
-    intake = IncomingFile(tmp_path / "x", Parcel(10, bytes(32)))
-    with pytest.raises(RequestError, match="beyond the announced size of 10 bytes"):
-        intake.write(next(pieces(DATA)))
-
-
 @pytest.mark.parametrize(
     ("parcel", "sentence"),
     [
@@ -109,8 +86,3 @@ def test_pieces_end_with_the_announced_size(tmp_path: Path) -> None:
 def test_what_cannot_be_taken_in_is_refused_before_it_comes(parcel: Parcel, sentence: str) -> None:
     with pytest.raises(RequestError, match=sentence):
         parcel.check(100)
-
-
-def test_an_offset_behind_the_end_is_refused() -> None:
-    with pytest.raises(RequestError, match="lies behind the end of a file of 3 bytes"):
-        list(pieces(b"abc", 4))

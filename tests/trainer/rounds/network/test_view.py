@@ -8,9 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.errors import ServiceError
 from onesweep.trainer.rounds.client import RoundsClient
-from onesweep.trainer.rounds.view import TerminalScreen, duration, framed, lines_of, size, snapshot, spark
+from onesweep.trainer.rounds.view import TerminalScreen, framed, lines_of
 from onesweep.trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 
@@ -72,23 +71,11 @@ def test_rates_are_those_since_an_earlier_look() -> None:
     assert "updates in 5.5 kB (2 kB/s)  weights out 2 MB (0 B/s)" in lines_of(now, before)[1]
 
 
-def test_a_run_that_has_just_begun_has_no_losses_yet() -> None:
-    update = rounds_pb2.WatchUpdate(parts=[rounds_pb2.PartStatus(name="block-0", replicas=1)])
-    assert lines_of(update)[4] == "block-0  0/0    -     0/1   0   -"
-
-
 def test_names_hold_no_commands_for_the_terminal() -> None:
     worker = rounds_pb2.WorkerStatus(worker="\x1b[2Jx", problem="\r\x1b]0;title\x07")
     last = lines_of(rounds_pb2.WatchUpdate(workers=[worker]))[-1]
     assert "?[2Jx" in last
     assert last.isprintable()
-
-
-def test_a_curve_is_a_line_of_bars() -> None:
-    assert spark([3.0, 2.0, 1.0], 8) == "█▅▁"
-    assert spark([1.0] * 3, 8) == "▁▁▁"
-    assert spark([4.0, 2.0, 3.0, 1.0], 2) == "█▁"
-    assert spark([], 8) == ""
 
 
 def test_a_terminal_is_written_over_in_place() -> None:
@@ -101,33 +88,6 @@ def test_a_terminal_is_written_over_in_place() -> None:
     screen.show(["two"])
     assert out.getvalue().count("\x1b[2J") == 1
     assert "\x1b[Htwo\x1b[K" in out.getvalue()
-
-
-def test_what_is_no_terminal_gets_plain_lines() -> None:
-    out = io.StringIO()
-    TerminalScreen(out, in_place=False).show(["one", "two"])
-    assert out.getvalue() == "one\ntwo\n\n"
-
-
-def test_a_snapshot_has_every_field_and_numbers() -> None:
-    shown = json.loads(json.dumps(snapshot(run())))
-    part, worker = shown["parts"][0], shown["workers"][1]
-    assert (shown["state"], shown["received_bytes"]) == ("RUN_STATE_RUNNING", 1500)
-    assert (part["seconds_left"], part["published"], part["losses"]) == (4.4, None, {"denoise_nats": 2.25})
-    assert part["closed"][1] == {"first": 1, "last": 1, "updates": 2, "late": 0, "losses": {"denoise_nats": 3.0}}
-    assert (worker["late"], worker["gone"], worker["doing"]) == (False, True, "DOING_UNSPECIFIED")
-
-
-def test_sizes_and_times_are_for_people() -> None:
-    assert [size(count) for count in (0, 999, 1000, 12_345_678, 999_900, 5 * 10**12)] == [
-        "0 B",
-        "999 B",
-        "1 kB",
-        "12.3 MB",
-        "1 MB",
-        "5 TB",
-    ]
-    assert [duration(seconds) for seconds in (0, 119, 121, 7300)] == ["0 s", "119 s", "2 min", "2.0 h"]
 
 
 # Watching a run whose coordinator goes away: it is looked for again, and what comes of that is told.
@@ -184,16 +144,6 @@ def test_a_coordinator_that_is_started_again_is_found(address: str, serve: Serve
     assert [update.state for update in updates] == [RUNNING, FINISHED]
     # its end is told by itself, or only by nobody being there any more
     assert problems in ([f"the coordinator at {address} has stopped"], [f"no coordinator answers at {address}"])
-    link.close()
-
-
-def test_one_that_does_not_come_back_is_given_up(address: str, serve: Serve) -> None:
-    first, link = serve(RUNNING, RUNNING), RoundsClient(address, patience_s=0.3)
-    updates = link.watch(0.1)
-    next(updates)
-    first.stop(None).wait()
-    with pytest.raises(ServiceError, match=f"no coordinator answers at {address}; gave up after 0 s"):
-        list(updates)
     link.close()
 
 

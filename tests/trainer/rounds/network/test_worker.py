@@ -2,9 +2,7 @@
 
 import asyncio
 import errno
-import itertools
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,17 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.stages.errors import CheckpointError, Interrupted, ResumeError
+from onesweep.stages.errors import CheckpointError, Interrupted
 from onesweep.trainer.blocks import state
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.blocks.state import save_state
 from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.codecs import scale, shapes, subtract
 from onesweep.trainer.rounds.settings import SimulatedWorkers
 from onesweep.trainer.rounds.simulation import Simulation
 from onesweep.trainer.rounds.worker_state import (
     STATE_NAME,
-    Fragment,
     FragmentProgress,
     PendingUpdate,
     WorkerProgress,
@@ -31,7 +25,7 @@ from onesweep.trainer.rounds.worker_state import (
     save_worker,
 )
 from tests.conftest import until
-from tests.trainer.small import corpus, tensors
+from tests.trainer.small import corpus
 
 Start = Callable[..., Any]
 
@@ -97,14 +91,6 @@ def test_who_is_stopped_between_two_fragments_goes_on_from_its_state(
     assert (merged.problems, merged.accepted, merged.merged) == ([], 9, 9)
 
 
-def test_a_clock_that_is_hours_off_is_nobodys_business(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, hours, real = network(replicas=1, rounds=2, model="ar"), itertools.cycle((-9, 5, 14)), time.time
-    monkeypatch.setattr(time, "time", lambda: real() + 3600 * next(hours))
-    assert net.work("w0") == 2
-    until(lambda: net.coordinator.ended, 30)
-    assert audit(net.out / "rounds").problems == []
-
-
 def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
     network: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,20 +116,6 @@ def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
 # A worker's fragment: what its overlap is told.
 
 
-def test_a_round_that_is_given_up_does_not_count_the_one_before_twice() -> None:
-    base, learned = tensors(0), scale(tensors(1), 0.1)
-    piece = Fragment(0, "p", shapes(base), RoundSettings(overlap="eager", outer_momentum=0.5, codec="fp32"))
-    piece.begin(0, 0, base)
-    piece.finish(subtract(base, learned), {}, "run w")
-    piece.begin(1, 0, base)
-    momentum = piece.overlap.momentum_of_own
-    assert all(torch.allclose(momentum[name], tensor, atol=1e-6) for name, tensor in learned.items())
-    piece.give_up()
-    begun = piece.begin(5, 5, base)
-    assert all(torch.equal(piece.overlap.momentum_of_own[name], tensor) for name, tensor in momentum.items())
-    assert all(torch.equal(begun[name], tensor) for name, tensor in base.items())
-
-
 def test_a_state_comes_back_whole(tmp_path: Path) -> None:
     pending = PendingUpdate("r4-x", 4, 3, 2, 8, {"denoise_nats": 2.5}, b"payload" * 9)
     piece = FragmentProgress(finished=4, round=5, base_version=4, steps=1, held_version=4, own_in=5)
@@ -157,9 +129,3 @@ def test_a_state_comes_back_whole(tmp_path: Path) -> None:
         assert tensors.keys() == groups.keys()
         for name, named in groups.items():
             assert all(torch.equal(tensors[name][key], tensor) for key, tensor in named.items())
-
-
-def test_a_state_of_something_else_is_told(tmp_path: Path) -> None:
-    save_state(tmp_path / "s", {"run": "run"}, {})
-    with pytest.raises(ResumeError, match=r"is damaged \('pieces'\); delete it to begin anew"):
-        load_worker(tmp_path / "s")
