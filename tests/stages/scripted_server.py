@@ -110,7 +110,7 @@ async def take(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
 
 
 async def hang(context: Any, parcel: stage_pb2.HopBatch) -> stage_pb2.Ack:
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()
     return stage_pb2.Ack()
 
 

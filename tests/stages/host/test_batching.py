@@ -107,9 +107,9 @@ def test_every_request_writes_in_company_what_it_writes_alone(
     assert together == {str(i): alone(parts, make()) for i, (_, make) in enumerate(makers)}
 
 
-def test_right_guesses_are_all_accepted_in_one_hop(loaded: dict[str, Parts]) -> None:
-    text = alone(loaded["own"], steps(count=20))
-    engine = Paced(loaded["own"])
+def test_right_guesses_are_all_accepted_in_one_hop(whole: Parts) -> None:
+    text = alone(whole, steps(count=20))
+    engine = Paced(whole)
     engine.begin("right", steps(count=20, guess=lambda so_far: text[len(so_far) :]))
     engine.begin("wrong", steps(count=20, guess=lambda so_far: bytes(b ^ 1 for b in text[len(so_far) :][:5])))
     assert engine.finish() == {"right": text, "wrong": text}

@@ -99,16 +99,16 @@ def on_the_device(bundle: Path, report: Path) -> int:
     return 0
 
 
-def test_a_host_on_another_device_writes_the_same_text(bundles: Path, loaded: dict[str, Parts], tmp_path: Path) -> None:
+def test_a_host_on_another_device_writes_the_same_text(bundles: Path, whole: Parts, tmp_path: Path) -> None:
     errors, report = tmp_path / "errors", tmp_path / "report"
     code = ended(forked(tmp_path / "out", errors, on_the_device, bundles / "own", report), WITHIN_S)
     assert code == 0, errors.read_text()
     found = json.loads(report.read_text())
-    assert found["texts"] == found["alone"] == texts_of(loaded["own"])
+    assert found["texts"] == found["alone"] == texts_of(whole)
     assert found["reads"] == 4, "of a step: the hidden states of three stages, and the logits"
     here, there = (
         torch.frombuffer(bytearray(nats), dtype=torch.float64)
-        for nats in (alone(loaded["own"], scores(temperature=0.0)), bytes.fromhex(found["scores"]))
+        for nats in (alone(whole, scores(temperature=0.0)), bytes.fromhex(found["scores"]))
     )
     torch.testing.assert_close(there, here, atol=NEAR, rtol=NEAR)
 

@@ -168,8 +168,8 @@ class Threaded:
         assert self.ended.empty()
 
 
-def test_a_sweep_is_computed_on_the_thread_which_then_sleeps(loaded: dict[str, Parts]) -> None:
-    with Threaded(loaded["own"]) as it:
+def test_a_sweep_is_computed_on_the_thread_which_then_sleeps(whole: Parts) -> None:
+    with Threaded(whole) as it:
         for _ in range(3):  # between them there is nothing to do
             job = job_of(it.engine, it.parts, sweeps())
             assert it.engine.go() == []
@@ -178,20 +178,18 @@ def test_a_sweep_is_computed_on_the_thread_which_then_sleeps(loaded: dict[str, P
 
 
 @pytest.fixture
-def quick(loaded: dict[str, Parts], monkeypatch: pytest.MonkeyPatch) -> Parts:
+def quick(whole: Parts, monkeypatch: pytest.MonkeyPatch) -> Parts:
     """Parts whose warm-up was quick."""
-    own = loaded["own"]
+    own = whole
     monkeypatch.setitem(own.quick_rows, own.plan.ar.digest, engines.QUICK_ROWS)
     return own
 
 
-def test_a_quick_step_is_computed_at_once(
-    loaded: dict[str, Parts], quick: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quick_step_is_computed_at_once(whole: Parts, quick: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "QUICK_MS", 1000.0)  # this machine may be busy
-    engine, expected = Scheduler(3, 64, 64), alone(loaded["own"], steps(count=1))
+    engine, expected = Scheduler(3, 64, 64), alone(whole, steps(count=1))
     for _ in range(3):
-        job = job_of(engine, loaded["own"], steps(count=1))
+        job = job_of(engine, whole, steps(count=1))
         assert engine.go() == [job]
         assert isinstance(job.result, stage_pb2.Event)
         assert job.result.text == expected
@@ -208,26 +206,26 @@ def test_a_quick_step_is_computed_at_once(
     ],
     ids=["sweep", "long prompt", "candidates", "slow model"],
 )
-def test_what_may_take_long_is_left_to_the_thread(loaded, quick, monkeypatch, hops: Make, quick_ms: float) -> None:
+def test_what_may_take_long_is_left_to_the_thread(whole, quick, monkeypatch, hops: Make, quick_ms: float) -> None:
     monkeypatch.setattr(engines, "QUICK_MS", quick_ms)
     engine = Scheduler(3, 64, 64)
-    job = job_of(engine, loaded["own"], hops())
+    job = job_of(engine, whole, hops())
     assert (engine.go(), len(engine), job.result) == ([], 1, None)
 
 
-def test_a_quick_step_joins_what_the_thread_is_at(loaded: dict[str, Parts]) -> None:
+def test_a_quick_step_joins_what_the_thread_is_at(whole: Parts) -> None:
     """It shares the sweeps' next pass, instead of computing beside them."""
     engine = Scheduler(3, 64, 64)
-    job_of(engine, loaded["own"], sweeps())
+    job_of(engine, whole, sweeps())
     engine._turn()  # the thread is between two passes
-    job = job_of(engine, loaded["own"], steps())
+    job = job_of(engine, whole, steps())
     assert (engine.go(), len(engine)) == ([], 2)
     assert engine._turn() == [job]
 
 
-def test_hops_may_be_taken_in_while_they_are_looked_at(loaded: dict[str, Parts], quick: Parts) -> None:
+def test_hops_may_be_taken_in_while_they_are_looked_at(whole: Parts, quick: Parts) -> None:
     engine = Scheduler(3, 64, 64)
-    first, second = (job_of(engine, loaded["own"], steps(seed=i)) for i in range(2))
+    first, second = (job_of(engine, whole, steps(seed=i)) for i in range(2))
 
     class Seen:
         """A session whose hop the scheduler's thread takes in while the event loop looks at it."""
@@ -245,8 +243,8 @@ def test_hops_may_be_taken_in_while_they_are_looked_at(loaded: dict[str, Parts],
     assert second.result is None
 
 
-def test_a_hop_of_a_batch_request_gives_way_and_does_not_starve(loaded: dict[str, Parts]) -> None:
-    own, engine = loaded["own"], Scheduler(3, 64, 64)
+def test_a_hop_of_a_batch_request_gives_way_and_does_not_starve(whole: Parts) -> None:
+    own, engine = whole, Scheduler(3, 64, 64)
     batch, usual = (job_of(engine, own, sweeps(seed=i)) for i in range(2))
     batch.hop.batch = True
     ended: list[ScheduledHop] = []

@@ -138,6 +138,7 @@ async def test_a_connection_too_many_is_closed_and_pings_without_end_are_answere
     await server.stop(0)
 
 
+@pytest.mark.slow
 async def test_a_server_far_away_is_reached_at_the_first_try() -> None:
     """A call that does not wait fails with the first attempt to connect, whose answer takes half a second here."""
     port = bind(server := new_server(), "127.0.0.1:0")
