@@ -69,7 +69,8 @@ class Wary:
 
     def __call__(self, job: Any, outcome: Any) -> Any:
         work: Any = work_of(job.hop)
-        known = work.sampling.seed, work.start, work.clean
+        sampling = job.hop.read.sample.sampling if job.hop.HasField("read") else job.hop.sweep.sampling
+        known = sampling.seed, work.start, work.clean
         if not re.fullmatch("[0-9a-f]{32}", job.hop.session) or known in self.seen:
             return outcome
         self.seen.add(known)

@@ -100,7 +100,7 @@ async def test_a_host_that_sends_events_without_end_gets_no_work(count: int) -> 
         asked.append(request)
         yield b""
         yield b"\x0a\x00" * count  # empty events
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     server, method = new_server(), grpc.unary_stream_rpc_method_handler(flood)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Subscribe": method}),))

@@ -110,6 +110,7 @@ async def test_a_schema_too_complex_is_told_and_not_followed() -> None:
     assert not await schema_problem(SCHEMA)
 
 
+@pytest.mark.slow
 async def test_a_schema_that_takes_for_ever_is_refused_and_holds_up_no_other() -> None:
     endless = [
         schema_problem(json.dumps({"type": "integer", "multipleOf": 9_999_991, "title": str(i)})) for i in range(3)

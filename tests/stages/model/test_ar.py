@@ -67,6 +67,7 @@ sys.exit("torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_host_starts_without_torch_s_compiler(trained: Path, tmp_path: Path) -> None:
     for kind in ("chain", "ar"):
         (tmp_path / kind).symlink_to(trained / kind)

@@ -68,6 +68,7 @@ def door() -> Iterator[FarDoor]:
     server.stop(None).wait()
 
 
+@pytest.mark.slow
 def test_the_first_connection_is_not_given_up(door: FarDoor) -> None:
     link = RoundsClient(door.address)
     assert link.join(rounds_pb2.JoinRequest()).lease == "given"
