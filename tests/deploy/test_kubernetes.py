@@ -121,3 +121,7 @@ def test_what_is_mounted_is_made(deploy: Path, workloads: list[Manifest]) -> Non
     }
     assert mounted == CREATED
     assert [name for name in CREATED - {"topology"} if name not in page] == []
+
+
+def test_they_are_given_the_time_that_running_requests_take(workloads: list[Manifest], drain_s: float) -> None:
+    assert all(each["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain_s for each in workloads)

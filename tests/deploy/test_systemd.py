@@ -63,3 +63,9 @@ def test_the_example_topology_names_the_example_host(deploy: Path) -> None:
     assert f"stage --name paris --checkpoint {topology.checkpoint} --blocks {paris.span} --listen {paris.listen} " in (
         environment
     )
+
+
+def test_they_are_given_the_time_that_running_requests_take(deploy: Path, drain_s: float) -> None:
+    for path in (deploy / "systemd").glob("*.service"):
+        (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", path.read_text(), re.MULTILINE)
+        assert int(seconds) > drain_s, path.name

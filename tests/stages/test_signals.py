@@ -5,11 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
-from onesweep.stages.signals import ENDING_SIGNALS, ends_cleanly, on_signal, run_interruptible
+from onesweep.stages.signals import ENDING_SIGNALS, ends_cleanly, run_interruptible
 
 pytestmark = pytest.mark.slow
 
@@ -46,20 +45,6 @@ def test_each_of_them_interrupts_a_block_and_is_as_before_after_it(number: signa
     assert signal.getsignal(number) == before
 
 
-def test_another_thread_changes_nothing() -> None:
-    seen: list[object] = []
-
-    def look() -> None:
-        with on_signal(seen.clear):
-            seen.append(signal.getsignal(signal.SIGTERM))
-
-    before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    assert seen == [before]
-
-
 @pytest.mark.parametrize("number", ENDING_SIGNALS)
 def test_work_is_cancelled_where_it_waits(number: signal.Signals) -> None:
     """Not where the signal meets it: gRPC's start, left by an exception, is a crash."""
@@ -88,7 +73,3 @@ def test_a_signal_before_the_work_begins_ends_it_too(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(asyncio.events, "new_event_loop", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_interruptible(asyncio.sleep(600))
-
-
-def test_work_that_is_left_alone_brings_its_result() -> None:
-    assert run_interruptible(asyncio.sleep(0, "done")) == "done"

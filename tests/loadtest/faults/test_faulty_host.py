@@ -55,9 +55,3 @@ def test_spoiled_pictures_are_none(lie: str) -> None:
         else:
             with pytest.raises(CodecError):
                 CODECS[work.codec].decode(getattr(hop, hop.WhichOneof("work") or "").estimate, 16, 4, 100.0)
-
-
-def test_a_spoiled_number_is_that_of_other_work() -> None:
-    for hop in (sweep_hop("int8"), stage_pb2.Hop(read=stage_pb2.Read(number=2, hidden=b"1234"))):
-        spoil(hop, "number")
-        assert work_of(hop).number == 9

@@ -105,11 +105,6 @@ def test_one_host_hands_its_bytes_to_itself() -> None:
     assert course.floor(booked("chunked", 5)).delay_ms == 105.0
 
 
-def test_the_least_that_jitter_can_make_of_a_delay() -> None:
-    course = Course(("host-1",), lambda *_: Link(20.0, 8.0, jitter_ms=3.0))
-    assert course.floor(booked("sweep", 2)).delay_ms == 2 * 2 * 17.0
-
-
 def test_an_account_splits_hosts_from_router() -> None:
     split = BookedCost.of(account(compute_ms=11.0))
     assert (split.host_ms, split.local_ms) == (8.0, 3.0)

@@ -13,10 +13,7 @@ from onesweep.loadtest.quality.text import HUMAN, QualityRow, gram_entropy, opti
 from onesweep.loadtest.report.table import Estimate
 from onesweep.loadtest.workload.variants import ModeVariant
 from onesweep.serving.cli.__main__ import main
-from onesweep.serving.cli.deployment import temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.modes.frontier import read_frontier
-from onesweep.serving.router.topology import local_topology
 from onesweep.stages.checkpoint.manifest import read_manifest
 
 SIZES = ["--count", "4", "--bytes", "20", "--prompt-bytes", "16"]
@@ -36,12 +33,6 @@ class RareBytes:
 def judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "check_judge", lambda: None)
     monkeypatch.setattr(text, "open_judge", RareBytes)
-
-
-@pytest.fixture(scope="module")
-def deployment(bundle: Path) -> Any:
-    with temporary_deployment(local_topology(2, 2, bundle, free_port_block(3) + 1), bundle) as deployed:
-        yield deployed
 
 
 def quality(prompts: Path, *options: object) -> list[str]:

@@ -11,7 +11,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +20,6 @@ from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.client.client import Client
 from onesweep.serving.router.topology import local_topology
 from onesweep.stages.errors import ServiceError
-from onesweep.stages.signals import ends_cleanly
 
 pytestmark = pytest.mark.slow
 
@@ -148,23 +146,6 @@ def test_up_in_the_foreground_revives_a_replica_and_ends_with_its_command(
     assert "Traceback" not in rest
     assert not any(taken(port + offset) for offset in range(3))
     assert not (state / "deployment.json").exists()
-
-
-def test_a_process_that_starts_in_the_moment_of_ctrl_c_is_known(
-    bundles: Path, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state.mkdir(mode=0o700)
-    deployment, start = Deployment(local_topology(1, 3, bundles / "own"), state, {}), subprocess.Popen
-
-    def interrupted(*arguments: Any, **how: Any) -> Any:
-        process = start(*arguments, **how)
-        signal.raise_signal(signal.SIGINT)
-        return process
-
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
-    with pytest.raises(KeyboardInterrupt), ends_cleanly():
-        deployment._launch("host-1", ["sleep", "60"], "wb")
-    psutil.Process(deployment.processes["host-1"]).kill()
 
 
 @pytest.mark.parametrize(

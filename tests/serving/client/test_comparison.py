@@ -60,13 +60,6 @@ def test_nothing_that_moves_a_cursor_gets_through(text: str) -> None:
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in shown)
 
 
-def test_texts_are_shown_after_the_prompt() -> None:
-    text = comparison("The ", {"resample:ar": result(b"sea"), "sweep": result(b"sky", mode="sweep")})
-    assert "  The |sea\n" in text
-    assert text.splitlines()[2].startswith("resample:ar  "), "a scorer in the label is no other mode"
-    assert text.endswith("  The |sky")
-
-
 def test_a_mode_that_failed_stands_among_the_others() -> None:
     lines = comparison("The ", {"sweep": result(b"sea\x1b", mode="sweep"), "ar": "host-2 is lost"}).splitlines()
     assert lines[0].startswith("mode")

@@ -13,13 +13,13 @@ import pytest
 
 from onesweep.serving.cli.deployment import temporary_deployment
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, RouterError
+from onesweep.serving.client.client import AsyncClient, Client, RouterError
 from onesweep.serving.drawing import EXPERT_RULES
 from onesweep.serving.router.topology import Topology, local_topology
 from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Servers, until, wait_ready
 from tests.serving.drawing.experts_here import pixel_digests
-from tests.stages.pictures.tiny import tiny_experts, tiny_picture_bundle
+from tests.stages.pictures.tiny import tiny_experts
 
 SEED, COUNT, LEVELS = 3, 6, 7
 MODES = list(EXPERT_RULES)
@@ -84,22 +84,6 @@ def test_new_experts_are_deployed_with_their_router_net(bundle: Path, tmp_path: 
         assert code == 0, err
         assert "modes that work: experts:once, experts:1" in said
         assert not np.array_equal(client.draw("one", mode="experts:1", seed=SEED).pixels, before)
-
-
-@pytest.mark.slow
-def test_experts_are_not_deployed_to_hosts_that_lack_links(
-    bundle: Path, tmp_path_factory: pytest.TempPathFactory, onesweep: Any
-) -> None:
-    chain = tiny_picture_bundle(tmp_path_factory.mktemp("chain"), ("chain",))
-    topology = local_topology(3, 3, chain, free_port_block(4) + 1)
-    with temporary_deployment(topology, chain) as running:
-        code, _, err = onesweep("deploy", bundle, "--router", running.topology.router)
-        assert code != 0
-        assert "its experts need a link from each host to every other" in err
-        with Client(running.topology.router) as client:
-            assert client.status().drawing_modes == ["chain"]
-            with pytest.raises(RequestRefused, match="the hosts have no experts/ that draws; served here: chain"):
-                client.draw("one", mode="experts:1")
 
 
 def is_ready(client: Client) -> bool:

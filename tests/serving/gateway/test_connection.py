@@ -5,7 +5,6 @@ import contextlib
 import select
 import socket
 import time
-from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from onesweep.serving.cli.ports import free_port_block
 from onesweep.serving.gateway import app, middleware
 from onesweep.serving.gateway.app import make_app, run_gateway
-from onesweep.serving.gateway.completions import EventStream
 from onesweep.serving.gateway.middleware import SECURITY_HEADERS, HttpCounters
 from onesweep.serving.gateway.settings import HttpSettings
 from onesweep.stages.wire import web_server
@@ -120,27 +118,3 @@ def test_a_failure_of_its_own_is_locked_down_too() -> None:
     answer = asyncio.run(main())
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     assert SECURITY_HEADERS.items() <= answer.headers.items()
-
-
-def test_events_end_with_an_answer_that_never_began() -> None:
-    ended = []
-
-    async def events() -> AsyncGenerator[bytes, None]:
-        try:
-            yield b"first"
-            yield b"second"
-        finally:
-            ended.append(True)
-
-    async def never(*message: object) -> Any:
-        await asyncio.Event().wait()
-
-    async def main() -> None:
-        source = events()
-        sending = asyncio.create_task(EventStream(await anext(source), source)({}, never, never))
-        await asyncio.sleep(0)
-        sending.cancel()
-        await asyncio.wait({sending})
-        assert ended
-
-    asyncio.run(main())

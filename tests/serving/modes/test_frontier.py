@@ -85,15 +85,6 @@ def test_no_file(tmp_path: Path) -> None:
         read_frontier(tmp_path / "none.json")
 
 
-def test_weights_that_were_not_measured() -> None:
-    frontier = Frontier.from_record(record())
-    assert frontier.problem({"ar": "a" * 64, "local": "b" * 64}) == ""
-    assert frontier.problem({"ar": "", "local": "b" * 64, "chain": "c" * 64}) == ""
-    problem = frontier.problem({"ar": "f" * 64, "local": "b" * 64})
-    assert "other weights (ar/ aaaaaaaaaaaa, served are ffffffffffff)" in problem
-    assert "onesweep bench quality" in problem
-
-
 @pytest.mark.parametrize(
     ("made", "count", "sweeps"),
     [

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from types import SimpleNamespace
 
 import grpc
@@ -146,17 +145,6 @@ async def test_who_leaves_while_waiting_leaves_nothing_behind() -> None:
 # Shares
 
 
-async def test_who_goes_in_the_moment_of_its_turn_harms_nobody() -> None:
-    gate = admission(1, queue=2)
-    first, gone, next_one = (Held(gate, ALICE) for _ in range(3))
-    await settle()
-    gone.task.cancel()  # it hears of that after the place is given away
-    await first.finish()
-    await next_one.inside.wait()
-    await next_one.finish()
-    assert (gate.requests, gate.waiting) == (0, 0)
-
-
 async def test_a_flood_does_not_starve_others() -> None:
     """One key asks without end: places that come free go to those who hold the fewest."""
     gate, served = admission(4, queue=8, reserves=True), Counter[str]()
@@ -174,20 +162,6 @@ async def test_a_flood_does_not_starve_others() -> None:
     await asyncio.gather(*flood, return_exceptions=True)
     assert (served["bob"], served["carol"]) == (10, 10), "not one of theirs was refused"
     assert 0 < served["alice"] < 400
-
-
-async def test_a_place_is_kept_for_who_holds_none() -> None:
-    gate = admission(4, reserves=True)  # half of them, without a limit of its own
-    async with AsyncExitStack() as places:
-        for _ in range(2):
-            await places.enter_async_context(gate.enter(ALICE, 1))
-        assert "key alice has 2 requests under way, and the places left are kept" in str(await refused(gate, ALICE))
-        await enters(gate, BOB)
-    gate, greedy = admission(8, reserves=True), Key("greedy", concurrent=8)
-    async with AsyncExitStack() as places:
-        for _ in range(7):  # and one is kept
-            await places.enter_async_context(gate.enter(greedy, 1))
-        assert "key greedy has 7 requests under way" in str(await refused(gate, greedy))
 
 
 async def test_a_full_queue_makes_room_for_who_has_less_in_it() -> None:

@@ -110,10 +110,3 @@ def bring(code: grpc.StatusCode, contents: ReleaseManifest | None) -> None:
 def test_what_is_lacking_or_damaged_is_stored_once(done: list[str], code: grpc.StatusCode) -> None:
     bring(code, CONTENTS)
     assert done == ["load", "store", "load"]
-
-
-@pytest.mark.parametrize(("code", "contents"), [(grpc.StatusCode.ABORTED, CONTENTS), (grpc.StatusCode.NOT_FOUND, None)])
-def test_other_refusals_are_passed_on(done: list[str], code: grpc.StatusCode, contents: ReleaseManifest | None) -> None:
-    with pytest.raises(StatusError):
-        bring(code, contents)
-    assert done == ["load"]

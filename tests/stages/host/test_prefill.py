@@ -173,3 +173,24 @@ def chain(bundles: Path, servers: Any) -> Iterator[tuple[Peer, Answering]]:
     with peer(address) as first:
         until(lambda: first.describe().releases and not first.describe().releases[0].loading)
         yield first, second
+
+
+def test_a_piece_is_at_the_next_host_before_the_last_one_is_asked_for(chain, whole: Parts) -> None:
+    first, second = chain
+    first.subscribe()
+
+    def handed_on(session: str, count: int) -> list[stage_pb2.Read]:
+        came = [hop.read for parcel in second.parcels for hop in parcel.hops if hop.session == session]
+        return came if len(came) == count else []
+
+    cut = pieces(whole, "cut")
+    for number, hop in enumerate(cut, start=1):
+        first.push(hop)
+        until(lambda number=number: handed_on("cut", number))  # and the host was told of no other piece
+    steps = handed_on("cut", len(cut))
+    assert [(type(work), work.stage, work.start) for work in steps] == [
+        (type(work_of(hop)), 1, work_of(hop).start) for hop in cut
+    ]
+    first.push(opening(cut[0].digest, "one"))
+    (alone,) = until(lambda: handed_on("one", 1))
+    assert b"".join(step.hidden for step in steps) == alone.hidden

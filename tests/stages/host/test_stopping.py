@@ -1,20 +1,18 @@
 """How a stage server ends: after the requests that it has, and not without a word when something fails."""
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.errors import ServiceError
 from onesweep.stages.host.host import HostSettings
 from onesweep.stages.host.server import StageServer, StageSettings
 from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
 from onesweep.stages.wire.channel import open_blocking_channel
 from onesweep.stages.wire.flags import open_registry
 from onesweep.stages.wire.messages import PROTOCOL
-from onesweep.stages.wire.registry import Registration, Registry, RegistrySettings, parse_url
+from onesweep.stages.wire.registry import Registry, RegistrySettings, parse_url
 from tests.conftest import until
 
 pytestmark = pytest.mark.slow
@@ -60,23 +58,3 @@ def test_it_stays_registered_until_its_requests_have_ended(
         stub.Release(stage_pb2.ReleaseRequest(sessions=["s"]), timeout=20)
         running.ended.result(60)
     assert gateway.holder("paris") is None
-
-
-class Broken(Registry):
-    """One whose client fails in a way that nobody foresaw."""
-
-    async def check(self) -> None:
-        pass
-
-    async def register(self, registration: Registration) -> None:
-        raise RuntimeError("out of the blue")
-
-    async def follow(self) -> AsyncGenerator[tuple[Registration, ...], None]:
-        yield ()
-
-
-def test_what_nobody_foresaw_ends_it_with_a_sentence(bundles: Path, servers: Any, caplog) -> None:
-    server, _ = server_of(bundles, Broken())
-    with pytest.raises(ServiceError, match="what nobody foresaw: RuntimeError"):
-        servers.run(server.run).ended.result(60)
-    assert [record.message for record in caplog.records if record.levelname == "CRITICAL"] == ["paris cannot go on"]

@@ -120,9 +120,3 @@ def test_as_many_as_pay(model: LocalModel) -> None:
         counts.append(len(chosen(growth, plan, worth)))
     assert 1 <= counts[0] <= counts[1] <= counts[2]
     assert counts[0] < counts[2] <= 64
-
-
-def test_a_draft_that_nobody_wants_ends_at_once(model: LocalModel) -> None:
-    plan = DraftPlan(20, 20)
-    plan.given_up.set()
-    assert grown(model, plan)[0].levels == 1

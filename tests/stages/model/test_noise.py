@@ -19,13 +19,6 @@ def test_the_networks_input_has_unit_variance(sigma: float, sd: float) -> None:
     assert scale**2 * (sigma**2 + sd**2) == pytest.approx(1)
 
 
-def test_the_networks_input_has_unit_variance_when_sampled() -> None:
-    generator = torch.Generator().manual_seed(0)
-    y = 0.3 * torch.randn(100_000, generator=generator)
-    z = y + 0.7 * torch.randn(100_000, generator=generator)
-    assert float((z * input_scale(torch.tensor(0.7), 0.3)).var()) == pytest.approx(1, abs=0.02)
-
-
 @given(SIGMAS, st.floats(0.01, 0.99), st.integers(1, 40))
 def test_steps_are_equal_in_log_sigma(high: float, share: float, steps: int) -> None:
     sigmas = step_sigmas(high, high * share, steps)

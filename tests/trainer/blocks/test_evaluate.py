@@ -14,7 +14,7 @@ from onesweep.stages.model.pipeline import ArModel
 from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig
 from onesweep.trainer.blocks.evaluate import Scorer, TextScore, bundle_divergences, divergence
 from onesweep.trainer.blocks.train import train_ar, train_blocks
-from tests.trainer.small import corpus, tiny
+from tests.trainer.small import corpus
 
 
 @pytest.fixture(scope="module")
@@ -76,18 +76,6 @@ def test_a_chain_shows_every_figure_that_defines_it(bundle: Path) -> None:
 def test_the_same_text_gives_the_same_figures(bundle: Path) -> None:
     scorer = Scorer(corpus, windows=3, min_context=8, steps=2)
     assert scorer.score(bundle / "chain") == scorer.score(bundle / "chain")
-
-
-def test_other_training_text_is_told(bundle: Path) -> None:
-    other = replace(corpus, train=corpus.train[1:])
-    assert not Scorer(other, windows=2, min_context=8).score(bundle / "local").trained_on_this_text
-
-
-def test_an_unfinished_chain_shows_what_it_has(tmp_path: Path) -> None:
-    config = replace(tiny, steps=0)
-    train_blocks(config, corpus, tmp_path, only=1)
-    result = Scorer(corpus, windows=2, min_context=8).score(tmp_path)
-    assert by_name(result.scores).keys() == {"next byte, block 1"}
 
 
 def test_what_cannot_be_scored_is_refused(bundle: Path, tmp_path: Path) -> None:

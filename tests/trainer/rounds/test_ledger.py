@@ -165,16 +165,6 @@ def test_a_round_is_due_after_its_deadline_if_anything_came() -> None:
     assert ours.due("p", 7.0)
 
 
-def test_who_overlaps_may_be_one_round_ahead() -> None:
-    ours = ledger(overlap="eager", deadline="fixed")
-    ahead = update(1, 0, base_version=0)
-    assert ours.accept(update(0, 0), 1.0).kind == "accepted"
-    assert ours.accept(ahead, 2.0).kind == "accepted"
-    assert ours.accept(update(2, 0, base_version=0), 2.0).kind == "refused"
-    assert ours.close("p", 3.0).updates == ("w0-0",)
-    assert ours.close("p", 4.0).updates == ("w0-1",)
-
-
 @pytest.mark.parametrize("codec", ["fp32", "int8", "e3m0"])
 def test_workers_that_follow_the_differences_have_what_was_published(codec: str) -> None:
     ours = ledger(down_codec=codec, replicas=1, outer="mean")

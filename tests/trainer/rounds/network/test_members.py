@@ -47,15 +47,6 @@ def test_a_full_run_and_a_full_part_are_told(members: Members) -> None:
     assert refusal(members.join, "e", None, 0.0).message.startswith("every part has its 2 workers")
 
 
-@pytest.mark.parametrize("part", [2, 2**32 - 1])
-def test_a_part_that_is_not_there_is_told(members: Members, part: int) -> None:
-    found = refusal(members.join, "a", part, 0.0)
-    assert (found.code, found.message) == (
-        grpc.StatusCode.NOT_FOUND,
-        f"there is no part {part}: this run has parts 0 to 1",
-    )
-
-
 def test_who_comes_again_has_its_place_and_a_new_lease(members: Members) -> None:
     first = members.join("a", None, 0.0)
     old = first.lease

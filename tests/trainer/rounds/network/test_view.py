@@ -65,12 +65,6 @@ def test_a_run_is_two_tables() -> None:
     ]
 
 
-def test_rates_are_those_since_an_earlier_look() -> None:
-    before, now = run(), run()
-    now.seconds, now.received_bytes = 102, 5500
-    assert "updates in 5.5 kB (2 kB/s)  weights out 2 MB (0 B/s)" in lines_of(now, before)[1]
-
-
 def test_names_hold_no_commands_for_the_terminal() -> None:
     worker = rounds_pb2.WorkerStatus(worker="\x1b[2Jx", problem="\r\x1b]0;title\x07")
     last = lines_of(rounds_pb2.WatchUpdate(workers=[worker]))[-1]
