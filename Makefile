@@ -1,6 +1,6 @@
 BIN := .venv/bin
 OUT := .
-PROTOS := proto/onesweep/stages/v1/stage.proto proto/onesweep/serving/v1/router.proto proto/onesweep/trainer/v1/rounds.proto
+PROTOS := proto/stages/v1/stage.proto proto/serving/v1/router.proto proto/trainer/v1/rounds.proto
 
 .PHONY: help demo demo-model test test-slow lint house reference bench wan proto screenshots clean
 .DEFAULT_GOAL := help

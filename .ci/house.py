@@ -111,7 +111,7 @@ def _import_nodes(node: ast.AST, late: bool, for_types: bool) -> Iterator[tuple[
 
 
 def _short(name: str) -> str:
-    """`onesweep.stages.wire` is the folder stages/wire: links in onesweep/ make the packages its own."""
+    """`stages.wire` is the folder stages/wire: links in onesweep/ make the packages its own."""
     return re.sub(rf"^onesweep\.(?=({'|'.join(PACKAGES[1:])})\b)", "", name)
 
 

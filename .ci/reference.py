@@ -9,11 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from onesweep.serving.cli.commands import ROOT, Command, Words, walk
-from onesweep.serving.cli.parser import parser_of
-from onesweep.serving.client import result
-from onesweep.serving.modes import MODES
-from onesweep.serving.modes.auto import PREFERENCE
+from serving.cli.commands import ROOT, Command, Words, walk
+from serving.cli.parser import parser_of
+from serving.client import result
+from serving.modes import MODES
+from serving.modes.auto import PREFERENCE
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "reference.md"

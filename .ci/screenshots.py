@@ -18,9 +18,9 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
-from onesweep.serving.cli.deployment import MODULE, SHIPPED, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.router.topology import local_topology
+from serving.cli.deployment import MODULE, SHIPPED, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.router.topology import local_topology
 
 HOSTS = 3
 ENTRANTS = ("sweep", "resample:scorer", "ar", "ar-speculative")

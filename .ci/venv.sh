@@ -70,7 +70,7 @@ case $size in
 lean)
     # The bytecode of what servers load: some environments forbid Python to write it later, and torch takes twice as long.
     pip_install -e . && env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -c \
-        'import onesweep.serving.router.server, onesweep.stages.host.server'
+        'import serving.router.server, stages.host.server'
     ;;
 model) pip_install -e '.[pretrained]' ;;
 dev)

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.settings import add_flags, check_destination, flag, write_destination
+from stages.errors import InputError
+from stages.settings import add_flags, check_destination, flag, write_destination
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -47,8 +47,8 @@ class BenchReport:
     @classmethod
     def of_rows(cls, bench: str, settings: DataclassInstance, rows: Sequence[Row]) -> BenchReport:
         """The report of a bench whose figures are rows."""
-        from onesweep.loadtest.report.record import settings_record
-        from onesweep.loadtest.report.table import aligned
+        from loadtest.report.record import settings_record
+        from loadtest.report.table import aligned
 
         table = aligned(("what", "value", "unit", "at most", "met"), [row.cells for row in rows])
         record = {"bench": bench, "settings": settings_record(settings), "rows": list(map(asdict, rows))}
@@ -68,7 +68,7 @@ def add_measurement(
     :param access: with `--router` and the options of a connection to a deployment that is there.
     """
     # here and not above: settings import this module for their flags
-    from onesweep.loadtest.workload.caller import add_access_options
+    from loadtest.workload.caller import add_access_options
 
     add_flags(command, settings, only)
     if access:
@@ -78,8 +78,8 @@ def add_measurement(
 
 def run_bench(options: argparse.Namespace, bench: Callable[[], BenchReport]) -> int:
     """Measure, print the table and write the record where `--json` says; the exit code. Raises OnesweepError."""
-    from onesweep.loadtest.report.record import origin
-    from onesweep.stages.signals import ends_cleanly
+    from loadtest.report.record import origin
+    from stages.signals import ends_cleanly
 
     if options.json:
         check_destination(options.json, "--json")

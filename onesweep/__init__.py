@@ -12,21 +12,21 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onesweep.serving.client.client import AsyncClient, Client
-    from onesweep.serving.client.result import Result
-    from onesweep.stages.checkpoint.checkpoint import load_ar, load_block, load_chain, load_stage
+    from serving.client.client import AsyncClient, Client
+    from serving.client.result import Result
+    from stages.checkpoint.checkpoint import load_ar, load_block, load_chain, load_stage
 
 __all__ = ["AsyncClient", "Client", "Result", "load_ar", "load_block", "load_chain", "load_stage"]
 
 # The packages are links to the folders of the repository, so that a wheel installs one name and no other.
 _HOMES = {
-    "AsyncClient": "onesweep.serving.client.client",
-    "Client": "onesweep.serving.client.client",
-    "Result": "onesweep.serving.client.result",
-    "load_ar": "onesweep.stages.checkpoint.checkpoint",
-    "load_block": "onesweep.stages.checkpoint.checkpoint",
-    "load_chain": "onesweep.stages.checkpoint.checkpoint",
-    "load_stage": "onesweep.stages.checkpoint.checkpoint",
+    "AsyncClient": "serving.client.client",
+    "Client": "serving.client.client",
+    "Result": "serving.client.result",
+    "load_ar": "stages.checkpoint.checkpoint",
+    "load_block": "stages.checkpoint.checkpoint",
+    "load_chain": "stages.checkpoint.checkpoint",
+    "load_stage": "stages.checkpoint.checkpoint",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from onesweep.serving.cli.__main__ import main
+from serving.cli.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.stages.errors import ConfigError
+from stages.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError
+from stages.errors import CheckpointError
 
 _LIMITS = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
 _CGROUP = Path("/sys/fs/cgroup")

@@ -38,7 +38,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from onesweep.stages.errors import ConfigError, InputError, OnesweepError, one_of
+from stages.errors import ConfigError, InputError, OnesweepError, one_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -27,25 +27,25 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import settings
 from torch import nn
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client, RouterError
-from onesweep.serving.router.server import run_router
-from onesweep.serving.router.settings import RingSettings, RouterSettings
-from onesweep.serving.router.topology import HostEntry, Topology, local_topology
-from onesweep.stages.checkpoint.bundle import has_experts
-from onesweep.stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
-from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.checkpoint.manifest import Manifest
-from onesweep.stages.host.host import HostSettings
-from onesweep.stages.host.server import StageServer, StageSettings
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Block, Codes
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import ArModel
-from onesweep.stages.wire.auth import CLIENT, Identity
-from onesweep.stages.wire.certificates import Authority
-from onesweep.stages.wire.registry import RegistrySettings, parse_url
-from onesweep.stages.wire.tls import Tls
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, RouterError
+from serving.router.server import run_router
+from serving.router.settings import RingSettings, RouterSettings
+from serving.router.topology import HostEntry, Topology, local_topology
+from stages.checkpoint.bundle import has_experts
+from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import Manifest
+from stages.host.host import HostSettings
+from stages.host.server import StageServer, StageSettings
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel
+from stages.wire.auth import CLIENT, Identity
+from stages.wire.certificates import Authority
+from stages.wire.registry import RegistrySettings, parse_url
+from stages.wire.tls import Tls
 from tests.stages.pictures.tiny import tiny_picture_bundle
 
 TINY = {"parts": 3, "layers": 1, "width": 32, "heads": 2, "context_length": 512, "code_dim": 32, "condition_dim": 16}
@@ -341,7 +341,7 @@ class Etcd:
     def answers(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, (self.directory / "log").read_text()
-        from onesweep.stages.wire.etcd import EtcdClient, RegistryDown
+        from stages.wire.etcd import EtcdClient, RegistryDown
 
         endpoints, prefix = parse_url(self.url)
         try:

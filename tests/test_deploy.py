@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from onesweep.serving.gateway.middleware import HTTP_METRICS
-from onesweep.serving.router.records import ROUTER_METRICS
-from onesweep.stages.host.metrics import STAGE_METRICS
+from serving.gateway.middleware import HTTP_METRICS
+from serving.router.records import ROUTER_METRICS
+from stages.host.metrics import STAGE_METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.serving.cli.commands import Command, walk
+from serving.cli.commands import Command, walk
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.loadtest.workload.pipeline import Pipeline
-from onesweep.loadtest.workload.texts import symbols_of
-from onesweep.serving.modes.pretrained_tokenizer import tokenizer_of
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_chain
-from onesweep.stages.checkpoint.inspect import verify
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.trainer.blocks.data import load_corpus
-from onesweep.trainer.blocks.diagnostics import chain_diagnostics
+from loadtest.workload.pipeline import Pipeline
+from loadtest.workload.texts import symbols_of
+from serving.modes.pretrained_tokenizer import tokenizer_of
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_chain
+from stages.checkpoint.inspect import verify
+from stages.checkpoint.manifest import read_manifest
+from trainer.blocks.data import load_corpus
+from trainer.blocks.diagnostics import chain_diagnostics
 
 UNSEEN = (
     "When the rain had stopped, they walked down to the river, and the younger of the two sisters told a story that "

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.stages.settings import add_flags, from_flags
-from onesweep.trainer.options import (
+from stages.settings import add_flags, from_flags
+from trainer.options import (
     add_config_options,
     add_data_options,
     add_threads_option,
@@ -30,7 +30,7 @@ SIZES = ("parts", "layers", "width", "heads", "context_length")
 
 def run_blocks(options: argparse.Namespace) -> int:
     """Train a chain's blocks."""
-    from onesweep.trainer.blocks.train import train_blocks
+    from trainer.blocks.train import train_blocks
 
     config = config_of(options)
     manifest = train_blocks(config, corpus_of(options), options.out, options.block)
@@ -44,7 +44,7 @@ def run_blocks(options: argparse.Namespace) -> int:
 
 def run_ar(options: argparse.Namespace) -> int:
     """Train an AR model."""
-    from onesweep.trainer.blocks.train import train_ar
+    from trainer.blocks.train import train_ar
 
     config = config_of(options)
     stages = config.architecture.parts if options.stages is None else options.stages
@@ -58,7 +58,7 @@ def run_ar(options: argparse.Namespace) -> int:
 
 def run_scorer(options: argparse.Namespace) -> int:
     """Train a pipeline whose workers hold one stage each."""
-    from onesweep.trainer.blocks.train import train_scorer
+    from trainer.blocks.train import train_scorer
 
     lookahead = given({name: getattr(options, name) for name in ("refresh_every", "copies")})
     config = config_of(options, lookahead=lookahead)
@@ -70,7 +70,7 @@ def run_scorer(options: argparse.Namespace) -> int:
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
-    from onesweep.trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
+    from trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
 
     corpus = corpus_of(options)
     scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
@@ -106,8 +106,8 @@ def run_evaluate(options: argparse.Namespace) -> int:
 
 def run_init(options: argparse.Namespace) -> int:
     """Write a checkpoint with random weights."""
-    from onesweep.stages.model.architecture import Architecture
-    from onesweep.trainer.blocks.checkpoint_dir import create_untrained
+    from stages.model.architecture import Architecture
+    from trainer.blocks.checkpoint_dir import create_untrained
 
     architecture = Architecture(**given({name: getattr(options, name) for name in SIZES}))
     manifest = create_untrained(options.directory, options.kind, architecture, options.seed)
@@ -121,9 +121,9 @@ def run_init(options: argparse.Namespace) -> int:
 
 def run_distill(options: argparse.Namespace) -> int:
     """Distil a drafter, or continue a distillation."""
-    from onesweep.trainer.distill.distill import distill
-    from onesweep.trainer.distill.draft_head import distill_head
-    from onesweep.trainer.distill.settings import DistillSettings
+    from trainer.distill.distill import distill
+    from trainer.distill.draft_head import distill_head
+    from trainer.distill.settings import DistillSettings
 
     set_threads(options.threads)
     settings = from_flags(DistillSettings, options)
@@ -143,9 +143,9 @@ def run_distill(options: argparse.Namespace) -> int:
 
 def run_tokenizer(options: argparse.Namespace) -> int:
     """Make a tokenizer of some text."""
-    from onesweep.stages.checkpoint.checkpoint import replace_file
-    from onesweep.trainer.blocks.data import load_corpus
-    from onesweep.trainer.blocks.tokens import train_tokenizer
+    from stages.checkpoint.checkpoint import replace_file
+    from trainer.blocks.data import load_corpus
+    from trainer.blocks.tokens import train_tokenizer
 
     corpus = load_corpus(options.data)
     tokenizer = train_tokenizer(corpus.train, options.vocabulary)
@@ -158,7 +158,7 @@ def run_tokenizer(options: argparse.Namespace) -> int:
 
 def run_halve(options: argparse.Namespace) -> int:
     """Store weights in 16 bits."""
-    from onesweep.stages.checkpoint.checkpoint import halve, require_new
+    from stages.checkpoint.checkpoint import halve, require_new
 
     require_new(options.out)
     manifest = halve(options.checkpoint, options.out)
@@ -240,7 +240,7 @@ def _size_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_distill(parser: argparse.ArgumentParser) -> None:
-    from onesweep.trainer.distill.settings import DistillSettings
+    from trainer.distill.settings import DistillSettings
 
     add_flags(parser, DistillSettings)
     add_threads_option(parser)

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.stages.errors import InputError
+from stages.errors import InputError
 
 if TYPE_CHECKING:
-    from onesweep.trainer.blocks.config import TrainingConfig
-    from onesweep.trainer.blocks.data import Corpus
+    from trainer.blocks.config import TrainingConfig
+    from trainer.blocks.data import Corpus
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
@@ -43,7 +43,7 @@ def add_device_option(parser: argparse.ArgumentParser) -> None:
 
 def config_of(options: argparse.Namespace, **flags: Any) -> TrainingConfig:  # noqa: ANN401 - of any setting
     """Settings of a training: the file's, and over them the flags. Raises ConfigError, InputError."""
-    from onesweep.trainer.blocks.config import load_config
+    from trainer.blocks.config import load_config
 
     set_threads(options.threads)
     for name in ("steps", "seed"):
@@ -53,7 +53,7 @@ def config_of(options: argparse.Namespace, **flags: Any) -> TrainingConfig:  # n
 
 def corpus_of(options: argparse.Namespace) -> Corpus:
     """The text that the options name. Raises DataError."""
-    from onesweep.trainer.blocks.data import load_corpus
+    from trainer.blocks.data import load_corpus
 
     set_threads(options.threads)
     return load_corpus(options.data, getattr(options, "tokenizer", None))

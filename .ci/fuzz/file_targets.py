@@ -16,22 +16,22 @@ from gguf import RopeScalingType
 from safetensors.torch import save_file
 from target import Target, changed_header, changed_json, changed_metadata
 
-from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
-from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from onesweep.stages.errors import InputError, OnesweepError
-from onesweep.stages.importing import huggingface
-from onesweep.stages.importing.families import FAMILIES
-from onesweep.stages.importing.gguf_file import GgufSource
-from onesweep.stages.importing.gguf_tokenizer import SPLITS, Vocabulary, tokenizer_json
-from onesweep.stages.importing.source import expected_shapes, is_matrix, probe_tokens
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
-from onesweep.stages.settings import from_toml, read_toml
-from onesweep.stages.wire.status import StatusError
-from onesweep.trainer.blocks.config import TrainingConfig, parse_config
+from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from stages.errors import InputError, OnesweepError
+from stages.importing import huggingface
+from stages.importing.families import FAMILIES
+from stages.importing.gguf_file import GgufSource
+from stages.importing.gguf_tokenizer import SPLITS, Vocabulary, tokenizer_json
+from stages.importing.source import expected_shapes, is_matrix, probe_tokens
+from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.settings import from_toml, read_toml
+from stages.wire.status import StatusError
 from tests.fuzz.readers import readers
 from tests.stages.importing.published import config_of, describe_letters, taken_apart, their_name, write_gguf
 from tests.stages.model.tiny_llama import tiny_tokenizer
+from trainer.blocks.config import TrainingConfig, parse_config
 
 SHAPE = LlamaArchitecture((1,), 32, 4, 2, 8, 32, 64, 300)
 MOST_NUMBERS = 1 << 17  # of a tensor in a folder

@@ -12,25 +12,25 @@ from google.protobuf.message import DecodeError
 from target import Target, changed_json, changed_message
 from tokenizers import Tokenizer
 
-from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.serving.client.client import AsyncClient
-from onesweep.serving.gateway.app import make_app
-from onesweep.serving.gateway.middleware import HttpCounters
-from onesweep.serving.gateway.settings import HttpSettings
-from onesweep.serving.modes import MODES
-from onesweep.serving.modes.base import Mode
-from onesweep.serving.modes.chat_template import ChatTemplate
-from onesweep.serving.modes.pretrained_tokenizer import PretrainedTokenizer
-from onesweep.serving.router import validation
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.request import Request
-from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.host.parts import ModelSource, plan_host
-from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import put_work
-from onesweep.stages.wire.status import StatusError
+from serving.cli.deployment import SHIPPED
+from serving.client.client import AsyncClient
+from serving.gateway.app import make_app
+from serving.gateway.middleware import HttpCounters
+from serving.gateway.settings import HttpSettings
+from serving.modes import MODES
+from serving.modes.base import Mode
+from serving.modes.chat_template import ChatTemplate
+from serving.modes.pretrained_tokenizer import PretrainedTokenizer
+from serving.router import validation
+from serving.router.accounting import Account
+from serving.router.request import Request
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.host.parts import ModelSource, plan_host
+from stages.host.validation import parse_hop
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.messages import put_work
+from stages.wire.status import StatusError
 from tests.stages.hops import step
 from tests.stages.model.tiny_llama import tiny_tokenizer
 from tests.stages.pictures.lines import PLAN, drawing_of

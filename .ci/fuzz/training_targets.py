@@ -14,26 +14,26 @@ import torch
 from google.protobuf.message import DecodeError
 from target import Target, changed_header, changed_message
 
-from onesweep.stages.errors import CodecError, OnesweepError
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tokens import Keyring
-from onesweep.trainer.rounds.cache import WeightCache
-from onesweep.trainer.rounds.codecs import CODECS, receive, scale, shapes
-from onesweep.trainer.rounds.coordinator import Coordinator
-from onesweep.trainer.rounds.features import FeatureFormat
-from onesweep.trainer.rounds.members import Place
-from onesweep.trainer.rounds.publishing import Publisher
-from onesweep.trainer.rounds.server import ledger_of
-from onesweep.trainer.rounds.service import RoundsService, WorkerAccess
-from onesweep.trainer.rounds.settings import CoordinatorSettings, WorkerSettings
-from onesweep.trainer.rounds.spec import RunSpec
-from onesweep.trainer.rounds.store import open_store
-from onesweep.trainer.rounds.transfer import Parcel, piece_of
-from onesweep.trainer.rounds.worker import join_request, spec_of
-from onesweep.trainer.rounds.worker_state import WorkerProgress, load_worker, save_worker
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import CodecError, OnesweepError
+from stages.wire.status import StatusError
+from stages.wire.tokens import Keyring
 from tests.trainer.rounds.network.test_features_travel import scorer
 from tests.trainer.small import corpus
+from trainer.rounds.cache import WeightCache
+from trainer.rounds.codecs import CODECS, receive, scale, shapes
+from trainer.rounds.coordinator import Coordinator
+from trainer.rounds.features import FeatureFormat
+from trainer.rounds.members import Place
+from trainer.rounds.publishing import Publisher
+from trainer.rounds.server import ledger_of
+from trainer.rounds.service import RoundsService, WorkerAccess
+from trainer.rounds.settings import CoordinatorSettings, WorkerSettings
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import open_store
+from trainer.rounds.transfer import Parcel, piece_of
+from trainer.rounds.worker import join_request, spec_of
+from trainer.rounds.worker_state import WorkerProgress, load_worker, save_worker
+from trainer.v1 import rounds_pb2
 
 SIZES: list[list[tuple[int, ...]]] = [[(3, 5), (7,)], [()], [(0, 4), (16,)], [(257,), (2, 128)], [(2, 3, 4), (1, 1)]]
 LIKE = [dict(zip("ab", sizes, strict=False)) for sizes in SIZES]

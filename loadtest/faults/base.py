@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from onesweep.loadtest.faults.settings import FaultSettings
-from onesweep.loadtest.lab.lab import lab_problem
-from onesweep.loadtest.lab.profile import Profile, profile_named
-from onesweep.loadtest.workload.testbed import LOOPBACK
-from onesweep.stages.errors import InputError, ServiceError, one_of
+from loadtest.faults.settings import FaultSettings
+from loadtest.lab.lab import lab_problem
+from loadtest.lab.profile import Profile, profile_named
+from loadtest.workload.testbed import LOOPBACK
+from stages.errors import InputError, ServiceError, one_of
 
 T = TypeVar("T")
 POLL_S = 0.1

@@ -1,4 +1,4 @@
-"""A lying worker: `python -m onesweep.loadtest.faults.byzantine_worker --coordinator HOST:PORT --lie flipped`.
+"""A lying worker: `python -m loadtest.faults.byzantine_worker --coordinator HOST:PORT --lie flipped`.
 
 It takes a worker's place, waits until it has seen how its part moves, and hands in that movement, made false. A line
 of JSON for each update that it handed in goes to its standard output.
@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onesweep.stages.wire.tls import Security
-from onesweep.trainer.rounds.client import FileGoneError, LeaseLostError, RoundsClient
-from onesweep.trainer.rounds.settings import PROTOCOL
-from onesweep.trainer.v1 import rounds_pb2
+from stages.wire.tls import Security
+from trainer.rounds.client import FileGoneError, LeaseLostError, RoundsClient
+from trainer.rounds.settings import PROTOCOL
+from trainer.v1 import rounds_pb2
 
 Row = NDArray[np.float32]
 Lie = Callable[[Row, float], Row]  # makes a false update from a direction and the norm of an honest update

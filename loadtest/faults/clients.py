@@ -1,4 +1,4 @@
-"""Clients beside the router that ask until they are answered: `python -m onesweep.loadtest.faults.clients`.
+"""Clients beside the router that ask until they are answered: `python -m loadtest.faults.clients`.
 
 The process reads an Order from its standard input, asks until that closes, then lets what is under way end. Answers
 and what the router says of its hosts go to its standard output, a JSON message a line. `Clients` is that process as
@@ -20,10 +20,10 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Seque
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from onesweep.loadtest.workload.prompts import SENTENCES
-from onesweep.serving.client.client import AsyncClient, DrawnPictures, RequestRefused, Result, RouterError
-from onesweep.serving.drawing import DRAWING_MODES
-from onesweep.stages.errors import ServiceError
+from loadtest.workload.prompts import SENTENCES
+from serving.client.client import AsyncClient, DrawnPictures, RequestRefused, Result, RouterError
+from serving.drawing import DRAWING_MODES
+from stages.errors import ServiceError
 
 OK = "OK"
 LATE = "LATE"  # no whole answer within the request's patience, however often it was tried
@@ -33,7 +33,7 @@ PAUSE_S = 0.25  # before another call, where a refusal names no time
 HEALTH_S = 0.5
 SETTLE_S = 60.0  # how long after the last answer hosts may be lost, or hold sessions
 GRACE_S = SETTLE_S + 10.0  # how long the process may take beyond its requests' patience
-COMMAND = [sys.executable, "-P", "-m", "onesweep.loadtest.faults.clients"]
+COMMAND = [sys.executable, "-P", "-m", "loadtest.faults.clients"]
 
 PROMPTS = 3  # of each mode
 # Settings of a request, by its mode.

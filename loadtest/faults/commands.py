@@ -4,10 +4,10 @@ import argparse
 from dataclasses import replace
 from functools import partial
 
-from onesweep.loadtest.commands import BenchReport, add_measurement, run_bench, say
-from onesweep.loadtest.faults.settings import ChaosSettings, DemoSettings, TrainingChaosSettings
-from onesweep.stages.settings import add_flags, from_flags
-from onesweep.stages.signals import ends_cleanly
+from loadtest.commands import BenchReport, add_measurement, run_bench, say
+from loadtest.faults.settings import ChaosSettings, DemoSettings, TrainingChaosSettings
+from stages.settings import add_flags, from_flags
+from stages.signals import ends_cleanly
 
 add_chaos = partial(add_measurement, settings=ChaosSettings)
 add_chaos_training = partial(add_measurement, settings=TrainingChaosSettings)
@@ -15,9 +15,9 @@ add_wan_train = partial(add_flags, cls=DemoSettings)
 
 
 def run_chaos(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.faults.serving_report import serving_report
-    from onesweep.loadtest.faults.serving_run import check_chaos
-    from onesweep.loadtest.faults.serving_run import run_chaos as chaos
+    from loadtest.faults.serving_report import serving_report
+    from loadtest.faults.serving_run import check_chaos
+    from loadtest.faults.serving_run import run_chaos as chaos
 
     settings = from_flags(ChaosSettings, options)
     check_chaos(settings)
@@ -25,9 +25,9 @@ def run_chaos(options: argparse.Namespace) -> int:
 
 
 def run_chaos_training(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.faults.training_figures import measure_training
-    from onesweep.loadtest.faults.training_report import training_report
-    from onesweep.loadtest.faults.training_run import check_training_chaos, run_training_chaos
+    from loadtest.faults.training_figures import measure_training
+    from loadtest.faults.training_report import training_report
+    from loadtest.faults.training_run import check_training_chaos, run_training_chaos
 
     settings = from_flags(TrainingChaosSettings, options)
     if settings.faults == ("none",):
@@ -44,7 +44,7 @@ def run_chaos_training(options: argparse.Namespace) -> int:
 
 
 def run_wan_train(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.faults.training_demo import MEGABYTE, train_and_serve  # imports torch
+    from loadtest.faults.training_demo import MEGABYTE, train_and_serve  # imports torch
 
     settings = from_flags(DemoSettings, options)
     with ends_cleanly():

@@ -1,4 +1,4 @@
-"""A stage server that spoils its own answers: `python -m onesweep.loadtest.faults.faulty_host stage ...`.
+"""A stage server that spoils its own answers: `python -m loadtest.faults.faulty_host stage ...`.
 
 It breaks the protocol in one way after the other, as the next host or the router must notice.
 """
@@ -7,12 +7,12 @@ import itertools
 import os
 import sys
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.stages.host.host import Host
-from onesweep.stages.host.scheduler import ScheduledHop
-from onesweep.stages.host.server import StageServer
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Outcome, work_of
+from serving.cli.__main__ import main
+from stages.host.host import Host
+from stages.host.scheduler import ScheduledHop
+from stages.host.server import StageServer
+from stages.v1 import stage_pb2
+from stages.wire.messages import Outcome, work_of
 
 SPOILS = ("length", "scales", "number", "unparsable")
 

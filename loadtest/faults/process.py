@@ -14,8 +14,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from onesweep.serving.cli.deployment import MODULE
-from onesweep.stages.errors import InputError, OnesweepError, ServiceError
+from serving.cli.deployment import MODULE
+from stages.errors import InputError, OnesweepError, ServiceError
 
 STOP_S = 30.0
 LAST_LINES = 3

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from onesweep.loadtest.commands import BenchReport
-from onesweep.loadtest.report.table import aligned, number
+from loadtest.commands import BenchReport
+from loadtest.report.table import aligned, number
 
 
 @dataclass(frozen=True)

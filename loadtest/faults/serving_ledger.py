@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from onesweep.loadtest.faults.base import FaultRecord
-from onesweep.loadtest.faults.clients import LATE, OK, Answer, RouterHealth, SeededRequest
-from onesweep.loadtest.report.table import percentile
+from loadtest.faults.base import FaultRecord
+from loadtest.faults.clients import LATE, OK, Answer, RouterHealth, SeededRequest
+from loadtest.report.table import percentile
 
 AFTERMATH_S = 1.0  # a fault may still be felt for so long after it ended
 

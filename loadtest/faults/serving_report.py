@@ -3,9 +3,9 @@
 from dataclasses import asdict, astuple
 from typing import Any
 
-from onesweep.loadtest.commands import BenchReport
-from onesweep.loadtest.faults.report import ReportTable, fault_report, seconds
-from onesweep.loadtest.faults.serving_ledger import (
+from loadtest.commands import BenchReport
+from loadtest.faults.report import ReportTable, fault_report, seconds
+from loadtest.faults.serving_ledger import (
     Stalls,
     counts_by_mode,
     fate_of,
@@ -14,8 +14,8 @@ from onesweep.loadtest.faults.serving_ledger import (
     undisturbed,
     wrong_words,
 )
-from onesweep.loadtest.faults.serving_run import ChaosResult
-from onesweep.loadtest.faults.usage import longest_lives
+from loadtest.faults.serving_run import ChaosResult
+from loadtest.faults.usage import longest_lives
 
 AIM_S = 3.0  # to the next byte of a request whose stage was killed, 95 times of 100
 SHOWN = 5

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from onesweep.loadtest.faults.base import (
+from loadtest.faults.base import (
     POLL_S,
     Conditions,
     FaultRecord,
@@ -19,7 +19,7 @@ from onesweep.loadtest.faults.base import (
     make_schedule,
     select,
 )
-from onesweep.loadtest.faults.clients import (
+from loadtest.faults.clients import (
     DRAWINGS,
     OK,
     REQUESTS,
@@ -31,14 +31,14 @@ from onesweep.loadtest.faults.clients import (
     seeded_drawings,
     seeded_requests,
 )
-from onesweep.loadtest.faults.serving_ledger import Fate, RightTexts, ServingFaultRecord, fate_of, with_recoveries
-from onesweep.loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
-from onesweep.loadtest.faults.settings import ChaosSettings
-from onesweep.loadtest.faults.usage import CLIENTS, ProcessUsage, sampling
-from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.stages.checkpoint.bundle import bundle_draws
-from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.host.parts import plan_host
+from loadtest.faults.serving_ledger import Fate, RightTexts, ServingFaultRecord, fate_of, with_recoveries
+from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingTestbed, open_serving_testbed
+from loadtest.faults.settings import ChaosSettings
+from loadtest.faults.usage import CLIENTS, ProcessUsage, sampling
+from serving.cli.deployment import SHIPPED
+from stages.checkpoint.bundle import bundle_draws
+from stages.errors import InputError, ServiceError
+from stages.host.parts import plan_host
 
 FAULTS_A_MINUTE = 2.4
 SOUND_S = 60.0  # how long the next fault waits for the deployment to be whole again

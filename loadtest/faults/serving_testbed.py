@@ -17,19 +17,19 @@ from typing import Any
 
 import psutil
 
-from onesweep.loadtest.faults.base import Conditions, Fault, no_link
-from onesweep.loadtest.faults.clients import Clients, Order
-from onesweep.loadtest.faults.process import Program
-from onesweep.loadtest.faults.settings import ChaosSettings
-from onesweep.loadtest.lab.profile import ROUTER
-from onesweep.loadtest.workload.testbed import INSECURE, Network, deployed, open_network
-from onesweep.serving.cli.deployment import MODULE, Deployment
-from onesweep.serving.modes.frontier import read_frontier
-from onesweep.serving.router.topology import HostEntry, Topology
-from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME
-from onesweep.stages.errors import ServiceError
-from onesweep.stages.host.parts import plan_host
+from loadtest.faults.base import Conditions, Fault, no_link
+from loadtest.faults.clients import Clients, Order
+from loadtest.faults.process import Program
+from loadtest.faults.settings import ChaosSettings
+from loadtest.lab.profile import ROUTER
+from loadtest.workload.testbed import INSECURE, Network, deployed, open_network
+from serving.cli.deployment import MODULE, Deployment
+from serving.modes.frontier import read_frontier
+from serving.router.topology import HostEntry, Topology
+from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
+from stages.checkpoint.manifest import MANIFEST_NAME
+from stages.errors import ServiceError
+from stages.host.parts import plan_host
 
 REPLICAS = 2
 LETTERS = "ab"
@@ -207,7 +207,7 @@ def impostor_of(deployment: Deployment, name: str) -> Program:
     """A host of `faulty_host`, started as the deployment starts the one with this name."""
     command = deployment.commands[name]
     at = command.index(MODULE[-1])
-    faulty = [*command[:at], "onesweep.loadtest.faults.faulty_host", *command[at + 1 :]]
+    faulty = [*command[:at], "loadtest.faults.faulty_host", *command[at + 1 :]]
     return Program(name, faulty, deployment.directory / f"{name}-garbage.log")
 
 

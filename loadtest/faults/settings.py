@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.settings import setting
+from stages.errors import InputError
+from stages.settings import setting
 
 ROUNDS_A_MINUTE = 10  # of the run that ships: about what two cores make, faults included
 SHIPPED_RUN = Path(__file__).with_name("run.toml")
@@ -81,7 +81,7 @@ class RunFile:
     @classmethod
     def read(cls, path: Path | None, minutes: float) -> RunFile:
         """A file, or the run that ships with as many rounds as `minutes` have room for. Raises InputError."""
-        from onesweep.trainer.blocks.config import load_config
+        from trainer.blocks.config import load_config
 
         config = load_config(path or SHIPPED_RUN)
         text = (path or SHIPPED_RUN).read_text(encoding="utf-8")

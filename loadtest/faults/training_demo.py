@@ -4,17 +4,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from onesweep.loadtest.faults.base import Say
-from onesweep.loadtest.faults.settings import DemoSettings, RunFile
-from onesweep.loadtest.faults.training_observer import RunView
-from onesweep.loadtest.faults.training_run import evaluate, final_nats
-from onesweep.loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
-from onesweep.loadtest.workload.testbed import LOOPBACK
-from onesweep.serving.cli.deployment import temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import local_topology
-from onesweep.stages.errors import OnesweepError, ServiceError
+from loadtest.faults.base import Say
+from loadtest.faults.settings import DemoSettings, RunFile
+from loadtest.faults.training_observer import RunView
+from loadtest.faults.training_run import evaluate, final_nats
+from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
+from loadtest.workload.testbed import LOOPBACK
+from serving.cli.deployment import temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
+from stages.errors import OnesweepError, ServiceError
 
 PATIENCE_S = 300.0
 MEGABYTE = 1e6

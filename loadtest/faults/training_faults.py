@@ -11,16 +11,16 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from onesweep.loadtest.faults.base import Conditions, Fault, no_link
-from onesweep.loadtest.faults.process import Disk, Program
-from onesweep.loadtest.faults.settings import RunFile
-from onesweep.loadtest.faults.training_testbed import COORDINATOR_NODE, TrainingSetup, TrainingTestbed
-from onesweep.loadtest.workload.testbed import Network
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import OnesweepError
+from loadtest.faults.base import Conditions, Fault, no_link
+from loadtest.faults.process import Disk, Program
+from loadtest.faults.settings import RunFile
+from loadtest.faults.training_testbed import COORDINATOR_NODE, TrainingSetup, TrainingTestbed
+from loadtest.workload.testbed import Network
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import OnesweepError
 
 COORDINATOR = "coordinator"
-BYZANTINE_WORKER = ("-P", "-m", "onesweep.loadtest.faults.byzantine_worker")
+BYZANTINE_WORKER = ("-P", "-m", "loadtest.faults.byzantine_worker")
 LIES_TOLD, LIE_S = 2, 120.0  # updates of a byzantine worker, and how long it may take to hand them in
 STATE = "worker.safetensors"  # as a worker names it
 CAUGHT_S = 30.0  # how long a transfer of a worker is waited for, to be cut in its middle

@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onesweep.loadtest.faults.base import Say, links_of
-from onesweep.loadtest.faults.process import answer_of
-from onesweep.loadtest.faults.settings import RunFile, TrainingChaosSettings
-from onesweep.loadtest.faults.training_observer import LogEntry, RunView
-from onesweep.loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
-from onesweep.loadtest.lab.profile import ROUTER, Link, Override, Profile, node_names
-from onesweep.loadtest.report.table import aligned
-from onesweep.loadtest.workload.testbed import LOOPBACK
-from onesweep.stages.errors import OnesweepError
-from onesweep.trainer.v1.rounds_pb2 import WorkerStatus
+from loadtest.faults.base import Say, links_of
+from loadtest.faults.process import answer_of
+from loadtest.faults.settings import RunFile, TrainingChaosSettings
+from loadtest.faults.training_observer import LogEntry, RunView
+from loadtest.faults.training_testbed import TrainingSetup, TrainingTestbed, open_training_testbed
+from loadtest.lab.profile import ROUTER, Link, Override, Profile, node_names
+from loadtest.report.table import aligned
+from loadtest.workload.testbed import LOOPBACK
+from stages.errors import OnesweepError
+from trainer.v1.rounds_pb2 import WorkerStatus
 
 AS_SET = "as set"
 WITHIN_S = 3600.0

@@ -14,8 +14,8 @@ from typing import Any
 
 from google.protobuf.json_format import ParseDict, ParseError
 
-from onesweep.stages.errors import ServiceError
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import ServiceError
+from trainer.v1 import rounds_pb2
 
 READ_S = 10.0  # how long who reads events waits for who writes them
 AGAIN_S = 0.5  # between two tries to reach a coordinator

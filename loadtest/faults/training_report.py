@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from onesweep.loadtest.commands import BenchReport
-from onesweep.loadtest.faults.report import ReportTable, fault_report, seconds
-from onesweep.loadtest.faults.training_run import AIM_NATS, TrainingFaultRecord, TrainingResult, final_nats
-from onesweep.loadtest.report.table import percentile
+from loadtest.commands import BenchReport
+from loadtest.faults.report import ReportTable, fault_report, seconds
+from loadtest.faults.training_run import AIM_NATS, TrainingFaultRecord, TrainingResult, final_nats
+from loadtest.report.table import percentile
 
 SHOWN = 8
 FAULT_HEAD = (

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onesweep.loadtest.faults.base import (
+from loadtest.faults.base import (
     Conditions,
     FaultRecord,
     FaultRun,
@@ -28,14 +28,14 @@ from onesweep.loadtest.faults.base import (
     make_schedule,
     select,
 )
-from onesweep.loadtest.faults.process import answer_of
-from onesweep.loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
-from onesweep.loadtest.faults.training_faults import COORDINATOR, TRAINING_FAULTS, FaultyTraining
-from onesweep.loadtest.faults.training_observer import LogEntry
-from onesweep.loadtest.faults.training_testbed import POLL_S, TrainingSetup, TrainingTestbed, open_training_testbed
-from onesweep.serving.cli.deployment import MODULE
-from onesweep.stages.errors import InputError, OnesweepError, ServiceError
-from onesweep.stages.settings import read_toml
+from loadtest.faults.process import answer_of
+from loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
+from loadtest.faults.training_faults import COORDINATOR, TRAINING_FAULTS, FaultyTraining
+from loadtest.faults.training_observer import LogEntry
+from loadtest.faults.training_testbed import POLL_S, TrainingSetup, TrainingTestbed, open_training_testbed
+from serving.cli.deployment import MODULE
+from stages.errors import InputError, OnesweepError, ServiceError
+from stages.settings import read_toml
 
 FAULTS_A_MINUTE = 1.2
 MOST_WORKERS = 60

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from onesweep.loadtest.faults.process import Disk, Program, open_disk
-from onesweep.loadtest.faults.training_observer import EventFollower, RunView, RunWatcher
-from onesweep.loadtest.lab.profile import ROUTER, Profile
-from onesweep.loadtest.workload.testbed import LOOPBACK, Network, open_network
-from onesweep.serving.cli.deployment import MODULE
-from onesweep.stages.errors import ServiceError
+from loadtest.faults.process import Disk, Program, open_disk
+from loadtest.faults.training_observer import EventFollower, RunView, RunWatcher
+from loadtest.lab.profile import ROUTER, Profile
+from loadtest.workload.testbed import LOOPBACK, Network, open_network
+from serving.cli.deployment import MODULE
+from stages.errors import ServiceError
 
 STORE, DATABASE = "rounds", "rounds.sqlite3"  # as a coordinator names them; to import it would import torch
 

@@ -3,9 +3,9 @@
 import argparse
 from functools import partial
 
-from onesweep.loadtest.commands import BenchReport, add_measurement, run_bench
-from onesweep.loadtest.host.settings import HostBenchSettings
-from onesweep.stages.settings import from_flags
+from loadtest.commands import BenchReport, add_measurement, run_bench
+from loadtest.host.settings import HostBenchSettings
+from stages.settings import from_flags
 
 add_host = partial(add_measurement, settings=HostBenchSettings)
 
@@ -16,9 +16,9 @@ def run_host(options: argparse.Namespace) -> int:
     def bench() -> BenchReport:
         # torch takes a second to import: only when it runs
         if settings.widths:
-            from onesweep.loadtest.host.shapes import measure_shapes as measure
+            from loadtest.host.shapes import measure_shapes as measure
         else:
-            from onesweep.loadtest.host.ring import measure_ring as measure
+            from loadtest.host.ring import measure_ring as measure
         return BenchReport.of_rows("host", settings, measure(settings))
 
     return run_bench(options, bench)

@@ -13,32 +13,32 @@ from pathlib import Path
 import psutil
 import torch
 
-from onesweep.loadtest.commands import Row, say
-from onesweep.loadtest.host.settings import HostBenchSettings
-from onesweep.loadtest.workload.pipeline import InProcess, Work
-from onesweep.loadtest.workload.texts import symbols_of
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import AsyncClient, Client
-from onesweep.serving.drawing import DEFAULT_GUIDANCE
-from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
-from onesweep.serving.modes.pretrained_tokenizer import tokenizer_of
-from onesweep.serving.router.topology import local_topology
-from onesweep.stages.checkpoint.bundle import bundle_draws, find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_chain, load_picture_part, load_stage
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import InputError, OnesweepError
-from onesweep.stages.host.parts import plan_host
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.samplers import step_sigmas
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.pictures.part import PicturePart
-from onesweep.stages.pictures.trajectory import MAX_LEVELS, DrawPlan, Trajectory, block_sigmas
-from onesweep.stages.signals import run_interruptible
+from loadtest.commands import Row, say
+from loadtest.host.settings import HostBenchSettings
+from loadtest.workload.pipeline import InProcess, Work
+from loadtest.workload.texts import symbols_of
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import AsyncClient, Client
+from serving.drawing import DEFAULT_GUIDANCE
+from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE
+from serving.modes.pretrained_tokenizer import tokenizer_of
+from serving.router.topology import local_topology
+from stages.checkpoint.bundle import bundle_draws, find_bundle
+from stages.checkpoint.checkpoint import load_chain, load_picture_part, load_stage
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError, OnesweepError
+from stages.host.parts import plan_host
+from stages.model.block import Block
+from stages.model.families import PipelineStage
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import new_caches
+from stages.model.randomness import sample_symbols
+from stages.model.samplers import step_sigmas
+from stages.model.vocabulary import Alphabet
+from stages.pictures.part import PicturePart
+from stages.pictures.trajectory import MAX_LEVELS, DrawPlan, Trajectory, block_sigmas
+from stages.signals import run_interruptible
 
 RING = 3
 # Most milliseconds a sweep on top of the model, for a ring of three; a byte is a sweep of `ar`.

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from onesweep.loadtest.commands import CHECKPOINT, numbers_flag
-from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.stages.settings import flag, setting
+from loadtest.commands import CHECKPOINT, numbers_flag
+from serving.cli.deployment import SHIPPED
+from stages.settings import flag, setting
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 

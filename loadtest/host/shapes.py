@@ -9,14 +9,14 @@ from collections.abc import Callable
 import psutil
 import torch
 
-from onesweep.loadtest.commands import Row
-from onesweep.loadtest.host.settings import HostBenchSettings
-from onesweep.stages.device import check_device
-from onesweep.stages.errors import InputError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Block, Codes
-from onesweep.stages.model.families import without_memory
-from onesweep.stages.model.pipeline import ArStage, new_caches
+from loadtest.commands import Row
+from loadtest.host.settings import HostBenchSettings
+from stages.device import check_device
+from stages.errors import InputError
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.families import without_memory
+from stages.model.pipeline import ArStage, new_caches
 
 HEAD_DIM = 64
 LAYERS = 4

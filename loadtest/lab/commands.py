@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from onesweep.loadtest.lab.lab import Lab, require_lab, start_lab, stop_lab
-from onesweep.loadtest.lab.profile import Link, profile_named, read_profiles
-from onesweep.serving.cli.deployment import state_directory
-from onesweep.stages.errors import InputError
+from loadtest.lab.lab import Lab, require_lab, start_lab, stop_lab
+from loadtest.lab.profile import Link, profile_named, read_profiles
+from serving.cli.deployment import state_directory
+from stages.errors import InputError
 
 
 def add_wan_up(up: argparse.ArgumentParser) -> None:
@@ -69,7 +69,7 @@ def run_wan_profiles(options: argparse.Namespace) -> int:
 
 
 def _links_table(lab: Lab) -> str:
-    from onesweep.loadtest.report.table import aligned  # imports numpy
+    from loadtest.report.table import aligned  # imports numpy
 
     header = ["link", "delay ms", "jitter ms", "Mbit/s", "queue KB", "loss", "packets", "lost", "overflowed"]
     counters, rows = lab.counters(), []

@@ -12,8 +12,8 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 
-from onesweep.loadtest.lab.namespaces import LabError, prctl
-from onesweep.loadtest.lab.profile import Link
+from loadtest.lab.namespaces import LabError, prctl
+from loadtest.lab.profile import Link
 
 # The arithmetic of a directed link: when a packet that comes now is delivered, or that it is dropped.
 

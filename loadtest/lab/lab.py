@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from onesweep.loadtest.lab.forwarder import control_name, give_order
-from onesweep.loadtest.lab.namespaces import (
+from loadtest.lab.forwarder import control_name, give_order
+from loadtest.lab.namespaces import (
     TUN,
     LabError,
     device_name,
@@ -28,9 +28,9 @@ from onesweep.loadtest.lab.namespaces import (
     shape_line,
     start_ticks,
 )
-from onesweep.loadtest.lab.profile import Profile
-from onesweep.serving.cli.deployment import check_private
-from onesweep.stages.errors import InputError
+from loadtest.lab.profile import Profile
+from serving.cli.deployment import check_private
+from stages.errors import InputError
 
 # The record of a detached lab: one JSON file in a directory that is the user's alone.
 
@@ -65,8 +65,7 @@ def read_record(directory: Path) -> dict[str, Any] | None:
 
 def damaged(directory: Path, error: Exception) -> LabError:
     return LabError(
-        f"{directory / RECORD} is damaged ({error}): remove it and end the processes "
-        "`python -m onesweep.loadtest.lab.process`"
+        f"{directory / RECORD} is damaged ({error}): remove it and end the processes `python -m loadtest.lab.process`"
     )
 
 
@@ -288,7 +287,7 @@ def _spawn(
     if problem:
         raise LabError(problem)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "onesweep.loadtest.lab.process"],
+        [sys.executable, "-P", "-m", "loadtest.lab.process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from onesweep.loadtest.lab.profile import MTU, Link, Profile
-from onesweep.stages.errors import ServiceError
+from loadtest.lab.profile import MTU, Link, Profile
+from stages.errors import ServiceError
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000

@@ -1,6 +1,6 @@
 """The lab process: it owns a lab's namespaces, and where the kernel cannot, carries the packets between them.
 
-`python -m onesweep.loadtest.lab.process` reads what to make from its standard input and answers with one line of JSON,
+`python -m loadtest.lab.process` reads what to make from its standard input and answers with one line of JSON,
 the lab's record or {"error": sentence}. The lab lives as long as the process does: nothing of it has a name or a file
 that could stay behind, and a child, the keeper, kills what runs in the lab once the process is gone, however it ended.
 """
@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from onesweep.loadtest.lab.forwarder import Channel, Forwarder, control_name, open_orders
-from onesweep.loadtest.lab.lab import LOCK, write_record
-from onesweep.loadtest.lab.namespaces import (
+from loadtest.lab.forwarder import Channel, Forwarder, control_name, open_orders
+from loadtest.lab.lab import LOCK, write_record
+from loadtest.lab.namespaces import (
     PR_SET_PDEATHSIG,
     LabError,
     allowed,
@@ -32,7 +32,7 @@ from onesweep.loadtest.lab.namespaces import (
     start_ticks,
     tun_lines,
 )
-from onesweep.loadtest.lab.profile import Profile, node_names
+from loadtest.lab.profile import Profile, node_names
 
 NETEM, USER_SPACE, UNSHAPED = "netem", "user space", "unshaped"
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from onesweep.stages.errors import InputError, one_of
-from onesweep.stages.settings import from_toml, read_toml, setting
+from stages.errors import InputError, one_of
+from stages.settings import from_toml, read_toml, setting
 
 # One directed link between two nodes, as a user describes it.
 

@@ -4,10 +4,10 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from onesweep.loadtest.commands import BenchReport, add_measurement, run_bench
-from onesweep.loadtest.latency.settings import BYTES, LENGTH_FLAGS, LEVELS, TOKENS, WanSettings, parse_lengths
-from onesweep.loadtest.workload.prompts import parse_prompts
-from onesweep.stages.settings import from_flags
+from loadtest.commands import BenchReport, add_measurement, run_bench
+from loadtest.latency.settings import BYTES, LENGTH_FLAGS, LEVELS, TOKENS, WanSettings, parse_lengths
+from loadtest.workload.prompts import parse_prompts
+from stages.settings import from_flags
 
 
 def add_wan(wan: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_wan(wan: argparse.ArgumentParser) -> None:
 
 
 def run_wan(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.latency.run import check_wan, measure_wan, settled
+    from loadtest.latency.run import check_wan, measure_wan, settled
 
     prompts = parse_prompts(options.text, options.prompt) if options.text or options.prompt else ()
     settings = settled(from_flags(WanSettings, options, lengths=options.lengths, prompts=prompts))

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onesweep.loadtest.lab.profile import ROUTER, Link
-from onesweep.loadtest.workload.testbed import Network
+from loadtest.lab.profile import ROUTER, Link
+from loadtest.workload.testbed import Network
 
 Pair = tuple[str, str]  # the two ends of a hop: source, destination
 

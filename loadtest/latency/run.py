@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from onesweep.loadtest.commands import BenchReport, say
-from onesweep.loadtest.lab.lab import lab_problem
-from onesweep.loadtest.lab.profile import Profile, profile_named
-from onesweep.loadtest.latency.settings import LEVELS, Length, WanSettings
-from onesweep.loadtest.latency.turns import RequestSeries, Sample, Seat, ended_well, take_turns
-from onesweep.loadtest.report.record import settings_record
-from onesweep.loadtest.report.table import Table, number_column, open_meter, percentile, text_column
-from onesweep.loadtest.workload.prompts import NOVEL, Prompts
-from onesweep.loadtest.workload.testbed import LOOPBACK, check_host_count, started_testbed
-from onesweep.loadtest.workload.variants import ModeVariant
-from onesweep.serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
-from onesweep.stages.backends import backend_named
-from onesweep.stages.checkpoint.bundle import bundle_draws, find_bundle
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import InputError, OnesweepError
+from loadtest.commands import BenchReport, say
+from loadtest.lab.lab import lab_problem
+from loadtest.lab.profile import Profile, profile_named
+from loadtest.latency.settings import LEVELS, Length, WanSettings
+from loadtest.latency.turns import RequestSeries, Sample, Seat, ended_well, take_turns
+from loadtest.report.record import settings_record
+from loadtest.report.table import Table, number_column, open_meter, percentile, text_column
+from loadtest.workload.prompts import NOVEL, Prompts
+from loadtest.workload.testbed import LOOPBACK, check_host_count, started_testbed
+from loadtest.workload.variants import ModeVariant
+from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
+from stages.backends import backend_named
+from stages.checkpoint.bundle import bundle_draws, find_bundle
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError, OnesweepError
 
 USUAL = tuple(map(ModeVariant, ("sweep", "chunked", "ar", "ar-speculative")))
 # An expert's way differs from picture to picture, and has no floor of its own.

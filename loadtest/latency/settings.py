@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onesweep.loadtest.commands import CHECKPOINT, numbers
-from onesweep.loadtest.workload.prompts import Prompts
-from onesweep.loadtest.workload.testbed import default_hosts
-from onesweep.loadtest.workload.variants import ModeVariant, check_different, parse_names, parse_variants
-from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.stages.errors import InputError
-from onesweep.stages.settings import flag, setting
+from loadtest.commands import CHECKPOINT, numbers
+from loadtest.workload.prompts import Prompts
+from loadtest.workload.testbed import default_hosts
+from loadtest.workload.variants import ModeVariant, check_different, parse_names, parse_variants
+from serving.cli.deployment import SHIPPED
+from stages.errors import InputError
+from stages.settings import flag, setting
 
 MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 

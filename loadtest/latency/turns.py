@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onesweep.loadtest.latency.floor import BookedCost, Floor, course_of
-from onesweep.loadtest.latency.settings import Length
-from onesweep.loadtest.workload.prompts import NOVEL, Prompts
-from onesweep.loadtest.workload.testbed import Testbed
-from onesweep.loadtest.workload.variants import ModeVariant
+from loadtest.latency.floor import BookedCost, Floor, course_of
+from loadtest.latency.settings import Length
+from loadtest.workload.prompts import NOVEL, Prompts
+from loadtest.workload.testbed import Testbed
+from loadtest.workload.variants import ModeVariant
 
 
 @dataclass(frozen=True)

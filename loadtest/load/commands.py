@@ -8,17 +8,17 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from onesweep.loadtest.commands import BenchReport, add_measurement, run_bench, say
-from onesweep.loadtest.load.plan import LoadSettings
-from onesweep.stages.errors import InputError, Interrupted, OnesweepError, one_of
-from onesweep.stages.settings import check_destination, from_flags
+from loadtest.commands import BenchReport, add_measurement, run_bench, say
+from loadtest.load.plan import LoadSettings
+from stages.errors import InputError, Interrupted, OnesweepError, one_of
+from stages.settings import check_destination, from_flags
 
 if TYPE_CHECKING:
     import socket
 
-    from onesweep.loadtest.load.run import LoadResult, LoadRun
-    from onesweep.loadtest.workload.caller import RouterState
-    from onesweep.loadtest.workload.texts import Texts
+    from loadtest.load.run import LoadResult, LoadRun
+    from loadtest.workload.caller import RouterState
+    from loadtest.workload.texts import Texts
 
 KNEE_MODES = ("sweep", "chunked", "ar", "ar-speculative")
 MOST_KNEE_USERS = 256  # four times the requests that a router takes at once: beyond are refusals
@@ -36,10 +36,10 @@ def run_loadtest(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
     """Settings, and the modes to measure. Raises OnesweepError for what can be refused before anything starts."""
-    from onesweep.loadtest.load.generator import check_locust
-    from onesweep.loadtest.workload.caller import Access
-    from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed
-    from onesweep.serving.modes import MODES
+    from loadtest.load.generator import check_locust
+    from loadtest.workload.caller import Access
+    from loadtest.workload.testbed import TestbedSettings, check_testbed
+    from serving.modes import MODES
 
     climbs = options.find_knee or options.over_knee is not None
     target = from_flags(TestbedSettings, options, access=Access.of(options))
@@ -62,11 +62,11 @@ def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
 
 def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]) -> BenchReport:
     """:param results: where every run is put as soon as it is over. Raises OnesweepError."""
-    from onesweep.loadtest.load.generator import open_listener
-    from onesweep.loadtest.load.run import LoadRun
-    from onesweep.loadtest.workload.prompts import seeded_prompts
-    from onesweep.loadtest.workload.testbed import open_testbed
-    from onesweep.loadtest.workload.texts import Texts
+    from loadtest.load.generator import open_listener
+    from loadtest.load.run import LoadRun
+    from loadtest.workload.prompts import seeded_prompts
+    from loadtest.workload.testbed import open_testbed
+    from loadtest.workload.texts import Texts
 
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(open_listener(settings.web_port)) if settings.web else None
@@ -86,7 +86,7 @@ def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]
 def _one_run(
     run: LoadRun, texts: Texts, mode: str, listener: socket.socket | None, results: list[LoadResult]
 ) -> BenchReport:
-    from onesweep.loadtest.load.run import RUNS, run_load, run_notes, run_record, run_with_page
+    from loadtest.load.run import RUNS, run_load, run_notes, run_record, run_with_page
 
     s = run.settings
     say(
@@ -110,7 +110,7 @@ def _one_run(
 
 def _find_knees(run: LoadRun, texts: Texts, modes: list[str], results: list[LoadResult]) -> BenchReport:
     """The knee of each mode, and with `--over-knee` as many times its users."""
-    from onesweep.loadtest.load.run import RUNS, climb, knee_note, over_note, run_line, run_load, run_record
+    from loadtest.load.run import RUNS, climb, knee_note, over_note, run_line, run_load, run_record
 
     def measure(mode: str, users: int) -> LoadResult:
         results.append(run_load(run.settings, run.target, texts, mode, users))

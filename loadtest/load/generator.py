@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import IO
 
-from onesweep.loadtest.load.plan import Drained, LoadPlan, LoadSample, Window, from_line
-from onesweep.loadtest.workload.testbed import Testbed
-from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.signals import on_signal
+from loadtest.load.plan import Drained, LoadPlan, LoadSample, Window, from_line
+from loadtest.workload.testbed import Testbed
+from stages.errors import InputError, ServiceError
+from stages.signals import on_signal
 
 END_S = 20.0  # how long the generator may take to end once it was told to
 
@@ -73,7 +73,7 @@ def start_generator(target: Testbed, plan: LoadPlan, listener: socket.socket | N
 
     :param listener: where locust's page is to be served.
     """
-    command = target.beside([sys.executable, "-P", "-m", "onesweep.loadtest.load.worker"])
+    command = target.beside([sys.executable, "-P", "-m", "loadtest.load.worker"])
     if listener is not None:
         plan = replace(plan, web_fd=listener.fileno())
     with tempfile.TemporaryFile("w+", prefix="onesweep-load-") as words:

@@ -8,10 +8,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from onesweep.loadtest.workload.caller import Access
-from onesweep.loadtest.workload.prompts import SeededPrompt
-from onesweep.loadtest.workload.testbed import TestbedSettings
-from onesweep.stages.settings import setting
+from loadtest.workload.caller import Access
+from loadtest.workload.prompts import SeededPrompt
+from loadtest.workload.testbed import TestbedSettings
+from stages.settings import setting
 
 # One request as its user saw it, and the class that it falls into.
 

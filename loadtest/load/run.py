@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from onesweep.loadtest.load.generator import Recording, start_generator
-from onesweep.loadtest.load.plan import OK, LoadSample, LoadSettings, Outcome, Window, outcome_of
-from onesweep.loadtest.report.table import Column, Table, number, percentile, text_column
-from onesweep.loadtest.workload.caller import RouterState
-from onesweep.loadtest.workload.testbed import Testbed
-from onesweep.loadtest.workload.texts import Texts
-from onesweep.stages.errors import Interrupted, ServiceError
+from loadtest.load.generator import Recording, start_generator
+from loadtest.load.plan import OK, LoadSample, LoadSettings, Outcome, Window, outcome_of
+from loadtest.report.table import Column, Table, number, percentile, text_column
+from loadtest.workload.caller import RouterState
+from loadtest.workload.testbed import Testbed
+from loadtest.workload.texts import Texts
+from stages.errors import Interrupted, ServiceError
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from locust.exception import StopUser
 from locust.html import get_html_report
 from locust.runners import LocalRunner
 
-from onesweep.loadtest.load.plan import CUT, OK, OPEN, Drained, LoadPlan, LoadSample, Message, Window, to_line
-from onesweep.serving.client.client import Client, RequestRefused, Result, RouterError
-from onesweep.stages.wire.status import STATUS_MARK, trailing_metadata
+from loadtest.load.plan import CUT, OK, OPEN, Drained, LoadPlan, LoadSample, Message, Window, to_line
+from serving.client.client import Client, RequestRefused, Result, RouterError
+from stages.wire.status import STATUS_MARK, trailing_metadata
 
 # A user whose request failed tries again after this: a dead host must not be counted thousands of times a second.
 FAILURE_PAUSE_S = 1.0

@@ -1,4 +1,4 @@
-"""The load generator's process: `python -m onesweep.loadtest.load.worker`, a LoadPlan on its standard input.
+"""The load generator's process: `python -m loadtest.load.worker`, a LoadPlan on its standard input.
 
 It writes messages (plan.py) to its standard output and ends early when its standard input is closed.
 """
@@ -15,8 +15,8 @@ def main() -> None:
     from grpc.experimental import gevent as grpc_gevent
 
     grpc_gevent.init_gevent()
-    from onesweep.loadtest.load.plan import LoadPlan
-    from onesweep.loadtest.load.users import run_crowd
+    from loadtest.load.plan import LoadPlan
+    from loadtest.load.users import run_crowd
 
     run_crowd(LoadPlan.from_json(plan_line.decode()))
 

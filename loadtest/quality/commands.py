@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from onesweep.loadtest.commands import BenchReport, add_measurement, run_bench
-from onesweep.stages.errors import InputError
-from onesweep.stages.settings import check_destination, from_flags
+from loadtest.commands import BenchReport, add_measurement, run_bench
+from stages.errors import InputError
+from stages.settings import check_destination, from_flags
 
 if TYPE_CHECKING:
     pass
-from onesweep.loadtest.quality.settings import QualitySettings
+from loadtest.quality.settings import QualitySettings
 
 
 def add_quality(quality: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_quality(quality: argparse.ArgumentParser) -> None:
 
 
 def run_quality(options: argparse.Namespace) -> int:
-    from onesweep.loadtest.workload.caller import Access
+    from loadtest.workload.caller import Access
 
     settings = from_flags(QualitySettings, options, access=Access.of(options))
     if (settings.prompts is None) == (settings.pictures is None):
@@ -31,9 +31,9 @@ def run_quality(options: argparse.Namespace) -> int:
 
     def bench() -> BenchReport:
         if settings.pictures is not None:
-            from onesweep.loadtest.quality.pictures import measure_pictures as measure
+            from loadtest.quality.pictures import measure_pictures as measure
         else:
-            from onesweep.loadtest.quality.text import measure_text as measure
+            from loadtest.quality.text import measure_text as measure
         return measure(settings)
 
     return run_bench(options, bench)

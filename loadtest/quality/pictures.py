@@ -17,20 +17,20 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.loadtest.commands import BenchReport
-from onesweep.loadtest.quality.settings import QualitySettings
-from onesweep.loadtest.report.record import settings_record
-from onesweep.loadtest.report.table import Table, number_column, open_meter, text_column
-from onesweep.loadtest.workload.caller import Access
-from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from onesweep.loadtest.workload.variants import ModeVariant, parse_variants
-from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.serving.client.client import AsyncClient, DrawnPictures
-from onesweep.serving.drawing import DRAWING_MODES
-from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.signals import run_interruptible
-from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
+from loadtest.commands import BenchReport
+from loadtest.quality.settings import QualitySettings
+from loadtest.report.record import settings_record
+from loadtest.report.table import Table, number_column, open_meter, text_column
+from loadtest.workload.caller import Access
+from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
+from loadtest.workload.variants import ModeVariant, parse_variants
+from serving.cli.deployment import SHIPPED
+from serving.client.client import AsyncClient, DrawnPictures
+from serving.drawing import DRAWING_MODES
+from stages.errors import CheckpointError, InputError
+from stages.signals import run_interruptible
+from trainer.blocks.state import digest
+from trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
 
 REAL = "training pictures"
 EPOCHS = 6  # passes of a judge that is learned here

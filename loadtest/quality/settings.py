@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.loadtest.commands import absolute, numbers_flag
-from onesweep.loadtest.workload.variants import finite
-from onesweep.stages.errors import InputError
-from onesweep.stages.settings import setting
+from loadtest.commands import absolute, numbers_flag
+from loadtest.workload.variants import finite
+from stages.errors import InputError
+from stages.settings import setting
 
 if TYPE_CHECKING:
-    from onesweep.loadtest.workload.caller import Access
+    from loadtest.workload.caller import Access
 
 
 JUDGE = Path(__file__).with_name("fashion.safetensors")

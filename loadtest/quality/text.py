@@ -18,25 +18,25 @@ from typing import Any
 
 import numpy as np
 
-from onesweep.loadtest.commands import BenchReport
-from onesweep.loadtest.quality.judge import check_judge, open_judge
-from onesweep.loadtest.quality.settings import QualitySettings
-from onesweep.loadtest.report.record import origin, settings_record
-from onesweep.loadtest.report.table import Estimate, Table, number_column, open_meter, percentile, ratio_of_sums
-from onesweep.loadtest.workload.caller import Access, RouterState
-from onesweep.loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
-from onesweep.loadtest.workload.variants import ModeVariant, at_temperatures, parse_variants
-from onesweep.serving.client.client import AsyncClient, RequestRefused, Result, RouterError
-from onesweep.serving.modes import MODES
-from onesweep.serving.modes.base import DEFAULT_TEMPERATURE
-from onesweep.serving.modes.frontier import CHOOSABLE, Frontier, Option
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.stages.settings import write_destination
-from onesweep.stages.signals import run_interruptible
-from onesweep.trainer.blocks.data import read_utf8
+from loadtest.commands import BenchReport
+from loadtest.quality.judge import check_judge, open_judge
+from loadtest.quality.settings import QualitySettings
+from loadtest.report.record import origin, settings_record
+from loadtest.report.table import Estimate, Table, number_column, open_meter, percentile, ratio_of_sums
+from loadtest.workload.caller import Access, RouterState
+from loadtest.workload.testbed import TestbedSettings, check_testbed, open_testbed
+from loadtest.workload.variants import ModeVariant, at_temperatures, parse_variants
+from serving.client.client import AsyncClient, RequestRefused, Result, RouterError
+from serving.modes import MODES
+from serving.modes.base import DEFAULT_TEMPERATURE
+from serving.modes.frontier import CHOOSABLE, Frontier, Option
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError, ServiceError
+from stages.model.randomness import Purpose, uniforms
+from stages.settings import write_destination
+from stages.signals import run_interruptible
+from trainer.blocks.data import read_utf8
 
 HUMAN = "human"
 BASIS = "judge_bits_per_byte"

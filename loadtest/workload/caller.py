@@ -1,7 +1,7 @@
 """A client process beside the router: calls come in as lines of JSON, answers go out.
 
 A lab's addresses exist in its namespaces only, so a benchmark cannot call the router from its own process. The process
-is `python -m onesweep.loadtest.workload.caller`: its first line is an `Access`, each further line a list of calls to
+is `python -m loadtest.workload.caller`: its first line is an `Access`, each further line a list of calls to
 make at once, or `null` for the router's status. `Caller` is the parent's end of it.
 """
 
@@ -17,16 +17,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from onesweep.serving.cli.generate import Credentials
-from onesweep.serving.client.client import Client, Result
-from onesweep.stages.errors import InputError, OnesweepError, ServiceError
-from onesweep.stages.wire.channel import check_target
-from onesweep.stages.wire.flags import add_client_options
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Tls, security_of
-from onesweep.stages.wire.tokens import token_for
+from serving.cli.generate import Credentials
+from serving.client.client import Client, Result
+from stages.errors import InputError, OnesweepError, ServiceError
+from stages.wire.channel import check_target
+from stages.wire.flags import add_client_options
+from stages.wire.tls import LOOPBACK_ONLY, Tls, security_of
+from stages.wire.tokens import token_for
 
 # -P: not what lies in the working directory
-COMMAND = [sys.executable, "-P", "-m", "onesweep.loadtest.workload.caller"]
+COMMAND = [sys.executable, "-P", "-m", "loadtest.workload.caller"]
 MODELS = ("chain", "ar", "scorer", "local")
 MAX_AT_ONCE = 64  # requests that a router takes by default
 STOP_S = 5.0  # a call that still runs is not waited for

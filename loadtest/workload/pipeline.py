@@ -8,23 +8,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from onesweep.serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
-from onesweep.serving.modes.chunked import ChunkedMode, usual_chunk
-from onesweep.serving.modes.pretrained_tokenizer import tokenizer_of
-from onesweep.serving.modes.tokenizer import OutputText
-from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
-from onesweep.stages.backends.base import CleanPiece
-from onesweep.stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_chain, load_stage
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.model.codec import codec_named
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.prefill import split_reads
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.samplers import DEFAULT_SAMPLER
-from onesweep.stages.model.vocabulary import Alphabet
+from serving.modes.base import DEFAULT_STEPS, DEFAULT_TEMPERATURE, whole
+from serving.modes.chunked import ChunkedMode, usual_chunk
+from serving.modes.pretrained_tokenizer import tokenizer_of
+from serving.modes.tokenizer import OutputText
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.base import CleanPiece
+from stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_chain, load_stage
+from stages.checkpoint.manifest import read_manifest
+from stages.model.codec import codec_named
+from stages.model.layers import LayerCache
+from stages.model.pipeline import new_caches
+from stages.model.prefill import split_reads
+from stages.model.randomness import sample_symbols
+from stages.model.samplers import DEFAULT_SAMPLER
+from stages.model.vocabulary import Alphabet
 
 
 class Pipeline:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onesweep.serving.router.request import MAX_PROMPT_BYTES
-from onesweep.stages.errors import InputError, one_of
+from serving.router.request import MAX_PROMPT_BYTES
+from stages.errors import InputError, one_of
 
 
 @dataclass(frozen=True)

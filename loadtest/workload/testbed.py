@@ -14,16 +14,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from onesweep.loadtest.lab.lab import Lab, lab_problem, temporary_lab
-from onesweep.loadtest.lab.profile import ROUTER, Link, Profile, node_names, profile_named
-from onesweep.loadtest.workload.caller import COMMAND, Access, Caller, RouterState
-from onesweep.serving.cli.deployment import SHIPPED, Deployment, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.router.request import DEFAULT_ROUTER
-from onesweep.serving.router.topology import Topology, local_topology
-from onesweep.stages.errors import InputError, OnesweepError, ServiceError
-from onesweep.stages.settings import setting
-from onesweep.stages.wire.channel import parse_address
+from loadtest.lab.lab import Lab, lab_problem, temporary_lab
+from loadtest.lab.profile import ROUTER, Link, Profile, node_names, profile_named
+from loadtest.workload.caller import COMMAND, Access, Caller, RouterState
+from serving.cli.deployment import SHIPPED, Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.router.request import DEFAULT_ROUTER
+from serving.router.topology import Topology, local_topology
+from stages.errors import InputError, OnesweepError, ServiceError
+from stages.settings import setting
+from stages.wire.channel import parse_address
 
 LOOPBACK = "loopback"  # the profile without a lab: every process on this machine, no link emulated
 AS_FOUND = "as found"  # the profile of a deployment that was not started here
@@ -231,7 +231,7 @@ class TestbedSettings:
 
 def block_count(checkpoint: Path) -> int:
     """Blocks or AR stages of a checkpoint. Raises CheckpointError."""
-    from onesweep.stages.host.parts import plan_host  # imports torch, which help can do without
+    from stages.host.parts import plan_host  # imports torch, which help can do without
 
     return plan_host(checkpoint, (0,)).parts
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 import torch
 
-from onesweep.loadtest.workload.caller import check_answer
-from onesweep.loadtest.workload.pipeline import InProcess, Work
-from onesweep.loadtest.workload.prompts import SeededPrompt
-from onesweep.loadtest.workload.testbed import Testbed
-from onesweep.serving.modes.tokenizer import Tokenizer
+from loadtest.workload.caller import check_answer
+from loadtest.workload.pipeline import InProcess, Work
+from loadtest.workload.prompts import SeededPrompt
+from loadtest.workload.testbed import Testbed
+from serving.modes.tokenizer import Tokenizer
 
 # Modes whose texts `InProcess` computes without a deployment, and so without its links, and how: speculation is exact,
 # its texts are those of `ar`.

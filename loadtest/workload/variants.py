@@ -9,11 +9,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onesweep.serving.drawing import DRAWING_MODES
-from onesweep.serving.drawing.request import DrawingRequest
-from onesweep.serving.modes import DRAFTERS, MODES, SCORERS
-from onesweep.serving.router.request import Request
-from onesweep.stages.errors import InputError, one_of
+from serving.drawing import DRAWING_MODES
+from serving.drawing.request import DrawingRequest
+from serving.modes import DRAFTERS, MODES, SCORERS
+from serving.router.request import Request
+from stages.errors import InputError, one_of
 
 # Settings whose value is enough: no two have a value in common.
 WORDS = (

@@ -3,8 +3,8 @@
 import os
 import sys
 
-from onesweep.serving.cli.parser import UsageError, parse
-from onesweep.stages.errors import OnesweepError
+from serving.cli.parser import UsageError, parse
+from stages.errors import OnesweepError
 
 
 def main(arguments: list[str] | None = None) -> int:

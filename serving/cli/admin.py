@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.stages.errors import InputError, OnesweepError
-from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER, Identity
+from stages.errors import InputError, OnesweepError
+from stages.wire.auth import CLIENT, HOST, ROUTER, Identity
 
 if TYPE_CHECKING:
-    from onesweep.stages.wire.certificates import Leaf
+    from stages.wire.certificates import Leaf
 
 DEFAULT_DIRECTORY = Path("certs")
 AUTHORITY_DAYS, LEAF_DAYS = 5 * 365, 30
@@ -44,7 +44,7 @@ def add_certs_renew(renew: argparse.ArgumentParser) -> None:
 
 def run_certs_init(options: argparse.Namespace) -> int:
     _check_installed()
-    from onesweep.stages.wire.certificates import Authority, expiry
+    from stages.wire.certificates import Authority, expiry
 
     authority = Authority.create(options.dir, options.days, options.domain, options.force)
     print(f"{options.dir / 'ca.pem'}: {expiry(authority.until)}; give it to everybody")
@@ -54,7 +54,7 @@ def run_certs_init(options: argparse.Namespace) -> int:
 
 def _issue(role: str, options: argparse.Namespace) -> int:
     _check_installed()
-    from onesweep.stages.wire.certificates import Authority
+    from stages.wire.certificates import Authority
 
     authority = Authority.open(options.dir)
     identity = Identity(role, options.name)
@@ -69,7 +69,7 @@ run_certs_host, run_certs_router, run_certs_client = (partial(_issue, role) for 
 
 def run_certs_renew(options: argparse.Namespace) -> int:
     _check_installed()
-    from onesweep.stages.wire.certificates import Authority, expiry
+    from stages.wire.certificates import Authority, expiry
 
     authority = Authority.open(options.dir)
     names = options.names or authority.names()
@@ -96,7 +96,7 @@ def add_certs_signer(action: argparse.ArgumentParser) -> None:
 
 def run_certs_signer(options: argparse.Namespace) -> int:
     _check_installed()
-    from onesweep.stages.wire.certificates import make_signer
+    from stages.wire.certificates import make_signer
 
     public = make_signer(options.dir, options.name, options.force)
     print(f"{public.with_suffix('.key')}: signs releases (`onesweep sign`); keep it here, and nowhere else")
@@ -113,8 +113,8 @@ def add_sign(action: argparse.ArgumentParser) -> None:
 
 def run_sign(options: argparse.Namespace) -> int:
     _check_installed()
-    from onesweep.stages.checkpoint.release_store import MOST_SIGNATURES, read_release_manifest, write_signatures
-    from onesweep.stages.wire.certificates import is_signed, sign
+    from stages.checkpoint.release_store import MOST_SIGNATURES, read_release_manifest, write_signatures
+    from stages.wire.certificates import is_signed, sign
 
     release = read_release_manifest(options.checkpoint)
     key, signature = sign(release.signed, options.key)
@@ -129,7 +129,7 @@ def run_sign(options: argparse.Namespace) -> int:
 
 
 def _print_leaf(leaf: Leaf) -> None:
-    from onesweep.stages.wire.certificates import expiry
+    from stages.wire.certificates import expiry
 
     addresses = f" at {', '.join(leaf.addresses)}" if leaf.addresses else ""
     print(f"{leaf.path}: {leaf.identity.role} {leaf.identity.name}{addresses}, {expiry(leaf.until)}")
@@ -173,8 +173,8 @@ def add_token_remove(remove: argparse.ArgumentParser) -> None:
 
 
 def run_token_add(options: argparse.Namespace) -> int:
-    from onesweep.stages.wire.secret_files import lock_beside
-    from onesweep.stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
+    from stages.wire.secret_files import lock_beside
+    from stages.wire.tokens import Key, new_token, read_tokens, token_hash, write_tokens
 
     scopes = tuple(dict.fromkeys(part.strip() for part in options.scope.split(",") if part.strip()))
     key = Key(options.name, "", scopes, options.rate, options.concurrent, options.bytes_per_day)
@@ -189,7 +189,7 @@ def run_token_add(options: argparse.Namespace) -> int:
 
 
 def run_token_list(options: argparse.Namespace) -> int:
-    from onesweep.stages.wire.tokens import read_tokens
+    from stages.wire.tokens import read_tokens
 
     for key in read_tokens(options.tokens):
         limits = [
@@ -203,8 +203,8 @@ def run_token_list(options: argparse.Namespace) -> int:
 
 
 def run_token_remove(options: argparse.Namespace) -> int:
-    from onesweep.stages.wire.secret_files import lock_beside
-    from onesweep.stages.wire.tokens import read_tokens, write_tokens
+    from stages.wire.secret_files import lock_beside
+    from stages.wire.tokens import read_tokens, write_tokens
 
     with lock_beside(options.tokens):
         keys = read_tokens(options.tokens)

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from onesweep.serving.cli.generate import add_router_options, async_client_of
-from onesweep.serving.client.result import Result
-from onesweep.serving.drawing import PICTURES_SERVED
-from onesweep.serving.router.request import MAX_TIMEOUT_S
-from onesweep.stages.errors import InputError, OnesweepError, one_of, printable
-from onesweep.stages.signals import Terminated, ends_cleanly, run_interruptible
+from serving.cli.generate import add_router_options, async_client_of
+from serving.client.result import Result
+from serving.drawing import PICTURES_SERVED
+from serving.router.request import MAX_TIMEOUT_S
+from stages.errors import InputError, OnesweepError, one_of, printable
+from stages.signals import Terminated, ends_cleanly, run_interruptible
 
 if TYPE_CHECKING:
-    from onesweep.serving.client.client import AsyncClient
-    from onesweep.serving.v1 import router_pb2
+    from serving.client.client import AsyncClient
+    from serving.v1 import router_pb2
 
 # Modules that need gRPC are imported when a command runs.
 
@@ -173,7 +173,7 @@ class Chat:
                 self.messages = [*messages, ("assistant", answer)]
 
     async def _stream(self, text: str, messages: Sequence[tuple[str, str]], written: list[str]) -> Result | None:
-        from onesweep.serving.client.client import TextDecoder
+        from serving.client.client import TextDecoder
 
         s = self.settings
         asked: dict[str, Any] = {"messages": messages} if self.has_template else {"prompt": s.system + text}
@@ -243,7 +243,7 @@ class Conversation:
                 tell("(Ctrl-C again, Ctrl-D or /quit leaves)")
 
     def _answer(self, line: str) -> None:
-        from onesweep.serving.client.client import RequestRefused
+        from serving.client.client import RequestRefused
 
         try:
             self.chat.answer(line)

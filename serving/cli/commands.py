@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TypeAlias
 
 # Of the packages that this one stands beside, whatever holds them all.
-PREFIX = __name__.removesuffix("onesweep.serving.cli.commands")
+PREFIX = __name__.removesuffix("serving.cli.commands")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ _CERTS = Family(
     "make and renew certificates of hosts, routers and clients",
     {
         "": _commands(
-            "onesweep.serving.cli.admin:certs_",
+            "serving.cli.admin:certs_",
             ("init", "make the authority that signs the others", ""),
             ("host", "make the certificate of a host", "host-1 --address 10.8.0.1"),
             ("router", "make the certificate of a router", "--address 10.8.0.9"),
@@ -88,7 +88,7 @@ _TOKEN = Family(
     "make and remove the tokens of those who may ask a router",
     {
         "": _commands(
-            "onesweep.serving.cli.admin:token_",
+            "serving.cli.admin:token_",
             ("add", "make a token, and print it once", "alice --tokens tokens.toml"),
             ("list", "list names, scopes and limits", "--tokens tokens.toml"),
             ("remove", "remove a token; requests that bring it are refused from then on", "alice --tokens tokens.toml"),
@@ -101,7 +101,7 @@ _TRAIN_PICTURES = Family(
     "train nets that draw",
     {
         "": _commands(
-            "onesweep.trainer.pictures.commands:",
+            "trainer.pictures.commands:",
             ("blocks", "train the blocks of a chain, one at a time", "--data fashion.npz"),
             ("whole", "train an undivided net, cut into as many stages as the chain has blocks", "--data fashion.npz"),
             ("local", "train one net of a block's size for all noise levels", "--data fashion.npz"),
@@ -114,7 +114,7 @@ _TRAIN = Family(
     "train blocks or whole models, on this machine or on many",
     {
         "": _commands(
-            "onesweep.trainer.commands:",
+            "trainer.commands:",
             ("blocks", "train the blocks of a chain, one at a time", "--data corpus/"),
             (
                 "ar",
@@ -124,7 +124,7 @@ _TRAIN = Family(
             ("scorer", "train a pipeline stage by stage, each through frozen copies of the others", "--data corpus/"),
             ("tokenizer", "make the tokens that the others train on with --tokenizer", "--data corpus/"),
             ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
-            "onesweep.trainer.rounds.commands:",
+            "trainer.rounds.commands:",
             (
                 "coordinate",
                 "give out a model's parts to workers, and merge what they learn",
@@ -136,20 +136,20 @@ _TRAIN = Family(
                 "--coordinator 10.8.0.9:7800 --data corpus/",
             ),
             ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800"),
-            "onesweep.trainer.planning.commands:",
+            "trainer.planning.commands:",
             (
                 "plan",
                 "estimate memory, traffic and time of a run before it starts",
                 "--params 1e9 --workers 12 --link home --step-s 2",
             ),
-            "onesweep.trainer.rounds.commands:",
+            "trainer.rounds.commands:",
             (
                 "simulate",
                 "compare ways of merging, with workers on this machine",
                 "--vary steps_per_round=10,100",
             ),
             ("audit", "check that no update of a run was lost or merged twice", "runs/rounds"),
-            "onesweep.trainer.commands:",
+            "trainer.commands:",
         ),
         "pictures": (_TRAIN_PICTURES,),
     },
@@ -159,11 +159,11 @@ _BENCH = Family(
     "measure latency, load, faults and quality",
     {
         "cost": _commands(
-            "onesweep.loadtest.host.commands:",
+            "loadtest.host.commands:",
             ("host", "a sweep and a byte on top of the model, batching, idle servers", ""),
         ),
         "latency": _commands(
-            "onesweep.loadtest.latency.commands:",
+            "loadtest.latency.commands:",
             (
                 "wan",
                 "every mode over emulated far links, against a computed floor",
@@ -171,14 +171,14 @@ _BENCH = Family(
             ),
         ),
         "load and faults": _commands(
-            "onesweep.loadtest.load.commands:",
+            "loadtest.load.commands:",
             ("loadtest", "many users at once: latency, throughput, every text checked", "--users 16 --seconds 60"),
-            "onesweep.loadtest.faults.commands:",
+            "loadtest.faults.commands:",
             ("chaos", "faults under load: nothing may be lost, no text may change", "--minutes 10 --seed 1"),
             ("chaos-training", "faults under a training: no accepted update may be lost", "--seed 1"),
         ),
         "quality": _commands(
-            "onesweep.loadtest.quality.commands:",
+            "loadtest.quality.commands:",
             ("quality", "quality of each mode's text or pictures, and the file of mode auto", "--prompts texts/"),
         ),
     },
@@ -188,13 +188,13 @@ _WAN = Family(
     "emulate hosts that are far apart, on this machine (Linux, root)",
     {
         "": _commands(
-            "onesweep.loadtest.lab.commands:wan_",
+            "loadtest.lab.commands:wan_",
             ("up", "make the network; it stays until `wan down`", "--profile links-60"),
             ("status", "print nodes, addresses, links and what they carried", ""),
             ("exec", "run a program inside a node", "router -- ping -c 3 host-1"),
             ("profiles", "list the profiles of links", ""),
             ("down", "end the network and every program in it", ""),
-            "onesweep.loadtest.faults.commands:wan_",
+            "loadtest.faults.commands:wan_",
             ("train", "have six workers train a small chain over such links, and serve it", ""),
         )
     },
@@ -205,31 +205,31 @@ ROOT = Family(
     "train and serve a model whose blocks live on hosts far apart",
     {
         "start": _commands(
-            "onesweep.serving.cli.run:",
+            "serving.cli.run:",
             ("run", "talk with a model of your own, over hosts that are started here", "model.gguf"),
-            "onesweep.serving.cli.remote:",
+            "serving.cli.remote:",
             (
                 "serve",
                 "serve a model of your own over hosts that wait for one, with an API and a page",
                 "model.gguf --hosts 10.8.0.1:7701,10.8.0.2:7701",
             ),
-            "onesweep.serving.cli.serve:",
+            "serving.cli.serve:",
             ("up", "start hosts and a router on this machine", "--detach"),
             ("down", "stop what `up --detach` started", ""),
             ("status", "show hosts, modes and requests of a router", ""),
-            "onesweep.serving.cli.demo:",
+            "serving.cli.demo:",
             ("demo", "start three hosts here, run one prompt in every mode, stop", ""),
-            "onesweep.serving.cli.serve:",
+            "serving.cli.serve:",
             ("host", "run one host of a topology on this machine", "host-1 --topology topology.toml"),
-            "onesweep.stages.host.commands:",
+            "stages.host.commands:",
             (
                 "stage",
                 "run a stage server: one host, without a topology file",
                 "--checkpoint weights --blocks 0 --listen 127.0.0.1:7701",
             ),
-            "onesweep.serving.cli.serve:",
+            "serving.cli.serve:",
             ("router", "run the router of a topology", "--topology topology.toml"),
-            "onesweep.serving.gateway.commands:",
+            "serving.gateway.commands:",
             (
                 "http",
                 "serve an OpenAI-compatible API and a page, in front of a router",
@@ -237,23 +237,23 @@ ROOT = Family(
             ),
         ),
         "ask": _commands(
-            "onesweep.serving.cli.generate:",
+            "serving.cli.generate:",
             ("generate", "continue a prompt", "'The sea was calm.' --max-bytes 200"),
             ("compare", "run one prompt in several modes, side by side", "'The sea was calm.' --modes sweep,ar"),
-            "onesweep.serving.cli.draw:",
+            "serving.cli.draw:",
             ("draw", "draw pictures of a class", "sneaker --seed 7 --out sneaker.png"),
-            "onesweep.serving.cli.chat:",
+            "serving.cli.chat:",
             ("chat", "talk with the model that a router serves", ""),
         ),
         "models": _commands(
-            "onesweep.stages.host.commands:",
+            "stages.host.commands:",
             (
                 "import",
                 "make a checkpoint of a pretrained model, cut into stages",
                 "model.gguf --blocks 3 --out smollm2",
             ),
             ("inspect", "print what is in a checkpoint", "weights --verify"),
-            "onesweep.trainer.commands:",
+            "trainer.commands:",
             ("evaluate", "measure bits per byte of checkpoints on held-out text", "weights --data corpus/"),
             (
                 "distill",
@@ -263,15 +263,15 @@ ROOT = Family(
             ("init", "make a checkpoint with random weights, for tests of capacity", "big --parts 8 --width 2048"),
         ),
         "operate": _commands(
-            "onesweep.serving.cli.serve:",
+            "serving.cli.serve:",
             ("doctor", "measure every hop of a ring, and name a remedy for each bad one", ""),
             ("deploy", "change the weights under a running service, or take that back", "new-weights"),
-            "onesweep.serving.cli.admin:",
+            "serving.cli.admin:",
             ("sign", "sign weights before they are deployed", "new-weights --key certs/ada.key"),
         )
         + _IDENTITIES
         + _commands(
-            "onesweep.serving.cli.completion:",
+            "serving.cli.completion:",
             (
                 "completion",
                 "print a script that completes commands and options in a shell",

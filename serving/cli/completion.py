@@ -4,7 +4,7 @@ import argparse
 
 import shtab
 
-from onesweep.serving.cli.commands import ROOT, Family
+from serving.cli.commands import ROOT, Family
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -5,15 +5,15 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from onesweep.serving.cli.deployment import SHIPPED, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.cli.run import HOSTS, add_import_options, find_checkpoint, manifest_record
-from onesweep.serving.client.client import Client, DrawnPictures, Result
-from onesweep.serving.client.comparison import TEXT_WIDTH, Entrant, all_entrants, comparison, run_entrants
-from onesweep.serving.router.request import MAX_TIMEOUT_S
-from onesweep.serving.router.topology import local_topology
-from onesweep.stages.progress import ProgressLine
-from onesweep.stages.signals import ends_cleanly
+from serving.cli.deployment import SHIPPED, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.cli.run import HOSTS, add_import_options, find_checkpoint, manifest_record
+from serving.client.client import Client, DrawnPictures, Result
+from serving.client.comparison import TEXT_WIDTH, Entrant, all_entrants, comparison, run_entrants
+from serving.router.request import MAX_TIMEOUT_S
+from serving.router.topology import local_topology
+from stages.progress import ProgressLine
+from stages.signals import ends_cleanly
 
 PROMPT = "The best thing about the movie is that"
 QUESTION = """\

@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 
-from onesweep.serving.client.client import AsyncClient, RequestRefused, RouterError
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.checkpoint.checkpoint import file_digest
-from onesweep.stages.checkpoint.release_store import ReleaseManifest, has_size, read_release_manifest, release_files
-from onesweep.stages.checkpoint.release_transfer import ReleaseTransfer
-from onesweep.stages.errors import CheckpointError, InputError
+from serving.client.client import AsyncClient, RequestRefused, RouterError
+from serving.v1 import router_pb2
+from stages.checkpoint.checkpoint import file_digest
+from stages.checkpoint.release_store import ReleaseManifest, has_size, read_release_manifest, release_files
+from stages.checkpoint.release_transfer import ReleaseTransfer
+from stages.errors import CheckpointError, InputError
 
 Show = Callable[[str], object]
 OpenClient = Callable[[], AsyncClient]

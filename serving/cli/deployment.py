@@ -20,16 +20,16 @@ from typing import Any, TypeVar
 
 import psutil
 
-from onesweep.serving.cli.ports import port_free
-from onesweep.serving.client.client import Client, RequestRefused, RouterError
-from onesweep.serving.router.request import DEFAULT_ROUTER
-from onesweep.serving.router.topology import HostEntry, Topology, read_topology
-from onesweep.stages.errors import InputError, OnesweepError, ServiceError, TopologyError
-from onesweep.stages.progress import ProgressLine
-from onesweep.stages.signals import deferred
-from onesweep.stages.wire.channel import DRAIN_S, is_loopback, parse_address
-from onesweep.stages.wire.tls import tls_arguments
-from onesweep.stages.wire.tokens import token_for
+from serving.cli.ports import port_free
+from serving.client.client import Client, RequestRefused, RouterError
+from serving.router.request import DEFAULT_ROUTER
+from serving.router.topology import HostEntry, Topology, read_topology
+from stages.errors import InputError, OnesweepError, ServiceError, TopologyError
+from stages.progress import ProgressLine
+from stages.signals import deferred
+from stages.wire.channel import DRAIN_S, is_loopback, parse_address
+from stages.wire.tls import tls_arguments
+from stages.wire.tokens import token_for
 
 T = TypeVar("T")
 
@@ -41,12 +41,12 @@ READY_S, LOADED_BYTES_S = 60.0, 5e6
 LOG_LINES = 5
 TOPOLOGY = "topology.toml"
 # How a server is started: -P, because the directory that `up` is called in is not for importing from.
-MODULE = ["-P", "-m", "onesweep.serving.cli"]
+MODULE = ["-P", "-m", "serving.cli"]
 HTTP = "http"  # what the gateway's process is called
 ASKER = [
     "-P",
     "-c",
-    "import sys; from onesweep.serving.cli.deployment import print_answers; print_answers(sys.argv[1])",
+    "import sys; from serving.cli.deployment import print_answers; print_answers(sys.argv[1])",
 ]
 
 # Turns the name and the command of a process into the command that runs it where it belongs.
@@ -368,7 +368,7 @@ def watch(deployment: Deployment) -> None:
 
 
 def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
-    from onesweep.stages.checkpoint.bundle import has_experts  # torch, which other commands need not wait for
+    from stages.checkpoint.bundle import has_experts  # torch, which other commands need not wait for
 
     successors = topology.successors(host, has_experts(checkpoint))
     return [

@@ -10,19 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.serving.cli.generate import add_router_options, client_of
-from onesweep.serving.cli.run import HOSTS, draws, parts_of
-from onesweep.serving.drawing import DRAWING_MODES
-from onesweep.serving.drawing.request import DrawingRequest
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S
-from onesweep.stages.errors import InputError, OnesweepError
-from onesweep.stages.progress import ProgressLine
-from onesweep.stages.settings import add_flags, check_destination
-from onesweep.stages.signals import ends_cleanly
+from serving.cli.generate import add_router_options, client_of
+from serving.cli.run import HOSTS, draws, parts_of
+from serving.drawing import DRAWING_MODES
+from serving.drawing.request import DrawingRequest
+from serving.router.request import DEFAULT_TIMEOUT_S
+from stages.errors import InputError, OnesweepError
+from stages.progress import ProgressLine
+from stages.settings import add_flags, check_destination
+from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
-    from onesweep.serving.client.client import Client
-    from onesweep.serving.client.result import DrawnPictures
+    from serving.client.client import Client
+    from serving.client.result import DrawnPictures
 
 SCALE = 4  # pixels of a file for one that was drawn, where pictures are smaller than SMALL
 SMALL = 128
@@ -112,10 +112,10 @@ def _client(options: argparse.Namespace) -> Iterator[Client]:
         with client_of(options) as client:
             yield client
         return
-    from onesweep.serving.cli.deployment import temporary_deployment
-    from onesweep.serving.cli.ports import free_port_block
-    from onesweep.serving.client.client import Client
-    from onesweep.serving.router.topology import local_topology
+    from serving.cli.deployment import temporary_deployment
+    from serving.cli.ports import free_port_block
+    from serving.client.client import Client
+    from serving.router.topology import local_topology
 
     checkpoint = options.checkpoint.resolve()
     if not draws(checkpoint):
@@ -163,7 +163,7 @@ def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:
     """One file with the pictures of all rows, below each other."""
     import numpy as np
 
-    from onesweep.serving.client.result import DrawnPictures
+    from serving.client.result import DrawnPictures
 
     pixels = np.concatenate([row.pixels for row in rows])
     scale = SCALE if max(pixels.shape[2:]) < SMALL else 1

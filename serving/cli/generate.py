@@ -7,18 +7,18 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from onesweep.serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants
-from onesweep.serving.client.result import Result
-from onesweep.serving.modes import MODES
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
-from onesweep.stages.errors import ServiceError, printable
-from onesweep.stages.settings import add_flags
-from onesweep.stages.signals import run_interruptible
-from onesweep.stages.wire.flags import add_client_options, add_token_options
+from serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants
+from serving.client.result import Result
+from serving.modes import MODES
+from serving.router.request import DEFAULT_TIMEOUT_S, ROUTER_HELP, SETTINGS, Request
+from stages.errors import ServiceError, printable
+from stages.settings import add_flags
+from stages.signals import run_interruptible
+from stages.wire.flags import add_client_options, add_token_options
 
 if TYPE_CHECKING:
-    from onesweep.serving.client.client import AsyncClient, Client
-    from onesweep.stages.wire.tls import Tls
+    from serving.client.client import AsyncClient, Client
+    from stages.wire.tls import Tls
 
 # Modules that need gRPC are imported when a command runs.
 
@@ -39,7 +39,7 @@ def add_router_options(parser: argparse.ArgumentParser) -> None:
 
 def client_of(options: argparse.Namespace) -> Client:
     """A client of the router that the options name. Raises InputError."""
-    from onesweep.serving.client.client import Client
+    from serving.client.client import Client
 
     address, who = _connection(options)
     return Client(address, **who)
@@ -47,16 +47,16 @@ def client_of(options: argparse.Namespace) -> Client:
 
 def async_client_of(options: argparse.Namespace) -> AsyncClient:
     """Like `client_of`, where an event loop runs."""
-    from onesweep.serving.client.client import AsyncClient
+    from serving.client.client import AsyncClient
 
     address, who = _connection(options)
     return AsyncClient(address, **who)
 
 
 def _connection(options: argparse.Namespace) -> tuple[str, Credentials]:
-    from onesweep.serving.cli.deployment import router_here
-    from onesweep.stages.wire.tls import security_of
-    from onesweep.stages.wire.tokens import token_of
+    from serving.cli.deployment import router_here
+    from stages.wire.tls import security_of
+    from stages.wire.tokens import token_of
 
     address, topology = router_here(options.router)
     security = security_of(options, topology.client_tls if topology else None)
@@ -92,7 +92,7 @@ def run_generate(options: argparse.Namespace) -> int:
 
 
 async def _generate(options: argparse.Namespace) -> int:
-    from onesweep.serving.client.client import TextDecoder
+    from serving.client.client import TextDecoder
 
     settings = _request_settings(options)
     async with async_client_of(options) as client:

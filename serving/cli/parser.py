@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from onesweep.serving.cli.commands import Command, Family, Words, find, near
-from onesweep.stages.errors import InputError, close_to
+from serving.cli.commands import Command, Family, Words, find, near
+from stages.errors import InputError, close_to
 
 WIDTH = 100
 _NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}

@@ -5,7 +5,7 @@ import secrets
 import socket
 from collections import deque
 
-from onesweep.stages.errors import ServiceError
+from stages.errors import ServiceError
 
 # Below those that systems give to outgoing connections, above most that services are known by.
 PORTS = range(20_000, 32_000)

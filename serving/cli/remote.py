@@ -12,21 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.serving.cli.run import add_import_options, find_checkpoint
-from onesweep.serving.gateway.settings import DEFAULT_LISTEN
-from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.host.commands import check_positive
-from onesweep.stages.progress import ProgressLine
-from onesweep.stages.signals import ends_cleanly, run_interruptible
-from onesweep.stages.wire.web_access import check_framework
+from serving.cli.run import add_import_options, find_checkpoint
+from serving.gateway.settings import DEFAULT_LISTEN
+from stages.errors import InputError, ServiceError
+from stages.host.commands import check_positive
+from stages.progress import ProgressLine
+from stages.signals import ends_cleanly, run_interruptible
+from stages.wire.web_access import check_framework
 
 if TYPE_CHECKING:
-    from onesweep.serving.router.paths import HostLink
-    from onesweep.serving.router.topology import Topology
-    from onesweep.stages.checkpoint.release_store import ReleaseManifest
-    from onesweep.stages.importing.importing import StageHost
-    from onesweep.stages.v1 import stage_pb2
-    from onesweep.stages.wire.tls import Security
+    from serving.router.paths import HostLink
+    from serving.router.topology import Topology
+    from stages.checkpoint.release_store import ReleaseManifest
+    from stages.importing.importing import StageHost
+    from stages.v1 import stage_pb2
+    from stages.wire.tls import Security
 
 # Modules that need gRPC or torch are imported when the command runs.
 
@@ -49,11 +49,11 @@ def add_serve(serve: argparse.ArgumentParser) -> None:
 
 
 def run_serve(options: argparse.Namespace) -> int:
-    from onesweep.serving.cli.deploy import read_release
-    from onesweep.serving.cli.deployment import Deployment, check_free, check_none_up, present, state_directory
-    from onesweep.serving.router.topology import HostEntry, Topology, local_topology
-    from onesweep.stages.wire.tls import Security
-    from onesweep.stages.wire.tokens import read_tokens
+    from serving.cli.deploy import read_release
+    from serving.cli.deployment import Deployment, check_free, check_none_up, present, state_directory
+    from serving.router.topology import HostEntry, Topology, local_topology
+    from stages.wire.tls import Security
+    from stages.wire.tokens import read_tokens
 
     check_framework("--http")
     check_positive(options, "context", "threads", "port")
@@ -97,7 +97,7 @@ def run_serve(options: argparse.Namespace) -> int:
 @asynccontextmanager
 async def _links(topology: Topology, security: Security) -> AsyncIterator[list[HostLink]]:
     """A link to each host. Raises InputError where one may not be dialled."""
-    from onesweep.serving.router.paths import HostLink
+    from serving.router.paths import HostLink
 
     links: list[HostLink] = []
     try:
@@ -110,8 +110,8 @@ async def _links(topology: Topology, security: Security) -> AsyncIterator[list[H
 
 async def _describe_all(topology: Topology, security: Security) -> list[StageHost]:
     """Speed and room of every host. Raises ServiceError that names those that do not answer, or take no stage."""
-    from onesweep.stages.importing.importing import StageHost
-    from onesweep.stages.wire.status import StatusError
+    from stages.importing.importing import StageHost
+    from stages.wire.status import StatusError
 
     async with _links(topology, security) as links:
         outcomes = await asyncio.gather(*(link.describe() for link in links), return_exceptions=True)
@@ -147,11 +147,11 @@ async def _bring_all(
     progress: ProgressLine,
 ) -> None:
     """Have every host hold its stage; nothing is sent to one that does. Raises OnesweepError."""
-    from onesweep.serving.router.rollout import load, store
-    from onesweep.stages.checkpoint.bundle import has_experts
-    from onesweep.stages.checkpoint.release_store import release_files
-    from onesweep.stages.v1 import stage_pb2
-    from onesweep.stages.wire.status import StatusError
+    from serving.router.rollout import load, store
+    from stages.checkpoint.bundle import has_experts
+    from stages.checkpoint.release_store import release_files
+    from stages.v1 import stage_pb2
+    from stages.wire.status import StatusError
 
     assert contents.root is not None
     any_may_follow = has_experts(contents.root)
@@ -197,8 +197,8 @@ def _holds(link: HostLink, release: str) -> bool:
 
 async def _loaded(link: HostLink, release: str) -> None:
     """Return when the host, which listens anew, has loaded its stage. Raises ServiceError."""
-    from onesweep.serving.router.rollout import LOAD_S
-    from onesweep.stages.wire.status import StatusError
+    from serving.router.rollout import LOAD_S
+    from stages.wire.status import StatusError
 
     deadline, problem = time.monotonic() + LOAD_S, "no answer"
     while time.monotonic() < deadline:

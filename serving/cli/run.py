@@ -16,16 +16,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.serving.cli.chat import add_chat_options, chat_settings, given_prompt, talk
-from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.host.commands import check_positive
-from onesweep.stages.progress import ProgressLine
-from onesweep.stages.signals import ends_cleanly
+from serving.cli.chat import add_chat_options, chat_settings, given_prompt, talk
+from stages.errors import InputError, ServiceError
+from stages.host.commands import check_positive
+from stages.progress import ProgressLine
+from stages.signals import ends_cleanly
 
 if TYPE_CHECKING:
-    from onesweep.serving.client.client import AsyncClient
-    from onesweep.serving.router.topology import Topology
-    from onesweep.stages.importing.importing import StageHost
+    from serving.client.client import AsyncClient
+    from serving.router.topology import Topology
+    from stages.importing.importing import StageHost
 
 # Modules that need gRPC are imported when a command runs.
 
@@ -57,10 +57,10 @@ def add_import_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_run(options: argparse.Namespace) -> int:
-    from onesweep.serving.cli.deployment import temporary_deployment
-    from onesweep.serving.cli.ports import free_port_block
-    from onesweep.serving.client.client import AsyncClient
-    from onesweep.serving.router.topology import local_topology, read_topology
+    from serving.cli.deployment import temporary_deployment
+    from serving.cli.ports import free_port_block
+    from serving.client.client import AsyncClient
+    from serving.router.topology import local_topology, read_topology
 
     check_positive(options, "hosts", "blocks", "context", "threads")
     settings, prompt = chat_settings(options), given_prompt(options)
@@ -191,8 +191,8 @@ class ImportCache:
         hosts: Sequence[StageHost],
     ) -> None:
         progress.say(f"importing {source} once, into {self.directory}")
-        from onesweep.stages.importing.importing import ImportSettings, import_model
-        from onesweep.stages.memory import trim
+        from stages.importing.importing import ImportSettings, import_model
+        from stages.memory import trim
 
         # In this process: a mistake in the source ends the command with its own sentence and exit code.
         import_model(ImportSettings(source, entry, blocks, context, hosts=hosts), progress)
@@ -260,9 +260,9 @@ def _running(topology: Topology, checkpoint: Path, progress: ProgressLine) -> Ca
     """A way to the topology's router, which serves the model by then; None where no router answers.
 
     Raises OnesweepError."""
-    from onesweep.serving.cli.deploy import deploy, read_release
-    from onesweep.serving.client.client import AsyncClient, Client, RouterError
-    from onesweep.stages.wire.tokens import token_for
+    from serving.cli.deploy import deploy, read_release
+    from serving.client.client import AsyncClient, Client, RouterError
+    from stages.wire.tokens import token_for
 
     tls = topology.client_tls
     who: dict[str, Any] = {"tls": tls, "token": token_for(topology.router, tls)}

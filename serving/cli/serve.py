@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from onesweep.serving.cli.deployment import (
+from serving.cli.deployment import (
     SHIPPED,
     Deployment,
     NothingUp,
@@ -16,23 +16,23 @@ from onesweep.serving.cli.deployment import (
     require_deployment,
     state_directory,
 )
-from onesweep.serving.cli.generate import add_router_options, async_client_of, client_of
-from onesweep.serving.client.result import record_of
-from onesweep.serving.gateway.settings import DEFAULT_LISTEN
-from onesweep.serving.router.request import DEFAULT_ROUTER
-from onesweep.serving.router.settings import RouterSettings
-from onesweep.serving.router.topology import Topology, local_topology, read_topology
-from onesweep.stages.device import AUTO
-from onesweep.stages.errors import InputError
-from onesweep.stages.host.commands import add_device, add_host_options, check_positive, host_settings
-from onesweep.stages.settings import add_flags, from_flags
-from onesweep.stages.signals import ends_cleanly
-from onesweep.stages.telemetry.observability import observability_of, start_log
-from onesweep.stages.wire.flags import add_registry_flags, add_server_options
-from onesweep.stages.wire.registry import registry_settings
-from onesweep.stages.wire.tls import security_of
-from onesweep.stages.wire.tokens import read_tokens
-from onesweep.stages.wire.web_access import check_framework
+from serving.cli.generate import add_router_options, async_client_of, client_of
+from serving.client.result import record_of
+from serving.gateway.settings import DEFAULT_LISTEN
+from serving.router.request import DEFAULT_ROUTER
+from serving.router.settings import RouterSettings
+from serving.router.topology import Topology, local_topology, read_topology
+from stages.device import AUTO
+from stages.errors import InputError
+from stages.host.commands import add_device, add_host_options, check_positive, host_settings
+from stages.settings import add_flags, from_flags
+from stages.signals import ends_cleanly
+from stages.telemetry.observability import observability_of, start_log
+from stages.wire.flags import add_registry_flags, add_server_options
+from stages.wire.registry import registry_settings
+from stages.wire.tls import security_of
+from stages.wire.tokens import read_tokens
+from stages.wire.web_access import check_framework
 
 REGISTERED_S = 10.0  # how long the doctor waits for hosts to register
 
@@ -101,7 +101,7 @@ def add_status(status: argparse.ArgumentParser) -> None:
 
 
 def run_router(options: argparse.Namespace) -> int:
-    from onesweep.serving.router.server import serve
+    from serving.router.server import serve
 
     check_positive(options, "threads")
     seeing = observability_of(options)
@@ -123,7 +123,7 @@ def run_router(options: argparse.Namespace) -> int:
 
 def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> Topology:
     """The hosts that a file names, or those that are registered. Raises OnesweepError."""
-    from onesweep.serving.router.discovery import await_topology
+    from serving.router.discovery import await_topology
 
     registry = registry_settings(options)
     if (registry is None) == (options.topology is None):
@@ -132,8 +132,8 @@ def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> 
 
 
 def run_host(options: argparse.Namespace) -> int:
-    from onesweep.stages.checkpoint.bundle import has_experts
-    from onesweep.stages.host.server import StageSettings, serve
+    from stages.checkpoint.bundle import has_experts
+    from stages.host.server import StageSettings, serve
 
     topology = read_topology(options.topology)
     host = topology.host(options.name)
@@ -164,8 +164,8 @@ def run_host(options: argparse.Namespace) -> int:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    from onesweep.serving.router.doctor import report_text
-    from onesweep.serving.router.doctor import run_doctor as examine
+    from serving.router.doctor import report_text
+    from serving.router.doctor import run_doctor as examine
 
     if options.topology is None and options.registry is None:
         if (here := find_deployment(state_directory())) is None:
@@ -179,8 +179,8 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def run_up(options: argparse.Namespace) -> int:
-    from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
-    from onesweep.stages.host.parts import device_for, plan_host
+    from stages.backends import DEFAULT_BACKEND, backend_named
+    from stages.host.parts import device_for, plan_host
 
     if options.http:
         check_framework("--http")
@@ -232,7 +232,7 @@ def run_down(options: argparse.Namespace) -> int:
 
 
 def run_deploy(options: argparse.Namespace) -> int:
-    from onesweep.serving.cli.deploy import deploy, lines_of, read_release, record_of, roll_back
+    from serving.cli.deploy import deploy, lines_of, read_release, record_of, roll_back
 
     if options.rollback == (options.checkpoint is not None):
         raise InputError("give the directory of a checkpoint to deploy, or --rollback to go back to the one before")

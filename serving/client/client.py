@@ -16,14 +16,14 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.serving.client.failover import RequestRefused, RouterConnection, RouterError, Turns
-from onesweep.serving.client.result import DrawnPictures, Logprobs, Result, pictures_of
-from onesweep.serving.drawing.request import drawing_message
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, Request
-from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.wire.channel import Options, open_blocking_channel, open_channel
-from onesweep.stages.wire.status import CALLS, REQUEST_KEY
-from onesweep.stages.wire.tls import Tls
+from serving.client.failover import RequestRefused, RouterConnection, RouterError, Turns
+from serving.client.result import DrawnPictures, Logprobs, Result, pictures_of
+from serving.drawing.request import drawing_message
+from serving.router.request import DEFAULT_TIMEOUT_S, Request
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.wire.channel import Options, open_blocking_channel, open_channel
+from stages.wire.status import CALLS, REQUEST_KEY
+from stages.wire.tls import Tls
 
 # The client's public surface.
 __all__ = ["AsyncClient", "Client", "DrawnPictures", "RequestRefused", "Result", "RouterError", "TextDecoder", "Tls"]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from onesweep.serving.client.result import Result
-from onesweep.serving.modes import SCORERS
-from onesweep.stages.errors import InputError, OnesweepError, one_of, printable
+from serving.client.result import Result
+from serving.modes import SCORERS
+from stages.errors import InputError, OnesweepError, one_of, printable
 
 if TYPE_CHECKING:
-    from onesweep.serving.client.client import Client
+    from serving.client.client import Client
 
 # Modes that are run with each scorer.
 SCORED = ("resample",)
@@ -65,7 +65,7 @@ def run_entrants(
     """Each one's Result, or the sentence that says why there is none. The first error of an only one is raised."""
     import grpc  # the options of `generate` import this module
 
-    from onesweep.serving.client.client import RequestRefused
+    from serving.client.client import RequestRefused
 
     outcomes: dict[str, Result | str] = {}
     for entrant in entrants:

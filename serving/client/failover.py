@@ -20,14 +20,14 @@ import grpc
 import grpc.aio
 from grpc import StatusCode
 
-from onesweep.serving.client.result import Logprobs, Result, result_of
-from onesweep.serving.router.request import DEFAULT_ROUTER
-from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.errors import InputError, ServiceError, printable
-from onesweep.stages.wire.channel import Options, check_target, is_loopback, parse_address
-from onesweep.stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms
-from onesweep.stages.wire.tls import Security, Tls, handshake_problem
-from onesweep.stages.wire.tokens import token_metadata
+from serving.client.result import Logprobs, Result, result_of
+from serving.router.request import DEFAULT_ROUTER
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.errors import InputError, ServiceError, printable
+from stages.wire.channel import Options, check_target, is_loopback, parse_address
+from stages.wire.status import REQUEST_KEY, STATUS_MARK, call_metadata, retry_after_ms
+from stages.wire.tls import Security, Tls, handshake_problem
+from stages.wire.tokens import token_metadata
 
 MOST_ROUTERS = 8
 # A router that is back may not be reached for 2 s, gRPC's pause between attempts: so long all are asked again.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
-from onesweep.serving.v1 import router_pb2
+from serving.v1 import router_pb2
 
 # The command line imports this module, and a request for text needs neither of these.
 if TYPE_CHECKING:

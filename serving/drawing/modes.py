@@ -13,24 +13,24 @@ from time import process_time_ns
 
 import torch
 
-from onesweep.serving.drawing import EXPERT_RULES
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.audit import MOST_TRIES, RETRY_PAUSE_S, AuditFailed
-from onesweep.serving.router.ring import RingView
-from onesweep.serving.router.session import Session
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_picture_part, load_router_net
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.host.parts import ModelKind
-from onesweep.stages.limits import MAX_SEED
-from onesweep.stages.model.codec import CODECS, HIDDEN, codec_named
-from onesweep.stages.pictures.experts import MAX_MOVES, Consultation, Turn
-from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, most_pictures, range_sigmas
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import PictureMessage
-from onesweep.stages.wire.status import internal, invalid, unavailable
+from serving.drawing import EXPERT_RULES
+from serving.router.accounting import Account
+from serving.router.audit import MOST_TRIES, RETRY_PAUSE_S, AuditFailed
+from serving.router.ring import RingView
+from serving.router.session import Session
+from serving.v1 import router_pb2
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_picture_part, load_router_net
+from stages.checkpoint.manifest import read_manifest
+from stages.host.parts import ModelKind
+from stages.limits import MAX_SEED
+from stages.model.codec import CODECS, HIDDEN, codec_named
+from stages.pictures.experts import MAX_MOVES, Consultation, Turn
+from stages.pictures.trajectory import DrawPlan, Trajectory, most_pictures, range_sigmas
+from stages.v1 import stage_pb2
+from stages.wire.messages import PictureMessage
+from stages.wire.status import internal, invalid, unavailable
 
 PICTURES_UNDER_WAY = 16  # of a request to experts: each is a session of its own, and hosts have room for some
 

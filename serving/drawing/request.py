@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onesweep.serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import InputError, RequestError
-from onesweep.stages.limits import MAX_COUNT, MAX_LINK_MS, MAX_SEED
-from onesweep.stages.settings import check, setting
-from onesweep.stages.wire.status import CALLS
+from serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
+from serving.v1 import router_pb2
+from stages.errors import InputError, RequestError
+from stages.limits import MAX_COUNT, MAX_LINK_MS, MAX_SEED
+from stages.settings import check, setting
+from stages.wire.status import CALLS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 
-from onesweep.serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
-from onesweep.serving.drawing.modes import CheckedDrawing, DrawingMode
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import close_to, one_of
-from onesweep.stages.limits import MAX_LINK_MS
-from onesweep.stages.pictures.trajectory import MAX_GUIDANCE, MAX_LEVELS, SOLVERS, DrawPlan
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import failed_precondition, invalid
+from serving.drawing import DEFAULT_GUIDANCE, DEFAULT_LEVELS, DRAWING_MODES, MAX_PICTURES
+from serving.drawing.modes import CheckedDrawing, DrawingMode
+from serving.v1 import router_pb2
+from stages.errors import close_to, one_of
+from stages.limits import MAX_LINK_MS
+from stages.pictures.trajectory import MAX_GUIDANCE, MAX_LEVELS, SOLVERS, DrawPlan
+from stages.v1 import stage_pb2
+from stages.wire.status import failed_precondition, invalid
 
 Modes = Mapping[str, DrawingMode]
 

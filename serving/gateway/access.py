@@ -9,10 +9,10 @@ import pydantic_core
 from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 
-from onesweep.serving.client.client import AsyncClient, DrawnPictures, Result
-from onesweep.serving.client.result import Logprobs
-from onesweep.serving.gateway.errors import ApiError
-from onesweep.serving.v1 import router_pb2
+from serving.client.client import AsyncClient, DrawnPictures, Result
+from serving.client.result import Logprobs
+from serving.gateway.errors import ApiError
+from serving.v1 import router_pb2
 
 MAX_TOKEN_CHARACTERS = 4096
 

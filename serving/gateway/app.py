@@ -13,17 +13,17 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as FrameworkError
 from starlette.types import ASGIApp
 
-from onesweep.serving.client.client import AsyncClient
-from onesweep.serving.gateway.errors import OF_ALL, api_error_of, error_response
-from onesweep.serving.gateway.middleware import HTTP_METRICS, HttpCounters, RequestBounds, RequestLog, SiteGuard
-from onesweep.serving.gateway.openai import routes as openai_routes
-from onesweep.serving.gateway.pages import host_routes, page_routes, race_routes
-from onesweep.serving.gateway.settings import HttpSettings
-from onesweep.stages.errors import OnesweepError
-from onesweep.stages.signals import stop_on_signals
-from onesweep.stages.telemetry.observability import Telemetry
-from onesweep.stages.wire.web_access import host_name
-from onesweep.stages.wire.web_server import WebServer, open_socket
+from serving.client.client import AsyncClient
+from serving.gateway.errors import OF_ALL, api_error_of, error_response
+from serving.gateway.middleware import HTTP_METRICS, HttpCounters, RequestBounds, RequestLog, SiteGuard
+from serving.gateway.openai import routes as openai_routes
+from serving.gateway.pages import host_routes, page_routes, race_routes
+from serving.gateway.settings import HttpSettings
+from stages.errors import OnesweepError
+from stages.signals import stop_on_signals
+from stages.telemetry.observability import Telemetry
+from stages.wire.web_access import host_name
+from stages.wire.web_server import WebServer, open_socket
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onesweep.serving.modes.tokenizer import StopCutter
-from onesweep.stages.host.schema_check import CALL_END, CALL_TAG
+from serving.modes.tokenizer import StopCutter
+from stages.host.schema_check import CALL_END, CALL_TAG
 
 _TAG = CALL_TAG.encode()
 # A string in it may hold the end. The last call may lack one, where a stop string or the limit cut it off.

@@ -2,15 +2,15 @@
 
 import argparse
 
-from onesweep.serving.gateway.settings import HttpSettings
-from onesweep.stages.host.commands import add_drain_flag, check_positive
-from onesweep.stages.settings import add_flags, from_flags
-from onesweep.stages.telemetry.observability import (
+from serving.gateway.settings import HttpSettings
+from stages.host.commands import add_drain_flag, check_positive
+from stages.settings import add_flags, from_flags
+from stages.telemetry.observability import (
     add_observability,
     observability_of,
     start_log,
 )
-from onesweep.stages.wire.web_access import check_framework
+from stages.wire.web_access import check_framework
 
 
 def add_http(http: argparse.ArgumentParser) -> None:
@@ -20,11 +20,11 @@ def add_http(http: argparse.ArgumentParser) -> None:
 
 
 def run_http(options: argparse.Namespace) -> int:
-    from onesweep.serving.cli.deployment import router_here
+    from serving.cli.deployment import router_here
 
     check_framework("`onesweep http`")
     check_positive(options, "drain_s")
-    from onesweep.serving.gateway.app import serve
+    from serving.gateway.app import serve
 
     seeing = observability_of(options)
     options.router, _ = router_here(options.router)

@@ -16,11 +16,11 @@ import grpc
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from onesweep.serving.client.client import Result, RouterError, TextDecoder
-from onesweep.serving.gateway.access import RouterAccess
-from onesweep.serving.gateway.calls import CallReader, ToolCall
-from onesweep.serving.gateway.errors import ApiError, api_error_of
-from onesweep.serving.gateway.fields import (
+from serving.client.client import Result, RouterError, TextDecoder
+from serving.gateway.access import RouterAccess
+from serving.gateway.calls import CallReader, ToolCall
+from serving.gateway.errors import ApiError, api_error_of
+from serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
     OF_REQUESTS,
     ChatMessage,
@@ -31,9 +31,9 @@ from onesweep.serving.gateway.fields import (
     PlainFormat,
     TextRequest,
 )
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import OnesweepError
-from onesweep.stages.limits import MAX_SEED
+from serving.v1 import router_pb2
+from stages.errors import OnesweepError
+from stages.limits import MAX_SEED
 
 
 def costs_of(result: Result) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from pydantic import create_model
 from starlette.exceptions import HTTPException as FrameworkError
 from starlette.responses import Response
 
-from onesweep.serving.client.failover import RequestRefused, RouterError
-from onesweep.stages.errors import InputError, OnesweepError
+from serving.client.failover import RequestRefused, RouterError
+from stages.errors import InputError, OnesweepError
 
 REQUEST_ID = "x-request-id"
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}

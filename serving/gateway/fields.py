@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from onesweep.serving.drawing import DRAWING_MODES
-from onesweep.serving.router.request import (
+from serving.drawing import DRAWING_MODES
+from serving.router.request import (
     DEFAULT_MAX_BYTES,
     MAX_MESSAGES,
     MAX_STOP_BYTES,
@@ -28,8 +28,8 @@ from onesweep.serving.router.request import (
     SETTINGS,
     is_decimal,
 )
-from onesweep.stages.host.schema_check import OF_CALLS
-from onesweep.stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LINK_MS, MAX_LOGPROBS, MAX_PENALTY, MAX_SEED
+from stages.host.schema_check import OF_CALLS
+from stages.limits import MAX_BIAS, MAX_BIASES, MAX_COUNT, MAX_LINK_MS, MAX_LOGPROBS, MAX_PENALTY, MAX_SEED
 
 MAX_FIELDS = 64
 MAX_CHOICES = 16

@@ -11,9 +11,9 @@ from http import HTTPMethod
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from onesweep.serving.gateway.errors import REQUEST_ID, ApiError, error_response
-from onesweep.stages.telemetry.histograms import Histogram, MetricFamily, MetricValues
-from onesweep.stages.wire.web_access import is_other_site, is_ours, page_headers
+from serving.gateway.errors import REQUEST_ID, ApiError, error_response
+from stages.telemetry.histograms import Histogram, MetricFamily, MetricValues
+from stages.wire.web_access import is_other_site, is_ours, page_headers
 
 # Who may call: no other site's page, and nobody by a name that is not ours.
 

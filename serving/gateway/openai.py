@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, create_model
 
-from onesweep.serving.client.comparison import AUTO
-from onesweep.serving.gateway.access import Router, RouterAccess, StrictRoute
-from onesweep.serving.gateway.completions import (
+from serving.client.comparison import AUTO
+from serving.gateway.access import Router, RouterAccess, StrictRoute
+from serving.gateway.completions import (
     DONE,
     RANDOM_SEEDS,
     AnswerFormat,
@@ -26,13 +26,13 @@ from onesweep.serving.gateway.completions import (
     sse,
     usage,
 )
-from onesweep.serving.gateway.errors import OF_ROUTER, ApiError, json_response, named
-from onesweep.serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest, PlainFormat, TextRequest
-from onesweep.serving.gateway.response_fields import ResponseRequest
-from onesweep.serving.gateway.responses import ResponseFormat
-from onesweep.serving.modes import MODES
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.v1 import stage_pb2
+from serving.gateway.errors import OF_ROUTER, ApiError, json_response, named
+from serving.gateway.fields import ChatRequest, CompletionRequest, ImageRequest, PlainFormat, TextRequest
+from serving.gateway.response_fields import ResponseRequest
+from serving.gateway.responses import ResponseFormat
+from serving.modes import MODES
+from serving.v1 import router_pb2
+from stages.v1 import stage_pb2
 
 # A mode is a model: every tool that speaks OpenAI's API can choose a model, few can set a field of ours.
 MODEL = "onesweep"

@@ -10,15 +10,15 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from onesweep.serving.client.client import DrawnPictures, RequestRefused, Result, RouterError, TextDecoder
-from onesweep.serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
-from onesweep.serving.client.result import record_of
-from onesweep.serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
-from onesweep.serving.gateway.completions import DONE, EventStream, costs_of, merged, sse
-from onesweep.serving.gateway.errors import OF_ROUTER, ApiError, api_error_of, json_response
-from onesweep.serving.gateway.fields import PictureRaceRequest, RaceRequest
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import OnesweepError
+from serving.client.client import DrawnPictures, RequestRefused, Result, RouterError, TextDecoder
+from serving.client.comparison import Entrant, all_entrants, entrant_settings, named_entrants
+from serving.client.result import record_of
+from serving.gateway.access import Router, RouterAccess, RouterClient, StrictRoute
+from serving.gateway.completions import DONE, EventStream, costs_of, merged, sse
+from serving.gateway.errors import OF_ROUTER, ApiError, api_error_of, json_response
+from serving.gateway.fields import PictureRaceRequest, RaceRequest
+from serving.v1 import router_pb2
+from stages.errors import OnesweepError
 
 PREVIEWED = "chain"  # the mode in which hosts tell what the picture looks like so far
 _TYPES = {
@@ -32,7 +32,7 @@ _TYPES = {
 # The pages have no build step and no library: a reader can open them, and the policy can forbid all other scripts.
 def page_routes() -> APIRouter:
     """Routes to the files of `static/`, which are read once."""
-    folder, routes = files("onesweep.serving.gateway").joinpath("static"), APIRouter(include_in_schema=False)
+    folder, routes = files("serving.gateway").joinpath("static"), APIRouter(include_in_schema=False)
     held = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
     def shown(name: str) -> Response:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, Json, model_validator
 
-from onesweep.serving.gateway.fields import (
+from serving.gateway.fields import (
     DEFAULT_MAX_TOKENS,
     ChatMessage,
     ChatRequest,
@@ -26,7 +26,7 @@ from onesweep.serving.gateway.fields import (
     neutral,
     text_of_parts,
 )
-from onesweep.serving.router.request import MAX_MESSAGES, MAX_TOOLS
+from serving.router.request import MAX_MESSAGES, MAX_TOOLS
 
 # Fields that an item of each type has.
 _ITEMS = {

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from onesweep.serving.gateway.calls import ToolCall
-from onesweep.serving.gateway.completions import ChoiceEnd, ChoiceText, usage
-from onesweep.serving.gateway.response_fields import NamedSchemaFormat, ResponseRequest, ResponseToolChoice
+from serving.gateway.calls import ToolCall
+from serving.gateway.completions import ChoiceEnd, ChoiceText, usage
+from serving.gateway.response_fields import NamedSchemaFormat, ResponseRequest, ResponseToolChoice
 
 Choice = AsyncGenerator[ChoiceText | ChoiceEnd, None]
 

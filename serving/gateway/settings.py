@@ -4,16 +4,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from onesweep.serving.client.failover import router_addresses
-from onesweep.serving.router.request import DEFAULT_ROUTER, MAX_TIMEOUT_S, ROUTER_HELP
-from onesweep.stages.errors import InputError
-from onesweep.stages.settings import setting
-from onesweep.stages.telemetry.observability import (
+from serving.client.failover import router_addresses
+from serving.router.request import DEFAULT_ROUTER, MAX_TIMEOUT_S, ROUTER_HELP
+from stages.errors import InputError
+from stages.settings import setting
+from stages.telemetry.observability import (
     UNOBSERVED,
     ObservabilitySettings,
 )
-from onesweep.stages.wire.channel import DRAIN_S, is_loopback, parse_address
-from onesweep.stages.wire.tls import Tls
+from stages.wire.channel import DRAIN_S, is_loopback, parse_address
+from stages.wire.tls import Tls
 
 DEFAULT_LISTEN = "127.0.0.1:7780"
 

@@ -5,14 +5,14 @@ from functools import partial
 
 import numpy as np
 
-from onesweep.serving.modes.base import Generation, PipelineMode, count_symbols
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.session import Session
-from onesweep.stages.errors import CodecError
-from onesweep.stages.model.codec import HIDDEN
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import internal
+from serving.modes.base import Generation, PipelineMode, count_symbols
+from serving.router.accounting import Account
+from serving.router.session import Session
+from stages.errors import CodecError
+from stages.model.codec import HIDDEN
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import internal
 
 
 class ArMode(PipelineMode):

@@ -10,17 +10,17 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from onesweep.serving.modes import SHAPED, TELLING
-from onesweep.serving.modes.base import Generation, Mode
-from onesweep.serving.modes.frontier import WRITTEN_BY, Frontier, Option
-from onesweep.serving.modes.latency_model import Forecast, LatencyModel
-from onesweep.serving.modes.resample import ResampleMode
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.request import CHOOSABLE
-from onesweep.serving.router.ring import RingView
-from onesweep.stages.host.parts import MODEL_KINDS
-from onesweep.stages.wire.status import StatusError, failed_precondition, invalid, unavailable
+from serving.modes import SHAPED, TELLING
+from serving.modes.base import Generation, Mode
+from serving.modes.frontier import WRITTEN_BY, Frontier, Option
+from serving.modes.latency_model import Forecast, LatencyModel
+from serving.modes.resample import ResampleMode
+from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
+from serving.router.accounting import Account
+from serving.router.request import CHOOSABLE
+from serving.router.ring import RingView
+from stages.host.parts import MODEL_KINDS
+from stages.wire.status import StatusError, failed_precondition, invalid, unavailable
 
 # Without a frontier: the first of these that the weights and the request allow. `resample` writes better text than its
 # drafter in one sweep, where that drafter is near to the model (`ResampleMode.is_near`): else the model's own exact

@@ -6,18 +6,18 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.request import SHAPES, Request
-from onesweep.serving.router.ring import RingView
-from onesweep.stages.errors import CodecError
-from onesweep.stages.host.parts import ModelKind
-from onesweep.stages.model.codec import CODECS
-from onesweep.stages.model.samplers import DEFAULT_SAMPLER
-from onesweep.stages.model.shaping import Shaping
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import internal
+from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
+from serving.router.accounting import Account
+from serving.router.request import SHAPES, Request
+from serving.router.ring import RingView
+from stages.errors import CodecError
+from stages.host.parts import ModelKind
+from stages.model.codec import CODECS
+from stages.model.samplers import DEFAULT_SAMPLER
+from stages.model.shaping import Shaping
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import internal
 
 # Symbols a sweep, of bytes and of tokens.
 DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK = 32, 8

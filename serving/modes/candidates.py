@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onesweep.serving.modes.drafters.local_model import LocalSequence
-from onesweep.serving.modes.drafters.passes import DraftJob
-from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import internal
+from serving.modes.drafters.local_model import LocalSequence
+from serving.modes.drafters.passes import DraftJob
+from stages.model.randomness import Purpose, uniforms
+from stages.v1 import stage_pb2
+from stages.wire.status import internal
 
 Floats = NDArray[np.float64]
 

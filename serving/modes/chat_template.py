@@ -24,8 +24,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from onesweep.stages.errors import CheckpointError, OnesweepError
-from onesweep.stages.host.schema_check import CALL_TAG, OF_CALLS
+from stages.errors import CheckpointError, OnesweepError
+from stages.host.schema_check import CALL_TAG, OF_CALLS
 
 if TYPE_CHECKING:
     from jinja2.nodes import Node
@@ -117,7 +117,7 @@ class ChatTemplate:
         return texts
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = (sys.executable, "-P", "-m", "onesweep.serving.modes.chat_template")
+        command = (sys.executable, "-P", "-m", "serving.modes.chat_template")
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         # in a session of its own: Ctrl-C is for the router, which still answers what it has begun
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)

@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncGenerator
 
-from onesweep.serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, PipelineMode, count_symbols
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.session import Session
-from onesweep.stages.model.scoring import MAX_LOGITS
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import internal, invalid
+from serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, PipelineMode, count_symbols
+from serving.router.accounting import Account
+from serving.router.session import Session
+from stages.model.scoring import MAX_LOGITS
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import internal, invalid
 
 
 def usual_chunk(alphabet: Alphabet) -> int:

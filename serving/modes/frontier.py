@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from onesweep.serving.modes import MODES
-from onesweep.serving.modes.base import DEFAULT_TEMPERATURE
-from onesweep.serving.router.request import Request
-from onesweep.stages.errors import InputError, regular
+from serving.modes import MODES
+from serving.modes.base import DEFAULT_TEMPERATURE
+from serving.router.request import Request
+from stages.errors import InputError, regular
 
 VERSION = 1
 WRITTEN_BY = "onesweep bench quality --write FILE"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from onesweep.serving.modes.frontier import Option
-from onesweep.serving.router.accounting import Account
+from serving.modes.frontier import Option
+from serving.router.accounting import Account
 
 # Weight of what was measured, at each further request: links change.
 FORGET = 0.8

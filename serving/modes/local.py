@@ -5,12 +5,12 @@ from contextlib import aclosing
 
 import numpy as np
 
-from onesweep.serving.modes.base import Generation, Mode
-from onesweep.serving.modes.candidates import Branches
-from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
-from onesweep.serving.router.accounting import Account
-from onesweep.stages.wire.status import invalid
+from serving.modes.base import Generation, Mode
+from serving.modes.candidates import Branches
+from serving.modes.drafters.local_model import LocalModel, LocalSequence
+from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
+from serving.router.accounting import Account
+from stages.wire.status import invalid
 
 
 class LocalMode(Mode):

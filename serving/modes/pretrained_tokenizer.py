@@ -11,14 +11,14 @@ from typing import Any
 
 import tokenizers
 
-from onesweep.serving.modes.chat_template import ChatTemplate, TemplateProblem
-from onesweep.serving.modes.tokenizer import BYTES_NAME, Detokenizer, EncodedChat, Message, Tokenizer, Tokenizers
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import read_companion
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError, library_errors
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.wire.status import StatusError, failed_precondition, internal, invalid
+from serving.modes.chat_template import ChatTemplate, TemplateProblem
+from serving.modes.tokenizer import BYTES_NAME, Detokenizer, EncodedChat, Message, Tokenizer, Tokenizers
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import read_companion
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.errors import CheckpointError, library_errors
+from stages.model.vocabulary import Alphabet
+from stages.wire.status import StatusError, failed_precondition, internal, invalid
 
 # OpenAI's newer name of a role, and the one that templates know.
 ROLES = {"developer": "system"}

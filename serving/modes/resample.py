@@ -8,15 +8,15 @@ serving/modes/candidates.py): with many candidates the text has the scorer's dis
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from onesweep.serving.modes import SCORERS
-from onesweep.serving.modes.base import Generation
-from onesweep.serving.modes.candidates import Branches, weigh
-from onesweep.serving.modes.drafters.local_model import LocalSequence
-from onesweep.serving.modes.scored import ScoredMode, score
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.session import Session
-from onesweep.stages.wire.status import invalid
+from serving.modes import SCORERS
+from serving.modes.base import Generation
+from serving.modes.candidates import Branches, weigh
+from serving.modes.drafters.local_model import LocalSequence
+from serving.modes.scored import ScoredMode, score
+from serving.modes.tokenizer import BYTE_TOKENIZER
+from serving.router.accounting import Account
+from serving.router.session import Session
+from stages.wire.status import invalid
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,17 @@
 
 from functools import partial
 
-from onesweep.serving.modes import MODEL, SCORERS
-from onesweep.serving.modes.base import Generation, Mode
-from onesweep.serving.modes.candidates import Floats, check_scores, read_scores
-from onesweep.serving.modes.drafters.local_model import LocalModel, drafter_problem
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
-from onesweep.serving.router.ring import RingView
-from onesweep.serving.router.session import Session
-from onesweep.stages.model.codec import HIDDEN
-from onesweep.stages.model.scoring import most_scored
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import failed_precondition, invalid
+from serving.modes import MODEL, SCORERS
+from serving.modes.base import Generation, Mode
+from serving.modes.candidates import Floats, check_scores, read_scores
+from serving.modes.drafters.local_model import LocalModel, drafter_problem
+from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, Tokenizers
+from serving.router.ring import RingView
+from serving.router.session import Session
+from stages.model.codec import HIDDEN
+from stages.model.scoring import most_scored
+from stages.v1 import stage_pb2
+from stages.wire.status import failed_precondition, invalid
 
 FOLDERS = {"scorer": "scorer/", "ar": "ar/"}
 

@@ -10,16 +10,16 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 from functools import partial
 
-from onesweep.serving.modes import BOTH, DRAFTERS, HOSTS, LOOKUP
-from onesweep.serving.modes.ar import ArMode, check_symbols
-from onesweep.serving.modes.base import Generation
-from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem
-from onesweep.serving.modes.tokenizer import Tokenizers
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.ring import RingView
-from onesweep.serving.router.session import Session
-from onesweep.stages.limits import MAX_DRAFT
-from onesweep.stages.model.draft_tree import (
+from serving.modes import BOTH, DRAFTERS, HOSTS, LOOKUP
+from serving.modes.ar import ArMode, check_symbols
+from serving.modes.base import Generation
+from serving.modes.drafters.local_model import LocalModel, LocalSequence, drafter_problem
+from serving.modes.tokenizer import Tokenizers
+from serving.router.accounting import Account
+from serving.router.ring import RingView
+from serving.router.session import Session
+from stages.limits import MAX_DRAFT
+from stages.model.draft_tree import (
     DEFAULT_BRANCHES,
     Draft,
     DraftLength,
@@ -28,10 +28,10 @@ from onesweep.stages.model.draft_tree import (
     TreeGrower,
     chosen,
 )
-from onesweep.stages.model.speculation import MAX_DRAFT_TREE
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import invalid
+from stages.model.speculation import MAX_DRAFT_TREE
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import invalid
 
 # Bytes that must have been seen before to expect the same continuation, and most that are looked for.
 MIN_MATCH, MAX_MATCH = 4, 24

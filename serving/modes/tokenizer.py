@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import failed_precondition
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import failed_precondition
 
 # What a manifest calls the tokenizer of a byte model.
 BYTES_NAME = "bytes"

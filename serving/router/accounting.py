@@ -7,11 +7,11 @@ from os.path import commonprefix
 
 import numpy as np
 
-from onesweep.serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
-from onesweep.serving.router.topology import HostEntry
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
-from onesweep.stages.v1 import stage_pb2
+from serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
+from serving.router.topology import HostEntry
+from serving.v1 import router_pb2
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from onesweep.serving.drawing.modes import DrawingMode, FirstHost, LocalDrawing, drawing_modes
-from onesweep.serving.modes.ar import ArMode
-from onesweep.serving.modes.auto import AutoMode, Guide
-from onesweep.serving.modes.base import Mode
-from onesweep.serving.modes.chunked import ChunkedMode, SweepMode
-from onesweep.serving.modes.drafters.local_model import LocalModel, read_local_model
-from onesweep.serving.modes.frontier import Frontier, read_frontier
-from onesweep.serving.modes.latency_model import LatencyModel
-from onesweep.serving.modes.local import LocalMode
-from onesweep.serving.modes.pretrained_tokenizer import read_tokenizers
-from onesweep.serving.modes.resample import ResampleMode
-from onesweep.serving.modes.speculative import SpeculativeMode
-from onesweep.serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
-from onesweep.serving.router.ring import RingView
-from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
-from onesweep.stages.errors import InputError
-from onesweep.stages.v1 import stage_pb2
+from serving.drawing.modes import DrawingMode, FirstHost, LocalDrawing, drawing_modes
+from serving.modes.ar import ArMode
+from serving.modes.auto import AutoMode, Guide
+from serving.modes.base import Mode
+from serving.modes.chunked import ChunkedMode, SweepMode
+from serving.modes.drafters.local_model import LocalModel, read_local_model
+from serving.modes.frontier import Frontier, read_frontier
+from serving.modes.latency_model import LatencyModel
+from serving.modes.local import LocalMode
+from serving.modes.pretrained_tokenizer import read_tokenizers
+from serving.modes.resample import ResampleMode
+from serving.modes.speculative import SpeculativeMode
+from serving.modes.tokenizer import NO_TOKENIZERS, Tokenizers
+from serving.router.ring import RingView
+from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
+from stages.errors import InputError
+from stages.v1 import stage_pb2
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 from asyncio_throttle.throttler import Throttler
 
-from onesweep.serving.router.settings import AdmissionSettings
-from onesweep.stages.wire.status import StatusError, exhausted, unavailable
-from onesweep.stages.wire.tokens import Key
+from serving.router.settings import AdmissionSettings
+from stages.wire.status import StatusError, exhausted, unavailable
+from stages.wire.tokens import Key
 
 # One place of so many is kept for keys that hold none, where there is more than one key.
 RESERVED_SHARE = 8

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from onesweep.serving.router.paths import Attempt, HostLink, HostPath
-from onesweep.stages.host.parts import MODEL_KINDS, HostPlan, ModelKind, Parts, load_parts, plan_host
-from onesweep.stages.host.sessions import HostSession, SessionStore
-from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import (
+from serving.router.paths import Attempt, HostLink, HostPath
+from stages.host.parts import MODEL_KINDS, HostPlan, ModelKind, Parts, load_parts, plan_host
+from stages.host.sessions import HostSession, SessionStore
+from stages.host.validation import parse_hop
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.messages import (
     Outcome,
     PictureMessage,
     Work,

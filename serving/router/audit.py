@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from onesweep.serving.router.answer import AuditedAnswer, ReferenceVerifier, same_results
-from onesweep.serving.router.paths import LEARN, Attempt, HostLink, HostPath
-from onesweep.stages.errors import OnesweepError
-from onesweep.stages.host.validation import check_timings
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import merged, results_of, seconds_until
-from onesweep.stages.wire.status import StatusError, unavailable
+from serving.router.answer import AuditedAnswer, ReferenceVerifier, same_results
+from serving.router.paths import LEARN, Attempt, HostLink, HostPath
+from stages.errors import OnesweepError
+from stages.host.validation import check_timings
+from stages.v1 import stage_pb2
+from stages.wire.messages import merged, results_of, seconds_until
+from stages.wire.status import StatusError, unavailable
 
 if TYPE_CHECKING:
-    from onesweep.serving.modes.base import Generation, Mode
-    from onesweep.serving.router.accounting import Account
-    from onesweep.serving.router.ring import Ring
+    from serving.modes.base import Generation, Mode
+    from serving.router.accounting import Account
+    from serving.router.ring import Ring
 
 log = logging.getLogger(__name__)
 

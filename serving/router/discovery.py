@@ -5,12 +5,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 
-from onesweep.serving.router.topology import MAX_HOSTS, HostEntry, Topology, check_host_name
-from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.wire.channel import check_target
-from onesweep.stages.wire.flags import open_registry
-from onesweep.stages.wire.registry import Registration, Registry, RegistrySettings
-from onesweep.stages.wire.tls import Security
+from serving.router.topology import MAX_HOSTS, HostEntry, Topology, check_host_name
+from stages.errors import InputError, ServiceError
+from stages.wire.channel import check_target
+from stages.wire.flags import open_registry
+from stages.wire.registry import Registration, Registry, RegistrySettings
+from stages.wire.tls import Security
 
 log = logging.getLogger(__name__)
 

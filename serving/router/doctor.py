@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from onesweep.serving.router.paths import clock_warning
-from onesweep.serving.router.topology import HostEntry, Topology
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
-from onesweep.stages.wire.status import StatusError, made_printable
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
+from serving.router.paths import clock_warning
+from serving.router.topology import HostEntry, Topology
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import Relay
+from stages.wire.link_quality import MAX_PROBE_BYTES, PROBE_TIMEOUT_S, kernel_now, measure_link
+from stages.wire.status import StatusError, made_printable
+from stages.wire.tls import LOOPBACK_ONLY, Security
 
 MESSAGE_BYTES = 4 << 20
 # A sweep of 512 bytes in int8.

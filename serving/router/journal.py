@@ -4,9 +4,9 @@ The symbols of AR steps give the same in any pieces. What a sweep or a score rea
 read in other pieces differ in the last bits, and a near tie could fall otherwise.
 """
 
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Work, copy_of
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.messages import Work, copy_of
 
 
 class Journal:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
-from onesweep.serving.router.topology import HostEntry
-from onesweep.stages.host.parts import MODEL_KINDS, weights_of
-from onesweep.stages.host.prefixes import LISTED_BYTES
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
+from serving.router.topology import HostEntry
+from stages.host.parts import MODEL_KINDS, weights_of
+from stages.host.prefixes import LISTED_BYTES
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import Relay
+from stages.wire.status import StatusError
+from stages.wire.tls import LOOPBACK_ONLY, Security
 
 RELEASE_TIMEOUT_S = 5.0
 RELEASE_AFTER_S = 0.005  # Pause before sessions are freed: the answer goes out first.

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import grpc
 
-from onesweep.serving.drawing import DRAWING_MODES, metric_mode
-from onesweep.serving.modes import MODES
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.host.metrics import MAX_LINKS, LinkCounterTable
-from onesweep.stages.telemetry.histograms import Histogram, MetricFamily, MetricValues
-from onesweep.stages.telemetry.traces import Tracer, traceparent_of
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import work_of
-from onesweep.stages.wire.status import REQUEST_KEY, StatusError
-from onesweep.stages.wire.tls import Expiry, Tls
+from serving.drawing import DRAWING_MODES, metric_mode
+from serving.modes import MODES
+from serving.router.accounting import Account
+from serving.v1 import router_pb2
+from stages.host.metrics import MAX_LINKS, LinkCounterTable
+from stages.telemetry.histograms import Histogram, MetricFamily, MetricValues
+from stages.telemetry.traces import Tracer, traceparent_of
+from stages.v1 import stage_pb2
+from stages.wire.messages import work_of
+from stages.wire.status import REQUEST_KEY, StatusError
+from stages.wire.tls import Expiry, Tls
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import InputError
-from onesweep.stages.limits import (
+from serving.v1 import router_pb2
+from stages.errors import InputError
+from stages.limits import (
     MAX_BRANCHES,
     MAX_CANDIDATES,
     MAX_COUNT,
@@ -24,7 +24,7 @@ from onesweep.stages.limits import (
     MAX_STEPS,
     MAX_TEMPERATURE,
 )
-from onesweep.stages.settings import flag, limits, setting
+from stages.settings import flag, limits, setting
 
 DEFAULT_ROUTER = "127.0.0.1:7700"
 ROUTER_HELP = f"default: what is up, else {DEFAULT_ROUTER}; A,B: either"
@@ -176,7 +176,7 @@ class Request:
         :param whole: the text in one piece at the end.
         :param trips: tell of every sweep as it comes back.
         """
-        from onesweep.stages.wire.status import CALLS  # it imports grpc, and help waits for no such library
+        from stages.wire.status import CALLS  # it imports grpc, and help waits for no such library
 
         limited = self.max_bytes is not None or self.max_tokens is not None
         values = {f.name: getattr(self, f.name) for f in SETTINGS}

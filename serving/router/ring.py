@@ -12,18 +12,18 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from onesweep.serving.router.answer import ReferenceVerifier
-from onesweep.serving.router.audit import Auditor
-from onesweep.serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
-from onesweep.serving.router.records import link_ms
-from onesweep.serving.router.settings import RingSettings
-from onesweep.serving.router.topology import HostEntry
-from onesweep.stages.host.next_hosts import MOST_TOGETHER
-from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import LinkObserver
-from onesweep.stages.wire.status import NoMessageError, StatusError, internal, unavailable
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
+from serving.router.answer import ReferenceVerifier
+from serving.router.audit import Auditor
+from serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
+from serving.router.records import link_ms
+from serving.router.settings import RingSettings
+from serving.router.topology import HostEntry
+from stages.host.next_hosts import MOST_TOGETHER
+from stages.host.parts import MODEL_KINDS, ModelKind
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import LinkObserver
+from stages.wire.status import NoMessageError, StatusError, internal, unavailable
+from stages.wire.tls import LOOPBACK_ONLY, Security
 
 T = TypeVar("T")
 

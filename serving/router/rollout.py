@@ -11,19 +11,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from onesweep.serving.router.active_release import ActiveRelease, RouterParts
-from onesweep.serving.router.paths import HostLink
-from onesweep.serving.router.ring import Ring, RingView
-from onesweep.serving.router.smoke_test import exchanged, smoke_test
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
-from onesweep.stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, receive_release, transfer_error
-from onesweep.stages.errors import CheckpointError, OnesweepError
-from onesweep.stages.host.parts import plan_host
-from onesweep.stages.memory import trim
-from onesweep.stages.threads import in_thread, to_its_end
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError, failed_precondition, internal, invalid, unavailable
+from serving.router.active_release import ActiveRelease, RouterParts
+from serving.router.paths import HostLink
+from serving.router.ring import Ring, RingView
+from serving.router.smoke_test import exchanged, smoke_test
+from serving.v1 import router_pb2
+from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
+from stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, receive_release, transfer_error
+from stages.errors import CheckpointError, OnesweepError
+from stages.host.parts import plan_host
+from stages.memory import trim
+from stages.threads import in_thread, to_its_end
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, failed_precondition, internal, invalid, unavailable
 
 log = logging.getLogger(__name__)
 

@@ -12,28 +12,28 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from onesweep.serving.router.active_release import ActiveRelease, RouterParts
-from onesweep.serving.router.admission import Admission
-from onesweep.serving.router.answer import ReferenceVerifier
-from onesweep.serving.router.discovery import follow_hosts
-from onesweep.serving.router.records import ROUTER_METRICS, RouterCounters
-from onesweep.serving.router.ring import Ring, RingView
-from onesweep.serving.router.rollout import Rollout, find_release
-from onesweep.serving.router.service import RouterService
-from onesweep.serving.router.settings import RouterSettings
-from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.checkpoint.release_store import ReleaseStore
-from onesweep.stages.errors import InputError, OnesweepError, ServiceError
-from onesweep.stages.host.parts import plan_host
-from onesweep.stages.memory import keep_trimmed, return_large_buffers
-from onesweep.stages.signals import stop_on_signals
-from onesweep.stages.telemetry.observability import Telemetry
-from onesweep.stages.wire.auth import ROUTER
-from onesweep.stages.wire.channel import MOST_STREAMS, CallBounds, bind, is_loopback, new_server
-from onesweep.stages.wire.flags import open_registry
-from onesweep.stages.wire.health import HealthChecks, serve_health
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
+from serving.router.active_release import ActiveRelease, RouterParts
+from serving.router.admission import Admission
+from serving.router.answer import ReferenceVerifier
+from serving.router.discovery import follow_hosts
+from serving.router.records import ROUTER_METRICS, RouterCounters
+from serving.router.ring import Ring, RingView
+from serving.router.rollout import Rollout, find_release
+from serving.router.service import RouterService
+from serving.router.settings import RouterSettings
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.checkpoint.release_store import ReleaseStore
+from stages.errors import InputError, OnesweepError, ServiceError
+from stages.host.parts import plan_host
+from stages.memory import keep_trimmed, return_large_buffers
+from stages.signals import stop_on_signals
+from stages.telemetry.observability import Telemetry
+from stages.wire.auth import ROUTER
+from stages.wire.channel import MOST_STREAMS, CallBounds, bind, is_loopback, new_server
+from stages.wire.flags import open_registry
+from stages.wire.health import HealthChecks, serve_health
+from stages.wire.status import StatusError
+from stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,18 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from onesweep.serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
-from onesweep.serving.drawing.modes import retry_drawing
-from onesweep.serving.drawing.validation import check_drawing, check_drawing_mode
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, OutputText, Tokenizer
-from onesweep.serving.router.accounting import Account, Drawn
-from onesweep.serving.router.active_release import ActiveRelease
-from onesweep.serving.router.admission import Admission
-from onesweep.serving.router.audit import WRONG_SO_FAR, retry_after_audit
-from onesweep.serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
-from onesweep.serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
-from onesweep.serving.router.rollout import Rollout, Tell
-from onesweep.serving.router.validation import (
+from serving.drawing import DRAWING_MODES, PICTURES_SERVED, metric_mode
+from serving.drawing.modes import retry_drawing
+from serving.drawing.validation import check_drawing, check_drawing_mode
+from serving.modes.tokenizer import BYTE_TOKENIZER, OutputText, Tokenizer
+from serving.router.accounting import Account, Drawn
+from serving.router.active_release import ActiveRelease
+from serving.router.admission import Admission
+from serving.router.audit import WRONG_SO_FAR, retry_after_audit
+from serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
+from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
+from serving.router.rollout import Rollout, Tell
+from serving.router.validation import (
     check_fit,
     check_mode,
     check_request,
@@ -30,14 +30,14 @@ from onesweep.serving.router.validation import (
     parsed_chat,
     tokenized,
 )
-from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.checkpoint.release_transfer import drain_requests
-from onesweep.stages.limits import MAX_LINK_MS
-from onesweep.stages.telemetry.traces import Tracer
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.channel import is_loopback
-from onesweep.stages.wire.status import StatusError, check_caller, failed_precondition, ignoring_ended_call
-from onesweep.stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.checkpoint.release_transfer import drain_requests
+from stages.limits import MAX_LINK_MS
+from stages.telemetry.traces import Tracer
+from stages.v1 import stage_pb2
+from stages.wire.channel import is_loopback
+from stages.wire.status import StatusError, check_caller, failed_precondition, ignoring_ended_call
+from stages.wire.tokens import ADMIN, GENERATE, STATUS, Key, Keyring
 
 Context = grpc.aio.ServicerContext[Any, Any]
 R = TypeVar("R")

@@ -14,21 +14,21 @@ from typing import Self
 
 import grpc
 
-from onesweep.serving.router import records as ticket
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.answer import AuditedAnswer
-from onesweep.serving.router.audit import AuditFailed
-from onesweep.serving.router.journal import Journal
-from onesweep.serving.router.paths import Attempt, HostLink, HostPath, kept_by, places_of
-from onesweep.serving.router.ring import RingView
-from onesweep.stages.host.parts import MODEL_KINDS, ModelKind
-from onesweep.stages.host.schema_check import NOT_FOLLOWED
-from onesweep.stages.host.validation import check_timings
-from onesweep.stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
-from onesweep.stages.model.scoring import batch_rows, most_scored
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import (
+from serving.router import records as ticket
+from serving.router.accounting import Account
+from serving.router.answer import AuditedAnswer
+from serving.router.audit import AuditFailed
+from serving.router.journal import Journal
+from serving.router.paths import Attempt, HostLink, HostPath, kept_by, places_of
+from serving.router.ring import RingView
+from stages.host.parts import MODEL_KINDS, ModelKind
+from stages.host.schema_check import NOT_FOLLOWED
+from stages.host.validation import check_timings
+from stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
+from stages.model.scoring import batch_rows, most_scored
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.messages import (
     PictureMessage,
     Work,
     after_prefix,
@@ -39,7 +39,7 @@ from onesweep.stages.wire.messages import (
     seconds_until,
     step_hops,
 )
-from onesweep.stages.wire.status import StatusError, internal, invalid, unavailable
+from stages.wire.status import StatusError, internal, invalid, unavailable
 
 # Raises Refusal for a result that cannot be one.
 Check = Callable[[stage_pb2.Event], object]

@@ -3,14 +3,14 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onesweep.serving.router.topology import Topology
-from onesweep.stages.errors import InputError
-from onesweep.stages.host.settings import pause
-from onesweep.stages.settings import setting
-from onesweep.stages.telemetry.observability import ObservabilitySettings
-from onesweep.stages.wire.channel import DRAIN_S, KEEP_WARM_S
-from onesweep.stages.wire.registry import RegistrySettings
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
+from serving.router.topology import Topology
+from stages.errors import InputError
+from stages.host.settings import pause
+from stages.settings import setting
+from stages.telemetry.observability import ObservabilitySettings
+from stages.wire.channel import DRAIN_S, KEEP_WARM_S
+from stages.wire.registry import RegistrySettings
+from stages.wire.tls import LOOPBACK_ONLY, Security
 
 MAX_PIECES = 16  # as prefill.MAX_PREFILL_CHUNKS, which this module must not import
 

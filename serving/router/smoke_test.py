@@ -13,27 +13,27 @@ from typing import TypeVar
 
 import grpc
 
-from onesweep.serving.drawing.modes import DrawingMode, retry_drawing
-from onesweep.serving.drawing.validation import check_drawing
-from onesweep.serving.modes.base import Generation, Mode
-from onesweep.serving.modes.scored import score
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.active_release import ActiveRelease
-from onesweep.serving.router.audit import AuditFailed, retry_after_audit
-from onesweep.serving.router.ring import RingView
-from onesweep.serving.router.session import Session
-from onesweep.serving.router.validation import check_fit, tokenized
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.gate import probe_symbols
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.checkpoint.release_store import FOLDERS
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.host.parts import ModelKind
-from onesweep.stages.model.scoring import most_scored
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError, failed_precondition, unavailable
+from serving.drawing.modes import DrawingMode, retry_drawing
+from serving.drawing.validation import check_drawing
+from serving.modes.base import Generation, Mode
+from serving.modes.scored import score
+from serving.router.accounting import Account
+from serving.router.active_release import ActiveRelease
+from serving.router.audit import AuditFailed, retry_after_audit
+from serving.router.ring import RingView
+from serving.router.session import Session
+from serving.router.validation import check_fit, tokenized
+from serving.v1 import router_pb2
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.gate import probe_symbols
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.checkpoint.release_store import FOLDERS
+from stages.errors import CheckpointError
+from stages.host.parts import ModelKind
+from stages.model.scoring import most_scored
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, failed_precondition, unavailable
 
 PROMPT = b"The old man said that"
 TEST_TOKENS = 8

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onesweep.serving.router.request import DEFAULT_ROUTER
-from onesweep.stages.device import AUTO, is_device_name
-from onesweep.stages.errors import InputError, TopologyError, one_of
-from onesweep.stages.settings import read_toml
-from onesweep.stages.wire.channel import check_name, parse_address
-from onesweep.stages.wire.tls import Tls
+from serving.router.request import DEFAULT_ROUTER
+from stages.device import AUTO, is_device_name
+from stages.errors import InputError, TopologyError, one_of
+from stages.settings import read_toml
+from stages.wire.channel import check_name, parse_address
+from stages.wire.tls import Tls
 
 FIRST_HOST_PORT = 7701
 MAX_HOSTS = 64

@@ -9,11 +9,11 @@ from typing import Any
 
 import grpc
 
-from onesweep.serving.modes import DRAFTERS, MODES, SCORERS, SHAPED, TELLING
-from onesweep.serving.modes.base import Generation, Mode
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.request import (
+from serving.modes import DRAFTERS, MODES, SCORERS, SHAPED, TELLING
+from serving.modes.base import Generation, Mode
+from serving.modes.tokenizer import BYTE_TOKENIZER, Message
+from serving.router.accounting import Account
+from serving.router.request import (
     MAX_MESSAGES,
     MAX_PROMPT_BYTES,
     MAX_STOP_BYTES,
@@ -25,13 +25,13 @@ from onesweep.serving.router.request import (
     bounds_problem,
     given_in,
 )
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.checkpoint.manifest import MAX_NESTING, nesting
-from onesweep.stages.errors import close_to, one_of
-from onesweep.stages.host.schema_check import schema_problem
-from onesweep.stages.model.samplers import SAMPLERS
-from onesweep.stages.model.shaping import bias_problem
-from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
+from serving.v1 import router_pb2
+from stages.checkpoint.manifest import MAX_NESTING, nesting
+from stages.errors import close_to, one_of
+from stages.host.schema_check import schema_problem
+from stages.model.samplers import SAMPLERS
+from stages.model.shaping import bias_problem
+from stages.wire.status import StatusError, failed_precondition, invalid
 
 # The names that a setting may have.
 KNOWN: Mapping[str, Collection[str]] = {"drafter": DRAFTERS, "sampler": SAMPLERS, "scorer": SCORERS}

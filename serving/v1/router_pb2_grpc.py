@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from onesweep.serving.v1 import router_pb2 as onesweep_dot_serving_dot_v1_dot_router__pb2
+from serving.v1 import router_pb2 as serving_dot_v1_dot_router__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in onesweep/serving/v1/router_pb2_grpc.py depends on'
+        + ' but the generated code in serving/v1/router_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,28 +36,28 @@ class RouterServiceStub:
         """
         self.Generate = channel.unary_stream(
                 '/serving.v1.RouterService/Generate',
-                request_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateResponse.FromString,
+                request_serializer=serving_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=serving_dot_v1_dot_router__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.Draw = channel.unary_stream(
                 '/serving.v1.RouterService/Draw',
-                request_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DrawRequest.SerializeToString,
-                response_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DrawResponse.FromString,
+                request_serializer=serving_dot_v1_dot_router__pb2.DrawRequest.SerializeToString,
+                response_deserializer=serving_dot_v1_dot_router__pb2.DrawResponse.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/serving.v1.RouterService/Status',
-                request_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.StatusRequest.SerializeToString,
-                response_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.StatusResponse.FromString,
+                request_serializer=serving_dot_v1_dot_router__pb2.StatusRequest.SerializeToString,
+                response_deserializer=serving_dot_v1_dot_router__pb2.StatusResponse.FromString,
                 _registered_method=True)
         self.Deploy = channel.stream_stream(
                 '/serving.v1.RouterService/Deploy',
-                request_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DeployRequest.SerializeToString,
-                response_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
+                request_serializer=serving_dot_v1_dot_router__pb2.DeployRequest.SerializeToString,
+                response_deserializer=serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
                 _registered_method=True)
         self.Rollback = channel.unary_stream(
                 '/serving.v1.RouterService/Rollback',
-                request_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.RollbackRequest.SerializeToString,
-                response_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
+                request_serializer=serving_dot_v1_dot_router__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
                 _registered_method=True)
 
 
@@ -108,28 +108,28 @@ def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateRequest.FromString,
-                    response_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=serving_dot_v1_dot_router__pb2.GenerateRequest.FromString,
+                    response_serializer=serving_dot_v1_dot_router__pb2.GenerateResponse.SerializeToString,
             ),
             'Draw': grpc.unary_stream_rpc_method_handler(
                     servicer.Draw,
-                    request_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DrawRequest.FromString,
-                    response_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DrawResponse.SerializeToString,
+                    request_deserializer=serving_dot_v1_dot_router__pb2.DrawRequest.FromString,
+                    response_serializer=serving_dot_v1_dot_router__pb2.DrawResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.StatusRequest.FromString,
-                    response_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.StatusResponse.SerializeToString,
+                    request_deserializer=serving_dot_v1_dot_router__pb2.StatusRequest.FromString,
+                    response_serializer=serving_dot_v1_dot_router__pb2.StatusResponse.SerializeToString,
             ),
             'Deploy': grpc.stream_stream_rpc_method_handler(
                     servicer.Deploy,
-                    request_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DeployRequest.FromString,
-                    response_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DeployProgress.SerializeToString,
+                    request_deserializer=serving_dot_v1_dot_router__pb2.DeployRequest.FromString,
+                    response_serializer=serving_dot_v1_dot_router__pb2.DeployProgress.SerializeToString,
             ),
             'Rollback': grpc.unary_stream_rpc_method_handler(
                     servicer.Rollback,
-                    request_deserializer=onesweep_dot_serving_dot_v1_dot_router__pb2.RollbackRequest.FromString,
-                    response_serializer=onesweep_dot_serving_dot_v1_dot_router__pb2.DeployProgress.SerializeToString,
+                    request_deserializer=serving_dot_v1_dot_router__pb2.RollbackRequest.FromString,
+                    response_serializer=serving_dot_v1_dot_router__pb2.DeployProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -157,8 +157,8 @@ class RouterService:
             request,
             target,
             '/serving.v1.RouterService/Generate',
-            onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
-            onesweep_dot_serving_dot_v1_dot_router__pb2.GenerateResponse.FromString,
+            serving_dot_v1_dot_router__pb2.GenerateRequest.SerializeToString,
+            serving_dot_v1_dot_router__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -184,8 +184,8 @@ class RouterService:
             request,
             target,
             '/serving.v1.RouterService/Draw',
-            onesweep_dot_serving_dot_v1_dot_router__pb2.DrawRequest.SerializeToString,
-            onesweep_dot_serving_dot_v1_dot_router__pb2.DrawResponse.FromString,
+            serving_dot_v1_dot_router__pb2.DrawRequest.SerializeToString,
+            serving_dot_v1_dot_router__pb2.DrawResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -211,8 +211,8 @@ class RouterService:
             request,
             target,
             '/serving.v1.RouterService/Status',
-            onesweep_dot_serving_dot_v1_dot_router__pb2.StatusRequest.SerializeToString,
-            onesweep_dot_serving_dot_v1_dot_router__pb2.StatusResponse.FromString,
+            serving_dot_v1_dot_router__pb2.StatusRequest.SerializeToString,
+            serving_dot_v1_dot_router__pb2.StatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -238,8 +238,8 @@ class RouterService:
             request_iterator,
             target,
             '/serving.v1.RouterService/Deploy',
-            onesweep_dot_serving_dot_v1_dot_router__pb2.DeployRequest.SerializeToString,
-            onesweep_dot_serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
+            serving_dot_v1_dot_router__pb2.DeployRequest.SerializeToString,
+            serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
             options,
             channel_credentials,
             insecure,
@@ -265,8 +265,8 @@ class RouterService:
             request,
             target,
             '/serving.v1.RouterService/Rollback',
-            onesweep_dot_serving_dot_v1_dot_router__pb2.RollbackRequest.SerializeToString,
-            onesweep_dot_serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
+            serving_dot_v1_dot_router__pb2.RollbackRequest.SerializeToString,
+            serving_dot_v1_dot_router__pb2.DeployProgress.FromString,
             options,
             channel_credentials,
             insecure,

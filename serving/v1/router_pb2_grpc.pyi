@@ -7,7 +7,7 @@ names the side to upgrade.
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from onesweep.serving.v1 import router_pb2 as _router_pb2
+from serving.v1 import router_pb2 as _router_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -2,17 +2,17 @@
 
 import torch
 
-from onesweep.stages.backends.base import Backend, BlockRunner, DraftingRunner, PictureRunner, StageRunner
-from onesweep.stages.backends.on_device import DeviceRunner
-from onesweep.stages.backends.packed import PackedBlock
-from onesweep.stages.backends.packed_llama import packed_stage
-from onesweep.stages.backends.pictures import PackedPictures
-from onesweep.stages.backends.runner_checks import checked, checked_pictures
-from onesweep.stages.checkpoint.checkpoint import CPU
-from onesweep.stages.errors import InputError, one_of
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.pictures.part import PicturePart
+from stages.backends.base import Backend, BlockRunner, DraftingRunner, PictureRunner, StageRunner
+from stages.backends.on_device import DeviceRunner
+from stages.backends.packed import PackedBlock
+from stages.backends.packed_llama import packed_stage
+from stages.backends.pictures import PackedPictures
+from stages.backends.runner_checks import checked, checked_pictures
+from stages.checkpoint.checkpoint import CPU
+from stages.errors import InputError, one_of
+from stages.model.block import Block
+from stages.model.families import PipelineStage
+from stages.pictures.part import PicturePart
 
 __all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "drafting_runner"]
 
@@ -51,7 +51,7 @@ def backend_named(name: str, device: torch.device = CPU) -> Backend:
     if name not in BACKENDS:
         raise InputError(f"unknown backend {name!r}{one_of(name, BACKENDS)}")
     try:
-        from onesweep.stages.backends.onnx import OnnxBackend, OnnxInt8Backend
+        from stages.backends.onnx import OnnxBackend, OnnxInt8Backend
     except ImportError as error:
         raise InputError(
             f"the backend {name} needs onnxruntime, which is not installed here ({error}): "

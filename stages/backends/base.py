@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onesweep.stages.checkpoint.checkpoint import CPU
-from onesweep.stages.device import device_kind, machine_kind
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.pictures.part import PicturePart
-from onesweep.stages.pictures.trajectory import PicturePiece
+from stages.checkpoint.checkpoint import CPU
+from stages.device import device_kind, machine_kind
+from stages.model.block import Block
+from stages.model.families import PipelineStage
+from stages.model.layers import LayerCache
+from stages.pictures.part import PicturePart
+from stages.pictures.trajectory import PicturePiece
 
 LEAST_TEMPERATURE = 1e-4
 

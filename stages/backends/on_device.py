@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 
 P = TypeVar("P", CleanPiece, BranchPiece)
 

@@ -7,8 +7,8 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.backends.attention import attention_shape
-from onesweep.stages.backends.base import (
+from stages.backends.attention import attention_shape
+from stages.backends.base import (
     Backend,
     BlockRunner,
     CleanPiece,
@@ -17,7 +17,7 @@ from onesweep.stages.backends.base import (
     PictureRunner,
     StageRunner,
 )
-from onesweep.stages.backends.onnx_graphs import (
+from stages.backends.onnx_graphs import (
     AnyLayer,
     Graph,
     after_graph,
@@ -26,17 +26,17 @@ from onesweep.stages.backends.onnx_graphs import (
     head_graph,
     product_graph,
 )
-from onesweep.stages.backends.packed import NOISE_LEVELS, Angles, PackedReader, PipelineLayer, PipelineRunner
-from onesweep.stages.backends.pictures import PackedPictures, Product
-from onesweep.stages.backends.rows import Rows
-from onesweep.stages.backends.runner_checks import PictureProbe, StageProbe, check_block, checked, checked_pictures
-from onesweep.stages.errors import InputError
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.decoder_options import WEIGHT_WORDS
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.layers import soft_capped
-from onesweep.stages.model.llama import LlamaStage
-from onesweep.stages.pictures.part import PicturePart
+from stages.backends.packed import NOISE_LEVELS, Angles, PackedReader, PipelineLayer, PipelineRunner
+from stages.backends.pictures import PackedPictures, Product
+from stages.backends.rows import Rows
+from stages.backends.runner_checks import PictureProbe, StageProbe, check_block, checked, checked_pictures
+from stages.errors import InputError
+from stages.model.block import Block
+from stages.model.decoder_options import WEIGHT_WORDS
+from stages.model.families import PipelineStage
+from stages.model.layers import soft_capped
+from stages.model.llama import LlamaStage
+from stages.pictures.part import PicturePart
 
 
 class OnnxSession:

@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.layers import Layer, TiedHead
-from onesweep.stages.model.llama import LlamaLayer
+from stages.model.block import Block
+from stages.model.families import PipelineStage
+from stages.model.layers import Layer, TiedHead
+from stages.model.llama import LlamaLayer
 
 OPSET, FUSED_OPSET, IR_VERSION = 20, 1, 10
 FUSED = "com.microsoft"  # the domain of onnxruntime's own operations

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.stages.backends.attention import (
+from stages.backends.attention import (
     AttentionShape,
     GrowingCache,
     attend_branches,
@@ -21,7 +21,7 @@ from onesweep.stages.backends.attention import (
     rotate_rows,
     sights,
 )
-from onesweep.stages.backends.base import (
+from stages.backends.base import (
     BlockRunner,
     BranchPiece,
     CleanPiece,
@@ -31,12 +31,12 @@ from onesweep.stages.backends.base import (
     GrowingPiece,
     NoisyPiece,
 )
-from onesweep.stages.backends.rows import Rows, add_product, groups, multiplied
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.layers import Layer, LayerCache, soft_capped
-from onesweep.stages.model.llama import LlamaStage
-from onesweep.stages.model.pipeline import ArStage
+from stages.backends.rows import Rows, add_product, groups, multiplied
+from stages.model.block import Block
+from stages.model.families import PipelineStage
+from stages.model.layers import Layer, LayerCache, soft_capped
+from stages.model.llama import LlamaStage
+from stages.model.pipeline import ArStage
 
 
 class Growing(Continuations):

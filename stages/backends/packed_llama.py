@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.stages.backends.attention import attention_shape
-from onesweep.stages.backends.packed import (
+from stages.backends.attention import attention_shape
+from stages.backends.packed import (
     Angles,
     PackedNorm,
     PackedReader,
@@ -18,13 +18,13 @@ from onesweep.stages.backends.packed import (
     PipelineRunner,
     normed_head,
 )
-from onesweep.stages.backends.rows import Rows, in_slabs
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.memory import give_back, is_owned
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.layers import TiedHead
-from onesweep.stages.model.llama import ACTIVATIONS, Expert, LlamaArchitecture, LlamaLayer, LlamaStage, Mixture
-from onesweep.stages.model.quantised import GROUP, QuantLinear
+from stages.backends.rows import Rows, in_slabs
+from stages.errors import CheckpointError
+from stages.memory import give_back, is_owned
+from stages.model.families import PipelineStage
+from stages.model.layers import TiedHead
+from stages.model.llama import ACTIVATIONS, Expert, LlamaArchitecture, LlamaLayer, LlamaStage, Mixture
+from stages.model.quantised import GROUP, QuantLinear
 
 # Products with large matrices, which an AR step reads from memory once for each token.
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.stages.backends.base import PictureRunner
-from onesweep.stages.backends.rows import Rows, groups
-from onesweep.stages.pictures.part import DitLayer, PicturePart, normed
-from onesweep.stages.pictures.trajectory import PicturePiece
+from stages.backends.base import PictureRunner
+from stages.backends.rows import Rows, groups
+from stages.pictures.part import DitLayer, PicturePart, normed
+from stages.pictures.trajectory import PicturePiece
 
 # Modulations of so many numbers are kept (8 MB): pictures of one class meet the same noise levels again and again.
 KEPT_NUMBERS = 1 << 21

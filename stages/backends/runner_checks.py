@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends.base import (
+from stages.backends.base import (
     BlockRunner,
     BranchPiece,
     CleanPiece,
@@ -22,13 +22,13 @@ from onesweep.stages.backends.base import (
     PictureRunner,
     StageRunner,
 )
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.pictures.part import PicturePart
-from onesweep.stages.pictures.trajectory import PicturePiece
+from stages.errors import CheckpointError
+from stages.model.block import Block
+from stages.model.families import PipelineStage
+from stages.model.layers import LayerCache
+from stages.model.pipeline import new_caches
+from stages.pictures.part import PicturePart
+from stages.pictures.trajectory import PicturePiece
 
 log = logging.getLogger(__name__)
 

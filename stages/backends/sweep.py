@@ -8,14 +8,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.codec import ESTIMATE_LIMIT, StateCodec
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.prefill import split_reads
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.samplers import SAMPLERS, step_sigmas
+from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
+from stages.model.architecture import Architecture
+from stages.model.codec import ESTIMATE_LIMIT, StateCodec
+from stages.model.layers import LayerCache
+from stages.model.partition import NoisePartition
+from stages.model.prefill import split_reads
+from stages.model.randomness import sample_symbols
+from stages.model.samplers import SAMPLERS, step_sigmas
 
 
 @dataclass(frozen=True)

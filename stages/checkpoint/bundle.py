@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from stages.errors import CheckpointError
 
 FRONTIER_NAME = "frontier.json"  # what mode `auto` chooses from; a bundle may have it
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from onesweep.stages.checkpoint.gate import (
+from stages.checkpoint.gate import (
     PROBE_INPUT,
     PROBE_OUTPUT,
     Measures,
@@ -27,16 +27,16 @@ from onesweep.stages.checkpoint.gate import (
     probe_stage,
     probe_symbols,
 )
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
-from onesweep.stages.checkpoint.weights import read_weights, write_weights
-from onesweep.stages.errors import CheckpointError, InputError, regular
-from onesweep.stages.memory import require_memory
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import PipelineStage, new_stage, without_memory
-from onesweep.stages.model.pipeline import ArModel, ArStage
-from onesweep.stages.pictures.architecture import PictureArchitecture
-from onesweep.stages.pictures.experts import RouterNet
-from onesweep.stages.pictures.part import PicturePart
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
+from stages.checkpoint.weights import read_weights, write_weights
+from stages.errors import CheckpointError, InputError, regular
+from stages.memory import require_memory
+from stages.model.block import Block
+from stages.model.families import PipelineStage, new_stage, without_memory
+from stages.model.pipeline import ArModel, ArStage
+from stages.pictures.architecture import PictureArchitecture
+from stages.pictures.experts import RouterNet
+from stages.pictures.part import PicturePart
 
 CPU = torch.device("cpu")
 DrawingPart = PicturePart | RouterNet

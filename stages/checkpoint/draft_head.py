@@ -8,13 +8,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file, update_manifest
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.checkpoint.weights import read_weights, write_weights
-from onesweep.stages.errors import CheckpointError, ShapeError, regular
-from onesweep.stages.model.draft_head import DraftHead
-from onesweep.stages.model.families import without_memory
-from onesweep.stages.model.llama import LlamaArchitecture
+from stages.checkpoint.checkpoint import file_digest, replace_file, update_manifest
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.checkpoint.weights import read_weights, write_weights
+from stages.errors import CheckpointError, ShapeError, regular
+from stages.model.draft_head import DraftHead
+from stages.model.families import without_memory
+from stages.model.llama import LlamaArchitecture
 
 DRAFT_HEAD_NAME = "draft-head.safetensors"
 SCALES, LEVELS = ".scales", 127  # matrices are whole numbers of 8 bits, times a scale for each row

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.stages.checkpoint.manifest import Manifest
-from onesweep.stages.model.architecture import VOCABULARY
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import ArStage
-from onesweep.stages.model.randomness import Purpose, normals
-from onesweep.stages.pictures.experts import RouterNet
-from onesweep.stages.pictures.part import PicturePart, in_scale
-from onesweep.stages.pictures.trajectory import picture_noise
+from stages.checkpoint.manifest import Manifest
+from stages.model.architecture import VOCABULARY
+from stages.model.block import Block
+from stages.model.families import PipelineStage
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArStage
+from stages.model.randomness import Purpose, normals
+from stages.pictures.experts import RouterNet
+from stages.pictures.part import PicturePart, in_scale
+from stages.pictures.trajectory import picture_noise
 
 # The gate sees whatever moves a loss: swapped layers of fitted weights cost 0.26 nats or more. Weights as good as
 # untrained pass whatever their order, as they have nothing to lose.

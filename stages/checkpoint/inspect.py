@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import (
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import (
     check_size,
     load_block,
     load_picture_part,
@@ -18,9 +18,9 @@ from onesweep.stages.checkpoint.checkpoint import (
     new_part,
     read_companion,
 )
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.quantised import QuantLinear
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.errors import CheckpointError
+from stages.model.quantised import QuantLinear
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
 INDENT = 14

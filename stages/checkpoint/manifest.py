@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from onesweep.stages.errors import CheckpointError, InputError, regular
-from onesweep.stages.model.architecture import CONTEXT, VOCABULARY, Architecture
-from onesweep.stages.model.block import Codes
-from onesweep.stages.model.families import TextArchitecture, read_architecture
-from onesweep.stages.model.llama import LlamaArchitecture, drop_defaults
-from onesweep.stages.model.partition import LogNormalPrior, NoisePartition
-from onesweep.stages.pictures.architecture import FAMILY as PICTURES
-from onesweep.stages.pictures.architecture import PictureArchitecture
+from stages.errors import CheckpointError, InputError, regular
+from stages.model.architecture import CONTEXT, VOCABULARY, Architecture
+from stages.model.block import Codes
+from stages.model.families import TextArchitecture, read_architecture
+from stages.model.llama import LlamaArchitecture, drop_defaults
+from stages.model.partition import LogNormalPrior, NoisePartition
+from stages.pictures.architecture import FAMILY as PICTURES
+from stages.pictures.architecture import PictureArchitecture
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"

@@ -19,10 +19,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from onesweep.stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
-from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
-from onesweep.stages.errors import CheckpointError, InputError, ServiceError, StalePart, regular
+from stages.checkpoint.bundle import FRONTIER_NAME, Bundle, find_bundle
+from stages.checkpoint.checkpoint import file_digest, replace_file
+from stages.checkpoint.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Part, read_json, read_manifest
+from stages.errors import CheckpointError, InputError, ServiceError, StalePart, regular
 
 FOLDERS = tuple(field.name for field in fields(Bundle))
 # Kinds of the models that may lie in a folder; in all others `ar`.
@@ -162,7 +162,7 @@ def _signature_check(signers: Path | None) -> Callable[[ReleaseManifest], object
     if signers is None:
         return lambda contents: None
     try:
-        from onesweep.stages.wire.certificates import is_signed, read_signers
+        from stages.wire.certificates import is_signed, read_signers
     except ImportError:
         raise InputError("--signers needs cryptography: pip install 'onesweep[tls]'") from None
     read_signers(signers)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import grpc
 
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.checkpoint.release_store import (
+from stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.release_store import (
     FOLDERS,
     MOST_SIGNATURES,
     IncomingRelease,
@@ -17,10 +17,10 @@ from onesweep.stages.checkpoint.release_store import (
     ReleaseStore,
     Wants,
 )
-from onesweep.stages.errors import CheckpointError, InputError, OnesweepError, StalePart, regular
-from onesweep.stages.threads import in_thread
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
+from stages.errors import CheckpointError, InputError, OnesweepError, StalePart, regular
+from stages.threads import in_thread
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError, failed_precondition, invalid
 
 PIECE_BYTES = 256 << 10
 STOP_S = 5.0

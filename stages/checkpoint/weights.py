@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError, regular
+from stages.errors import CheckpointError, regular
 
 MAX_HEADER_BYTES = 1 << 20
 

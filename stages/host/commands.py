@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 from shlex import quote
 
-from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.host.settings import HostSettings
-from onesweep.stages.progress import ProgressLine
-from onesweep.stages.settings import add_flags, from_flags
-from onesweep.stages.telemetry.observability import add_observability, observability_of, start_log
-from onesweep.stages.wire.channel import DRAIN_S
-from onesweep.stages.wire.flags import add_registry_flags, add_server_options, open_registry
-from onesweep.stages.wire.registry import registry_settings
-from onesweep.stages.wire.tls import security_of
+from stages.errors import CheckpointError, InputError
+from stages.host.settings import HostSettings
+from stages.progress import ProgressLine
+from stages.settings import add_flags, from_flags
+from stages.telemetry.observability import add_observability, observability_of, start_log
+from stages.wire.channel import DRAIN_S
+from stages.wire.flags import add_registry_flags, add_server_options, open_registry
+from stages.wire.registry import registry_settings
+from stages.wire.tls import security_of
 
 MAX_THREADS = 1024
 
@@ -75,7 +75,7 @@ def add_inspect(inspect: argparse.ArgumentParser) -> None:
 
 
 def run_stage(options: argparse.Namespace) -> int:
-    from onesweep.stages.host.server import StageSettings, serve
+    from stages.host.server import StageSettings, serve
 
     placed = {"--checkpoint": options.checkpoint, "--blocks": options.blocks}
     if options.empty:
@@ -118,8 +118,8 @@ def run_stage(options: argparse.Namespace) -> int:
 def run_import(options: argparse.Namespace) -> int:
     progress = ProgressLine()
     progress.at(f"reading {options.source}", 0.0)  # torch takes seconds to import
-    from onesweep.stages.checkpoint.draft_head import add_draft_head
-    from onesweep.stages.importing.importing import ImportSettings, host_shares, import_model, summary
+    from stages.checkpoint.draft_head import add_draft_head
+    from stages.importing.importing import ImportSettings, host_shares, import_model, summary
 
     check_positive(options, "context")
     settings = ImportSettings(
@@ -146,7 +146,7 @@ def run_import(options: argparse.Namespace) -> int:
 
 
 def run_inspect(options: argparse.Namespace) -> int:
-    from onesweep.stages.checkpoint.inspect import describe, record, verify
+    from stages.checkpoint.inspect import describe, record, verify
 
     print(json.dumps(record(options.directory), indent=2) if options.json else describe(options.directory))
     beside = sys.stderr if options.json else sys.stdout
@@ -155,7 +155,7 @@ def run_inspect(options: argparse.Namespace) -> int:
         print(check, file=beside)
     holds = all(check.ok for check in checks)
     if options.source is not None:
-        from onesweep.stages.importing.reference import compare_with_source
+        from stages.importing.reference import compare_with_source
 
         comparison = compare_with_source(options.directory, options.source)
         print(comparison, file=beside)

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from onesweep.stages.backends.base import CleanPiece, Continuations, GrowingPiece
-from onesweep.stages.backends.packed import PackedNorm
-from onesweep.stages.backends.packed_llama import packed_stage, rounded_product
-from onesweep.stages.limits import MAX_DRAFT
-from onesweep.stages.model.draft_head import DraftHead
-from onesweep.stages.model.draft_tree import (
+from stages.backends.base import CleanPiece, Continuations, GrowingPiece
+from stages.backends.packed import PackedNorm
+from stages.backends.packed_llama import packed_stage, rounded_product
+from stages.limits import MAX_DRAFT
+from stages.model.draft_head import DraftHead
+from stages.model.draft_tree import (
     DEFAULT_BRANCHES,
     Allowed,
     Draft,
@@ -28,11 +28,11 @@ from onesweep.stages.model.draft_tree import (
     TreeGrower,
     chosen,
 )
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.prefill import split_reads
-from onesweep.stages.model.shaping import Shaping
-from onesweep.stages.model.vocabulary import Alphabet
+from stages.model.layers import LayerCache
+from stages.model.pipeline import new_caches
+from stages.model.prefill import split_reads
+from stages.model.shaping import Shaping
+from stages.model.vocabulary import Alphabet
 
 Symbols = NDArray[np.int64]
 

@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.checkpoint.checkpoint import read_companion
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
-from onesweep.stages.errors import CheckpointError, library_errors
-from onesweep.stages.host.parts import ModelSource
-from onesweep.stages.host.schema_check import byte_tokenizer, compiled
-from onesweep.stages.model.draft_tree import Allowed
-from onesweep.stages.model.vocabulary import BYTES
+from stages.checkpoint.checkpoint import read_companion
+from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
+from stages.errors import CheckpointError, library_errors
+from stages.host.parts import ModelSource
+from stages.host.schema_check import byte_tokenizer, compiled
+from stages.model.draft_tree import Allowed
+from stages.model.vocabulary import BYTES
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

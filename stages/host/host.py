@@ -9,22 +9,22 @@ from functools import partial
 
 import grpc
 
-from onesweep.stages.host.metrics import record_hop
-from onesweep.stages.host.next_hosts import NextHosts, Subscribers
-from onesweep.stages.host.parts import Parts, Release, Releases
-from onesweep.stages.host.prefixes import Beginning, PrefixStore
-from onesweep.stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
-from onesweep.stages.host.sessions import HostSession, SessionStore
-from onesweep.stages.host.settings import HostSettings
-from onesweep.stages.host.validation import check_link_delay, parse_hop
-from onesweep.stages.host.work.base import HopWork, TextWork
-from onesweep.stages.host.work.pictures import ConsultWork, PictureWork
-from onesweep.stages.host.work.read import ReadWork
-from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
-from onesweep.stages.telemetry.traces import Tracer
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import LinkDelay, Relay
-from onesweep.stages.wire.messages import (
+from stages.host.metrics import record_hop
+from stages.host.next_hosts import NextHosts, Subscribers
+from stages.host.parts import Parts, Release, Releases
+from stages.host.prefixes import Beginning, PrefixStore
+from stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
+from stages.host.sessions import HostSession, SessionStore
+from stages.host.settings import HostSettings
+from stages.host.validation import check_link_delay, parse_hop
+from stages.host.work.base import HopWork, TextWork
+from stages.host.work.pictures import ConsultWork, PictureWork
+from stages.host.work.read import ReadWork
+from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
+from stages.telemetry.traces import Tracer
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import LinkDelay, Relay
+from stages.wire.messages import (
     PROTOCOL,
     Outcome,
     hand_on,
@@ -33,7 +33,7 @@ from onesweep.stages.wire.messages import (
     summed,
     work_of,
 )
-from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 __all__ = ["Host", "HostSettings"]
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import grpc
 import torch
 
-from onesweep.stages.backends import Backend
-from onesweep.stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
-from onesweep.stages.backends.rows import ROWS_TOGETHER
-from onesweep.stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
-from onesweep.stages.checkpoint.release_transfer import transfer_error
-from onesweep.stages.errors import CheckpointError, OnesweepError, ServiceError
-from onesweep.stages.host.host import Host
-from onesweep.stages.host.parts import (
+from stages.backends import Backend
+from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
+from stages.backends.rows import ROWS_TOGETHER
+from stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
+from stages.checkpoint.release_transfer import transfer_error
+from stages.errors import CheckpointError, OnesweepError, ServiceError
+from stages.host.host import Host
+from stages.host.parts import (
     MOST_RELEASES,
     WARM_POSITIONS,
     HostPlan,
@@ -27,14 +27,14 @@ from onesweep.stages.host.parts import (
     load_parts,
     plan_host,
 )
-from onesweep.stages.host.scheduler import QUICK_MS, QUICK_ROWS
-from onesweep.stages.memory import trim
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.prefill import split_reads
-from onesweep.stages.model.scoring import MAX_LOGITS, branch_pieces
-from onesweep.stages.pictures.trajectory import PicturePiece
-from onesweep.stages.threads import in_low_priority_thread
-from onesweep.stages.wire.status import StatusError, failed_precondition
+from stages.host.scheduler import QUICK_MS, QUICK_ROWS
+from stages.memory import trim
+from stages.model.pipeline import new_caches
+from stages.model.prefill import split_reads
+from stages.model.scoring import MAX_LOGITS, branch_pieces
+from stages.pictures.trajectory import PicturePiece
+from stages.threads import in_low_priority_thread
+from stages.wire.status import StatusError, failed_precondition
 
 log = logging.getLogger(__name__)
 

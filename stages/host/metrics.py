@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from onesweep.stages.host.parts import MODEL_KINDS
-from onesweep.stages.host.scheduler import HostObserver
-from onesweep.stages.telemetry.histograms import COUNTS, Histogram, MetricFamily, MetricValues
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import LinkObserver
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tls import Expiry, Tls
+from stages.host.parts import MODEL_KINDS
+from stages.host.scheduler import HostObserver
+from stages.telemetry.histograms import COUNTS, Histogram, MetricFamily, MetricValues
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import LinkObserver
+from stages.wire.status import StatusError
+from stages.wire.tls import Expiry, Tls
 
 if TYPE_CHECKING:
-    from onesweep.stages.host.scheduler import ScheduledHop
-    from onesweep.stages.telemetry.traces import Tracer
+    from stages.host.scheduler import ScheduledHop
+    from stages.telemetry.traces import Tracer
 
 
 MAX_LINKS = 64  # links with counters of their own. Routers name addresses, so the number must be bounded.

@@ -5,12 +5,12 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.host.scheduler import HostObserver
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import WARM_TIMEOUT_S, Relay
-from onesweep.stages.wire.status import StatusError, failed_precondition
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.errors import InputError
+from stages.host.scheduler import HostObserver
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import WARM_TIMEOUT_S, Relay
+from stages.wire.status import StatusError, failed_precondition
+from stages.wire.tls import LOOPBACK_ONLY, Security
 
 log = logging.getLogger(__name__)
 

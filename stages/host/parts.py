@@ -9,27 +9,27 @@ from typing import Literal, get_args
 import grpc
 import torch
 
-from onesweep.stages.backends import DEFAULT_BACKEND, Backend, backend_named
-from onesweep.stages.backends.base import BlockRunner, PictureRunner, StageRunner
-from onesweep.stages.checkpoint.bundle import check_split, find_bundle
-from onesweep.stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
-from onesweep.stages.checkpoint.draft_head import has_draft_head, load_draft_head
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.device import AUTO, check_device
-from onesweep.stages.errors import InputError
-from onesweep.stages.host.drafter import HeadDrafter
-from onesweep.stages.model.decoder_options import WEIGHT_WORDS
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.llama import LlamaArchitecture
-from onesweep.stages.model.pipeline import cache_bytes
-from onesweep.stages.model.prefill import max_new_symbols
-from onesweep.stages.model.scoring import MAX_LOGITS, most_scored
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.pictures.architecture import PictureArchitecture
-from onesweep.stages.pictures.experts import RouterNet
-from onesweep.stages.pictures.trajectory import evaluations, most_pictures
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError
+from stages.backends import DEFAULT_BACKEND, Backend, backend_named
+from stages.backends.base import BlockRunner, PictureRunner, StageRunner
+from stages.checkpoint.bundle import check_split, find_bundle
+from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
+from stages.checkpoint.draft_head import has_draft_head, load_draft_head
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.device import AUTO, check_device
+from stages.errors import InputError
+from stages.host.drafter import HeadDrafter
+from stages.model.decoder_options import WEIGHT_WORDS
+from stages.model.families import PipelineStage
+from stages.model.llama import LlamaArchitecture
+from stages.model.pipeline import cache_bytes
+from stages.model.prefill import max_new_symbols
+from stages.model.scoring import MAX_LOGITS, most_scored
+from stages.model.vocabulary import Alphabet
+from stages.pictures.architecture import PictureArchitecture
+from stages.pictures.experts import RouterNet
+from stages.pictures.trajectory import evaluations, most_pictures
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
 
 ModelKind = Literal["chain", "ar", "scorer", "steps", "experts"]  # the models that hosts hold parts of
 MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)

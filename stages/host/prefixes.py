@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.prefill import ATTEND_POSITIONS, prefix_digests
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError
+from stages.model.layers import LayerCache
+from stages.model.prefill import ATTEND_POSITIONS, prefix_digests
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
 
 MOST_LISTED = 4096  # pieces that a host tells routers of: 32 KB, once a second at most and only after a change
 LISTED_BYTES = 8  # of a digest: a router that takes one for another is refused, and reads anew

@@ -19,14 +19,14 @@ from typing import Any
 import grpc
 import torch
 
-from onesweep.stages.host.parts import WARM_POSITIONS
-from onesweep.stages.host.sessions import HostSession
-from onesweep.stages.host.work.base import HopWork, KernelCall
-from onesweep.stages.host.work.read import ReadWork, SampleWork
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import LinkObserver
-from onesweep.stages.wire.messages import Outcome
-from onesweep.stages.wire.status import StatusError, exhausted
+from stages.host.parts import WARM_POSITIONS
+from stages.host.sessions import HostSession
+from stages.host.work.base import HopWork, KernelCall
+from stages.host.work.read import ReadWork, SampleWork
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import LinkObserver
+from stages.wire.messages import Outcome
+from stages.wire.status import StatusError, exhausted
 
 log = logging.getLogger(__name__)
 

@@ -69,7 +69,7 @@ async def schema_problem(schema: str) -> str:
 
 @lru_cache(maxsize=KEPT_VERDICTS)
 def _checked_apart(schema: str) -> str:
-    command = (sys.executable, "-P", "-m", "onesweep.stages.host.schema_check")
+    command = (sys.executable, "-P", "-m", "stages.host.schema_check")
     try:
         done = subprocess.run(command, input=schema.encode(), capture_output=True, timeout=CHECK_S, check=True)
     except (subprocess.TimeoutExpired, subprocess.CalledProcessError):

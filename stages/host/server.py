@@ -15,25 +15,25 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from onesweep.stages.backends import backend_named
-from onesweep.stages.checkpoint.release_store import ReleaseStore
-from onesweep.stages.errors import InputError, OnesweepError, ServiceError
-from onesweep.stages.host.host import Host, HostSettings
-from onesweep.stages.host.loading import Loader, Sources
-from onesweep.stages.host.metrics import STAGE_METRICS, HostCounters
-from onesweep.stages.host.next_hosts import NextHosts
-from onesweep.stages.host.parts import device_for, full_state_bytes, wiring_problem
-from onesweep.stages.host.scheduler import HostObserver
-from onesweep.stages.host.service import AssignedStage, StageSeat, StageService, WaitingService
-from onesweep.stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
-from onesweep.stages.signals import stop_on_signals
-from onesweep.stages.telemetry.observability import ObservabilitySettings, Telemetry
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.auth import HOST, CertificateGuard
-from onesweep.stages.wire.channel import DRAIN_S, bind, check_target, is_loopback, new_server, parse_address
-from onesweep.stages.wire.health import HealthChecks, serve_health
-from onesweep.stages.wire.registry import Registration, Registry, check_dialled, follow_successors
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.backends import backend_named
+from stages.checkpoint.release_store import ReleaseStore
+from stages.errors import InputError, OnesweepError, ServiceError
+from stages.host.host import Host, HostSettings
+from stages.host.loading import Loader, Sources
+from stages.host.metrics import STAGE_METRICS, HostCounters
+from stages.host.next_hosts import NextHosts
+from stages.host.parts import device_for, full_state_bytes, wiring_problem
+from stages.host.scheduler import HostObserver
+from stages.host.service import AssignedStage, StageSeat, StageService, WaitingService
+from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
+from stages.signals import stop_on_signals
+from stages.telemetry.observability import ObservabilitySettings, Telemetry
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.auth import HOST, CertificateGuard
+from stages.wire.channel import DRAIN_S, bind, check_target, is_loopback, new_server, parse_address
+from stages.wire.health import HealthChecks, serve_health
+from stages.wire.registry import Registration, Registry, check_dialled, follow_successors
+from stages.wire.tls import LOOPBACK_ONLY, Security
 
 log = logging.getLogger(__name__)
 

@@ -14,23 +14,23 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from onesweep.stages.checkpoint.checkpoint import replace_file
-from onesweep.stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
-from onesweep.stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
-from onesweep.stages.errors import OnesweepError
-from onesweep.stages.host.host import Host
-from onesweep.stages.host.loading import Loader, Sources
-from onesweep.stages.host.parts import full_state_bytes
-from onesweep.stages.host.validation import check_label
-from onesweep.stages.threads import in_thread
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.auth import check_sender, identity_of
-from onesweep.stages.wire.channel import check_target
-from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
-from onesweep.stages.wire.messages import PROTOCOL
-from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
-from onesweep.stages.wire.tls import Security, Tls
+from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
+from stages.checkpoint.release_transfer import drain_requests, receive_release, transfer_error
+from stages.errors import OnesweepError
+from stages.host.host import Host
+from stages.host.loading import Loader, Sources
+from stages.host.parts import full_state_bytes
+from stages.host.validation import check_label
+from stages.threads import in_thread
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.auth import check_sender, identity_of
+from stages.wire.channel import check_target
+from stages.wire.hop_stream import Relay
+from stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
+from stages.wire.messages import PROTOCOL
+from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from stages.wire.tls import Security, Tls
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

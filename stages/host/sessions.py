@@ -11,17 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.checkpoint.manifest import Manifest
-from onesweep.stages.host.drafter import DraftState
-from onesweep.stages.host.grammar import Grammar
-from onesweep.stages.host.parts import ModelKind, Parts, session_bytes
-from onesweep.stages.host.prefixes import Beginning
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import AnyWork, has_more, summed
-from onesweep.stages.wire.status import StatusError, exhausted, failed_precondition, invalid
+from stages.checkpoint.manifest import Manifest
+from stages.host.drafter import DraftState
+from stages.host.grammar import Grammar
+from stages.host.parts import ModelKind, Parts, session_bytes
+from stages.host.prefixes import Beginning
+from stages.model.layers import LayerCache
+from stages.model.pipeline import new_caches
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.messages import AnyWork, has_more, summed
+from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from onesweep.stages.device import AUTO
-from onesweep.stages.errors import InputError
-from onesweep.stages.settings import setting
-from onesweep.stages.wire.channel import KEEP_WARM_S, check_name
+from stages.device import AUTO
+from stages.errors import InputError
+from stages.settings import setting
+from stages.wire.channel import KEEP_WARM_S, check_name
 
 
 def pause(text: str) -> float:

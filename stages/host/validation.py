@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import grpc
 
-from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
-from onesweep.stages.host.work.base import HopWork
-from onesweep.stages.host.work.pictures import parse_consult, parse_denoise, parse_draw
-from onesweep.stages.host.work.read import parse_read
-from onesweep.stages.host.work.score import parse_score
-from onesweep.stages.host.work.sweep import parse_sweep
-from onesweep.stages.limits import MAX_ADDRESS, MAX_LINK_MS
-from onesweep.stages.model.prefill import ATTEND_POSITIONS
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.channel import MAX_NAME
-from onesweep.stages.wire.messages import AnyWork, PictureMessage, work_of
-from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
+from stages.host.parts import HostPlan, ModelKind, ModelSource
+from stages.host.work.base import HopWork
+from stages.host.work.pictures import parse_consult, parse_denoise, parse_draw
+from stages.host.work.read import parse_read
+from stages.host.work.score import parse_score
+from stages.host.work.sweep import parse_sweep
+from stages.limits import MAX_ADDRESS, MAX_LINK_MS
+from stages.model.prefill import ATTEND_POSITIONS
+from stages.v1 import stage_pb2
+from stages.wire.channel import MAX_NAME
+from stages.wire.messages import AnyWork, PictureMessage, work_of
+from stages.wire.status import StatusError, failed_precondition, invalid
 
 MAX_TIMINGS = 64
 MAX_TIMING_MS = 1e11

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.importing.family import (
+from stages.errors import CheckpointError
+from stages.importing.family import (
     EXPERTS,
     GGUF_EXPERTS,
     GGUF_QK_NORM,
@@ -19,7 +19,7 @@ from onesweep.stages.importing.family import (
     sliding_layers,
     window,
 )
-from onesweep.stages.model.decoder_options import Experts
+from stages.model.decoder_options import Experts
 
 # Llama and those that have its layers (SmolLM2, TinyLlama); Mistral, whose layers have a window, too; and Mixtral,
 # Mistral as a mixture of experts. In GGUF all are called llama.

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.architecture import MAX_LAYERS, check_whole
-from onesweep.stages.model.decoder_options import Activation, LinearScaling, RopeScaling, SlidingWindow
-from onesweep.stages.model.llama import LlamaArchitecture
+from stages.errors import CheckpointError
+from stages.model.architecture import MAX_LAYERS, check_whole
+from stages.model.decoder_options import Activation, LinearScaling, RopeScaling, SlidingWindow
+from stages.model.llama import LlamaArchitecture
 
 # Settings by their names in config.json; those of a GGUF file are renamed so.
 Config = Mapping[str, Any]

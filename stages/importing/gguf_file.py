@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError, InputError, ShapeError
-from onesweep.stages.importing.families import gguf_family
-from onesweep.stages.importing.family import FULL, SLIDING, ModelFamily
-from onesweep.stages.importing.gguf_tokenizer import gguf_speech
-from onesweep.stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
-from onesweep.stages.model.decoder_options import RopeScaling
-from onesweep.stages.model.llama import LlamaArchitecture, stretch
-from onesweep.stages.model.quantised import GROUP, LARGEST
+from stages.errors import CheckpointError, InputError, ShapeError
+from stages.importing.families import gguf_family
+from stages.importing.family import FULL, SLIDING, ModelFamily
+from stages.importing.gguf_tokenizer import gguf_speech
+from stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
+from stages.model.decoder_options import RopeScaling
+from stages.model.llama import LlamaArchitecture, stretch
+from stages.model.quantised import GROUP, LARGEST
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
 MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary

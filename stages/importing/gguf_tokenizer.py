@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.importing.source import Speech, end_tokens, licence_texts, read_text
+from stages.errors import CheckpointError
+from stages.importing.source import Speech, end_tokens, licence_texts, read_text
 
 # What a GGUF file says of its tokens, checked before use: the file is a user's.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # kinds of tokens, of those in `tokenizer.ggml.token_type`

@@ -10,11 +10,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from onesweep.stages.checkpoint.manifest import read_json as read_object
-from onesweep.stages.errors import CheckpointError, ShapeError
-from onesweep.stages.importing.families import family_named
-from onesweep.stages.importing.family import NORMS, ModelFamily
-from onesweep.stages.importing.source import (
+from stages.checkpoint.manifest import read_json as read_object
+from stages.errors import CheckpointError, ShapeError
+from stages.importing.families import family_named
+from stages.importing.family import NORMS, ModelFamily
+from stages.importing.source import (
     Shape,
     Source,
     Speech,
@@ -25,7 +25,7 @@ from onesweep.stages.importing.source import (
     places_of,
     read_text,
 )
-from onesweep.stages.model.llama import LlamaArchitecture
+from stages.model.llama import LlamaArchitecture
 
 read_json = partial(read_object, most_bytes=64 << 20)
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"

@@ -12,20 +12,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from onesweep.stages.checkpoint.checkpoint import new_directory, require_new, save_stage, write_manifest
-from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.importing.gate import MAX_THREADS, check_loss, four_bit_tensors, joined, layer_tensors
-from onesweep.stages.importing.gguf_file import GgufSource
-from onesweep.stages.importing.huggingface import HuggingFaceSource
-from onesweep.stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
-from onesweep.stages.memory import require_memory
-from onesweep.stages.model.decoder_options import WEIGHT_WORDS, Weights
-from onesweep.stages.model.families import without_memory
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
-from onesweep.stages.model.quantised import BYTES_EACH
-from onesweep.stages.progress import WorkProgress
+from stages.checkpoint.checkpoint import new_directory, require_new, save_stage, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.errors import CheckpointError, InputError
+from stages.importing.gate import MAX_THREADS, check_loss, four_bit_tensors, joined, layer_tensors
+from stages.importing.gguf_file import GgufSource
+from stages.importing.huggingface import HuggingFaceSource
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
+from stages.memory import require_memory
+from stages.model.decoder_options import WEIGHT_WORDS, Weights
+from stages.model.families import without_memory
+from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.quantised import BYTES_EACH
+from stages.progress import WorkProgress
 
 
 # Cutting a model into contiguous stages of about equal cost.

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_stage
-from onesweep.stages.checkpoint.gate import probe_symbols
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import InputError, OnesweepError
-from onesweep.stages.model.llama import LlamaArchitecture
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.gate import probe_symbols
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import InputError, OnesweepError
+from stages.model.llama import LlamaArchitecture
 
 TOLERANCE = 1e-3  # most that a logit may differ: float32 has some 1e-6 of the largest, and layers add up
 

@@ -12,11 +12,11 @@ from typing import Any
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from onesweep.stages.checkpoint.manifest import MAX_PROBE_TOKENS
-from onesweep.stages.errors import CheckpointError, library_errors, regular
-from onesweep.stages.importing.family import ModelFamily
-from onesweep.stages.model.llama import LlamaArchitecture
-from onesweep.stages.model.quantised import quantised
+from stages.checkpoint.manifest import MAX_PROBE_TOKENS
+from stages.errors import CheckpointError, library_errors, regular
+from stages.importing.family import ModelFamily
+from stages.model.llama import LlamaArchitecture
+from stages.model.quantised import quantised
 
 MAX_ENDS = 64
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from onesweep.stages.errors import ShapeError
+from stages.errors import ShapeError
 
 # Of a model of bytes. There is no padding and no start symbol: a prompt has at least one symbol.
 VOCABULARY = 256

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.model.architecture import VOCABULARY, Architecture
-from onesweep.stages.model.layers import Layer, LayerCache, NoiseCondition, initialise, noise_frequencies, rotary_table
-from onesweep.stages.model.randomness import Purpose, raw_words
-from onesweep.stages.model.samplers import input_scale
+from stages.model.architecture import VOCABULARY, Architecture
+from stages.model.layers import Layer, LayerCache, NoiseCondition, initialise, noise_frequencies, rotary_table
+from stages.model.randomness import Purpose, raw_words
+from stages.model.samplers import input_scale
 
 
 # Codes are integers divided by an integer norm: IEEE arithmetic alone, so every machine computes the digest in the

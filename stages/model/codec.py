@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.errors import CodecError
+from stages.errors import CodecError
 
 ESTIMATE_LIMIT = 2.0  # largest magnitude accepted in an estimate E. A weighted mean of unit-norm codes stays under 1.
 FEATURE_LIMIT = 1e6  # largest magnitude accepted in features or hidden states

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from onesweep.stages.errors import ShapeError
-from onesweep.stages.model.architecture import MAX_LAYERS, check_whole
+from stages.errors import ShapeError
+from stages.model.architecture import MAX_LAYERS, check_whole
 
 # Which of attention's products have a bias: none (Llama), queries, keys and values (Qwen 2), the output's too.
 Bias = Literal["none", "qkv", "all"]

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.errors import ShapeError
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.errors import ShapeError
+from stages.model.llama import LlamaArchitecture, LlamaStage
 
 
 class DraftHead(nn.Module):

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.limits import MAX_DRAFT
-from onesweep.stages.model.randomness import Purpose, gumbels, gumbels_of, uniforms
-from onesweep.stages.model.shaping import PLAIN, Shaping
-from onesweep.stages.model.speculation import MAX_DRAFT_TREE, DraftTree, first_branch
-from onesweep.stages.model.vocabulary import Alphabet
+from stages.limits import MAX_DRAFT
+from stages.model.randomness import Purpose, gumbels, gumbels_of, uniforms
+from stages.model.shaping import PLAIN, Shaping
+from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, first_branch
+from stages.model.vocabulary import Alphabet
 
 # What guesses are worth: how likely they stand, against what a sweep, a guess in it and its drafting take.
 

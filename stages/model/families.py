@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from onesweep.stages.errors import ShapeError
-from onesweep.stages.model.architecture import CONTEXT, Architecture
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
-from onesweep.stages.model.pipeline import ArStage
+from stages.errors import ShapeError
+from stages.model.architecture import CONTEXT, Architecture
+from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.pipeline import ArStage
 
 TextArchitecture = Architecture | LlamaArchitecture
 PipelineStage = ArStage | LlamaStage

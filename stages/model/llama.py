@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.stages.errors import ShapeError
-from onesweep.stages.model.architecture import MAX_LAYERS, check_whole
-from onesweep.stages.model.decoder_options import (
+from stages.errors import ShapeError
+from stages.model.architecture import MAX_LAYERS, check_whole
+from stages.model.decoder_options import (
     MAX_EXPERTS,
     MAX_POSITIONS,
     Activation,
@@ -28,8 +28,8 @@ from onesweep.stages.model.decoder_options import (
     Weights,
     check_number,
 )
-from onesweep.stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate, seen_keys, soft_capped
-from onesweep.stages.model.quantised import GROUP, Bfloat16Linear, QuantLinear
+from stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate, seen_keys, soft_capped
+from stages.model.quantised import GROUP, Bfloat16Linear, QuantLinear
 
 _BOUNDS = {
     "width": (2, 1 << 16),

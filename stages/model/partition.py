@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import PartitionError
+from stages.errors import PartitionError
 
 Kind = Literal["equal_probability", "equal_entropy", "uniform"]
 KINDS: tuple[Kind, ...] = ("equal_probability", "equal_entropy", "uniform")

@@ -6,8 +6,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
+from stages.model.architecture import Architecture
+from stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
 
 
 class ArStage(CausalStage):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from onesweep.stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Alphabet
 
 # Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others. Pieces are
 # cut by a sequence's own positions, never by its company.

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.limits import MAX_SEED
-from onesweep.stages.model.shaping import PLAIN, Shaping
-from onesweep.stages.model.vocabulary import Alphabet
+from stages.limits import MAX_SEED
+from stages.model.shaping import PLAIN, Shaping
+from stages.model.vocabulary import Alphabet
 
 _WORDS_PER_COUNTER = 4
 # Random numbers that sampling holds at a time: what stays in a processor's cache, however large a vocabulary is.

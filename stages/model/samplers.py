@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from onesweep.stages.model.randomness import Purpose, normals
+from stages.model.randomness import Purpose, normals
 
 
 def input_scale(sigma: Tensor, data_std: float) -> Tensor:

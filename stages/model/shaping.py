@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.limits import MAX_BIAS, MAX_BIASES
-from onesweep.stages.model.scoring import likeliest
+from stages.limits import MAX_BIAS, MAX_BIASES
+from stages.model.scoring import likeliest
 
 Floats = NDArray[np.float64]
 Symbols = NDArray[np.int64]

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.stages.errors import CodecError
+from stages.errors import CodecError
 
 _TYPES = {1: "u1", 2: "<u2", 4: "<u4"}
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import ShapeError
-from onesweep.stages.model.architecture import MAX_LAYERS, check_whole
+from stages.errors import ShapeError
+from stages.model.architecture import MAX_LAYERS, check_whole
 
 FAMILY = "picture"
 # Standard deviation of what the net sees: c_skip, c_out and the usual noise prior are made for it (EDM, arXiv

@@ -10,12 +10,12 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from onesweep.stages.model.codec import StateCodec
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.stages.pictures.architecture import PictureArchitecture
-from onesweep.stages.pictures.part import PicturePart, normed
-from onesweep.stages.pictures.trajectory import (
+from stages.model.codec import StateCodec
+from stages.model.partition import NoisePartition
+from stages.model.randomness import Purpose, uniforms
+from stages.pictures.architecture import PictureArchitecture
+from stages.pictures.part import PicturePart, normed
+from stages.pictures.trajectory import (
     MAX_LEVELS,
     DrawPlan,
     PicturePiece,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.stages.model.layers import FOURIER_FEATURES, noise_frequencies
-from onesweep.stages.pictures.architecture import DATA_STD, PictureArchitecture
+from stages.model.layers import FOURIER_FEATURES, noise_frequencies
+from stages.pictures.architecture import DATA_STD, PictureArchitecture
 
 # `chain`: blocks, each with a way in and a head of its own. `steps`: stages that are cut from one net. `experts`: like
 # blocks, but each learned one cluster of the pictures.

@@ -16,11 +16,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from onesweep.stages.limits import MAX_SEED
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.randomness import Purpose, normals
-from onesweep.stages.pictures.architecture import PictureArchitecture
-from onesweep.stages.pictures.part import in_scale, out_scale, skip_scale
+from stages.limits import MAX_SEED
+from stages.model.partition import NoisePartition
+from stages.model.randomness import Purpose, normals
+from stages.pictures.architecture import PictureArchitecture
+from stages.pictures.part import in_scale, out_scale, skip_scale
 
 Solver = Literal["euler", "2m"]
 SOLVERS: tuple[Solver, ...] = get_args(Solver)

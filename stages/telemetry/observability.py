@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from onesweep.stages.errors import InputError, one_of, printable
-from onesweep.stages.settings import add_flags, from_flags, setting
-from onesweep.stages.telemetry.histograms import MetricFamily, MetricValues
-from onesweep.stages.telemetry.traces import Tracer
-from onesweep.stages.wire.channel import is_loopback, parse_address
+from stages.errors import InputError, one_of, printable
+from stages.settings import add_flags, from_flags, setting
+from stages.telemetry.histograms import MetricFamily, MetricValues
+from stages.telemetry.traces import Tracer
+from stages.wire.channel import is_loopback, parse_address
 
 if TYPE_CHECKING:
-    from onesweep.stages.telemetry.prometheus import MetricsServer
+    from stages.telemetry.prometheus import MetricsServer
 
 
 LogFormat = Literal["text", "json"]
@@ -90,7 +90,7 @@ class Telemetry:
 
     def serve(self, families: Sequence[MetricFamily], read: Callable[[], MetricValues]) -> None:
         """Serve metrics that `read` returns on the running event loop. Raises ServiceError."""
-        from onesweep.stages.telemetry.prometheus import LoopCollector, MetricsServer
+        from stages.telemetry.prometheus import LoopCollector, MetricsServer
 
         assert self.settings.metrics is not None
         collector = LoopCollector(families, read, asyncio.get_running_loop())

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from onesweep.stages.errors import ServiceError
-from onesweep.stages.telemetry.histograms import Histogram, MetricFamily, MetricValues
-from onesweep.stages.wire.channel import parse_address
+from stages.errors import ServiceError
+from stages.telemetry.histograms import Histogram, MetricFamily, MetricValues
+from stages.wire.channel import parse_address
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.channel import is_loopback, parse_address
+from stages.errors import InputError
+from stages.wire.channel import is_loopback, parse_address
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from onesweep.stages.v1 import stage_pb2 as onesweep_dot_stages_dot_v1_dot_stage__pb2
+from stages.v1 import stage_pb2 as stages_dot_v1_dot_stage__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in onesweep/stages/v1/stage_pb2_grpc.py depends on'
+        + ' but the generated code in stages/v1/stage_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,48 +36,48 @@ class StageServiceStub:
         """
         self.Describe = channel.unary_unary(
                 '/stages.v1.StageService/Describe',
-                request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.DescribeResponse.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.DescribeResponse.FromString,
                 _registered_method=True)
         self.Push = channel.stream_stream(
                 '/stages.v1.StageService/Push',
-                request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.HopBatch.SerializeToString,
-                response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.Ack.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.HopBatch.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.Ack.FromString,
                 _registered_method=True)
         self.Subscribe = channel.unary_stream(
                 '/stages.v1.StageService/Subscribe',
-                request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.SubscribeRequest.SerializeToString,
-                response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.Events.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.SubscribeRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.Events.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/stages.v1.StageService/Release',
-                request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.ReleaseRequest.SerializeToString,
-                response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.ReleaseResponse.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
         self.Warm = channel.unary_unary(
                 '/stages.v1.StageService/Warm',
-                request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.WarmRequest.SerializeToString,
-                response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.WarmResponse.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.WarmRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.WarmResponse.FromString,
                 _registered_method=True)
         self.Probe = channel.unary_unary(
                 '/stages.v1.StageService/Probe',
-                request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.ProbeRequest.SerializeToString,
-                response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.ProbeResponse.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.ProbeResponse.FromString,
                 _registered_method=True)
         self.Store = channel.stream_stream(
                 '/stages.v1.StageService/Store',
-                request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.StoreRequest.SerializeToString,
-                response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.StoreResponse.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.StoreRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.StoreResponse.FromString,
                 _registered_method=True)
         self.Load = channel.unary_unary(
                 '/stages.v1.StageService/Load',
-                request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.LoadRequest.SerializeToString,
-                response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.LoadResponse.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.LoadRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.LoadResponse.FromString,
                 _registered_method=True)
         self.Drop = channel.unary_unary(
                 '/stages.v1.StageService/Drop',
-                request_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.DropRequest.SerializeToString,
-                response_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.DropResponse.FromString,
+                request_serializer=stages_dot_v1_dot_stage__pb2.DropRequest.SerializeToString,
+                response_deserializer=stages_dot_v1_dot_stage__pb2.DropResponse.FromString,
                 _registered_method=True)
 
 
@@ -154,48 +154,48 @@ def add_StageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
-                    request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.DescribeRequest.FromString,
-                    response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.DescribeResponse.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.DescribeRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.DescribeResponse.SerializeToString,
             ),
             'Push': grpc.stream_stream_rpc_method_handler(
                     servicer.Push,
-                    request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.HopBatch.FromString,
-                    response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.Ack.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.HopBatch.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.Ack.SerializeToString,
             ),
             'Subscribe': grpc.unary_stream_rpc_method_handler(
                     servicer.Subscribe,
-                    request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.SubscribeRequest.FromString,
-                    response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.Events.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.SubscribeRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.Events.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
-                    request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.ReleaseRequest.FromString,
-                    response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.ReleaseResponse.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.ReleaseRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.ReleaseResponse.SerializeToString,
             ),
             'Warm': grpc.unary_unary_rpc_method_handler(
                     servicer.Warm,
-                    request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.WarmRequest.FromString,
-                    response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.WarmResponse.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.WarmRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.WarmResponse.SerializeToString,
             ),
             'Probe': grpc.unary_unary_rpc_method_handler(
                     servicer.Probe,
-                    request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.ProbeRequest.FromString,
-                    response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.ProbeResponse.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.ProbeRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.ProbeResponse.SerializeToString,
             ),
             'Store': grpc.stream_stream_rpc_method_handler(
                     servicer.Store,
-                    request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.StoreRequest.FromString,
-                    response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.StoreResponse.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.StoreRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.StoreResponse.SerializeToString,
             ),
             'Load': grpc.unary_unary_rpc_method_handler(
                     servicer.Load,
-                    request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.LoadRequest.FromString,
-                    response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.LoadResponse.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.LoadRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.LoadResponse.SerializeToString,
             ),
             'Drop': grpc.unary_unary_rpc_method_handler(
                     servicer.Drop,
-                    request_deserializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.DropRequest.FromString,
-                    response_serializer=onesweep_dot_stages_dot_v1_dot_stage__pb2.DropResponse.SerializeToString,
+                    request_deserializer=stages_dot_v1_dot_stage__pb2.DropRequest.FromString,
+                    response_serializer=stages_dot_v1_dot_stage__pb2.DropResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,8 +223,8 @@ class StageService:
             request,
             target,
             '/stages.v1.StageService/Describe',
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.DescribeRequest.SerializeToString,
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.DescribeResponse.FromString,
+            stages_dot_v1_dot_stage__pb2.DescribeRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -250,8 +250,8 @@ class StageService:
             request_iterator,
             target,
             '/stages.v1.StageService/Push',
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.HopBatch.SerializeToString,
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.Ack.FromString,
+            stages_dot_v1_dot_stage__pb2.HopBatch.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,
@@ -277,8 +277,8 @@ class StageService:
             request,
             target,
             '/stages.v1.StageService/Subscribe',
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.SubscribeRequest.SerializeToString,
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.Events.FromString,
+            stages_dot_v1_dot_stage__pb2.SubscribeRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.Events.FromString,
             options,
             channel_credentials,
             insecure,
@@ -304,8 +304,8 @@ class StageService:
             request,
             target,
             '/stages.v1.StageService/Release',
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.ReleaseRequest.SerializeToString,
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.ReleaseResponse.FromString,
+            stages_dot_v1_dot_stage__pb2.ReleaseRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.ReleaseResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -331,8 +331,8 @@ class StageService:
             request,
             target,
             '/stages.v1.StageService/Warm',
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.WarmRequest.SerializeToString,
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.WarmResponse.FromString,
+            stages_dot_v1_dot_stage__pb2.WarmRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.WarmResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -358,8 +358,8 @@ class StageService:
             request,
             target,
             '/stages.v1.StageService/Probe',
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.ProbeRequest.SerializeToString,
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.ProbeResponse.FromString,
+            stages_dot_v1_dot_stage__pb2.ProbeRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.ProbeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -385,8 +385,8 @@ class StageService:
             request_iterator,
             target,
             '/stages.v1.StageService/Store',
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.StoreRequest.SerializeToString,
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.StoreResponse.FromString,
+            stages_dot_v1_dot_stage__pb2.StoreRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.StoreResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -412,8 +412,8 @@ class StageService:
             request,
             target,
             '/stages.v1.StageService/Load',
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.LoadRequest.SerializeToString,
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.LoadResponse.FromString,
+            stages_dot_v1_dot_stage__pb2.LoadRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.LoadResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -439,8 +439,8 @@ class StageService:
             request,
             target,
             '/stages.v1.StageService/Drop',
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.DropRequest.SerializeToString,
-            onesweep_dot_stages_dot_v1_dot_stage__pb2.DropResponse.FromString,
+            stages_dot_v1_dot_stage__pb2.DropRequest.SerializeToString,
+            stages_dot_v1_dot_stage__pb2.DropResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,7 +14,7 @@ Symbols are what a model reads and writes, by its `vocabulary`: bytes, or the nu
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from onesweep.stages.v1 import stage_pb2 as _stage_pb2
+from stages.v1 import stage_pb2 as _stage_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import Context, StatusError, guarded_handler
+from stages.v1 import stage_pb2
+from stages.wire.status import Context, StatusError, guarded_handler
 
 if TYPE_CHECKING:
-    from onesweep.stages.wire.status import Handler
+    from stages.wire.status import Handler
 
 log = logging.getLogger(__name__)
 

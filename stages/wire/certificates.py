@@ -27,10 +27,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.auth import CLIENT, ROLES, Identity
-from onesweep.stages.wire.channel import check_name, ip_of
-from onesweep.stages.wire.secret_files import PUBLIC, check_secret, make_private_directory, read_file, write_file
+from stages.errors import InputError
+from stages.wire.auth import CLIENT, ROLES, Identity
+from stages.wire.channel import check_name, ip_of
+from stages.wire.secret_files import PUBLIC, check_secret, make_private_directory, read_file, write_file
 
 AUTHORITY = "ca"
 MOST_DAYS = 20 * 365

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.wire.status import (
+from stages.errors import InputError, ServiceError
+from stages.wire.status import (
     CALL_KINDS,
     Context,
     DecodeErrors,
@@ -26,10 +26,10 @@ from onesweep.stages.wire.status import (
     invalid,
     with_decode_errors,
 )
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
+from stages.wire.tls import LOOPBACK_ONLY, Security, ServerCertificate, channel_credentials
 
 if TYPE_CHECKING:
-    from onesweep.stages.wire.status import Handler
+    from stages.wire.status import Handler
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ import urllib3
 from etcd3gw.client import Etcd3Client
 from etcd3gw.exceptions import Etcd3Exception
 
-from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.wire.channel import parse_address
-from onesweep.stages.wire.registry import Registration, Registry, RegistrySettings, read_entry, write_entry
+from stages.errors import InputError, ServiceError
+from stages.wire.channel import parse_address
+from stages.wire.registry import Registration, Registry, RegistrySettings, read_entry, write_entry
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.stages.errors import InputError
+from stages.errors import InputError
 
 if TYPE_CHECKING:
-    from onesweep.stages.wire.registry import Registry, RegistrySettings
+    from stages.wire.registry import Registry, RegistrySettings
 
 TOKEN_VARIABLE = "ONESWEEP_TOKEN"
 
@@ -44,7 +44,7 @@ def add_registry_flags(parser: argparse.ArgumentParser) -> None:
 def open_registry(settings: RegistrySettings) -> Registry:
     """The registry, not connected yet. Raises InputError when the client library is not installed."""
     try:
-        from onesweep.stages.wire.etcd import EtcdRegistry
+        from stages.wire.etcd import EtcdRegistry
     except ImportError as error:
         raise InputError(
             f"--registry needs etcd3gw, which is not installed here ({error}): pip install 'onesweep[etcd]'"

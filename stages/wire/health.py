@@ -7,8 +7,8 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.stages.wire.channel import CallBounds, bind, new_server
-from onesweep.stages.wire.tls import Security
+from stages.wire.channel import CallBounds, bind, new_server
+from stages.wire.tls import Security
 
 Status = health_pb2.HealthCheckResponse
 Context = grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]

@@ -15,12 +15,12 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from onesweep.stages.errors import InputError, printable
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import KEEP_WARM_S, open_channel
-from onesweep.stages.wire.messages import PROTOCOL, hops_refusal, seconds_until
-from onesweep.stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
+from stages.errors import InputError, printable
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import KEEP_WARM_S, open_channel
+from stages.wire.messages import PROTOCOL, hops_refusal, seconds_until
+from stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
+from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 
 WARM_TIMEOUT_S = 2.0
 # A link without hops for so long is idle, and gets a message in a pause of this length: twenty small messages a second

@@ -5,8 +5,8 @@ import statistics
 import time
 from pathlib import Path
 
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import Relay
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import Relay
 
 SETTINGS = Path("/proc/sys/net/ipv4")
 EXCHANGES = 9  # of small messages, and of states: a busy host delays some of them, but not all

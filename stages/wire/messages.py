@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from onesweep.stages.model.draft_tree import Draft
-from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, prefill_chunks, read_lengths
-from onesweep.stages.model.scoring import candidates_together
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import internal, protocol_refusal
+from stages.model.draft_tree import Draft
+from stages.model.prefill import MAX_PREFILL_CHUNKS, prefill_chunks, read_lengths
+from stages.model.scoring import candidates_together
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.status import internal, protocol_refusal
 
 # Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
 # no batches; 3 had no pictures; 4 drew symbols from the whole distribution only; 5 had drafts of the router only; 6 had

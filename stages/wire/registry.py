@@ -10,9 +10,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.limits import MAX_ADDRESS
-from onesweep.stages.wire.channel import check_name, ip_of, is_loopback, parse_address
+from stages.errors import InputError
+from stages.limits import MAX_ADDRESS
+from stages.wire.channel import check_name, ip_of, is_loopback, parse_address
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from onesweep.stages.errors import InputError
+from stages.errors import InputError
 
 SECRET, PUBLIC = 0o600, 0o644
 SECRET_MODE = 0o027  # permissions that no secret's file may have: its group may read it, others nothing

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from onesweep.stages.errors import printable
+from stages.errors import printable
 
 RETRY_AFTER = "retry-after-ms"
 # Trailing metadata of every StatusError: gRPC makes up statuses of its own when a peer is gone.

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.auth import Identity
-from onesweep.stages.wire.secret_files import FileStamp, check_secret, read_file, stamp_of
+from stages.errors import InputError
+from stages.wire.auth import Identity
+from stages.wire.secret_files import FileStamp, check_secret, read_file, stamp_of
 
 log = logging.getLogger(__name__)
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import grpc
 
-from onesweep.stages.errors import InputError, one_of
-from onesweep.stages.wire.channel import check_name, is_loopback
-from onesweep.stages.wire.flags import TOKEN_VARIABLE
-from onesweep.stages.wire.secret_files import check_secret, read_file, stamp_of, write_file
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tls import Tls
+from stages.errors import InputError, one_of
+from stages.wire.channel import check_name, is_loopback
+from stages.wire.flags import TOKEN_VARIABLE
+from stages.wire.secret_files import check_secret, read_file, stamp_of, write_file
+from stages.wire.status import StatusError
+from stages.wire.tls import Tls
 
 log = logging.getLogger(__name__)
 

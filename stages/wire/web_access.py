@@ -4,8 +4,8 @@ import re
 from collections.abc import Collection
 from importlib.util import find_spec
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.channel import ip_of
+from stages.errors import InputError
+from stages.wire.channel import ip_of
 
 
 def host_name(host: str) -> str | None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.wire.channel import parse_address
-from onesweep.stages.wire.secret_files import check_secret, stamp_of
-from onesweep.stages.wire.tls import Stamp
+from stages.errors import InputError, ServiceError
+from stages.wire.channel import parse_address
+from stages.wire.secret_files import check_secret, stamp_of
+from stages.wire.tls import Stamp
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from onesweep.stages.wire.channel import DRAIN_S
+from stages.wire.channel import DRAIN_S
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install 'onesweep[dev]'")
 

@@ -6,8 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 
-from onesweep.serving.cli.commands import Family, find
-from onesweep.serving.cli.parser import CommandParser, UsageError, parser_of
+from serving.cli.commands import Family, find
+from serving.cli.parser import CommandParser, UsageError, parser_of
 
 Commands = list[tuple[str, list[str]]]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.router.topology import read_topology
+from serving.router.topology import read_topology
 from tests.conftest import until
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.router.topology import read_topology
+from serving.router.topology import read_topology
 
 VERSION = "1.31"
 """The oldest that is tried."""

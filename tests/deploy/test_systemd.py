@@ -55,7 +55,7 @@ def test_secrets_are_handed_over_as_credentials(deploy: Path) -> None:
 
 
 def test_the_example_topology_names_the_example_host(deploy: Path) -> None:
-    from onesweep.serving.router.topology import read_topology
+    from serving.router.topology import read_topology
 
     topology = read_topology(deploy / "systemd" / "topology.toml")
     environment = (deploy / "systemd" / "stage-paris.env").read_text()

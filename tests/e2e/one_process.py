@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from onesweep.serving.modes.candidates import Branches, Floats, weigh
-from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
-from onesweep.serving.router.request import SHAPES
-from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
-from onesweep.stages.backends.base import CleanPiece, StageRunner
-from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
-from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.samplers import DEFAULT_SAMPLER
-from onesweep.stages.model.scoring import log_probabilities
-from onesweep.stages.model.shaping import Shaping
-from onesweep.stages.model.vocabulary import BYTES
+from serving.modes.candidates import Branches, Floats, weigh
+from serving.modes.drafters.local_model import LocalModel, LocalSequence
+from serving.router.request import SHAPES
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.base import CleanPiece, StageRunner
+from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from stages.checkpoint.checkpoint import load_ar, load_chain
+from stages.checkpoint.manifest import read_manifest
+from stages.model.architecture import Architecture
+from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
+from stages.model.pipeline import new_caches
+from stages.model.randomness import sample_symbols
+from stages.model.samplers import DEFAULT_SAMPLER
+from stages.model.scoring import log_probabilities
+from stages.model.shaping import Shaping
+from stages.model.vocabulary import BYTES
 
 
 @cache

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from onesweep.loadtest.quality.pictures import accuracy, load_judge
-from onesweep.serving.cli.__main__ import main
-from onesweep.serving.cli.deployment import temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import local_topology
-from onesweep.trainer.pictures.data import load_pictures
+from loadtest.quality.pictures import accuracy, load_judge
+from serving.cli.__main__ import main
+from serving.cli.deployment import temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
+from trainer.pictures.data import load_pictures
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.client.client import Client
+from serving.client.client import Client
 from tests.e2e.one_process import text_of
 
 PROMPT, COUNT = b"The ship had no ", 24

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.serving.modes.frontier import Frontier, Option, read_frontier
-from onesweep.serving.router.topology import local_topology, read_topology
-from onesweep.stages.checkpoint.bundle import FRONTIER_NAME
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from onesweep.stages.checkpoint.weights import read_weights
-from onesweep.stages.wire.auth import HOST, Identity
-from onesweep.stages.wire.registry import Registration, read_entry, write_entry
-from onesweep.stages.wire.tls import Tls, check_authority
-from onesweep.stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
-from onesweep.trainer.pictures.data import load_pictures
+from serving.cli.deployment import SHIPPED
+from serving.modes.frontier import Frontier, Option, read_frontier
+from serving.router.topology import local_topology, read_topology
+from stages.checkpoint.bundle import FRONTIER_NAME
+from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from stages.checkpoint.weights import read_weights
+from stages.wire.auth import HOST, Identity
+from stages.wire.registry import Registration, read_entry, write_entry
+from stages.wire.tls import Tls, check_authority
+from stages.wire.tokens import Key, read_tokens, token_hash, write_tokens
+from trainer.pictures.data import load_pictures
 
 FRONTIER = Frontier(
     (
@@ -140,7 +140,7 @@ def _pictures(
 def _certificates(
     directory: Path, file: Callable[[str, Callable[[Path], object]], Callable[[bytes], object]]
 ) -> list[Reader]:
-    from onesweep.stages.wire.certificates import Authority
+    from stages.wire.certificates import Authority
 
     authority = Authority.create(directory / "pki", days=5)
     leaf = authority.issue(Identity(HOST, "paris"), ("127.0.0.1",), 5)

@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from onesweep.serving.cli.deployment import temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import local_topology
+from serving.cli.deployment import temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
 from tests.fuzz import attacker
 
 SECONDS = 1.0

@@ -10,16 +10,16 @@ import grpc
 import grpc.aio
 import pytest
 
-from onesweep.serving.client.client import RouterError, _DrawnAnswer
-from onesweep.serving.router.paths import HostLink
-from onesweep.serving.router.topology import HostEntry, local_topology, read_topology
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import InputError
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import new_server
-from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.status import RETRY_AFTER, StatusError, retry_after_ms
-from onesweep.stages.wire.tokens import read_tokens
+from serving.client.client import RouterError, _DrawnAnswer
+from serving.router.paths import HostLink
+from serving.router.topology import HostEntry, local_topology, read_topology
+from serving.v1 import router_pb2
+from stages.errors import InputError
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import new_server
+from stages.wire.hop_stream import Relay
+from stages.wire.status import RETRY_AFTER, StatusError, retry_after_ms
+from stages.wire.tokens import read_tokens
 from tests.stages.scripted_server import Answering, push, take
 
 NO_MESSAGE = b"\xff\xff\xff"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.stages.errors import OnesweepError
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import put_work
+from stages.errors import OnesweepError
+from stages.v1 import stage_pb2
+from stages.wire.messages import put_work
 from tests.fuzz.inputs import changed, damaged
 from tests.fuzz.readers import readers
 from tests.stages.hops import step

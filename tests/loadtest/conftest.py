@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
-from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.checkpoint.manifest import Manifest
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Block, Codes
-from onesweep.stages.model.partition import equal_probability
-from onesweep.stages.model.pipeline import ArModel
+from serving.cli.__main__ import main
+from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import Manifest
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import equal_probability
+from stages.model.pipeline import ArModel
 from tests.stages.conftest import one_thread
 
 __all__ = ["one_thread"]

@@ -21,29 +21,29 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import Topology, local_topology
-from onesweep.stages.errors import Interrupted
-from onesweep.stages.host.parts import ModelKind, load_parts, plan_host
-from onesweep.stages.host.sessions import SessionStore
-from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.model.codec import CODECS, HIDDEN
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import copy_of, put_work, work_of
-from onesweep.trainer.blocks import run
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus, load_corpus
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.blocks.train import train_ar, train_blocks, train_scorer
-from onesweep.trainer.rounds.codecs import CODECS as UPDATE_CODECS
-from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.spec import RunSpec
+from serving.cli.__main__ import main
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import Topology, local_topology
+from stages.errors import Interrupted
+from stages.host.parts import ModelKind, load_parts, plan_host
+from stages.host.sessions import SessionStore
+from stages.host.validation import parse_hop
+from stages.model.codec import CODECS, HIDDEN
+from stages.v1 import stage_pb2
+from stages.wire.messages import copy_of, put_work, work_of
 from tests.conftest import open_servers, wait_ready, write_bundle
 from tests.stages.hops import step
 from tests.trainer import small
+from trainer.blocks import run
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.train import train_ar, train_blocks, train_scorer
+from trainer.rounds.codecs import CODECS as UPDATE_CODECS
+from trainer.rounds.settings import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec
 
 PATIENT_S = 60.0
 """A slow machine must not make a ring do anything twice."""

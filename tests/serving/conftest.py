@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import local_topology
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import open_blocking_channel
+from serving.cli.__main__ import main
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import open_blocking_channel
 from tests.serving.releases import REQUESTS, Texts, answer, composed
 
 

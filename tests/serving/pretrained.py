@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from onesweep.stages.checkpoint.checkpoint import update_manifest
-from onesweep.stages.checkpoint.draft_head import add_draft_head, write_draft_head
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
-from onesweep.stages.model.draft_head import DraftHead
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.vocabulary import Alphabet
+from stages.checkpoint.checkpoint import update_manifest
+from stages.checkpoint.draft_head import add_draft_head, write_draft_head
+from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
+from stages.model.draft_head import DraftHead
+from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.randomness import sample_symbols
+from stages.model.vocabulary import Alphabet
 from tests.stages.model.tiny_llama import TINY, write_tiny
 
 ARCHITECTURE: LlamaArchitecture = replace(TINY, vocabulary=300, positions=512)

@@ -4,9 +4,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import HostEntry, Topology
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import HostEntry, Topology
 
 Texts = dict[str, bytes]
 

@@ -10,16 +10,16 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
-from onesweep.serving.router.settings import AdmissionSettings
-from onesweep.serving.router.topology import HostEntry, Topology, read_topology
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.auth import CLIENT, ROUTER
-from onesweep.stages.wire.certificates import Authority
-from onesweep.stages.wire.channel import MOST_ARRIVING, open_channel
-from onesweep.stages.wire.tls import Security
-from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from serving.cli.ports import free_port_block
+from serving.client.client import AsyncClient, Client, RequestRefused, Result, RouterError, Tls
+from serving.router.settings import AdmissionSettings
+from serving.router.topology import HostEntry, Topology, read_topology
+from stages.errors import InputError
+from stages.wire.auth import CLIENT, ROUTER
+from stages.wire.certificates import Authority
+from stages.wire.channel import MOST_ARRIVING, open_channel
+from stages.wire.tls import Security
+from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Pki, until
 
 Run = Callable[..., tuple[int, str, str]]
@@ -152,7 +152,7 @@ async def test_what_was_written_for_a_whole_answer_counts_where_nobody_waits(
 
     async with AsyncClient(served.address, tls=served.ca, token=served.tokens["hasty"]) as client:
         with monkeypatch.context() as patched:
-            patched.setattr("onesweep.serving.router.service.retry_after_audit", stuck)
+            patched.setattr("serving.router.service.retry_after_audit", stuck)
             asked = asyncio.create_task(client.generate("x", mode="local", max_bytes=10))
             assert await asyncio.to_thread(written.wait, 30)
         asked.cancel()

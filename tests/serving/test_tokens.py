@@ -12,10 +12,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.secret_files import lock_beside
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tokens import (
+from stages.errors import InputError
+from stages.wire.secret_files import lock_beside
+from stages.wire.status import StatusError
+from stages.wire.tokens import (
     ANYBODY,
     Key,
     Keyring,
@@ -133,7 +133,7 @@ def test_who_could_read_the_file_still_can(path: Path, before: int, after: int) 
 
 
 def test_one_command_at_a_time_changes_the_file(path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "onesweep.serving.cli", "token", "add", "bob", "--tokens", str(path)]
+    command = [sys.executable, "-P", "-m", "serving.cli", "token", "add", "bob", "--tokens", str(path)]
     with lock_beside(path):
         adding = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         with pytest.raises(subprocess.TimeoutExpired):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.stages.checkpoint.checkpoint import load_block, load_stage
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.pipeline import ArStage
+from stages.checkpoint.checkpoint import load_block, load_stage
+from stages.model.block import Block
+from stages.model.pipeline import ArStage
 
 Copy = Callable[[str], Path]
 ALL = pytest.mark.parametrize("name", ["chain", "ar"])

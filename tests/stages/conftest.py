@@ -13,15 +13,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
-from onesweep.stages.checkpoint.gate import PROBE_TEXT, probe_bytes
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest
-from onesweep.stages.host.parts import Parts, load_parts, plan_host
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Block, Codes
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import ArModel
+from serving.cli.ports import free_port_block
+from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT, probe_bytes
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest
+from stages.host.parts import Parts, load_parts, plan_host
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel
 from tests.conftest import until
 from tests.stages.raw_client import Peer, peer
 from tests.stages.slow_runner import Watched

@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-import onesweep.stages.device
-import onesweep.trainer.blocks.run
+import stages.device
 
 NAME = "pretend"
 MATHS = 0
@@ -84,7 +83,7 @@ class _Module(_DummyBackendModule):
 
 def introduced() -> Device:
     """The device, which this process knows from now on; it is there while it is entered."""
-    onesweep.stages.device.check_device = lambda name: name
+    stages.device.check_device = lambda name: name
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     torch._C._set_only_lift_cpu_tensors(True)  # or torch.tensor(..., device=...) goes past the mode
     return Device()

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from onesweep.stages.host.server import SERVICE
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.auth import CertificateGuard
-from onesweep.stages.wire.channel import bind, new_server
-from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.messages import PROTOCOL
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tls import Security, Tls
+from stages.host.server import SERVICE
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.auth import CertificateGuard
+from stages.wire.channel import bind, new_server
+from stages.wire.hop_stream import Relay
+from stages.wire.messages import PROTOCOL
+from stages.wire.status import StatusError
+from stages.wire.tls import Security, Tls
 
 PATIENT_S = 20.0
 NewPki = Callable[[str], Any]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import put_work
+from stages.v1 import stage_pb2
+from stages.wire.messages import put_work
 from tests.stages.raw_client import ROUTER
 
 Hops = Generator[stage_pb2.Hop, stage_pb2.Event, None]

@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.host.host import Host, HostSettings
-from onesweep.stages.host.next_hosts import NextHosts
-from onesweep.stages.host.parts import Parts, Release
-from onesweep.stages.host.scheduler import HostObserver
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import PROTOCOL
-from onesweep.stages.wire.status import StatusError
+from stages.host.host import Host, HostSettings
+from stages.host.next_hosts import NextHosts
+from stages.host.parts import Parts, Release
+from stages.host.scheduler import HostObserver
+from stages.v1 import stage_pb2
+from stages.wire.messages import PROTOCOL
+from stages.wire.status import StatusError
 from tests.stages.raw_client import ROUTER
 
 

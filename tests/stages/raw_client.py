@@ -11,9 +11,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import open_blocking_channel
-from onesweep.stages.wire.messages import PROTOCOL
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import open_blocking_channel
+from stages.wire.messages import PROTOCOL
 
 ROUTER = "tester"
 CAPACITY = 40

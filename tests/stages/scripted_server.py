@@ -8,11 +8,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import new_server
-from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.messages import PROTOCOL
-from onesweep.stages.wire.status import StatusError
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import new_server
+from stages.wire.hop_stream import Relay
+from stages.wire.messages import PROTOCOL
+from stages.wire.status import StatusError
 
 HOP_TIMEOUT_S = 0.3
 PATIENT_S = 20.0

@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from onesweep.stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
-from onesweep.stages.host.parts import Parts
-from onesweep.stages.host.scheduler import ScheduledHop, Scheduler
-from onesweep.stages.host.sessions import SessionStore
-from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
+from stages.host.parts import Parts
+from stages.host.scheduler import ScheduledHop, Scheduler
+from stages.host.sessions import SessionStore
+from stages.host.validation import parse_hop
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
 from tests.stages.hops import Hops
 
 

@@ -3,7 +3,7 @@
 import inspect
 import re
 
-from onesweep.stages import errors
+from stages import errors
 
 
 def test_the_documented_tree_is_the_real_one() -> None:

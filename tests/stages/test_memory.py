@@ -8,8 +8,8 @@ import psutil
 import pytest
 import torch
 
-from onesweep.stages import memory as allocator
-from onesweep.stages.memory import give_back, is_owned, keep_trimmed
+from stages import memory as allocator
+from stages.memory import give_back, is_owned, keep_trimmed
 
 MB = 1 << 20
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 
-from onesweep.stages.errors import ConfigError, InputError, TopologyError
-from onesweep.stages.settings import add_flags, check, flag, from_flags, from_toml, limits, read_toml
+from stages.errors import ConfigError, InputError, TopologyError
+from stages.settings import add_flags, check, flag, from_flags, from_toml, limits, read_toml
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from onesweep.stages.signals import ENDING_SIGNALS, ends_cleanly, run_interruptible
+from stages.signals import ENDING_SIGNALS, ends_cleanly, run_interruptible
 
 pytestmark = pytest.mark.slow
 
 STOPPING = """
 import asyncio
-from onesweep.stages.signals import stop_on_signals
+from stages.signals import stop_on_signals
 
 async def main():
     stop = stop_on_signals()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.serving.cli.parser import parse
-from onesweep.stages.errors import OnesweepError
+from serving.cli.parser import parse
+from stages.errors import OnesweepError
 from tests.trainer.small import TEXT
 
 SETTINGS = """

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from onesweep.serving.cli.parser import parse
-from onesweep.stages.errors import OnesweepError
+from serving.cli.parser import parse
+from stages.errors import OnesweepError
 
 # torch takes seconds to import, and so does `torch._dynamo`, which every process would import with its first optimizer
-PRELOADED = ["onesweep.trainer.rounds.worker", "torch._dynamo"]
+PRELOADED = ["trainer.rounds.worker", "torch._dynamo"]
 
 
 def launched(log: Path, *arguments: object) -> BaseProcess:

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
-from onesweep.stages.errors import ResumeError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Block, Codes
-from onesweep.stages.model.partition import equal_probability
-from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig
-from onesweep.trainer.blocks.data import load_corpus
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.codecs import Tensors
-from onesweep.trainer.rounds.store import DATABASE, Record, Update, connect, read_events
+from stages.errors import ResumeError
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import equal_probability
+from trainer.blocks.config import NoiseConfig, TrainingConfig
+from trainer.blocks.data import load_corpus
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.codecs import Tensors
+from trainer.rounds.store import DATABASE, Record, Update, connect, read_events
 
 _WORDS = ["the", "ship", "sailed", "north", "and", "nobody", "saw", "it", "again", "naïve"]
 _random = random.Random(0)

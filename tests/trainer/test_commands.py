@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from onesweep.stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.manifest import read_manifest
 
 Command = Callable[..., Any]
 

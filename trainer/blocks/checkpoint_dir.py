@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onesweep.stages.checkpoint.checkpoint import replace_file, save_block, save_stage, update_manifest, write_manifest
-from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.checkpoint.manifest import (
+from stages.checkpoint.checkpoint import replace_file, save_block, save_stage, update_manifest, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import (
     MANIFEST_NAME,
     MAX_PROBE_TOKENS,
     TOKENIZER_NAME,
@@ -19,15 +19,15 @@ from onesweep.stages.checkpoint.manifest import (
     Manifest,
     read_manifest,
 )
-from onesweep.stages.errors import CheckpointError, ConfigError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Block, Codes
-from onesweep.stages.model.partition import NoisePartition, equal_entropy, equal_probability, uniform
-from onesweep.stages.model.pipeline import ArStage
-from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig
-from onesweep.trainer.blocks.data import Corpus, load_corpus
-from onesweep.trainer.blocks.state import exclusive, json_digest
-from onesweep.trainer.blocks.tokens import TextTokenizer
+from stages.errors import CheckpointError, ConfigError
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import NoisePartition, equal_entropy, equal_probability, uniform
+from stages.model.pipeline import ArStage
+from trainer.blocks.config import NoiseConfig, TrainingConfig
+from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.state import exclusive, json_digest
+from trainer.blocks.tokens import TextTokenizer
 
 SAMPLES, LEAST_SAMPLES = 4096, 256
 ODDS_AT_ONCE = 1 << 20  # logits held at a time: a large vocabulary gets fewer samples, but at least LEAST_SAMPLES

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from onesweep.stages.errors import ConfigError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.partition import Kind
-from onesweep.stages.settings import check, from_toml, limits, read_toml
-from onesweep.trainer.blocks.round_settings import RoundSettings
+from stages.errors import ConfigError
+from stages.model.architecture import Architecture
+from stages.model.partition import Kind
+from stages.settings import check, from_toml, limits, read_toml
+from trainer.blocks.round_settings import RoundSettings
 
 if TYPE_CHECKING:
-    from onesweep.trainer.blocks.data import Corpus
+    from trainer.blocks.data import Corpus
 
 MAX_WHOLE = 2**53
 

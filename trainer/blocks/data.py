@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError, DataError
-from onesweep.stages.model.architecture import VOCABULARY
-from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.trainer.blocks.tokens import TextTokenizer, token_bytes
+from stages.errors import CheckpointError, DataError
+from stages.model.architecture import VOCABULARY
+from stages.model.randomness import Purpose, uniforms
+from trainer.blocks.tokens import TextTokenizer, token_bytes
 
 VALID_SHARE = 0.05
 MIN_BYTES = 4096

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.samplers import Ode, step_sigmas
-from onesweep.trainer.blocks.losses import ChunkLayout
+from stages.model.block import Block
+from stages.model.partition import NoisePartition
+from stages.model.samplers import Ode, step_sigmas
+from trainer.blocks.losses import ChunkLayout
 
 ROWS = 4  # windows evaluated at a time
 PAPERS_SIGMA_MIN = 1.0  # end of the noise range of BlockTrain (arXiv 2606.24722)

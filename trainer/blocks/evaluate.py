@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_ar, load_block, read_companion
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.model.pipeline import ArModel
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import ROWS, chain_diagnostics, next_byte_nats
-from onesweep.trainer.blocks.tokens import TextTokenizer
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_ar, load_block, read_companion
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.errors import CheckpointError, InputError
+from stages.model.pipeline import ArModel
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import ROWS, chain_diagnostics, next_byte_nats
+from trainer.blocks.tokens import TextTokenizer
 
 
 @dataclass(frozen=True)

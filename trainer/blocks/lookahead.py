@@ -13,14 +13,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.layers import initialise
-from onesweep.stages.model.pipeline import ArStage
-from onesweep.trainer.blocks.config import Copies, LookaheadConfig, TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import next_byte_nats
-from onesweep.trainer.blocks.losses import next_byte_loss
-from onesweep.trainer.blocks.run import StepLoss
+from stages.model.architecture import Architecture
+from stages.model.layers import initialise
+from stages.model.pipeline import ArStage
+from trainer.blocks.config import Copies, LookaheadConfig, TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import next_byte_nats
+from trainer.blocks.losses import next_byte_loss
+from trainer.blocks.run import StepLoss
 
 INT8_LEVELS = 127
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.partition import NoisePartition
+from stages.model.block import Block
+from stages.model.partition import NoisePartition
 
 MASKED = -1e9  # finite: -inf in masks breaks some backends
 

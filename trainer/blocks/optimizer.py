@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from onesweep.trainer.blocks.config import RunConfig
+from trainer.blocks.config import RunConfig
 
 BETAS = (0.9, 0.95)
 FINAL_LEARNING_RATE = 0.05  # share of the peak rates that is left at the last step

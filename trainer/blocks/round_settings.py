@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from onesweep.stages.errors import ConfigError
-from onesweep.stages.settings import check, limits
+from stages.errors import ConfigError
+from stages.settings import check, limits
 
 MAX_COUNT = 2**31
 MAX_SECONDS = 1e7

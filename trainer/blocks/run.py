@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from onesweep.stages.errors import ConfigError, Interrupted, ResumeError
-from onesweep.trainer.blocks.config import RunConfig
-from onesweep.trainer.blocks.data import precision
-from onesweep.trainer.blocks.optimizer import OptimizerSet
-from onesweep.trainer.blocks.state import StepLog, exclusive, load_state, save_state
+from stages.errors import ConfigError, Interrupted, ResumeError
+from trainer.blocks.config import RunConfig
+from trainer.blocks.data import precision
+from trainer.blocks.optimizer import OptimizerSet
+from trainer.blocks.state import StepLog, exclusive, load_state, save_state
 
 MAX_GRADIENT_NORM = 1.0
 MODULE = "module."  # before the names of weights in a state

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, uint8
 
-from onesweep.stages.checkpoint.checkpoint import replace_file
-from onesweep.stages.errors import CheckpointError, ResumeError
+from stages.checkpoint.checkpoint import replace_file
+from stages.errors import CheckpointError, ResumeError
 
 
 def save_state(path: Path, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:

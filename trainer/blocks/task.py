@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import ArModel
-from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
-from onesweep.trainer.blocks.losses import BlockLoss, ChunkLayout, Corruption, block_loss, next_byte_loss
-from onesweep.trainer.blocks.run import StepLoss
+from stages.model.block import Block
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel
+from stages.model.randomness import Purpose, uniforms
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
+from trainer.blocks.losses import BlockLoss, ChunkLayout, Corruption, block_loss, next_byte_loss
+from trainer.blocks.run import StepLoss
 
 STEPS_PER_BLOCK = 4  # Euler steps with which the diagnostics denoise
 

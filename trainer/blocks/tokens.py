@@ -14,9 +14,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError, DataError, InputError
-from onesweep.stages.importing.source import open_tokenizer
-from onesweep.stages.model.randomness import Purpose, uniforms
+from stages.errors import CheckpointError, DataError, InputError
+from stages.importing.source import open_tokenizer
+from stages.model.randomness import Purpose, uniforms
 
 PIECE_BYTES = 1 << 20
 MOST_CUT = 512

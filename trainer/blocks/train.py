@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_chain, save_ar, save_block
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.errors import ConfigError, Interrupted
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.pipeline import ArModel, ArStage
-from onesweep.trainer.blocks.checkpoint_dir import (
+from stages.checkpoint.checkpoint import load_chain, save_ar, save_block
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.errors import ConfigError, Interrupted
+from stages.model.block import Block
+from stages.model.pipeline import ArModel, ArStage
+from trainer.blocks.checkpoint_dir import (
     RUN_FOLDER,
     add_metrics,
     identity,
@@ -19,13 +19,13 @@ from onesweep.trainer.blocks.checkpoint_dir import (
     new_chain,
     open_checkpoint_dir,
 )
-from onesweep.trainer.blocks.config import TrainingConfig, in_symbols_of
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import chain_diagnostics
-from onesweep.trainer.blocks.lookahead import ScorerTask, StagesInOneProcess
-from onesweep.trainer.blocks.run import Run, Task, state_path
-from onesweep.trainer.blocks.state import StepLog
-from onesweep.trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
+from trainer.blocks.config import TrainingConfig, in_symbols_of
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import chain_diagnostics
+from trainer.blocks.lookahead import ScorerTask, StagesInOneProcess
+from trainer.blocks.run import Run, Task, state_path
+from trainer.blocks.state import StepLog
+from trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
 
 
 def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | None = None) -> Manifest:

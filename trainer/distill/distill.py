@@ -14,32 +14,32 @@ from typing import Any
 
 import torch
 
-from onesweep.stages.backends import drafting_runner
-from onesweep.stages.backends.base import CleanPiece
-from onesweep.stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_stage, write_manifest
-from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from onesweep.stages.device import check_device
-from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.decoder_options import WEIGHT_WORDS
-from onesweep.stages.model.families import PipelineStage
-from onesweep.stages.model.llama import LlamaArchitecture
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER
-from onesweep.trainer.blocks.data import Corpus, quick_bfloat16, within_memory
-from onesweep.trainer.blocks.run import Clock, Run, state_path
-from onesweep.trainer.blocks.state import json_digest
-from onesweep.trainer.distill.samples import FIRST, Samples, held_out, symbols_corpus
-from onesweep.trainer.distill.settings import DistillSettings
-from onesweep.trainer.distill.student import (
+from stages.backends import drafting_runner
+from stages.backends.base import CleanPiece
+from stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_stage, write_manifest
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from stages.device import check_device
+from stages.errors import CheckpointError, InputError
+from stages.model.architecture import Architecture
+from stages.model.decoder_options import WEIGHT_WORDS
+from stages.model.families import PipelineStage
+from stages.model.llama import LlamaArchitecture
+from stages.model.pipeline import new_caches
+from trainer.blocks.checkpoint_dir import RUN_FOLDER
+from trainer.blocks.data import Corpus, quick_bfloat16, within_memory
+from trainer.blocks.run import Clock, Run, state_path
+from trainer.blocks.state import json_digest
+from trainer.distill.samples import FIRST, Samples, held_out, symbols_corpus
+from trainer.distill.settings import DistillSettings
+from trainer.distill.student import (
     DistillTask,
     Student,
     fitting_layers,
     numbers_in,
     one_stage,
 )
-from onesweep.trainer.distill.teacher import Teacher
+from trainer.distill.teacher import Teacher
 
 PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced
 DRAFT_STEPS = 24

@@ -11,26 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.checkpoint.checkpoint import file_digest, replace_file
-from onesweep.stages.checkpoint.draft_head import (
+from stages.checkpoint.checkpoint import file_digest, replace_file
+from stages.checkpoint.draft_head import (
     DRAFT_HEAD_NAME,
     add_draft_head,
     read_draft_head,
     takes_draft_head,
     write_draft_head,
 )
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.device import check_device
-from onesweep.stages.errors import InputError
-from onesweep.stages.model.draft_head import DraftHead
-from onesweep.stages.model.layers import rotate, seen_keys
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaLayer
-from onesweep.trainer.blocks.data import quick_bfloat16
-from onesweep.trainer.blocks.run import Clock, Run, StepLoss
-from onesweep.trainer.blocks.state import json_digest
-from onesweep.trainer.distill.samples import Samples, held_out, symbols_corpus
-from onesweep.trainer.distill.settings import DistillSettings
-from onesweep.trainer.distill.teacher import OutputHead, Teacher
+from stages.checkpoint.manifest import read_manifest
+from stages.device import check_device
+from stages.errors import InputError
+from stages.model.draft_head import DraftHead
+from stages.model.layers import rotate, seen_keys
+from stages.model.llama import LlamaArchitecture, LlamaLayer
+from trainer.blocks.data import quick_bfloat16
+from trainer.blocks.run import Clock, Run, StepLoss
+from trainer.blocks.state import json_digest
+from trainer.distill.samples import Samples, held_out, symbols_corpus
+from trainer.distill.settings import DistillSettings
+from trainer.distill.teacher import OutputHead, Teacher
 
 # In turn, how many symbols in a row a step has the head guess, as it will where it drafts (training-time test, EAGLE-3,
 # arXiv 2503.01840).

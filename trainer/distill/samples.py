@@ -12,14 +12,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onesweep.stages.checkpoint.checkpoint import read_companion, replace_file
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from onesweep.stages.errors import DataError
-from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.trainer.blocks.data import Corpus, load_corpus
-from onesweep.trainer.blocks.tokens import TextTokenizer
-from onesweep.trainer.distill.settings import DistillSettings
-from onesweep.trainer.distill.teacher import Teacher
+from stages.checkpoint.checkpoint import read_companion, replace_file
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from stages.errors import DataError
+from stages.model.randomness import Purpose, uniforms
+from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.tokens import TextTokenizer
+from trainer.distill.settings import DistillSettings
+from trainer.distill.teacher import Teacher
 
 # Windows in a sample. They are written side by side, which costs little more than one: on a GPU, far more of them.
 ROWS, GPU_ROWS = 32, 1024

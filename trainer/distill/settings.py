@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onesweep.stages.errors import ConfigError, InputError
-from onesweep.stages.settings import check, flag, setting
-from onesweep.trainer.options import positive
+from stages.errors import ConfigError, InputError
+from stages.settings import check, flag, setting
+from trainer.options import positive
 
 if TYPE_CHECKING:
-    from onesweep.trainer.blocks.config import TrainingConfig
+    from trainer.blocks.config import TrainingConfig
 
 MAX_MINUTES = 60.0 * 24 * 365
 
@@ -81,7 +81,7 @@ class DistillSettings:
 
     def training(self) -> TrainingConfig:
         """Rates, warm-up, and how often the run measures and saves."""
-        from onesweep.trainer.blocks.config import TrainingConfig
+        from trainer.blocks.config import TrainingConfig
 
         # AdamW, as with the same samples it comes to 3.01 bits of KL in 85 s of processor time, Muon to 3.19 in 80 s.
         return TrainingConfig(

@@ -9,13 +9,13 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.families import PipelineStage, new_stage, without_memory
-from onesweep.stages.model.llama import LlamaArchitecture
-from onesweep.trainer.blocks.optimizer import LeastSquares
-from onesweep.trainer.blocks.run import StepLoss
-from onesweep.trainer.distill.samples import Samples
-from onesweep.trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
+from stages.model.architecture import Architecture
+from stages.model.families import PipelineStage, new_stage, without_memory
+from stages.model.llama import LlamaArchitecture
+from trainer.blocks.optimizer import LeastSquares
+from trainer.blocks.run import StepLoss
+from trainer.distill.samples import Samples
+from trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
 
 # Under a tied head a quarter of the layers are the model's first, the rest its last, whose output that head reads. Of
 # SmolLM2-135M, untrained (bits of KL from the model): layers 0 to 3 with 22 to 29 7.2, 0 to 5 with 24 to 29 8.2, 0 to 8

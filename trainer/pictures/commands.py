@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.trainer.options import add_threads_option, given, set_threads
+from trainer.options import add_threads_option, given, set_threads
 
 if TYPE_CHECKING:
-    from onesweep.stages.checkpoint.manifest import Manifest
-    from onesweep.trainer.pictures.data import PictureSet
-    from onesweep.trainer.pictures.training import PictureConfig
+    from stages.checkpoint.manifest import Manifest
+    from trainer.pictures.data import PictureSet
+    from trainer.pictures.training import PictureConfig
 
 SIZES = ("patch", "parts", "layers", "features", "heads")
 SETTINGS = ("steps", "batch", "seed", "learning_rate")
@@ -21,7 +21,7 @@ SETTINGS = ("steps", "batch", "seed", "learning_rate")
 
 def run_blocks(options: argparse.Namespace) -> int:
     """Train a chain's blocks."""
-    from onesweep.trainer.pictures.training import train_picture_blocks
+    from trainer.pictures.training import train_picture_blocks
 
     config, pictures = _begin(options)
     return _end(options, train_picture_blocks(config, pictures, options.out, options.block, options.start))
@@ -29,7 +29,7 @@ def run_blocks(options: argparse.Namespace) -> int:
 
 def run_whole(options: argparse.Namespace) -> int:
     """Train the undivided net."""
-    from onesweep.trainer.pictures.training import train_undivided
+    from trainer.pictures.training import train_undivided
 
     config, pictures = _begin(options)
     return _end(options, train_undivided(config, pictures, options.out, config.parts, options.start))
@@ -39,7 +39,7 @@ def run_local(options: argparse.Namespace) -> int:
     """Train a net of one block's size for all noise levels."""
     from dataclasses import replace
 
-    from onesweep.trainer.pictures.training import train_undivided
+    from trainer.pictures.training import train_undivided
 
     config, pictures = _begin(options)
     # As many layers x pictures as all blocks together.
@@ -49,7 +49,7 @@ def run_local(options: argparse.Namespace) -> int:
 
 def run_experts(options: argparse.Namespace) -> int:
     """Train experts and their router net."""
-    from onesweep.trainer.pictures.experts import train_experts
+    from trainer.pictures.experts import train_experts
 
     config, pictures = _begin(options)
     manifest = train_experts(config, pictures, options.out, options.experts, options.expert, options.start)
@@ -57,9 +57,9 @@ def run_experts(options: argparse.Namespace) -> int:
 
 
 def _begin(options: argparse.Namespace) -> tuple[PictureConfig, PictureSet]:
-    from onesweep.stages.settings import from_toml, read_toml
-    from onesweep.trainer.pictures.data import load_pictures
-    from onesweep.trainer.pictures.training import PictureConfig
+    from stages.settings import from_toml, read_toml
+    from trainer.pictures.data import load_pictures
+    from trainer.pictures.training import PictureConfig
 
     set_threads(options.threads)
     base = from_toml(PictureConfig, read_toml(options.config), str(options.config)) if options.config else None

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from onesweep.stages.errors import DataError
-from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.stages.pictures.architecture import MAX_CLASSES, MAX_SIDE
+from stages.errors import DataError
+from stages.model.randomness import Purpose, uniforms
+from stages.pictures.architecture import MAX_CLASSES, MAX_SIDE
 
 VALID_SHARE = 0.05
 MAX_BYTES = 2 << 30  # of decoded pixels: they are held in memory

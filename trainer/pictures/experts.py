@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.stages.checkpoint.manifest import Manifest
-from onesweep.stages.errors import ConfigError, DataError
-from onesweep.stages.model.partition import NoisePartition, equal_probability
-from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.stages.pictures.experts import RouterNet
-from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER, open_checkpoint_dir
-from onesweep.trainer.blocks.run import StepLoss, state_path
-from onesweep.trainer.pictures.data import LabelledPictures, PictureSet
-from onesweep.trainer.pictures.training import (
+from stages.checkpoint.manifest import Manifest
+from stages.errors import ConfigError, DataError
+from stages.model.partition import NoisePartition, equal_probability
+from stages.model.randomness import Purpose, uniforms
+from stages.pictures.experts import RouterNet
+from trainer.blocks.checkpoint_dir import RUN_FOLDER, open_checkpoint_dir
+from trainer.blocks.run import StepLoss, state_path
+from trainer.pictures.data import LabelledPictures, PictureSet
+from trainer.pictures.training import (
     PictureConfig,
     PictureTask,
     new_picture_manifest,

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.checkpoint.checkpoint import DrawingPart, load_picture_part, save_picture_part
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError, ConfigError, Interrupted
-from onesweep.stages.model.partition import NoisePartition, equal_probability
-from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.stages.pictures.architecture import DATA_STD, PictureArchitecture
-from onesweep.stages.pictures.experts import RouterNet
-from onesweep.stages.pictures.part import PictureKind, PicturePart
-from onesweep.stages.settings import check, limits
-from onesweep.trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
-from onesweep.trainer.blocks.config import RunConfig
-from onesweep.trainer.blocks.run import Run, StepLoss, state_path
-from onesweep.trainer.pictures.data import LabelledPictures, PictureSet
+from stages.checkpoint.checkpoint import DrawingPart, load_picture_part, save_picture_part
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.errors import CheckpointError, ConfigError, Interrupted
+from stages.model.partition import NoisePartition, equal_probability
+from stages.model.randomness import Purpose, uniforms
+from stages.pictures.architecture import DATA_STD, PictureArchitecture
+from stages.pictures.experts import RouterNet
+from stages.pictures.part import PictureKind, PicturePart
+from stages.settings import check, limits
+from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
+from trainer.blocks.config import RunConfig
+from trainer.blocks.run import Run, StepLoss, state_path
+from trainer.pictures.data import LabelledPictures, PictureSet
 
 VALID_PICTURES = 512
 _SIZE = limits(least=1, most=1 << 14)

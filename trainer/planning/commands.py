@@ -7,11 +7,11 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from onesweep.stages.settings import add_flags, from_flags, setting
-from onesweep.trainer.options import add_config_options, add_data_options, config_of, corpus_of, given, print_json
+from stages.settings import add_flags, from_flags, setting
+from trainer.options import add_config_options, add_data_options, config_of, corpus_of, given, print_json
 
 if TYPE_CHECKING:
-    from onesweep.trainer.planning.cost import WorkerLink
+    from trainer.planning.cost import WorkerLink
 
 # Modules that need torch are imported when the command runs.
 
@@ -61,8 +61,8 @@ def add_plan(plan: argparse.ArgumentParser) -> None:
 
 def run_plan(options: argparse.Namespace) -> int:
     """Plan, and print it."""
-    from onesweep.stages.errors import InputError
-    from onesweep.trainer.planning.plan import describe, make_plan, measure_step, shape_model, staff, table
+    from stages.errors import InputError
+    from trainer.planning.plan import describe, make_plan, measure_step, shape_model, staff, table
 
     if options.measure == (options.step_s is not None):
         raise InputError("say how long a step takes, --step-s SECONDS, or take some here: --measure; one of the two")
@@ -94,8 +94,8 @@ def run_plan(options: argparse.Namespace) -> int:
 
 def _link(asked: LinkToPlan) -> WorkerLink:
     """Raises InputError."""
-    from onesweep.stages.errors import InputError, one_of
-    from onesweep.trainer.planning.cost import LINKS, WorkerLink
+    from stages.errors import InputError, one_of
+    from trainer.planning.cost import LINKS, WorkerLink
 
     own = given({name: value for name, value in asdict(asked).items() if name != "link"})
     if asked.link is None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from onesweep.stages.settings import check, limits
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.planning.inventory import FP32_BYTES, PartInventory
-from onesweep.trainer.planning.traffic import SEGMENT_BYTES, WorkerTraffic, wire_bytes
-from onesweep.trainer.rounds.file_server import KEPT
-from onesweep.trainer.rounds.merging import new_outer
-from onesweep.trainer.rounds.store import Share
+from stages.settings import check, limits
+from trainer.blocks.round_settings import RoundSettings
+from trainer.planning.inventory import FP32_BYTES, PartInventory
+from trainer.planning.traffic import SEGMENT_BYTES, WorkerTraffic, wire_bytes
+from trainer.rounds.file_server import KEPT
+from trainer.rounds.merging import new_outer
+from trainer.rounds.store import Share
 
 # Segments that TCP sends before the first acknowledgement, and again after a pause (RFC 6928, RFC 5681 4.1).
 FIRST_WINDOW = 10

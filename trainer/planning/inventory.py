@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from onesweep.stages.errors import ConfigError
-from onesweep.stages.model.block import Codes
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.optimizer import OptimizerSet
-from onesweep.trainer.rounds.codecs import Shapes, numel, parameter_shapes
-from onesweep.trainer.rounds.features import FeatureFormat, is_fed, passes_on
-from onesweep.trainer.rounds.parts import HEAD
-from onesweep.trainer.rounds.spec import RunSpec
+from stages.errors import ConfigError
+from stages.model.block import Codes
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.optimizer import OptimizerSet
+from trainer.rounds.codecs import Shapes, numel, parameter_shapes
+from trainer.rounds.features import FeatureFormat, is_fed, passes_on
+from trainer.rounds.parts import HEAD
+from trainer.rounds.spec import RunSpec
 
 # Passes of a layer that is only read, that a gradient goes through, and that is trained.
 FORWARD, THROUGH, TRAINED = 1, 2, 3

@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import ConfigError
-from onesweep.stages.settings import Bounds
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
-from onesweep.trainer.options import markdown
-from onesweep.trainer.planning.cost import WorkerLink, coordinator_memory, timing_of, worker_memory
-from onesweep.trainer.planning.inventory import fit_width, numbers_of, take_inventory
-from onesweep.trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
-from onesweep.trainer.rounds.features import check_features
-from onesweep.trainer.rounds.parts import Learner
-from onesweep.trainer.rounds.spec import RunSpec, feed_nothing, settled
-from onesweep.trainer.rounds.view import size
+from stages.errors import ConfigError
+from stages.settings import Bounds
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.round_settings import CodecName, RoundSettings
+from trainer.options import markdown
+from trainer.planning.cost import WorkerLink, coordinator_memory, timing_of, worker_memory
+from trainer.planning.inventory import fit_width, numbers_of, take_inventory
+from trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
+from trainer.rounds.features import check_features
+from trainer.rounds.parts import Learner
+from trainer.rounds.spec import RunSpec, feed_nothing, settled
+from trainer.rounds.view import size
 
 COARSE: tuple[CodecName, ...] = ("int8", "e3m0")
 COPIES: tuple[CodecName, ...] = ("fp32", "int8")

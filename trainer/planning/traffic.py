@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
-from onesweep.trainer.planning.inventory import PartInventory
-from onesweep.trainer.rounds.codecs import CODECS, WHOLE, Shapes
-from onesweep.trainer.rounds.spec import cut
-from onesweep.trainer.rounds.transfer import PIECE_BYTES, pieces
-from onesweep.trainer.v1 import rounds_pb2
+from trainer.blocks.round_settings import CodecName, RoundSettings
+from trainer.planning.inventory import PartInventory
+from trainer.rounds.codecs import CODECS, WHOLE, Shapes
+from trainer.rounds.spec import cut
+from trainer.rounds.transfer import PIECE_BYTES, pieces
+from trainer.v1 import rounds_pb2
 
 # Payload of a TCP packet of 1500 bytes with time stamps (RFC 9293, RFC 7323), and that packet.
 SEGMENT_BYTES, PACKET_BYTES = 1448, 1500

@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from onesweep.stages.errors import ResumeError
-from onesweep.trainer.rounds.store import DATABASE, connect, load_checked, update_path, version_path
+from stages.errors import ResumeError
+from trainer.rounds.store import DATABASE, connect, load_checked, update_path, version_path
 
 # Each row of a query is one thing that should not be. That nothing is taken or merged twice, the database holds itself.
 RULES = {

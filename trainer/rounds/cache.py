@@ -12,16 +12,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError, CodecError, InputError
-from onesweep.trainer.blocks.round_settings import CodecName
-from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.client import FileGoneError, RoundsClient
-from onesweep.trainer.rounds.codecs import CODECS, WHOLE, Shapes, Tensors, receive
-from onesweep.trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy
-from onesweep.trainer.rounds.parts import Learner
-from onesweep.trainer.rounds.settings import WorkerSettings
-from onesweep.trainer.rounds.transfer import PIECE_BYTES, size_of
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import CheckpointError, CodecError, InputError
+from trainer.blocks.round_settings import CodecName
+from trainer.blocks.state import digest
+from trainer.rounds.client import FileGoneError, RoundsClient
+from trainer.rounds.codecs import CODECS, WHOLE, Shapes, Tensors, receive
+from trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy
+from trainer.rounds.parts import Learner
+from trainer.rounds.settings import WorkerSettings
+from trainer.rounds.transfer import PIECE_BYTES, size_of
+from trainer.v1 import rounds_pb2
 
 INCOMING = "incoming"
 FOLDER = "features"

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import grpc
 
-from onesweep.stages.errors import Interrupted, RequestError, ServiceError
-from onesweep.stages.wire.channel import open_blocking_channel
-from onesweep.stages.wire.status import retry_after_ms, trailing_metadata
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
-from onesweep.stages.wire.tokens import token_metadata
-from onesweep.trainer.rounds.transfer import DamagedError, IncomingFile, Parcel, piece_of, pieces
-from onesweep.trainer.v1 import rounds_pb2, rounds_pb2_grpc
+from stages.errors import Interrupted, RequestError, ServiceError
+from stages.wire.channel import open_blocking_channel
+from stages.wire.status import retry_after_ms, trailing_metadata
+from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
+from stages.wire.tokens import token_metadata
+from trainer.rounds.transfer import DamagedError, IncomingFile, Parcel, piece_of, pieces
+from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 log = logging.getLogger(__name__)
 

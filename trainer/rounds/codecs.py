@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onesweep.stages.errors import CodecError
-from onesweep.trainer.blocks.round_settings import SPARSE, CodecName, RoundSettings
+from stages.errors import CodecError
+from trainer.blocks.round_settings import SPARSE, CodecName, RoundSettings
 
 WHOLE: CodecName = "fp32"  # codec of a version that travels whole, to a worker that has none before it
 INT8_LEVELS = 127

@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.stages.settings import add_flags, from_flags
-from onesweep.stages.telemetry.observability import LOG_FORMATS, check_log_format, start_log
-from onesweep.stages.wire.flags import add_server_options, add_token_options
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, security_of
-from onesweep.stages.wire.tokens import token_of
-from onesweep.trainer.options import (
+from stages.settings import add_flags, from_flags
+from stages.telemetry.observability import LOG_FORMATS, check_log_format, start_log
+from stages.wire.flags import add_server_options, add_token_options
+from stages.wire.tls import LOOPBACK_ONLY, security_of
+from stages.wire.tokens import token_of
+from trainer.options import (
     add_config_options,
     add_data_options,
     add_device_option,
@@ -29,7 +29,7 @@ from onesweep.trainer.options import (
     numbers,
     print_json,
 )
-from onesweep.trainer.rounds.settings import (
+from trainer.rounds.settings import (
     CoordinatorSettings,
     SimulatedWorkers,
     WatchSettings,
@@ -39,7 +39,7 @@ from onesweep.trainer.rounds.settings import (
 if TYPE_CHECKING:
     from types import FrameType
 
-    from onesweep.trainer.rounds.client import RoundsClient
+    from trainer.rounds.client import RoundsClient
 
 
 # Modules that need torch are imported when a command runs.
@@ -78,9 +78,9 @@ def has_strangers(settings: CoordinatorSettings) -> bool:
 
 def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
-    from onesweep.stages.errors import ConfigError
-    from onesweep.trainer.blocks.config import load_config
-    from onesweep.trainer.rounds.server import coordinate
+    from stages.errors import ConfigError
+    from trainer.blocks.config import load_config
+    from trainer.rounds.server import coordinate
 
     start_log(check_log_format(options.log_format), "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
@@ -103,13 +103,13 @@ def run_work(options: argparse.Namespace) -> int:
     if options.site is not None:
         # before torch is imported: it would log native stack traces where a sentence is enough
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    from onesweep.stages.device import check_device
-    from onesweep.stages.errors import InputError
-    from onesweep.stages.wire.channel import check_name
-    from onesweep.trainer.blocks.config import load_config
-    from onesweep.trainer.rounds.site import Site
-    from onesweep.trainer.rounds.spec import architecture_digest
-    from onesweep.trainer.rounds.worker import work
+    from stages.device import check_device
+    from stages.errors import InputError
+    from stages.wire.channel import check_name
+    from trainer.blocks.config import load_config
+    from trainer.rounds.site import Site
+    from trainer.rounds.spec import architecture_digest
+    from trainer.rounds.worker import work
 
     name = check_name(options.name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64], "--name")
     if options.part is not None and not 0 <= options.part < 2**32:
@@ -145,8 +145,8 @@ def run_status(options: argparse.Namespace) -> int:
     import json
     from collections import deque
 
-    from onesweep.trainer.rounds.view import RATE_S, TerminalScreen, duration, lines_of, snapshot
-    from onesweep.trainer.v1.rounds_pb2 import WatchUpdate
+    from trainer.rounds.view import RATE_S, TerminalScreen, duration, lines_of, snapshot
+    from trainer.v1.rounds_pb2 import WatchUpdate
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode has no bars
@@ -188,7 +188,7 @@ def _add_log_option(parser: argparse.ArgumentParser) -> None:
 
 def _link(options: argparse.Namespace, settings: WatchSettings, stop: threading.Event) -> RoundsClient:
     """Raises InputError."""
-    from onesweep.trainer.rounds.client import RoundsClient
+    from trainer.rounds.client import RoundsClient
 
     security = security_of(options)
     token = token_of(options, settings.coordinator, security.tls)
@@ -231,7 +231,7 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
 
 def run_simulate(options: argparse.Namespace) -> int:
     """Make rounds for every combination of what is varied."""
-    from onesweep.trainer.rounds.comparison import run_variants, table, variants
+    from trainer.rounds.comparison import run_variants, table, variants
 
     config, fleet = config_of(options), from_flags(SimulatedWorkers, options)
     compared = variants(config, fleet, dict(options.vary), options.one_place)
@@ -254,7 +254,7 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
 
 def run_audit(options: argparse.Namespace) -> int:
     """Check the events of rounds against their files; 1 with a line for each thing that should not be."""
-    from onesweep.trainer.rounds.audit import audit
+    from trainer.rounds.audit import audit
 
     found = audit(options.directory)
     for problem in found.problems:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import ConfigError
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.options import markdown
-from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import RoundsTraffic, Simulation
-from onesweep.trainer.rounds.spec import RunSpec, replica_seed
+from stages.errors import ConfigError
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.options import markdown
+from trainer.rounds.settings import SimulatedWorkers
+from trainer.rounds.simulation import RoundsTraffic, Simulation
+from trainer.rounds.spec import RunSpec, replica_seed
 
 ONE_PLACE = "one place"
 TOP = ("sequences", "learning_rate", "matrix_learning_rate", "warmup_steps", "weight_decay")

@@ -14,21 +14,21 @@ from mmap import mmap
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from onesweep.stages.errors import CheckpointError, ConfigError
-from onesweep.stages.threads import in_thread, to_its_end
-from onesweep.stages.wire.status import StatusError, failed_precondition, invalid
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.rounds.features import FEATURES
-from onesweep.trainer.rounds.file_server import FeatureRelay, WeightServer
-from onesweep.trainer.rounds.ledger import Ledger
-from onesweep.trainer.rounds.members import Member, Members
-from onesweep.trainer.rounds.publishing import Publisher
-from onesweep.trainer.rounds.scoring import MOST_STRIKES, HeldOut
-from onesweep.trainer.rounds.settings import PROTOCOL, CoordinatorSettings
-from onesweep.trainer.rounds.spec import RunSpec
-from onesweep.trainer.rounds.update_intake import UpdateIntake, check_beat
-from onesweep.trainer.v1 import rounds_pb2
-from onesweep.trainer.v1.rounds_pb2 import Order
+from stages.errors import CheckpointError, ConfigError
+from stages.threads import in_thread, to_its_end
+from stages.wire.status import StatusError, failed_precondition, invalid
+from trainer.blocks.data import Corpus
+from trainer.rounds.features import FEATURES
+from trainer.rounds.file_server import FeatureRelay, WeightServer
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.members import Member, Members
+from trainer.rounds.publishing import Publisher
+from trainer.rounds.scoring import MOST_STRIKES, HeldOut
+from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.update_intake import UpdateIntake, check_beat
+from trainer.v1 import rounds_pb2
+from trainer.v1.rounds_pb2 import Order
 
 log = logging.getLogger(__name__)
 

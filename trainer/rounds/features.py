@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError, ConfigError
-from onesweep.stages.model.codec import FEATURE_LIMIT, Int8
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.rounds.transfer import MAX_FILE_BYTES
+from stages.errors import CheckpointError, ConfigError
+from stages.model.codec import FEATURE_LIMIT, Int8
+from trainer.blocks.config import TrainingConfig
+from trainer.rounds.transfer import MAX_FILE_BYTES
 
 CODEC = Int8()  # A scale a position: what hosts send each other
 FEATURES = "features-"  # and a round: the name of its file

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import grpc
 
-from onesweep.stages.wire.status import StatusError, invalid
-from onesweep.trainer.blocks.round_settings import CodecName
-from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.codecs import CODECS, WHOLE, Tensors, route
-from onesweep.trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy
-from onesweep.trainer.rounds.ledger import KEPT_VERSIONS, Ledger
-from onesweep.trainer.rounds.members import Member, Members, Place
-from onesweep.trainer.rounds.spec import RunSpec
-from onesweep.trainer.rounds.transfer import IncomingFile, Parcel, size_of
-from onesweep.trainer.v1 import rounds_pb2
+from stages.wire.status import StatusError, invalid
+from trainer.blocks.round_settings import CodecName
+from trainer.blocks.state import digest
+from trainer.rounds.codecs import CODECS, WHOLE, Tensors, route
+from trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy
+from trainer.rounds.ledger import KEPT_VERSIONS, Ledger
+from trainer.rounds.members import Member, Members, Place
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.transfer import IncomingFile, Parcel, size_of
+from trainer.v1 import rounds_pb2
 
 # Files of a fragment, by kind: a worker that fetches a version while the next one is made can finish.
 KEPT = {"whole": 2, "difference": KEPT_VERSIONS}

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Literal
 
-from onesweep.stages.errors import ResumeError
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.codecs import Tensors, norm, publish, shapes
-from onesweep.trainer.rounds.merging import Outer, new_outer, screen, votes
-from onesweep.trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
-from onesweep.trainer.rounds.store import Record, Share, Store, Update, Version
+from stages.errors import ResumeError
+from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.state import digest
+from trainer.rounds.codecs import Tensors, norm, publish, shapes
+from trainer.rounds.merging import Outer, new_outer, screen, votes
+from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
+from trainer.rounds.store import Record, Share, Store, Update, Version
 
 MOST_POINTS = 100  # of a fragment; once there are more rounds, a point stands for 2, 4, 8... of them.
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from onesweep.stages.wire.status import StatusError
-from onesweep.trainer.rounds.store import Record, Store
-from onesweep.trainer.v1 import rounds_pb2
+from stages.wire.status import StatusError
+from trainer.rounds.store import Record, Store
+from trainer.v1 import rounds_pb2
 
 RETRY_MS = 2000
 ANOTHER = "another process works as {}: give each worker a --name of its own, and a token where one is asked for"

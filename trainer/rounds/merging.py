@@ -7,9 +7,9 @@ from statistics import median
 
 import torch
 
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.codecs import Shapes, Tensors, add, shapes, subtract
-from onesweep.trainer.rounds.store import Share, Update
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.codecs import Shapes, Tensors, add, shapes, subtract
+from trainer.rounds.store import Share, Update
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # ids and workers become file names and log lines
 MIN_NORMS = 3  # updates without which nobody can say which norm is usual

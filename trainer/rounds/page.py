@@ -15,16 +15,16 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from onesweep.stages.threads import in_thread
-from onesweep.stages.wire.channel import is_loopback
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tls import Security
-from onesweep.stages.wire.tokens import HEADER, STATUS, Keyring
-from onesweep.stages.wire.web_access import host_name, is_other_site, is_ours, page_headers
-from onesweep.stages.wire.web_server import WebServer, open_socket
-from onesweep.trainer.rounds.coordinator import Coordinator
-from onesweep.trainer.rounds.service import status_of
-from onesweep.trainer.rounds.view import snapshot
+from stages.threads import in_thread
+from stages.wire.channel import is_loopback
+from stages.wire.status import StatusError
+from stages.wire.tls import Security
+from stages.wire.tokens import HEADER, STATUS, Keyring
+from stages.wire.web_access import host_name, is_other_site, is_ours, page_headers
+from stages.wire.web_server import WebServer, open_socket
+from trainer.rounds.coordinator import Coordinator
+from trainer.rounds.service import status_of
+from trainer.rounds.view import snapshot
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Page:
         """
         self.snapshots, self.keyring, self.encrypted = snapshots, keyring, encrypted
         self.names = {name} if name else set[str]()
-        self.html = files("onesweep.trainer.rounds").joinpath("page.html").read_bytes()
+        self.html = files("trainer.rounds").joinpath("page.html").read_bytes()
         self.headers = page_headers(_digest(self.html, b"script"), _digest(self.html, b"style"), "data:")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,15 +7,15 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.model.pipeline import ArStage
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.lookahead import OwnHead, stage_losses
-from onesweep.trainer.blocks.losses import next_byte_loss
-from onesweep.trainer.blocks.optimizer import OptimizerSet
-from onesweep.trainer.blocks.run import StepLoss, Task, train_step
-from onesweep.trainer.blocks.task import ArTask, BlockTask
-from onesweep.trainer.rounds.codecs import Tensors, load, share, trainable, under
+from stages.model.pipeline import ArStage
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.lookahead import OwnHead, stage_losses
+from trainer.blocks.losses import next_byte_loss
+from trainer.blocks.optimizer import OptimizerSet
+from trainer.blocks.run import StepLoss, Task, train_step
+from trainer.blocks.task import ArTask, BlockTask
+from trainer.rounds.codecs import Tensors, load, share, trainable, under
 
 BLOCK, STAGE, HEAD, AR = "block", "stage", "head", "ar"
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from torch import Tensor
 
-from onesweep.stages.checkpoint.checkpoint import save_ar, save_block
-from onesweep.stages.checkpoint.gate import Measures, probe_block, probe_stage, probe_symbols
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.architecture import VOCABULARY
-from onesweep.stages.model.block import Block
-from onesweep.trainer.blocks.checkpoint_dir import add_metrics
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import bits
-from onesweep.trainer.blocks.train import diagnose
-from onesweep.trainer.rounds.codecs import Tensors, load
-from onesweep.trainer.rounds.spec import RunSpec
+from stages.checkpoint.checkpoint import save_ar, save_block
+from stages.checkpoint.gate import Measures, probe_block, probe_stage, probe_symbols
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
+from stages.model.architecture import VOCABULARY
+from stages.model.block import Block
+from trainer.blocks.checkpoint_dir import add_metrics
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import bits
+from trainer.blocks.train import diagnose
+from trainer.rounds.codecs import Tensors, load
+from trainer.rounds.spec import RunSpec
 
 WORST_NATS = math.log(VOCABULARY) + 1.0  # weights that know nothing have ln 256; what is far above is confidently wrong
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from onesweep.stages.errors import DataError
-from onesweep.trainer.rounds.codecs import Tensors, add, load
-from onesweep.trainer.rounds.parts import PartTask, see
-from onesweep.trainer.rounds.store import Share
+from stages.errors import DataError
+from trainer.rounds.codecs import Tensors, add, load
+from trainer.rounds.parts import PartTask, see
+from trainer.rounds.store import Share
 
 if TYPE_CHECKING:
-    from onesweep.trainer.blocks.data import Corpus
-    from onesweep.trainer.rounds.spec import RunSpec
+    from trainer.blocks.data import Corpus
+    from trainer.rounds.spec import RunSpec
 
 Loss = Callable[[Tensors], Sequence[float]]  # of weights of a fragment: nats of the same batches, whatever the weights
 

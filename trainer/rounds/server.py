@@ -12,24 +12,24 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from onesweep.stages.errors import InputError, Interrupted
-from onesweep.stages.signals import stop_on_signals
-from onesweep.stages.wire.auth import HOST, ROUTER
-from onesweep.stages.wire.channel import bind, is_loopback, new_server, parse_address
-from onesweep.stages.wire.health import HealthChecks
-from onesweep.stages.wire.tls import Security
-from onesweep.stages.wire.tokens import Keyring
-from onesweep.stages.wire.web_access import check_framework
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.rounds.coordinator import Coordinator
-from onesweep.trainer.rounds.ledger import Ledger
-from onesweep.trainer.rounds.publishing import Publisher
-from onesweep.trainer.rounds.service import RoundsService, WorkerAccess
-from onesweep.trainer.rounds.settings import CoordinatorSettings
-from onesweep.trainer.rounds.spec import RunSpec
-from onesweep.trainer.rounds.store import Store, open_store
-from onesweep.trainer.v1 import rounds_pb2, rounds_pb2_grpc
+from stages.errors import InputError, Interrupted
+from stages.signals import stop_on_signals
+from stages.wire.auth import HOST, ROUTER
+from stages.wire.channel import bind, is_loopback, new_server, parse_address
+from stages.wire.health import HealthChecks
+from stages.wire.tls import Security
+from stages.wire.tokens import Keyring
+from stages.wire.web_access import check_framework
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.rounds.coordinator import Coordinator
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.publishing import Publisher
+from trainer.rounds.service import RoundsService, WorkerAccess
+from trainer.rounds.settings import CoordinatorSettings
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import Store, open_store
+from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def _add_health(server: grpc.aio.Server) -> HealthChecks:
 async def _serve(coordinator: Coordinator, keyring: Keyring, listening: Callable[[int], None]) -> None:
     async with AsyncExitStack() as stack:
         if coordinator.settings.page is not None:
-            from onesweep.trainer.rounds.page import page_served  # what serves it is optional
+            from trainer.rounds.page import page_served  # what serves it is optional
 
             page = page_served(coordinator, coordinator.settings.page, coordinator.settings.security, keyring)
             await stack.enter_async_context(page)

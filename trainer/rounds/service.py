@@ -9,17 +9,17 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from onesweep.stages.errors import CheckpointError, RequestError
-from onesweep.stages.threads import in_thread
-from onesweep.stages.wire.auth import CLIENT, identity_of
-from onesweep.stages.wire.status import StatusError, exhausted, invalid
-from onesweep.stages.wire.tokens import STATUS, WORK, Keyring
-from onesweep.trainer.rounds.coordinator import Coordinator
-from onesweep.trainer.rounds.features import FEATURES
-from onesweep.trainer.rounds.ledger import CurvePoint
-from onesweep.trainer.rounds.members import Member, Place
-from onesweep.trainer.rounds.transfer import DamagedError, IncomingFile, piece_at
-from onesweep.trainer.v1 import rounds_pb2, rounds_pb2_grpc
+from stages.errors import CheckpointError, RequestError
+from stages.threads import in_thread
+from stages.wire.auth import CLIENT, identity_of
+from stages.wire.status import StatusError, exhausted, invalid
+from stages.wire.tokens import STATUS, WORK, Keyring
+from trainer.rounds.coordinator import Coordinator
+from trainer.rounds.features import FEATURES
+from trainer.rounds.ledger import CurvePoint
+from trainer.rounds.members import Member, Place
+from trainer.rounds.transfer import DamagedError, IncomingFile, piece_at
+from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

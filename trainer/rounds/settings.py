@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from onesweep.stages.errors import ConfigError
-from onesweep.stages.settings import check, flag, setting
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.errors import ConfigError
+from stages.settings import check, flag, setting
+from stages.wire.tls import LOOPBACK_ONLY, Security
 
 if TYPE_CHECKING:
-    from onesweep.trainer.blocks.config import TrainingConfig
+    from trainer.blocks.config import TrainingConfig
 
 # Modules that need torch are imported when a command runs, so nothing here may.
 

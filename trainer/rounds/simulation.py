@@ -9,17 +9,17 @@ from functools import partial
 
 from torch import Tensor
 
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.codecs import CODECS, ErrorFeedback, Tensors, route, scale, shapes, subtract, whole_size
-from onesweep.trainer.rounds.features import FeatureFormat, is_fed, passes_on
-from onesweep.trainer.rounds.ledger import Ledger
-from onesweep.trainer.rounds.merging import Overlap
-from onesweep.trainer.rounds.parts import Learner, see
-from onesweep.trainer.rounds.scoring import HeldOut
-from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.spec import RunSpec, boundaries, replica_seed
-from onesweep.trainer.rounds.store import Store, Update
+from trainer.blocks.data import Corpus
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.codecs import CODECS, ErrorFeedback, Tensors, route, scale, shapes, subtract, whole_size
+from trainer.rounds.features import FeatureFormat, is_fed, passes_on
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.merging import Overlap
+from trainer.rounds.parts import Learner, see
+from trainer.rounds.scoring import HeldOut
+from trainer.rounds.settings import SimulatedWorkers
+from trainer.rounds.spec import RunSpec, boundaries, replica_seed
+from trainer.rounds.store import Store, Update
 
 
 @dataclass

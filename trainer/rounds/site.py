@@ -30,15 +30,15 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from onesweep.stages.errors import ConfigError, InputError, Interrupted, ServiceError
-from onesweep.stages.wire.channel import parse_address
-from onesweep.stages.wire.status import StatusError
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.rounds.codecs import under
-from onesweep.trainer.rounds.parts import Learner
-from onesweep.trainer.rounds.settings import WorkerSettings
-from onesweep.trainer.rounds.worker import join_request, learner_of, spec_of
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import ConfigError, InputError, Interrupted, ServiceError
+from stages.wire.channel import parse_address
+from stages.wire.status import StatusError
+from trainer.blocks.data import Corpus
+from trainer.rounds.codecs import under
+from trainer.rounds.parts import Learner
+from trainer.rounds.settings import WorkerSettings
+from trainer.rounds.worker import join_request, learner_of, spec_of
+from trainer.v1 import rounds_pb2
 
 log = logging.getLogger(__name__)
 

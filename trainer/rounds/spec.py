@@ -13,24 +13,24 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from onesweep.stages.checkpoint.manifest import Manifest
-from onesweep.stages.errors import ConfigError, InputError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Block, Codes
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import ArModel, ArStage
-from onesweep.stages.wire.channel import check_name
-from onesweep.stages.wire.status import failed_precondition, invalid, protocol_refusal
-from onesweep.trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir
-from onesweep.trainer.blocks.config import MAX_WHOLE, TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
-from onesweep.trainer.blocks.lookahead import OwnHead
-from onesweep.trainer.blocks.state import json_digest
-from onesweep.trainer.blocks.task import STEPS_PER_BLOCK
-from onesweep.trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
-from onesweep.trainer.rounds.features import FeatureFormat, check_features, is_fed
-from onesweep.trainer.rounds.parts import (
+from stages.checkpoint.manifest import Manifest
+from stages.errors import ConfigError, InputError
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel, ArStage
+from stages.wire.channel import check_name
+from stages.wire.status import failed_precondition, invalid, protocol_refusal
+from trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir
+from trainer.blocks.config import MAX_WHOLE, TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
+from trainer.blocks.lookahead import OwnHead
+from trainer.blocks.state import json_digest
+from trainer.blocks.task import STEPS_PER_BLOCK
+from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
+from trainer.rounds.features import FeatureFormat, check_features, is_fed
+from trainer.rounds.parts import (
     AR,
     HEAD,
     STAGE,
@@ -42,8 +42,8 @@ from onesweep.trainer.rounds.parts import (
     stage_name,
     stage_weights,
 )
-from onesweep.trainer.rounds.settings import PROTOCOL
-from onesweep.trainer.v1 import rounds_pb2
+from trainer.rounds.settings import PROTOCOL
+from trainer.v1 import rounds_pb2
 
 DATA_KIND = "bytes"  # the text a model reads; a worker with data of another kind cannot take part
 

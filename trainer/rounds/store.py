@@ -16,10 +16,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from onesweep.stages.checkpoint.checkpoint import replace_file
-from onesweep.stages.errors import CheckpointError, ResumeError
-from onesweep.trainer.blocks.state import digest, exclusive
-from onesweep.trainer.rounds.codecs import Tensors, under
+from stages.checkpoint.checkpoint import replace_file
+from stages.errors import CheckpointError, ResumeError
+from trainer.blocks.state import digest, exclusive
+from trainer.rounds.codecs import Tensors, under
 
 DATABASE, LOCK, UPDATES, VERSIONS, SUFFIX = "rounds.sqlite3", "lock", "updates", "versions", ".safetensors"
 WEIGHTS, PUBLIC, OUTER, DIFFERENCE = "weights.", "public.", "outer.", "difference"

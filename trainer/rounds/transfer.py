@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 
-from onesweep.stages.errors import CheckpointError, RequestError
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import CheckpointError, RequestError
+from trainer.v1 import rounds_pb2
 
 PIECE_BYTES = 256 << 10
 MAX_FILE_BYTES = 1 << 36

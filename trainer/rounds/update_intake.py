@@ -5,17 +5,17 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from onesweep.stages.errors import CodecError, InputError, RequestError
-from onesweep.stages.wire.channel import check_name
-from onesweep.stages.wire.status import invalid
-from onesweep.trainer.rounds.codecs import CODECS
-from onesweep.trainer.rounds.ledger import Ledger
-from onesweep.trainer.rounds.members import Member
-from onesweep.trainer.rounds.settings import MOST_MACHINES
-from onesweep.trainer.rounds.spec import RunSpec
-from onesweep.trainer.rounds.store import Update
-from onesweep.trainer.rounds.transfer import IncomingFile, Parcel
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import CodecError, InputError, RequestError
+from stages.wire.channel import check_name
+from stages.wire.status import invalid
+from trainer.rounds.codecs import CODECS
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.members import Member
+from trainer.rounds.settings import MOST_MACHINES
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import Update
+from trainer.rounds.transfer import IncomingFile, Parcel
+from trainer.v1 import rounds_pb2
 
 INCOMING = "incoming"
 MAX_LOSSES = 16

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 from google.protobuf.message import Message
 
-from onesweep.trainer.v1 import rounds_pb2
+from trainer.v1 import rounds_pb2
 
 BARS = "▁▂▃▄▅▆▇█"
 

@@ -16,20 +16,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onesweep.stages.checkpoint.checkpoint import replace_file
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from onesweep.stages.errors import CodecError, ConfigError, Interrupted, ResumeError, ServiceError
-from onesweep.stages.wire.status import protocol_refusal
-from onesweep.trainer.blocks.config import parse_config
-from onesweep.trainer.blocks.data import Corpus, PlacedCorpus
-from onesweep.trainer.blocks.state import exclusive
-from onesweep.trainer.rounds.cache import FeatureClient, WeightCache
-from onesweep.trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
-from onesweep.trainer.rounds.codecs import Tensors
-from onesweep.trainer.rounds.parts import Learner, place_on, see
-from onesweep.trainer.rounds.settings import PROTOCOL, Throttle, WorkerSettings
-from onesweep.trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
-from onesweep.trainer.rounds.worker_state import (
+from stages.checkpoint.checkpoint import replace_file
+from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from stages.errors import CodecError, ConfigError, Interrupted, ResumeError, ServiceError
+from stages.wire.status import protocol_refusal
+from trainer.blocks.config import parse_config
+from trainer.blocks.data import Corpus, PlacedCorpus
+from trainer.blocks.state import exclusive
+from trainer.rounds.cache import FeatureClient, WeightCache
+from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, RoundsClient, TakenOverError
+from trainer.rounds.codecs import Tensors
+from trainer.rounds.parts import Learner, place_on, see
+from trainer.rounds.settings import PROTOCOL, Throttle, WorkerSettings
+from trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
+from trainer.rounds.worker_state import (
     STATE_NAME,
     Fragment,
     PendingUpdate,
@@ -37,10 +37,10 @@ from onesweep.trainer.rounds.worker_state import (
     load_worker,
     save_worker,
 )
-from onesweep.trainer.v1 import rounds_pb2
+from trainer.v1 import rounds_pb2
 
 if TYPE_CHECKING:
-    from onesweep.trainer.rounds.site import Site
+    from trainer.rounds.site import Site
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from onesweep.stages.errors import ConfigError, ResumeError
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.blocks.state import digest, load_state, save_state
-from onesweep.trainer.rounds.cache import CachedWeights
-from onesweep.trainer.rounds.codecs import CODECS, ErrorFeedback, Shapes, Tensors, norm, subtract
-from onesweep.trainer.rounds.merging import Overlap
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import ConfigError, ResumeError
+from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.state import digest, load_state, save_state
+from trainer.rounds.cache import CachedWeights
+from trainer.rounds.codecs import CODECS, ErrorFeedback, Shapes, Tensors, norm, subtract
+from trainer.rounds.merging import Overlap
+from trainer.v1 import rounds_pb2
 
 STATE_NAME = "worker.safetensors"
 PAYLOAD = "payload"

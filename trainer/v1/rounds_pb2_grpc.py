@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from onesweep.trainer.v1 import rounds_pb2 as onesweep_dot_trainer_dot_v1_dot_rounds__pb2
+from trainer.v1 import rounds_pb2 as trainer_dot_v1_dot_rounds__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in onesweep/trainer/v1/rounds_pb2_grpc.py depends on'
+        + ' but the generated code in trainer/v1/rounds_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,43 +36,43 @@ class RoundsServiceStub:
         """
         self.Join = channel.unary_unary(
                 '/trainer.v1.RoundsService/Join',
-                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinRequest.SerializeToString,
-                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinResponse.FromString,
+                request_serializer=trainer_dot_v1_dot_rounds__pb2.JoinRequest.SerializeToString,
+                response_deserializer=trainer_dot_v1_dot_rounds__pb2.JoinResponse.FromString,
                 _registered_method=True)
         self.Next = channel.unary_unary(
                 '/trainer.v1.RoundsService/Next',
-                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextRequest.SerializeToString,
-                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextResponse.FromString,
+                request_serializer=trainer_dot_v1_dot_rounds__pb2.NextRequest.SerializeToString,
+                response_deserializer=trainer_dot_v1_dot_rounds__pb2.NextResponse.FromString,
                 _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/trainer.v1.RoundsService/Fetch',
-                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.FetchRequest.SerializeToString,
-                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.Piece.FromString,
+                request_serializer=trainer_dot_v1_dot_rounds__pb2.FetchRequest.SerializeToString,
+                response_deserializer=trainer_dot_v1_dot_rounds__pb2.Piece.FromString,
                 _registered_method=True)
         self.Pass = channel.stream_stream(
                 '/trainer.v1.RoundsService/Pass',
-                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassRequest.SerializeToString,
-                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassResponse.FromString,
+                request_serializer=trainer_dot_v1_dot_rounds__pb2.PassRequest.SerializeToString,
+                response_deserializer=trainer_dot_v1_dot_rounds__pb2.PassResponse.FromString,
                 _registered_method=True)
         self.Submit = channel.stream_stream(
                 '/trainer.v1.RoundsService/Submit',
-                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitRequest.SerializeToString,
-                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitResponse.FromString,
+                request_serializer=trainer_dot_v1_dot_rounds__pb2.SubmitRequest.SerializeToString,
+                response_deserializer=trainer_dot_v1_dot_rounds__pb2.SubmitResponse.FromString,
                 _registered_method=True)
         self.Beat = channel.unary_unary(
                 '/trainer.v1.RoundsService/Beat',
-                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatRequest.SerializeToString,
-                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatResponse.FromString,
+                request_serializer=trainer_dot_v1_dot_rounds__pb2.BeatRequest.SerializeToString,
+                response_deserializer=trainer_dot_v1_dot_rounds__pb2.BeatResponse.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/trainer.v1.RoundsService/Leave',
-                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveResponse.FromString,
+                request_serializer=trainer_dot_v1_dot_rounds__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=trainer_dot_v1_dot_rounds__pb2.LeaveResponse.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/trainer.v1.RoundsService/Watch',
-                request_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchRequest.SerializeToString,
-                response_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchUpdate.FromString,
+                request_serializer=trainer_dot_v1_dot_rounds__pb2.WatchRequest.SerializeToString,
+                response_deserializer=trainer_dot_v1_dot_rounds__pb2.WatchUpdate.FromString,
                 _registered_method=True)
 
 
@@ -151,43 +151,43 @@ def add_RoundsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinRequest.FromString,
-                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinResponse.SerializeToString,
+                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.JoinRequest.FromString,
+                    response_serializer=trainer_dot_v1_dot_rounds__pb2.JoinResponse.SerializeToString,
             ),
             'Next': grpc.unary_unary_rpc_method_handler(
                     servicer.Next,
-                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextRequest.FromString,
-                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextResponse.SerializeToString,
+                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.NextRequest.FromString,
+                    response_serializer=trainer_dot_v1_dot_rounds__pb2.NextResponse.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
-                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.FetchRequest.FromString,
-                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.Piece.SerializeToString,
+                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.FetchRequest.FromString,
+                    response_serializer=trainer_dot_v1_dot_rounds__pb2.Piece.SerializeToString,
             ),
             'Pass': grpc.stream_stream_rpc_method_handler(
                     servicer.Pass,
-                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassRequest.FromString,
-                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassResponse.SerializeToString,
+                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.PassRequest.FromString,
+                    response_serializer=trainer_dot_v1_dot_rounds__pb2.PassResponse.SerializeToString,
             ),
             'Submit': grpc.stream_stream_rpc_method_handler(
                     servicer.Submit,
-                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitRequest.FromString,
-                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitResponse.SerializeToString,
+                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.SubmitRequest.FromString,
+                    response_serializer=trainer_dot_v1_dot_rounds__pb2.SubmitResponse.SerializeToString,
             ),
             'Beat': grpc.unary_unary_rpc_method_handler(
                     servicer.Beat,
-                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatRequest.FromString,
-                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatResponse.SerializeToString,
+                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.BeatRequest.FromString,
+                    response_serializer=trainer_dot_v1_dot_rounds__pb2.BeatResponse.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveRequest.FromString,
-                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveResponse.SerializeToString,
+                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.LeaveRequest.FromString,
+                    response_serializer=trainer_dot_v1_dot_rounds__pb2.LeaveResponse.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
-                    request_deserializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchRequest.FromString,
-                    response_serializer=onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchUpdate.SerializeToString,
+                    request_deserializer=trainer_dot_v1_dot_rounds__pb2.WatchRequest.FromString,
+                    response_serializer=trainer_dot_v1_dot_rounds__pb2.WatchUpdate.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -215,8 +215,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Join',
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinRequest.SerializeToString,
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.JoinResponse.FromString,
+            trainer_dot_v1_dot_rounds__pb2.JoinRequest.SerializeToString,
+            trainer_dot_v1_dot_rounds__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -242,8 +242,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Next',
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextRequest.SerializeToString,
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.NextResponse.FromString,
+            trainer_dot_v1_dot_rounds__pb2.NextRequest.SerializeToString,
+            trainer_dot_v1_dot_rounds__pb2.NextResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -269,8 +269,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Fetch',
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.FetchRequest.SerializeToString,
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.Piece.FromString,
+            trainer_dot_v1_dot_rounds__pb2.FetchRequest.SerializeToString,
+            trainer_dot_v1_dot_rounds__pb2.Piece.FromString,
             options,
             channel_credentials,
             insecure,
@@ -296,8 +296,8 @@ class RoundsService:
             request_iterator,
             target,
             '/trainer.v1.RoundsService/Pass',
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassRequest.SerializeToString,
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.PassResponse.FromString,
+            trainer_dot_v1_dot_rounds__pb2.PassRequest.SerializeToString,
+            trainer_dot_v1_dot_rounds__pb2.PassResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -323,8 +323,8 @@ class RoundsService:
             request_iterator,
             target,
             '/trainer.v1.RoundsService/Submit',
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitRequest.SerializeToString,
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.SubmitResponse.FromString,
+            trainer_dot_v1_dot_rounds__pb2.SubmitRequest.SerializeToString,
+            trainer_dot_v1_dot_rounds__pb2.SubmitResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -350,8 +350,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Beat',
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatRequest.SerializeToString,
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.BeatResponse.FromString,
+            trainer_dot_v1_dot_rounds__pb2.BeatRequest.SerializeToString,
+            trainer_dot_v1_dot_rounds__pb2.BeatResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -377,8 +377,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Leave',
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveRequest.SerializeToString,
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.LeaveResponse.FromString,
+            trainer_dot_v1_dot_rounds__pb2.LeaveRequest.SerializeToString,
+            trainer_dot_v1_dot_rounds__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -404,8 +404,8 @@ class RoundsService:
             request,
             target,
             '/trainer.v1.RoundsService/Watch',
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchRequest.SerializeToString,
-            onesweep_dot_trainer_dot_v1_dot_rounds__pb2.WatchUpdate.FromString,
+            trainer_dot_v1_dot_rounds__pb2.WatchRequest.SerializeToString,
+            trainer_dot_v1_dot_rounds__pb2.WatchUpdate.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,7 +12,7 @@ longer the worker's; join again. ALREADY_EXISTS: nor is it, since another proces
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from onesweep.trainer.v1 import rounds_pb2 as _rounds_pb2
+from trainer.v1 import rounds_pb2 as _rounds_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

@@ -14,22 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onesweep.serving.modes.drafters.passes import SharedPasses
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
-from onesweep.stages.backends import drafting_runner
-from onesweep.stages.backends.base import CleanPiece, Continuations, GrowingPiece
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import load_stage
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.limits import MAX_CANDIDATES
-from onesweep.stages.model.draft_tree import Forks, LocalText
-from onesweep.stages.model.pipeline import cache_bytes, new_caches
-from onesweep.stages.model.prefill import split_reads
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.scoring import MAX_LOGITS
-from onesweep.stages.model.shaping import PLAIN, Shaping
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.wire.status import StatusError
+from serving.modes.drafters.passes import SharedPasses
+from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
+from stages.backends import drafting_runner
+from stages.backends.base import CleanPiece, Continuations, GrowingPiece
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.manifest import read_manifest
+from stages.limits import MAX_CANDIDATES
+from stages.model.draft_tree import Forks, LocalText
+from stages.model.pipeline import cache_bytes, new_caches
+from stages.model.prefill import split_reads
+from stages.model.randomness import sample_symbols
+from stages.model.scoring import MAX_LOGITS
+from stages.model.shaping import PLAIN, Shaping
+from stages.model.vocabulary import Alphabet
+from stages.wire.status import StatusError
 
 # Written before other requests get a turn.
 SYMBOLS_PER_TURN = 8

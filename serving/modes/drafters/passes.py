@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.stages.wire.status import StatusError
+from stages.wire.status import StatusError
 
 if TYPE_CHECKING:
-    from onesweep.serving.modes.drafters.local_model import LocalModel
-    from onesweep.stages.model.draft_tree import Forks, LocalText
+    from serving.modes.drafters.local_model import LocalModel
+    from stages.model.draft_tree import Forks, LocalText
 
 # Odds that are looked at together, whatever the vocabulary: 1 MB of float32.
 DRAWN_AT_ONCE = 1 << 18

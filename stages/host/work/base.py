@@ -9,15 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from onesweep.stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
-from onesweep.stages.errors import CodecError
-from onesweep.stages.host.parts import ModelKind
-from onesweep.stages.host.sessions import HostSession
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.pictures.trajectory import PicturePiece
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import Outcome
-from onesweep.stages.wire.status import invalid
+from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
+from stages.errors import CodecError
+from stages.host.parts import ModelKind
+from stages.host.sessions import HostSession
+from stages.model.vocabulary import Alphabet
+from stages.pictures.trajectory import PicturePiece
+from stages.v1 import stage_pb2
+from stages.wire.messages import Outcome
+from stages.wire.status import invalid
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends.base import Denoised, PictureRunner
-from onesweep.stages.backends.rows import ROWS_TOGETHER
-from onesweep.stages.errors import CodecError
-from onesweep.stages.host.parts import ModelSource
-from onesweep.stages.host.sessions import HostSession
-from onesweep.stages.host.work.base import HopWork, KernelCall
-from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from onesweep.stages.pictures.architecture import PictureArchitecture
-from onesweep.stages.pictures.experts import MAX_MOVES, RULES, Ask, Consultation, Rule, Turn
-from onesweep.stages.pictures.trajectory import (
+from stages.backends.base import Denoised, PictureRunner
+from stages.backends.rows import ROWS_TOGETHER
+from stages.errors import CodecError
+from stages.host.parts import ModelSource
+from stages.host.sessions import HostSession
+from stages.host.work.base import HopWork, KernelCall
+from stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
+from stages.pictures.architecture import PictureArchitecture
+from stages.pictures.experts import MAX_MOVES, RULES, Ask, Consultation, Rule, Turn
+from stages.pictures.trajectory import (
     MAX_GUIDANCE,
     MAX_LEVELS,
     SOLVERS,
@@ -35,9 +35,9 @@ from onesweep.stages.pictures.trajectory import (
     most_pictures,
     range_sigmas,
 )
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import next_denoise
-from onesweep.stages.wire.status import invalid
+from stages.v1 import stage_pb2
+from stages.wire.messages import next_denoise
+from stages.wire.status import invalid
 
 # E is a mean of numbers within the limit: the last bits of its sums may be beyond.
 LIMIT_SLACK = 1.0001

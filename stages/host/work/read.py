@@ -12,32 +12,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends.base import CleanPiece, Denoised
-from onesweep.stages.checkpoint.draft_head import has_draft_head
-from onesweep.stages.errors import CodecError
-from onesweep.stages.host.drafter import HeadDrafter, Law
-from onesweep.stages.host.grammar import Grammar
-from onesweep.stages.host.parts import HostPlan, ModelKind, ModelSource
-from onesweep.stages.host.schema_check import NOT_FOLLOWED
-from onesweep.stages.host.sessions import HostSession
-from onesweep.stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
-from onesweep.stages.host.work.sampling import SamplingPlan, parse_sampling
-from onesweep.stages.limits import MAX_BRANCHES
-from onesweep.stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
-from onesweep.stages.model.draft_tree import Draft
-from onesweep.stages.model.prefill import max_new_symbols, read_lengths
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
-from onesweep.stages.model.speculation import (
+from stages.backends.base import CleanPiece, Denoised
+from stages.checkpoint.draft_head import has_draft_head
+from stages.errors import CodecError
+from stages.host.drafter import HeadDrafter, Law
+from stages.host.grammar import Grammar
+from stages.host.parts import HostPlan, ModelKind, ModelSource
+from stages.host.schema_check import NOT_FOLLOWED
+from stages.host.sessions import HostSession
+from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
+from stages.host.work.sampling import SamplingPlan, parse_sampling
+from stages.limits import MAX_BRANCHES
+from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
+from stages.model.draft_tree import Draft
+from stages.model.prefill import max_new_symbols, read_lengths
+from stages.model.randomness import sample_symbols
+from stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
+from stages.model.speculation import (
     MAX_DRAFT_TREE,
     DraftTree,
     are_depths,
     remembered_positions,
     tree_positions,
 )
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import next_read
-from onesweep.stages.wire.status import failed_precondition, invalid
+from stages.v1 import stage_pb2
+from stages.wire.messages import next_read
+from stages.wire.status import failed_precondition, invalid
 
 log = logging.getLogger(__name__)
 

@@ -3,15 +3,15 @@
 import math
 from dataclasses import dataclass
 
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME
-from onesweep.stages.host.grammar import MAX_ENDS, GrammarSettings
-from onesweep.stages.host.parts import ModelSource
-from onesweep.stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
-from onesweep.stages.limits import MAX_LOGPROBS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
-from onesweep.stages.model.shaping import Shaping, bias_problem
-from onesweep.stages.model.vocabulary import BYTES
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import failed_precondition, invalid
+from stages.checkpoint.manifest import TOKENIZER_NAME
+from stages.host.grammar import MAX_ENDS, GrammarSettings
+from stages.host.parts import ModelSource
+from stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
+from stages.limits import MAX_LOGPROBS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
+from stages.model.shaping import Shaping, bias_problem
+from stages.model.vocabulary import BYTES
+from stages.v1 import stage_pb2
+from stages.wire.status import failed_precondition, invalid
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends.base import BranchPiece, Denoised
-from onesweep.stages.host.parts import ModelKind, ModelSource
-from onesweep.stages.host.sessions import HostSession
-from onesweep.stages.host.work.base import KernelCall, parse_symbols
-from onesweep.stages.host.work.read import ReadWork, check_new_symbols, parse_hidden
-from onesweep.stages.host.work.sampling import check_temperature
-from onesweep.stages.limits import MAX_CANDIDATES
-from onesweep.stages.model.scoring import CandidateScores, branch_pieces, head_pieces, most_scored
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import has_more
-from onesweep.stages.wire.status import invalid
+from stages.backends.base import BranchPiece, Denoised
+from stages.host.parts import ModelKind, ModelSource
+from stages.host.sessions import HostSession
+from stages.host.work.base import KernelCall, parse_symbols
+from stages.host.work.read import ReadWork, check_new_symbols, parse_hidden
+from stages.host.work.sampling import check_temperature
+from stages.limits import MAX_CANDIDATES
+from stages.model.scoring import CandidateScores, branch_pieces, head_pieces, most_scored
+from stages.v1 import stage_pb2
+from stages.wire.messages import has_more
+from stages.wire.status import invalid
 
 
 @dataclass(eq=False, kw_only=True)

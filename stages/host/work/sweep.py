@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from onesweep.stages.backends.base import CleanPiece, Denoised
-from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan
-from onesweep.stages.errors import CodecError
-from onesweep.stages.host.parts import ModelSource
-from onesweep.stages.host.sessions import HostSession
-from onesweep.stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
-from onesweep.stages.host.work.sampling import plain_sampling
-from onesweep.stages.limits import MAX_STEPS
-from onesweep.stages.model.codec import StateCodec, codec_named
-from onesweep.stages.model.samplers import SAMPLERS, Ode
-from onesweep.stages.model.scoring import MAX_LOGITS
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import invalid
+from stages.backends.base import CleanPiece, Denoised
+from stages.backends.sweep import BlockWork, Boundary, SweepPlan
+from stages.errors import CodecError
+from stages.host.parts import ModelSource
+from stages.host.sessions import HostSession
+from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
+from stages.host.work.sampling import plain_sampling
+from stages.limits import MAX_STEPS
+from stages.model.codec import StateCodec, codec_named
+from stages.model.samplers import SAMPLERS, Ode
+from stages.model.scoring import MAX_LOGITS
+from stages.v1 import stage_pb2
+from stages.wire.status import invalid
 
 
 @dataclass(eq=False, kw_only=True)

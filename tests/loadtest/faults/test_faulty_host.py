@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from onesweep.loadtest.faults.faulty_host import SPOILS, spoil
-from onesweep.serving.modes.candidates import check_scores
-from onesweep.stages.model.codec import CODECS, CodecError
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import put_work, work_of
-from onesweep.stages.wire.status import StatusError
+from loadtest.faults.faulty_host import SPOILS, spoil
+from serving.modes.candidates import check_scores
+from stages.model.codec import CODECS, CodecError
+from stages.v1 import stage_pb2
+from stages.wire.messages import put_work, work_of
+from stages.wire.status import StatusError
 
 
 def sweep_hop(codec: str) -> stage_pb2.Hop:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from onesweep.loadtest.lab.lab import lab_problem
-from onesweep.serving.cli.__main__ import main
+from loadtest.lab.lab import lab_problem
+from serving.cli.__main__ import main
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.faults.process import Program, open_disk
-from onesweep.loadtest.workload.testbed import open_network
+from loadtest.faults.process import Program, open_disk
+from loadtest.workload.testbed import open_network
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ SPEAKS = "import time; print('here', flush=True); time.sleep(600)"
 PATIENCE_S = 100.0
 OWNER = """
 import pathlib, sys
-from onesweep.loadtest.faults.process import open_disk
+from loadtest.faults.process import open_disk
 with open_disk(pathlib.Path(sys.argv[1])) as disk:
     (disk.path / "file").write_bytes(bytes(5000))
     print(disk.path, flush=True)

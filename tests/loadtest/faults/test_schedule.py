@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from onesweep.loadtest.faults.base import QUIET, Fault, make_schedule
+from loadtest.faults.base import QUIET, Fault, make_schedule
 
 
 def kind(name: str, weight: int, length_s: tuple[float, float], *targets: str) -> Fault[None]:

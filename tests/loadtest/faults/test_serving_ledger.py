@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from onesweep.loadtest.faults.base import FaultRecord
-from onesweep.loadtest.faults.clients import (
+from loadtest.faults.base import FaultRecord
+from loadtest.faults.clients import (
     LATE,
     OK,
     Answer,
@@ -15,7 +15,7 @@ from onesweep.loadtest.faults.clients import (
     Try,
     seeded_drawings,
 )
-from onesweep.loadtest.faults.serving_ledger import (
+from loadtest.faults.serving_ledger import (
     Fate,
     RightTexts,
     ServingFaultRecord,

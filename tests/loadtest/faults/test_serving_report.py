@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from onesweep.loadtest.faults.clients import LATE, OK, Answer, RouterHealth, SeededRequest, Try
-from onesweep.loadtest.faults.serving_ledger import RightTexts, ServingFaultRecord
-from onesweep.loadtest.faults.serving_report import (
+from loadtest.faults.clients import LATE, OK, Answer, RouterHealth, SeededRequest, Try
+from loadtest.faults.serving_ledger import RightTexts, ServingFaultRecord
+from loadtest.faults.serving_report import (
     FAULT_HEAD,
     MODE_HEAD,
     USAGE_HEAD,
@@ -16,10 +16,10 @@ from onesweep.loadtest.faults.serving_report import (
     usage_rows,
     verdict,
 )
-from onesweep.loadtest.faults.serving_run import ChaosResult
-from onesweep.loadtest.faults.settings import ChaosSettings
-from onesweep.loadtest.faults.usage import WARM_UP_S, ProcessUsage
-from onesweep.loadtest.workload.testbed import LOOPBACK
+from loadtest.faults.serving_run import ChaosResult
+from loadtest.faults.settings import ChaosSettings
+from loadtest.faults.usage import WARM_UP_S, ProcessUsage
+from loadtest.workload.testbed import LOOPBACK
 
 GOOD = Answer(0, 10.0, 12.0, OK, b"a".hex(), [11.0])
 AWAY = replace(GOOD, status=LATE, output="", first=False, tries=[Try(10.0, 10.1, "RESOURCE_EXHAUSTED", "full", 500)])

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.faults.serving_report import chaos_record, verdict
-from onesweep.loadtest.faults.serving_run import run_chaos
-from onesweep.loadtest.faults.serving_testbed import make_second, second_problem
-from onesweep.loadtest.faults.settings import ChaosSettings
-from onesweep.loadtest.lab.lab import lab_problem
-from onesweep.loadtest.workload.testbed import LOOPBACK
-from onesweep.serving.modes.frontier import read_frontier
-from onesweep.stages.checkpoint.bundle import FRONTIER_NAME
-from onesweep.stages.checkpoint.manifest import read_manifest
+from loadtest.faults.serving_report import chaos_record, verdict
+from loadtest.faults.serving_run import run_chaos
+from loadtest.faults.serving_testbed import make_second, second_problem
+from loadtest.faults.settings import ChaosSettings
+from loadtest.lab.lab import lab_problem
+from loadtest.workload.testbed import LOOPBACK
+from serving.modes.frontier import read_frontier
+from stages.checkpoint.bundle import FRONTIER_NAME
+from stages.checkpoint.manifest import read_manifest
 from tests.serving.modes.test_auto import option
 from tests.serving.modes.test_auto import write as write_frontier
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.faults import training_figures
-from onesweep.loadtest.faults.settings import TrainingChaosSettings
-from onesweep.loadtest.faults.training_figures import (
+from loadtest.faults import training_figures
+from loadtest.faults.settings import TrainingChaosSettings
+from loadtest.faults.training_figures import (
     WorkerLoad,
     measure_training,
     round_seconds,
     with_uplinks,
     worker_loads,
 )
-from onesweep.loadtest.faults.training_observer import LogEntry, RunView
-from onesweep.loadtest.faults.training_run import check_training_chaos
-from onesweep.loadtest.lab.profile import ROUTER, profile_named
-from onesweep.serving.cli.parser import parse
-from onesweep.trainer.v1.rounds_pb2 import WatchUpdate, WorkerStatus
+from loadtest.faults.training_observer import LogEntry, RunView
+from loadtest.faults.training_run import check_training_chaos
+from loadtest.lab.profile import ROUTER, profile_named
+from serving.cli.parser import parse
+from trainer.v1.rounds_pb2 import WatchUpdate, WorkerStatus
 
 SHIPPED = ("lan", "links-20", "links-60", "links-150", "three-regions", "consumer")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.faults.training_observer import EventFollower, RunView
-from onesweep.stages.errors import ServiceError
-from onesweep.trainer.rounds.store import DATABASE, open_store
+from loadtest.faults.training_observer import EventFollower, RunView
+from stages.errors import ServiceError
+from trainer.rounds.store import DATABASE, open_store
 
 
 def test_events_are_read_while_they_are_written_and_each_once(tmp_path: Path) -> None:

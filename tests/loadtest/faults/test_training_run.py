@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.faults.settings import DemoSettings, TrainingChaosSettings
-from onesweep.loadtest.faults.training_demo import train_and_serve
-from onesweep.loadtest.faults.training_observer import LogEntry
-from onesweep.loadtest.faults.training_report import training_record, training_report, verdict
-from onesweep.loadtest.faults.training_run import (
+from loadtest.faults.settings import DemoSettings, TrainingChaosSettings
+from loadtest.faults.training_demo import train_and_serve
+from loadtest.faults.training_observer import LogEntry
+from loadtest.faults.training_report import training_record, training_report, verdict
+from loadtest.faults.training_run import (
     TrainingFaultRecord,
     check_training_chaos,
     final_nats,
@@ -22,7 +22,7 @@ from onesweep.loadtest.faults.training_run import (
     run_training_chaos,
     with_waits,
 )
-from onesweep.stages.errors import InputError
+from stages.errors import InputError
 
 RUN = """
 sequences = 2

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.commands import Row
-from onesweep.loadtest.host import ring, shapes
-from onesweep.loadtest.host.ring import RequestTiming, TextDiffers, check_text, overhead_rows
-from onesweep.loadtest.workload.pipeline import InProcess, Work
-from onesweep.serving.cli.__main__ import main
+from loadtest.commands import Row
+from loadtest.host import ring, shapes
+from loadtest.host.ring import RequestTiming, TextDiffers, check_text, overhead_rows
+from loadtest.workload.pipeline import InProcess, Work
+from serving.cli.__main__ import main
 from tests.stages.pictures.tiny import tiny_picture_bundle
 
 WORK = Work("sweep", b"prompt", 4, 0)

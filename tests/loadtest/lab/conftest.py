@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.lab.lab import Lab, lab_problem, temporary_lab
-from onesweep.loadtest.lab.profile import Link, Profile
+from loadtest.lab.lab import Lab, lab_problem, temporary_lab
+from loadtest.lab.profile import Link, Profile
 
 PLAIN_SOCKETS = Path(__file__).with_name("plain_sockets.py")
 ATTEMPTS = 30  # so many only where a machine is busy for a quarter of a minute

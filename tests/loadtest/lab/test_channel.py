@@ -6,8 +6,8 @@ from itertools import pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onesweep.loadtest.lab.forwarder import DROPPED, Channel
-from onesweep.loadtest.lab.profile import MTU, Link
+from loadtest.lab.forwarder import DROPPED, Channel
+from loadtest.lab.profile import MTU, Link
 
 patient = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 MS = 1_000_000

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.lab import lab as module
-from onesweep.loadtest.lab.lab import Lab, NoLab, find_lab, lab_problem, require_lab, start_lab, stop_lab, temporary_lab
-from onesweep.loadtest.lab.namespaces import LabError, processes_in, start_ticks
-from onesweep.loadtest.lab.profile import Link, Profile
-from onesweep.stages.errors import InputError
+from loadtest.lab import lab as module
+from loadtest.lab.lab import Lab, NoLab, find_lab, lab_problem, require_lab, start_lab, stop_lab, temporary_lab
+from loadtest.lab.namespaces import LabError, processes_in, start_ticks
+from loadtest.lab.profile import Link, Profile
+from stages.errors import InputError
 
 pytestmark = pytest.mark.slow
 
@@ -126,9 +126,9 @@ OWNER = textwrap.dedent(
     """
     import signal, subprocess, sys, time
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits it ignored
-    from onesweep.loadtest.lab.lab import temporary_lab
-    from onesweep.loadtest.lab.profile import Link
-    from onesweep.loadtest.lab.profile import Profile
+    from loadtest.lab.lab import temporary_lab
+    from loadtest.lab.profile import Link
+    from loadtest.lab.profile import Profile
 
     with temporary_lab(Profile("p", "", Link()), 1) as lab:
         inside = subprocess.Popen(lab.command("host-1", ["sleep", "1000"]))

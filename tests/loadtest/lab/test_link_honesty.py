@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.lab.lab import Lab
-from onesweep.loadtest.lab.profile import MTU, SHIPPED, Link, read_profiles
+from loadtest.lab.lab import Lab
+from loadtest.lab.profile import MTU, SHIPPED, Link, read_profiles
 from tests.loadtest.lab.conftest import settles
 
 pytestmark = pytest.mark.slow

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.lab.lab import Lab, temporary_lab
-from onesweep.loadtest.lab.namespaces import TRIAL, netem_works, packet_limit, shape_line
-from onesweep.loadtest.lab.process import UNSHAPED
-from onesweep.loadtest.lab.profile import Link, Profile
+from loadtest.lab.lab import Lab, temporary_lab
+from loadtest.lab.namespaces import TRIAL, netem_works, packet_limit, shape_line
+from loadtest.lab.process import UNSHAPED
+from loadtest.lab.profile import Link, Profile
 
 pytestmark = pytest.mark.slow
 

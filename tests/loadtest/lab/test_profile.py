@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onesweep.loadtest.lab.profile import (
+from loadtest.lab.profile import (
     MAX_MS,
     MAX_RATE_MBPS,
     Link,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.serving.cli.__main__ import main
+from serving.cli.__main__ import main
 
 pytestmark = pytest.mark.slow
 
@@ -76,5 +76,5 @@ def test_up_status_exec_down(needs_lab: None, wan: Callable[..., tuple[int, str]
 
 
 def onesweep(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "onesweep.serving.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "serving.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | more)

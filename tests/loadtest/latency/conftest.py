@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.lab.profile import Link
-from onesweep.loadtest.latency.floor import Course
-from onesweep.loadtest.latency.turns import Sample, sample_of
+from loadtest.lab.profile import Link
+from loadtest.latency.floor import Course
+from loadtest.latency.turns import Sample, sample_of
 
 
 def account(**changes: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.lab.lab import lab_problem
-from onesweep.serving.cli.__main__ import main
+from loadtest.lab.lab import lab_problem
+from serving.cli.__main__ import main
 from tests.loadtest.conftest import check_refused
 from tests.serving.pretrained import write_model
 
@@ -44,8 +44,8 @@ def test_refused_with_a_sentence(
     options: tuple[object, ...],
     says: str,
 ) -> None:
-    monkeypatch.setattr("onesweep.loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
-    monkeypatch.setattr("onesweep.loadtest.latency.run.lab_problem", lambda: "")
+    monkeypatch.setattr("loadtest.workload.testbed.temporary_lab", lambda *_: pytest.fail("a lab was made"))
+    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "")
     sizes = () if {"--bytes", "--max-tokens"}.intersection(options) else ("--bytes", 8)
     check_refused(capsys, bench(bundle, *options, *sizes), says)
 
@@ -57,7 +57,7 @@ def test_refused_with_a_sentence(
 def test_a_token_model_without_a_lab(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onesweep.loadtest.latency.run.lab_problem", lambda: "there is no lab")
+    monkeypatch.setattr("loadtest.latency.run.lab_problem", lambda: "there is no lab")
     write_model(tmp_path / "model")
     (tmp_path / "sea.txt").write_text("the old man and the sea\n")
     options = ("--profile", "loopback", "--modes", "ar,ar-speculative:lookup", "--max-tokens", 6, "--temperature", 1)

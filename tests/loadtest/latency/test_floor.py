@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.loadtest.lab.profile import Link
-from onesweep.loadtest.latency.floor import BookedCost, Course, Floor
+from loadtest.lab.profile import Link
+from loadtest.latency.floor import BookedCost, Course, Floor
 from tests.loadtest.latency.conftest import account
 
 Wires = dict[tuple[str, str], Link]

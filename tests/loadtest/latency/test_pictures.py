@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.cli.__main__ import main
+from serving.cli.__main__ import main
 from tests.loadtest.conftest import check_refused
 from tests.loadtest.latency.test_bench import bench
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.latency.run import PARTS, parts_ms, row_of, same_as_ar
-from onesweep.loadtest.latency.settings import Length
-from onesweep.loadtest.latency.turns import RequestSeries, Sample
-from onesweep.loadtest.workload.variants import ModeVariant
+from loadtest.latency.run import PARTS, parts_ms, row_of, same_as_ar
+from loadtest.latency.settings import Length
+from loadtest.latency.turns import RequestSeries, Sample
+from loadtest.workload.variants import ModeVariant
 
 KEYS = {
     *("profile", "mode", "length", "unit", "requests", "p50_ms", "p95_ms", "first_byte_ms", "floor_ms", "sweeps"),

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.latency.settings import Length
-from onesweep.loadtest.latency.turns import RequestSeries, Seat, take_turns
-from onesweep.loadtest.workload.caller import Access
-from onesweep.loadtest.workload.testbed import Network, Testbed
-from onesweep.loadtest.workload.variants import ModeVariant
-from onesweep.stages.errors import ServiceError
+from loadtest.latency.settings import Length
+from loadtest.latency.turns import RequestSeries, Seat, take_turns
+from loadtest.workload.caller import Access
+from loadtest.workload.testbed import Network, Testbed
+from loadtest.workload.variants import ModeVariant
+from stages.errors import ServiceError
 from tests.loadtest.latency.conftest import account
 
 Account = Callable[..., dict[str, Any]]
@@ -75,7 +75,7 @@ def test_a_host_that_ends_is_told_of_and_started_again(seats: list[Seat], preten
 
 def test_after_idle_time(seats: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("onesweep.loadtest.latency.turns.time.sleep", slept.append)
+    monkeypatch.setattr("loadtest.latency.turns.time.sleep", slept.append)
     idle = Seat(seats[0].testbed, RequestSeries(ModeVariant("sweep"), Length(8), 2.5))
     assert len(list(take_turns([seats[0], idle], 2, 0))) == 4
     assert slept == [2.5, 2.5]

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.load.plan import LoadSettings
-from onesweep.loadtest.workload.caller import Access
-from onesweep.loadtest.workload.prompts import SeededPrompt, seeded_prompts
-from onesweep.loadtest.workload.testbed import Network, Testbed, TestbedSettings
-from onesweep.loadtest.workload.texts import Texts
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.router.topology import local_topology
+from loadtest.load.plan import LoadSettings
+from loadtest.workload.caller import Access
+from loadtest.workload.prompts import SeededPrompt, seeded_prompts
+from loadtest.workload.testbed import Network, Testbed, TestbedSettings
+from loadtest.workload.texts import Texts
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.router.topology import local_topology
 
 MAX_BYTES = 16
 CONTEXT_BYTES = 96

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.loadtest.load.plan import CUT, OK, OPEN, LoadSample, Outcome, Window, outcome_of
-from onesweep.loadtest.load.run import Counts, figures_of, judge
-from onesweep.loadtest.report.table import percentile
+from loadtest.load.plan import CUT, OK, OPEN, LoadSample, Outcome, Window, outcome_of
+from loadtest.load.run import Counts, figures_of, judge
+from loadtest.report.table import percentile
 
 TEXTS = {0: b"right", 1: b"other"}
 WINDOW = Window(100.0, 110.0, 0.5)

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.serving.cli.deployment import MODULE, Deployment
-from onesweep.serving.cli.ports import free_port_block
+from serving.cli.__main__ import main
+from serving.cli.deployment import MODULE, Deployment
+from serving.cli.ports import free_port_block
 from tests.loadtest.conftest import check_refused
 
 QUICK = ["--seconds", "1", "--warm-up-s", "0.2", "--bytes", "16", "--texts", "4"]
@@ -128,6 +128,6 @@ def test_a_mode_that_the_deployment_lacks(router: str, capsys: pytest.CaptureFix
 
 
 def test_locust_is_missing(bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onesweep.loadtest.load.generator.find_spec", lambda name: None)
+    monkeypatch.setattr("loadtest.load.generator.find_spec", lambda name: None)
     assert main(["bench", "loadtest", "--checkpoint", str(bundle)]) == 2
     assert "the load test needs locust: pip install 'onesweep[loadtest]'" in capsys.readouterr().err

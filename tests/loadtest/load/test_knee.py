@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from onesweep.loadtest.load.run import Counts, LoadFigures, LoadResult, climb, knee_note, levels, over_note
+from loadtest.load.run import Counts, LoadFigures, LoadResult, climb, knee_note, levels, over_note
 
 FIGURES = LoadFigures(
     *(Counts(requests=10, right=10), Counts()), *(10.0, 5.0, 640.0, 90.0, 100.0, 110.0, None, None, None, 0.1, {})

@@ -2,10 +2,10 @@
 
 import pytest
 
-from onesweep.loadtest.load.plan import Drained, LoadPlan, LoadSample, Message, Window, from_line, to_line
-from onesweep.loadtest.workload.caller import Access
-from onesweep.loadtest.workload.prompts import SeededPrompt, seeded_prompts
-from onesweep.stages.errors import InputError
+from loadtest.load.plan import Drained, LoadPlan, LoadSample, Message, Window, from_line, to_line
+from loadtest.workload.caller import Access
+from loadtest.workload.prompts import SeededPrompt, seeded_prompts
+from stages.errors import InputError
 
 
 def test_a_plan_goes_through_json() -> None:

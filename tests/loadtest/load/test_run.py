@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.loadtest.load.generator import start_generator
-from onesweep.loadtest.load.plan import LoadPlan, LoadSettings
-from onesweep.loadtest.load.run import result_of, run_load
-from onesweep.loadtest.workload.caller import Access
-from onesweep.loadtest.workload.prompts import SeededPrompt
-from onesweep.loadtest.workload.testbed import AS_FOUND, Network, Testbed
-from onesweep.loadtest.workload.texts import Texts
-from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.errors import ServiceError
+from loadtest.load.generator import start_generator
+from loadtest.load.plan import LoadPlan, LoadSettings
+from loadtest.load.run import result_of, run_load
+from loadtest.workload.caller import Access
+from loadtest.workload.prompts import SeededPrompt
+from loadtest.workload.testbed import AS_FOUND, Network, Testbed
+from loadtest.workload.texts import Texts
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.errors import ServiceError
 
 Settings = Callable[..., LoadSettings]
 

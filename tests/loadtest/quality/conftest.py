@@ -6,7 +6,7 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from onesweep.loadtest.quality.judge import PACKAGES, LanguageModel, open_judge
+from loadtest.quality.judge import PACKAGES, LanguageModel, open_judge
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from onesweep.loadtest.quality.pictures import (
+from loadtest.quality.pictures import (
     accuracy,
     distance_interval,
     frechet_distance,
@@ -15,10 +15,10 @@ from onesweep.loadtest.quality.pictures import (
     save_judge,
     train_judge,
 )
-from onesweep.serving.cli.__main__ import main
-from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.trainer.pictures.data import load_pictures
+from serving.cli.__main__ import main
+from stages.errors import CheckpointError, InputError
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
+from trainer.pictures.data import load_pictures
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.quality.text import Document, cut_prompts, digest, held_out_documents
-from onesweep.stages.errors import InputError
+from loadtest.quality.text import Document, cut_prompts, digest, held_out_documents
+from stages.errors import InputError
 
 TEXT = "".join(f"{i:05d}äöü–" for i in range(3000)).encode()
 DOCUMENT = Document(Path("text"), TEXT)

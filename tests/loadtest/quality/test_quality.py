@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from onesweep.loadtest.quality import text
-from onesweep.loadtest.quality.text import HUMAN, QualityRow, gram_entropy, option_of, ranked
-from onesweep.loadtest.report.table import Estimate
-from onesweep.loadtest.workload.variants import ModeVariant
-from onesweep.serving.cli.__main__ import main
-from onesweep.serving.modes.frontier import read_frontier
-from onesweep.stages.checkpoint.manifest import read_manifest
+from loadtest.quality import text
+from loadtest.quality.text import HUMAN, QualityRow, gram_entropy, option_of, ranked
+from loadtest.report.table import Estimate
+from loadtest.workload.variants import ModeVariant
+from serving.cli.__main__ import main
+from serving.modes.frontier import read_frontier
+from stages.checkpoint.manifest import read_manifest
 
 SIZES = ["--count", "4", "--bytes", "20", "--prompt-bytes", "16"]
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from onesweep.loadtest.quality.judge import LanguageModel
+from loadtest.quality.judge import LanguageModel
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 import pytest
 
-from onesweep.loadtest.workload.caller import Access, add_access_options
-from onesweep.serving.cli.__main__ import main
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.tokens import token_for
+from loadtest.workload.caller import Access, add_access_options
+from serving.cli.__main__ import main
+from stages.errors import InputError
+from stages.wire.tokens import token_for
 
 
 def access(*words: str) -> Access | None:

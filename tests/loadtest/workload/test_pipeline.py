@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.loadtest.workload.pipeline import Pipeline
-from onesweep.stages.checkpoint.checkpoint import load_ar
+from loadtest.workload.pipeline import Pipeline
+from stages.checkpoint.checkpoint import load_ar
 
 
 @torch.inference_mode()

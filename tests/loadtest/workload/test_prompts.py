@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.workload.prompts import BUILT_IN, COPYING, NOVEL, parse_prompts
-from onesweep.stages.errors import InputError
+from loadtest.workload.prompts import BUILT_IN, COPYING, NOVEL, parse_prompts
+from stages.errors import InputError
 
 
 def test_ours_are_enough_different_and_end_where_a_word_does() -> None:

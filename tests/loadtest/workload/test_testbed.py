@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.loadtest.workload.testbed import Network, deployed, ring_topology
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.errors import InputError, ServiceError
+from loadtest.workload.testbed import Network, deployed, ring_topology
+from serving.cli.ports import free_port_block
+from stages.errors import InputError, ServiceError
 
 
 @pytest.mark.slow

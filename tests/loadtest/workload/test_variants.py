@@ -2,8 +2,8 @@
 
 import pytest
 
-from onesweep.loadtest.workload.variants import ModeVariant, at_temperatures, parse_names, parse_variant, parse_variants
-from onesweep.stages.errors import InputError
+from loadtest.workload.variants import ModeVariant, at_temperatures, parse_names, parse_variant, parse_variants
+from stages.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ class Terminal:
     """A process whose standard streams are a terminal that it controls."""
 
     def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, "-P", "-m", "onesweep.serving.cli", *map(str, arguments)]
+        command = [sys.executable, "-P", "-m", "serving.cli", *map(str, arguments)]
         self.process, self._handle = pty.fork()
         if self.process == 0:
             os.execve(command[0], command, {**os.environ, "TERM": "xterm"})

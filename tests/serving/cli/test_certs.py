@@ -9,11 +9,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from onesweep.stages.checkpoint.release_store import SIGNATURES_NAME, ReleaseStore, read_release_manifest
-from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.wire.auth import CLIENT, HOST, ROLES, ROUTER, Identity
-from onesweep.stages.wire.certificates import is_signed, read_signers
-from onesweep.stages.wire.tls import Tls
+from stages.checkpoint.release_store import SIGNATURES_NAME, ReleaseStore, read_release_manifest
+from stages.errors import CheckpointError, InputError
+from stages.wire.auth import CLIENT, HOST, ROLES, ROUTER, Identity
+from stages.wire.certificates import is_signed, read_signers
+from stages.wire.tls import Tls
 
 Run = Callable[..., tuple[int, str, str]]
 

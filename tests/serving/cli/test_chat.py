@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.client.client import Client
+from serving.client.client import Client
 from tests.serving.cli.terminal import Terminal
 from tests.serving.pretrained import ARCHITECTURE, write_model
 
 pytestmark = pytest.mark.slow
 
 Run = Callable[..., tuple[int, str, str]]
-CHAT = [sys.executable, "-P", "-m", "onesweep.serving.cli", "chat"]
+CHAT = [sys.executable, "-P", "-m", "serving.cli", "chat"]
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.serving.cli.commands import Command, find, walk
-from onesweep.serving.cli.completion import SHELLS, script_for
-from onesweep.serving.cli.parser import parser_of
+from serving.cli.commands import Command, find, walk
+from serving.cli.completion import SHELLS, script_for
+from serving.cli.parser import parser_of
 
 LOADED = "print(*sorted({'torch', 'grpc', 'numpy', 'tokenizers'} & set(sys.modules)))"
 ASK = f"""
 import sys
-from onesweep.serving.cli.__main__ import main
+from serving.cli.__main__ import main
 try:
     main(sys.argv[1:])
 except SystemExit as end:
@@ -27,8 +27,8 @@ print()
 """
 ALL = f"""
 import sys
-from onesweep.serving.cli.commands import Command, walk
-from onesweep.serving.cli.parser import parser_of
+from serving.cli.commands import Command, walk
+from serving.cli.parser import parser_of
 for called, node in walk():
     if isinstance(node, Command):
         parser_of(called, node).format_help()

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.cli.deployment import MODULE
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import local_topology
+from serving.cli.deployment import MODULE
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
 from tests.conftest import wait_ready
 from tests.serving.harm import harm_with
 
@@ -176,9 +176,7 @@ def test_ctrl_c_while_a_server_does_not_answer() -> None:
     ],
 )
 def test_a_missing_extra(library: str, arguments: list[str], extra: str) -> None:
-    hidden = (
-        f"import sys; sys.modules[{library!r}] = None; from onesweep.serving.cli.__main__ import main; sys.exit(main())"
-    )
+    hidden = f"import sys; sys.modules[{library!r}] = None; from serving.cli.__main__ import main; sys.exit(main())"
     ended = subprocess.run(
         [sys.executable, "-c", hidden, *arguments], capture_output=True, text=True, timeout=SERVER_S, check=False
     )

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from onesweep.serving.cli import ports
-from onesweep.serving.cli.ports import free_port_block, port_free
+from serving.cli import ports
+from serving.cli.ports import free_port_block, port_free
 
 SHARED = range(32_000, 32_064)
 """So few that two who did not know of each other would meet."""
 OTHER = f"""
 import sys
-from onesweep.serving.cli import ports
+from serving.cli import ports
 ports.PORTS = {SHARED!r}
 print(*(ports.free_port_block(4) for _ in range(4)), flush=True)
 sys.stdin.read()

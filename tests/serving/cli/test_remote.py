@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.serving.cli.deployment import temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import local_topology
+from serving.cli.deployment import temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
 from tests.serving.cli.terminal import Terminal
 from tests.stages.host.test_empty_hosts import described, empty_host
 from tests.stages.importing.published import learnt, write_folder

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from onesweep.serving.cli.deployment import temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.cli.run import ImportCache, is_whole
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import local_topology
-from onesweep.stages.errors import ServiceError
-from onesweep.stages.progress import ProgressLine
+from serving.cli.deployment import temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.cli.run import ImportCache, is_whole
+from serving.client.client import Client
+from serving.router.topology import local_topology
+from stages.errors import ServiceError
+from stages.progress import ProgressLine
 from tests.serving.cli.terminal import Terminal
 from tests.serving.pretrained import write_model
 from tests.stages.importing.published import learnt, write_gguf

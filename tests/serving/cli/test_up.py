@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from onesweep.serving.cli.deployment import MODULE, Deployment, NothingUp, find_deployment, require_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import local_topology
-from onesweep.stages.errors import ServiceError
+from serving.cli.deployment import MODULE, Deployment, NothingUp, find_deployment, require_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
+from stages.errors import ServiceError
 
 pytestmark = pytest.mark.slow
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.cli.deployment import Deployment
-from onesweep.serving.client.client import AsyncClient, Result, RouterError, TextDecoder
-from onesweep.serving.gateway.completions import merged
-from onesweep.serving.router.request import Request
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import InputError
+from serving.cli.deployment import Deployment
+from serving.client.client import AsyncClient, Result, RouterError, TextDecoder
+from serving.gateway.completions import merged
+from serving.router.request import Request
+from serving.v1 import router_pb2
+from stages.errors import InputError
 
 
 @given(st.binary(max_size=60), st.data())
@@ -93,6 +93,6 @@ async def test_calls_of_a_client_that_is_closed_fail(deployment: Deployment) -> 
 
 
 def test_a_client_needs_no_torch() -> None:
-    modules = "onesweep.serving.client.client, serving.cli.serve, serving.cli.deployment"
+    modules = "serving.client.client, serving.cli.serve, serving.cli.deployment"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

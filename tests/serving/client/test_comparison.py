@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.client.client import Result
-from onesweep.serving.client.comparison import Entrant, all_entrants, comparison, named_entrants
-from onesweep.serving.client.result import result_of
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.errors import InputError, printable
+from serving.client.client import Result
+from serving.client.comparison import Entrant, all_entrants, comparison, named_entrants
+from serving.client.result import result_of
+from serving.v1 import router_pb2
+from stages.errors import InputError, printable
 
 Run = Callable[..., tuple[int, str, str]]
 SERVED = ("sweep", "resample", "ar", "local")

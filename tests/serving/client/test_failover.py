@@ -16,17 +16,17 @@ import grpc
 import httpx
 import pytest
 
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client import failover
-from onesweep.serving.client.client import AsyncClient, Client, RouterError
-from onesweep.serving.client.failover import RouterConnection, Turns
-from onesweep.serving.router.request import Request
-from onesweep.serving.router.topology import local_topology
-from onesweep.serving.v1.router_pb2 import GenerateRequest, GenerateResponse, Summary, TokenLogprob
-from onesweep.serving.v1.router_pb2_grpc import RouterServiceStub
-from onesweep.stages.wire.channel import MOST_STREAMS, open_blocking_channel
-from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client import failover
+from serving.client.client import AsyncClient, Client, RouterError
+from serving.client.failover import RouterConnection, Turns
+from serving.router.request import Request
+from serving.router.topology import local_topology
+from serving.v1.router_pb2 import GenerateRequest, GenerateResponse, Summary, TokenLogprob
+from serving.v1.router_pb2_grpc import RouterServiceStub
+from stages.wire.channel import MOST_STREAMS, open_blocking_channel
+from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import until, wait_ready
 from tests.serving.gateway.conftest import run
 

@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from grpc_health.v1 import health_pb2
 
-from onesweep.serving.cli.deployment import Deployment
-from onesweep.serving.client.client import Client
+from serving.cli.deployment import Deployment
+from serving.client.client import Client
 
 pytestmark = pytest.mark.slow
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onesweep.serving.drawing import DEFAULT_GUIDANCE, EXPERT_RULES
-from onesweep.stages.backends import backend_named
-from onesweep.stages.backends.base import PictureRunner
-from onesweep.stages.checkpoint.checkpoint import load_picture_part, load_router_net
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.model.codec import codec_named
-from onesweep.stages.pictures.experts import Consultation, Turn
-from onesweep.stages.pictures.trajectory import DEFAULT_SOLVER, DrawPlan
+from serving.drawing import DEFAULT_GUIDANCE, EXPERT_RULES
+from stages.backends import backend_named
+from stages.backends.base import PictureRunner
+from stages.checkpoint.checkpoint import load_picture_part, load_router_net
+from stages.checkpoint.manifest import read_manifest
+from stages.model.codec import codec_named
+from stages.pictures.experts import Consultation, Turn
+from stages.pictures.trajectory import DEFAULT_SOLVER, DrawPlan
 
 
 @torch.inference_mode()

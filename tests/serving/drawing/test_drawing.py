@@ -16,17 +16,17 @@ import pytest
 import torch
 from PIL import Image
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client, RequestRefused
-from onesweep.serving.client.result import DrawnPictures
-from onesweep.serving.router.topology import local_topology
-from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.checkpoint.checkpoint import load_picture_part
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.pictures.trajectory import DrawPlan, Trajectory, range_sigmas
-from onesweep.stages.wire.channel import open_blocking_channel
+from serving.cli.__main__ import main
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, RequestRefused
+from serving.client.result import DrawnPictures
+from serving.router.topology import local_topology
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.checkpoint.checkpoint import load_picture_part
+from stages.checkpoint.manifest import read_manifest
+from stages.pictures.trajectory import DrawPlan, Trajectory, range_sigmas
+from stages.wire.channel import open_blocking_channel
 from tests.conftest import until
 from tests.serving.gateway.conftest import run
 from tests.serving.releases import doubled

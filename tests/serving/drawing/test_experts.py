@@ -11,12 +11,12 @@ import grpc
 import numpy as np
 import pytest
 
-from onesweep.serving.cli.deployment import temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import AsyncClient, Client, RouterError
-from onesweep.serving.drawing import EXPERT_RULES
-from onesweep.serving.router.topology import Topology, local_topology
-from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from serving.cli.deployment import temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import AsyncClient, Client, RouterError
+from serving.drawing import EXPERT_RULES
+from serving.router.topology import Topology, local_topology
+from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import Servers, until, wait_ready
 from tests.serving.drawing.experts_here import pixel_digests
 from tests.stages.pictures.tiny import tiny_experts

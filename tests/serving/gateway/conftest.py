@@ -14,8 +14,8 @@ import pytest
 from openai import OpenAI
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
-from onesweep.serving.cli.deployment import MODULE, Deployment
-from onesweep.serving.cli.ports import free_port_block
+from serving.cli.deployment import MODULE, Deployment
+from serving.cli.ports import free_port_block
 from tests.conftest import until
 from tests.serving.conftest import describe
 

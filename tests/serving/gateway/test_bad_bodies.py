@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from onesweep.serving.gateway.fields import MAX_CHOICES
-from onesweep.serving.gateway.middleware import MAX_BODY_BYTES
-from onesweep.stages.host.schema_check import OF_CALLS
+from serving.gateway.fields import MAX_CHOICES
+from serving.gateway.middleware import MAX_BODY_BYTES
+from stages.host.schema_check import OF_CALLS
 
 JSON = {"content-type": "application/json"}
 PATHS = ("/v1/completions", "/v1/chat/completions", "/api/race")

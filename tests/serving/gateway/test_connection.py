@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.gateway import app, middleware
-from onesweep.serving.gateway.app import make_app, run_gateway
-from onesweep.serving.gateway.middleware import SECURITY_HEADERS, HttpCounters
-from onesweep.serving.gateway.settings import HttpSettings
-from onesweep.stages.wire import web_server
+from serving.cli.ports import free_port_block
+from serving.gateway import app, middleware
+from serving.gateway.app import make_app, run_gateway
+from serving.gateway.middleware import SECURITY_HEADERS, HttpCounters
+from serving.gateway.settings import HttpSettings
+from stages.wire import web_server
 from tests.conftest import until
 
 LIVE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

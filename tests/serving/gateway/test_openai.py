@@ -10,8 +10,8 @@ import openai as api
 import pytest
 from openai import OpenAI
 
-from onesweep.serving.cli.deployment import Deployment
-from onesweep.serving.client.client import Client
+from serving.cli.deployment import Deployment
+from serving.client.client import Client
 from tests.conftest import until
 from tests.serving.conftest import sessions
 

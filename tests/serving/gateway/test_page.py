@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from onesweep.serving.client.client import Client
+from serving.client.client import Client
 
 pytestmark = pytest.mark.slow
 

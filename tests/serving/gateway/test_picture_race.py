@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
-from onesweep.serving.cli.deployment import temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import local_topology
+from serving.cli.deployment import temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import local_topology
 from tests.serving.gateway.conftest import run
 from tests.serving.gateway.test_race import told
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle

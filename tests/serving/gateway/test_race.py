@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from onesweep.serving.cli.deployment import Deployment
-from onesweep.serving.client.client import AsyncClient, Result
-from onesweep.serving.v1 import router_pb2
+from serving.cli.deployment import Deployment
+from serving.client.client import AsyncClient, Result
+from serving.v1 import router_pb2
 from tests.conftest import until
 from tests.serving.conftest import sessions
 

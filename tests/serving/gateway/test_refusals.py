@@ -11,9 +11,9 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from openai import OpenAI
 
-from onesweep.serving.client.client import SERVICE
-from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.wire.status import RETRY_AFTER, STATUS_MARK
+from serving.client.client import SERVICE
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.wire.status import RETRY_AFTER, STATUS_MARK
 from tests.serving.gateway.conftest import run
 
 ASKED: dict[str, Any] = {"model": "onesweep-ar", "prompt": "a", "max_tokens": 4}

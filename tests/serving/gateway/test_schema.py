@@ -8,7 +8,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi import checks
 
-from onesweep.serving.modes import MODES
+from serving.modes import MODES
 from tests.serving.gateway.conftest import Gateway
 
 CHECKS = [

@@ -9,7 +9,7 @@ import openai as api
 import pytest
 from openai import OpenAI
 
-from onesweep.stages.model.llama import LlamaStage
+from stages.model.llama import LlamaStage
 from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import ids, text_of, write_model, written
 

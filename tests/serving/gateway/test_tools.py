@@ -11,7 +11,7 @@ import openai as api
 import pytest
 from openai import OpenAI
 
-from onesweep.serving.gateway.calls import CallReader
+from serving.gateway.calls import CallReader
 from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import ARCHITECTURE, TEMPLATE, ids, write_model
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.modes.ar import check_symbols
-from onesweep.serving.modes.base import Generation
-from onesweep.stages.model.vocabulary import BYTES
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError
+from serving.modes.ar import check_symbols
+from serving.modes.base import Generation
+from stages.model.vocabulary import BYTES
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
 
 
 def told(nats: Any = (-1.0, -2.0), top: bytes = b"xyxy", top_nats: Any = (-1.0, -2.0) * 2) -> stage_pb2.Logprobs:

@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.client.client import Client, RequestRefused, Result
-from onesweep.serving.modes.frontier import Frontier, Option
-from onesweep.stages.checkpoint.manifest import read_manifest
+from serving.client.client import Client, RequestRefused, Result
+from serving.modes.frontier import Frontier, Option
+from stages.checkpoint.manifest import read_manifest
 from tests.conftest import until, wait_ready
 
 Run = Callable[..., tuple[int, str, str]]
@@ -101,8 +101,8 @@ def test_a_budget_keeps_out_what_takes_longer(serve: Callable[..., Client]) -> N
 
 
 def test_a_lost_host_leaves_the_local_model(scored: Path, tmp_path: Path, servers: Any) -> None:
-    from onesweep.serving.cli.ports import free_port_block
-    from onesweep.serving.router.topology import local_topology
+    from serving.cli.ports import free_port_block
+    from serving.router.topology import local_topology
 
     topology = local_topology(2, 3, scored, free_port_block(3) + 1)
     hosts = servers.hosts(topology, scored)

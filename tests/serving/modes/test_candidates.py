@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.modes.base import Generation
-from onesweep.serving.modes.candidates import Branches, Candidates, ImportanceWeights, draw, read_scores, weigh
-from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
-from onesweep.serving.modes.local import LocalMode
-from onesweep.serving.modes.tokenizer import NO_TOKENIZERS
-from onesweep.serving.router.accounting import Account
-from onesweep.stages.checkpoint.checkpoint import load_ar
-from onesweep.stages.wire.status import StatusError
+from serving.modes.base import Generation
+from serving.modes.candidates import Branches, Candidates, ImportanceWeights, draw, read_scores, weigh
+from serving.modes.drafters.local_model import LocalModel, LocalSequence
+from serving.modes.local import LocalMode
+from serving.modes.tokenizer import NO_TOKENIZERS
+from serving.router.accounting import Account
+from stages.checkpoint.checkpoint import load_ar
+from stages.wire.status import StatusError
 
 TEXT = b"The sea was calm. The sea was "
 

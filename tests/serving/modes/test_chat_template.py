@@ -2,8 +2,8 @@
 
 import pytest
 
-from onesweep.serving.modes.chat_template import ChatTemplate, TemplateProblem
-from onesweep.stages.errors import CheckpointError
+from serving.modes.chat_template import ChatTemplate, TemplateProblem
+from stages.errors import CheckpointError
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.modes.auto import choose
-from onesweep.serving.modes.frontier import Option
-from onesweep.serving.modes.latency_model import Forecast
+from serving.modes.auto import choose
+from serving.modes.frontier import Option
+from serving.modes.latency_model import Forecast
 
 
 def forecast(bits: float, ms: float, over: float = 1.0) -> Forecast:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.modes.frontier import Frontier, Option, read_frontier
-from onesweep.stages.errors import InputError
+from serving.modes.frontier import Frontier, Option, read_frontier
+from stages.errors import InputError
 
 COSTS = {"output_symbols": 256, "host_ms": 90.0, "router_ms": 30.0, "wire_bytes": 9000.0}
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.modes.frontier import Option
-from onesweep.serving.modes.latency_model import HANDLING_MS, UNIT_MS, LatencyModel, TripOverhead
-from onesweep.serving.router.accounting import Account
+from serving.modes.frontier import Option
+from serving.modes.latency_model import HANDLING_MS, UNIT_MS, LatencyModel, TripOverhead
+from serving.router.accounting import Account
 
 RESAMPLE = Option("resample", (("chunk", 32),), 2.0, 256, 8, 8, 160.0, 80.0, 400_000)
 AR = Option("ar", (), 2.0, 256, 256, 256, 256.0, 0.0, 80_000)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from onesweep.serving.modes.drafters.local_model import LocalModel, drafter_problem, read_local_model
-from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER
-from onesweep.stages.checkpoint.checkpoint import load_stage
-from onesweep.stages.checkpoint.manifest import read_manifest
+from serving.modes.drafters.local_model import LocalModel, drafter_problem, read_local_model
+from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
+from serving.modes.tokenizer import BYTE_TOKENIZER
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.manifest import read_manifest
 from tests.serving.pretrained import DRAFTER, write_model
 
 TEXT = [7, 40, 40, 201, 9]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.client.client import Client, RequestRefused, Result
-from onesweep.serving.modes import scored
-from onesweep.serving.modes.candidates import Branches
-from onesweep.serving.modes.drafters.local_model import LocalModel
+from serving.client.client import Client, RequestRefused, Result
+from serving.modes import scored
+from serving.modes.candidates import Branches
+from serving.modes.drafters.local_model import LocalModel
 
 PROMPT = b"The sea was calm. The sea was "
 

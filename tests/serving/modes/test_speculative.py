@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.client.client import Client, RequestRefused, Result
-from onesweep.serving.modes import speculative
-from onesweep.stages.model.draft_tree import Draft, DraftPlan
+from serving.client.client import Client, RequestRefused, Result
+from serving.modes import speculative
+from stages.model.draft_tree import Draft, DraftPlan
 
 PROMPTS = (b"x", b"The sea was calm. The sea was ", bytes((7 * i) % 128 for i in range(200)))
 OUTPUT = 33

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.modes.tokenizer import StopCutter
+from serving.modes.tokenizer import StopCutter
 
 few = st.binary(max_size=40).map(lambda raw: bytes(b"abc"[byte % 3] for byte in raw))
 stops = st.lists(few.filter(bool).map(lambda raw: raw[:4]), max_size=4)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.client.client import Client, RequestRefused, Result
-from onesweep.serving.modes.drafters.local_model import LocalModel
-from onesweep.stages.model.llama import LlamaStage
+from serving.client.client import Client, RequestRefused, Result
+from serving.modes.drafters.local_model import LocalModel
+from stages.model.llama import LlamaStage
 from tests.serving.pretrained import ARCHITECTURE, DRAFTER, ids, panicking, text_of, write_model, written
 from tests.stages.model.tiny_llama import BFLOAT16
 

@@ -10,16 +10,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from onesweep.serving.modes.chat_template import ChatTemplate
-from onesweep.serving.modes.pretrained_tokenizer import UNKNOWN, PretrainedTokenizer, read_pretrained_tokenizer
-from onesweep.serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.host.grammar import _token_tokenizer
-from onesweep.stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
-from onesweep.stages.importing.source import probe_tokens
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.wire.status import StatusError
+from serving.modes.chat_template import ChatTemplate
+from serving.modes.pretrained_tokenizer import UNKNOWN, PretrainedTokenizer, read_pretrained_tokenizer
+from serving.modes.tokenizer import BYTE_TOKENIZER, Message, OutputText
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
+from stages.host.grammar import _token_tokenizer
+from stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
+from stages.importing.source import probe_tokens
+from stages.model.vocabulary import Alphabet
+from stages.wire.status import StatusError
 from tests.serving.pretrained import ALPHABET, ARCHITECTURE, panicking, tokenizer, write_model
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.stages.host.host import Host
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import copy_of
-from onesweep.stages.wire.status import StatusError
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from stages.host.host import Host
+from stages.v1 import stage_pb2
+from stages.wire.messages import copy_of
+from stages.wire.status import StatusError
 from tests.conftest import wait_ready
 from tests.serving.releases import doubled
 

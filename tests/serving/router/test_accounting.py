@@ -6,13 +6,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from onesweep.serving.cli.deployment import Deployment
-from onesweep.serving.client.client import Client
-from onesweep.serving.modes.candidates import Candidates, ImportanceWeights
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.topology import HostEntry
-from onesweep.stages.model.codec import codec_named
-from onesweep.stages.v1 import stage_pb2
+from serving.cli.deployment import Deployment
+from serving.client.client import Client
+from serving.modes.candidates import Candidates, ImportanceWeights
+from serving.router.accounting import Account
+from serving.router.topology import HostEntry
+from stages.model.codec import codec_named
+from stages.v1 import stage_pb2
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from onesweep.serving.router.admission import DAY_S, Admission
-from onesweep.serving.router.settings import AdmissionSettings
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tokens import ANYBODY, Key
+from serving.router.admission import DAY_S, Admission
+from serving.router.settings import AdmissionSettings
+from stages.wire.status import StatusError
+from stages.wire.tokens import ANYBODY, Key
 
 PATIENT_S = 30.0
 ALICE, BOB, CAROL = Key("alice"), Key("bob"), Key("carol")
@@ -205,7 +205,7 @@ async def test_requests_at_once() -> None:
 
 async def test_bytes_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [DAY_S * 20_000 + 10.0]
-    monkeypatch.setattr("onesweep.serving.router.admission.time.time", lambda: now[0])
+    monkeypatch.setattr("serving.router.admission.time.time", lambda: now[0])
     gate, key = admission(8), Key("alice", bytes_per_day=100)
     async with gate.enter(key, 80) as ticket:
         assert "20 are left until midnight UTC, and 21 were asked for" in str(await refused(gate, key, 21))

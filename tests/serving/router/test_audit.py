@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from onesweep.serving.client.client import Client, RouterError
-from onesweep.serving.router.answer import AuditedAnswer, same_result, same_results
-from onesweep.serving.router.audit import CLEARED_AFTER, Auditor, Suspicion, alike
-from onesweep.serving.router.paths import Attempt, HostLink
-from onesweep.serving.router.ring import Ring
-from onesweep.serving.router.topology import HostEntry
-from onesweep.stages.host.host import Host
-from onesweep.stages.model.codec import StateCodec, codec_named, hidden_codec
-from onesweep.stages.model.vocabulary import BYTES
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import copy_of, hidden_rows, work_of
+from serving.client.client import Client, RouterError
+from serving.router.answer import AuditedAnswer, same_result, same_results
+from serving.router.audit import CLEARED_AFTER, Auditor, Suspicion, alike
+from serving.router.paths import Attempt, HostLink
+from serving.router.ring import Ring
+from serving.router.topology import HostEntry
+from stages.host.host import Host
+from stages.model.codec import StateCodec, codec_named, hidden_codec
+from stages.model.vocabulary import BYTES
+from stages.v1 import stage_pb2
+from stages.wire.messages import copy_of, hidden_rows, work_of
 from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe
 from tests.serving.releases import all_ready, doubled

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from onesweep.serving.modes.candidates import check_scores
-from onesweep.stages.model import scoring
-from onesweep.stages.v1 import stage_pb2
+from serving.modes.candidates import check_scores
+from stages.model import scoring
+from stages.v1 import stage_pb2
 from tests.serving.router.test_session import Answer, tried
 from tests.stages.hops import step
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.cli.deploy import deploy, read_release, roll_back
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import AsyncClient, Client, RouterError
-from onesweep.serving.router.topology import local_topology
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.checkpoint.release_store import read_release_manifest
-from onesweep.stages.checkpoint.release_transfer import offer_of
-from onesweep.stages.errors import OnesweepError
-from onesweep.stages.v1 import stage_pb2
+from serving.cli.deploy import deploy, read_release, roll_back
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import AsyncClient, Client, RouterError
+from serving.router.topology import local_topology
+from serving.v1 import router_pb2
+from stages.checkpoint.release_store import read_release_manifest
+from stages.checkpoint.release_transfer import offer_of
+from stages.errors import OnesweepError
+from stages.v1 import stage_pb2
 from tests.conftest import until
 from tests.serving.conftest import describe
 from tests.serving.harm import harm_with

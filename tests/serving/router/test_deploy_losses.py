@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client
-from onesweep.serving.router.topology import HostEntry, Topology
-from onesweep.stages.checkpoint.release_store import read_release_manifest
-from onesweep.stages.host.host import HostSettings
-from onesweep.stages.host.server import StageServer, StageSettings
+from serving.cli.ports import free_port_block
+from serving.client.client import Client
+from serving.router.topology import HostEntry, Topology
+from stages.checkpoint.release_store import read_release_manifest
+from stages.host.host import HostSettings
+from stages.host.server import StageServer, StageSettings
 from tests.conftest import until, wait_ready
 from tests.serving.releases import Texts, answer
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.router.discovery import await_topology, entries_of, fitting, follow_hosts
-from onesweep.serving.router.topology import MAX_HOSTS, HostEntry, Topology
-from onesweep.stages.errors import ServiceError
-from onesweep.stages.host.host import HostSettings
-from onesweep.stages.host.server import StageServer, StageSettings
-from onesweep.stages.wire.flags import open_registry
-from onesweep.stages.wire.registry import Registration, RegistrySettings, parse_url
-from onesweep.stages.wire.tls import LOOPBACK_ONLY
+from serving.router.discovery import await_topology, entries_of, fitting, follow_hosts
+from serving.router.topology import MAX_HOSTS, HostEntry, Topology
+from stages.errors import ServiceError
+from stages.host.host import HostSettings
+from stages.host.server import StageServer, StageSettings
+from stages.wire.flags import open_registry
+from stages.wire.registry import Registration, RegistrySettings, parse_url
+from stages.wire.tls import LOOPBACK_ONLY
 from tests.conftest import eventually, jobs, until
 
 pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")

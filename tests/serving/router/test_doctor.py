@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.router.doctor import Diagnosis, Endpoint, MeasuredLink, Report, judge
-from onesweep.serving.router.topology import Topology, local_topology
+from serving.cli.__main__ import main
+from serving.cli.ports import free_port_block
+from serving.router.doctor import Diagnosis, Endpoint, MeasuredLink, Report, judge
+from serving.router.topology import Topology, local_topology
 from tests.conftest import until, wait_ready
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.deployment import Deployment
-from onesweep.serving.client.client import Client, Result, RouterError
+from serving.cli.deployment import Deployment
+from serving.client.client import Client, Result, RouterError
 from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe, sessions
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.client.client import AsyncClient, Client, RequestRefused, Result
-from onesweep.stages.host.drafter import HeadDrafter
+from serving.client.client import AsyncClient, Client, RequestRefused, Result
+from stages.host.drafter import HeadDrafter
 from tests.serving.pretrained import add_random_draft_head, write_model
 
 PROMPT = "the old man said that the sea"

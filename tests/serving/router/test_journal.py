@@ -5,9 +5,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.router.journal import Journal
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.v1 import stage_pb2
+from serving.router.journal import Journal
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
 from tests.stages.hops import step
 
 

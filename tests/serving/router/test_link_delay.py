@@ -6,14 +6,14 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client, RequestRefused
-from onesweep.serving.router.server import run_router
-from onesweep.serving.router.settings import RouterSettings
-from onesweep.serving.router.topology import Topology, local_topology
-from onesweep.stages.errors import InputError
-from onesweep.stages.limits import MAX_LINK_MS
-from onesweep.stages.wire.tls import Security
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, RequestRefused
+from serving.router.server import run_router
+from serving.router.settings import RouterSettings
+from serving.router.topology import Topology, local_topology
+from stages.errors import InputError
+from stages.limits import MAX_LINK_MS
+from stages.wire.tls import Security
 from tests.conftest import wait_ready
 
 PROMPT = "The sea was calm. The sea was "

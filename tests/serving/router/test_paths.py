@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.router.paths import SUSPECT_S, HostLink, Suspects, best_path
-from onesweep.serving.router.topology import HostEntry
-from onesweep.stages.host.parts import weights_of
-from onesweep.stages.v1 import stage_pb2
+from serving.router.paths import SUSPECT_S, HostLink, Suspects, best_path
+from serving.router.topology import HostEntry
+from stages.host.parts import weights_of
+from stages.v1 import stage_pb2
 
 
 class Relay:

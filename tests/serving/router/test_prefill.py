@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.client.client import Client
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import AnyWork, Work, work_of
+from serving.client.client import Client
+from stages.v1 import stage_pb2
+from stages.wire.messages import AnyWork, Work, work_of
 from tests.serving.router.conftest import Loss
 from tests.serving.router.test_session import tried
 from tests.stages.hops import step

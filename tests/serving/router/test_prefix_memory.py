@@ -9,13 +9,13 @@ import grpc
 import pytest
 import torch
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client, Result
-from onesweep.serving.router.topology import Topology, local_topology
-from onesweep.stages.host.prefixes import PrefixStore
-from onesweep.stages.model.prefill import ATTEND_POSITIONS
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, Result
+from serving.router.topology import Topology, local_topology
+from stages.host.prefixes import PrefixStore
+from stages.model.prefill import ATTEND_POSITIONS
+from stages.wire.status import StatusError
+from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import until, wait_ready
 
 TALE = "The sea was calm, and the ship lay still. " * 7

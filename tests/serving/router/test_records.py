@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client, RequestRefused, Result
-from onesweep.serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RouterCounters
-from onesweep.serving.router.topology import local_topology
-from onesweep.serving.v1 import router_pb2
-from onesweep.stages.host.metrics import STAGE_METRICS
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, RequestRefused, Result
+from serving.router.records import ROUTER_METRICS, UNKNOWN_MODE, RouterCounters
+from serving.router.topology import local_topology
+from serving.v1 import router_pb2
+from stages.host.metrics import STAGE_METRICS
 from tests.conftest import until
 
 SECRET = "Xyzzy"

@@ -10,13 +10,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from onesweep.serving.router import rollout as bearer
-from onesweep.serving.router.paths import HostLink
-from onesweep.serving.router.rollout import drop, load, store
-from onesweep.serving.router.topology import HostEntry
-from onesweep.stages.checkpoint.release_store import ReleaseManifest, read_release_manifest
-from onesweep.stages.v1 import stage_pb2_grpc
-from onesweep.stages.wire.status import StatusError
+from serving.router import rollout as bearer
+from serving.router.paths import HostLink
+from serving.router.rollout import drop, load, store
+from serving.router.topology import HostEntry
+from stages.checkpoint.release_store import ReleaseManifest, read_release_manifest
+from stages.v1 import stage_pb2_grpc
+from stages.wire.status import StatusError
 
 CONTENTS = ReleaseManifest({"ar": b"{}"})
 TAKEN_OUT = "host paris at .* was taken out of the ring meanwhile: deploy again"

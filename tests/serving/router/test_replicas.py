@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.cli.deployment import Deployment, temporary_deployment
-from onesweep.serving.client.client import Client, Result
-from onesweep.stages.host.host import Host
+from serving.cli.deployment import Deployment, temporary_deployment
+from serving.client.client import Client, Result
+from stages.host.host import Host
 from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe
 from tests.serving.releases import all_ready, doubled

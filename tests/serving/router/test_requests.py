@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client, Result, RouterError
-from onesweep.serving.modes.drafters.local_model import SYMBOLS_PER_TURN
-from onesweep.serving.router import paths as links
-from onesweep.serving.router.paths import HostLink
-from onesweep.serving.router.topology import HostEntry, local_topology
-from onesweep.stages.v1 import stage_pb2
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, Result, RouterError
+from serving.modes.drafters.local_model import SYMBOLS_PER_TURN
+from serving.router import paths as links
+from serving.router.paths import HostLink
+from serving.router.topology import HostEntry, local_topology
+from stages.v1 import stage_pb2
 from tests.conftest import wait_ready
 
 PROMPT = b"The sea was calm. The sea was "

@@ -12,18 +12,18 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.paths import HostLink
-from onesweep.serving.router.ring import Ring, RingView
-from onesweep.serving.router.session import Session
-from onesweep.serving.router.topology import HostEntry, Topology, local_topology
-from onesweep.stages.host.next_hosts import MOST_TOGETHER, Subscribers
-from onesweep.stages.host.server import SERVICE
-from onesweep.stages.host.sessions import SessionStore
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.channel import new_server
-from onesweep.stages.wire.status import MOST_PARTS
+from serving.cli.ports import free_port_block
+from serving.router.accounting import Account
+from serving.router.paths import HostLink
+from serving.router.ring import Ring, RingView
+from serving.router.session import Session
+from serving.router.topology import HostEntry, Topology, local_topology
+from stages.host.next_hosts import MOST_TOGETHER, Subscribers
+from stages.host.server import SERVICE
+from stages.host.sessions import SessionStore
+from stages.v1 import stage_pb2
+from stages.wire.channel import new_server
+from stages.wire.status import MOST_PARTS
 from tests.conftest import eventually
 from tests.stages.hops import step
 

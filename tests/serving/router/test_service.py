@@ -11,16 +11,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.serving.cli.deployment import Deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client, Result, RouterError
-from onesweep.serving.router.active_release import ActiveRelease
-from onesweep.serving.router.ring import Ring
-from onesweep.serving.router.server import SERVICE, _first
-from onesweep.serving.router.settings import RouterSettings
-from onesweep.serving.router.topology import local_topology
-from onesweep.stages.checkpoint.release_store import ReleaseStore, read_release_manifest
-from onesweep.stages.wire.channel import open_blocking_channel
+from serving.cli.deployment import Deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, Result, RouterError
+from serving.router.active_release import ActiveRelease
+from serving.router.ring import Ring
+from serving.router.server import SERVICE, _first
+from serving.router.settings import RouterSettings
+from serving.router.topology import local_topology
+from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
+from stages.wire.channel import open_blocking_channel
 from tests.conftest import until, wait_ready
 
 Run = Callable[..., tuple[int, str, str]]
@@ -100,7 +100,7 @@ def test_the_demo_shows_every_mode(
     bundles: Path, deployment: Deployment, onesweep: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = contextlib.nullcontext(deployment)
-    monkeypatch.setattr("onesweep.serving.cli.demo.temporary_deployment", lambda topology, checkpoint, waiting: there)
+    monkeypatch.setattr("serving.cli.demo.temporary_deployment", lambda topology, checkpoint, waiting: there)
     code, out, err = onesweep("demo", bundles / "own", "--prompt", "The sea ")
     assert code == 0, out + err
     assert "The weights are tiny" in out

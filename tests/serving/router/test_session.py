@@ -8,19 +8,19 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.router.accounting import Account
-from onesweep.serving.router.answer import AuditedAnswer
-from onesweep.serving.router.audit import Auditor
-from onesweep.serving.router.paths import Attempt, HostLink, HostPath
-from onesweep.serving.router.ring import HEDGE_SHARE, HEDGES, LEAST_S, MOST_REPLAYS, Hedging, Ring, RingView
-from onesweep.serving.router.session import Check, Session
-from onesweep.serving.router.settings import RingSettings
-from onesweep.serving.router.topology import HostEntry
-from onesweep.stages.host.schema_check import NOT_FOLLOWED
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import Relay, Settled
-from onesweep.stages.wire.messages import AnyWork, Work, work_of
-from onesweep.stages.wire.status import StatusError
+from serving.router.accounting import Account
+from serving.router.answer import AuditedAnswer
+from serving.router.audit import Auditor
+from serving.router.paths import Attempt, HostLink, HostPath
+from serving.router.ring import HEDGE_SHARE, HEDGES, LEAST_S, MOST_REPLAYS, Hedging, Ring, RingView
+from serving.router.session import Check, Session
+from serving.router.settings import RingSettings
+from serving.router.topology import HostEntry
+from stages.host.schema_check import NOT_FOLLOWED
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import Relay, Settled
+from stages.wire.messages import AnyWork, Work, work_of
+from stages.wire.status import StatusError
 from tests.stages.hops import step
 
 CODE = grpc.StatusCode

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.router.topology import HostEntry, local_topology, read_topology
-from onesweep.stages.errors import InputError, TopologyError
+from serving.router.topology import HostEntry, local_topology, read_topology
+from stages.errors import InputError, TopologyError
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.deployment import Deployment
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.client.client import Client, RequestRefused, RouterError
-from onesweep.serving.router.topology import local_topology
-from onesweep.serving.v1 import router_pb2, router_pb2_grpc
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.wire.channel import open_blocking_channel
+from serving.cli.deployment import Deployment
+from serving.cli.ports import free_port_block
+from serving.client.client import Client, RequestRefused, RouterError
+from serving.router.topology import local_topology
+from serving.v1 import router_pb2, router_pb2_grpc
+from stages.checkpoint.manifest import read_manifest
+from stages.wire.channel import open_blocking_channel
 from tests.conftest import until
 
 Run = Callable[..., tuple[int, str, str]]

@@ -2,11 +2,11 @@
 
 import torch
 
-from onesweep.stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
-from onesweep.stages.model.architecture import VOCABULARY
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.pipeline import ArStage, new_caches
+from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
+from stages.model.architecture import VOCABULARY
+from stages.model.block import Block
+from stages.model.layers import LayerCache
+from stages.model.pipeline import ArStage, new_caches
 
 
 def filled(part: Block | ArStage, past: int, room: int, generator: torch.Generator) -> list[LayerCache]:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.stages.backends import BACKENDS, attention, backend_named
-from onesweep.stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, GrowingPiece, StageRunner
-from onesweep.stages.backends.packed_llama import Int8Product, Product
-from onesweep.stages.backends.rows import independent_rows
-from onesweep.stages.backends.runner_checks import OneAtATime, StageProbe
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
-from onesweep.stages.model.pipeline import new_caches
+from stages.backends import BACKENDS, attention, backend_named
+from stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, GrowingPiece, StageRunner
+from stages.backends.packed_llama import Int8Product, Product
+from stages.backends.rows import independent_rows
+from stages.backends.runner_checks import OneAtATime, StageProbe
+from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.pipeline import new_caches
 from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages
 
 SHAPES: tuple[LlamaArchitecture, ...] = (
@@ -168,7 +168,7 @@ def test_products_in_integers_are_close_on_every_processor_and_the_same_in_any_c
     """Without VNNI the products of the largest numbers of 8 bits would not fit."""
     program = """
 import torch
-from onesweep.stages.backends.packed_llama import rounded_product
+from stages.backends.packed_llama import rounded_product
 generator = torch.Generator().manual_seed(0)
 linear = torch.nn.Linear(192, 320)
 torch.nn.init.normal_(linear.weight, generator=generator)

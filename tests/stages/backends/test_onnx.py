@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from onesweep.stages.backends import TorchBackend, backend_named
-from onesweep.stages.backends.base import Backend, CleanPiece
-from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.pipeline import ArModel
+from stages.backends import TorchBackend, backend_named
+from stages.backends.base import Backend, CleanPiece
+from stages.errors import CheckpointError, InputError
+from stages.model.architecture import Architecture
+from stages.model.pipeline import ArModel
 from tests.stages.backends.conftest import clean_piece, noisy_piece
 from tests.stages.conftest import make_ar, make_block
 
@@ -75,7 +75,7 @@ def test_guesses_are_read_as_if_they_came_byte_by_byte(backend, width: int) -> N
 
 # What can go wrong
 def test_an_export_that_does_not_match_is_refused(exact, monkeypatch) -> None:
-    graph = importlib.import_module("onesweep.stages.backends.onnx_graphs")
+    graph = importlib.import_module("stages.backends.onnx_graphs")
     monkeypatch.setattr(graph.Graph, "norm", lambda self, x, norm, weight=None: x)
     for make in (lambda: exact.block(make_block()), lambda: exact.stage(make_ar().stages[1])):
         with pytest.raises(CheckpointError, match="an ONNX export that does not match") as caught:
@@ -84,7 +84,7 @@ def test_an_export_that_does_not_match_is_refused(exact, monkeypatch) -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch) -> None:
-    for name in ("onesweep.stages.backends.onnx", "onnxruntime"):
+    for name in ("stages.backends.onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(InputError, match=r"pip install 'onesweep\[onnx\]'"):
         backend_named("onnxruntime")

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from onesweep.stages.backends import TorchBackend
-from onesweep.stages.backends.base import BlockRunner, CleanPiece, NoisyPiece, StageRunner
-from onesweep.stages.backends.packed import PackedBlock, PackedStage
-from onesweep.stages.backends.runner_checks import OneAtATime, check_rows, checked
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Block, Codes
-from onesweep.stages.model.pipeline import ArModel, ArStage
+from stages.backends import TorchBackend
+from stages.backends.base import BlockRunner, CleanPiece, NoisyPiece, StageRunner
+from stages.backends.packed import PackedBlock, PackedStage
+from stages.backends.runner_checks import OneAtATime, check_rows, checked
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.pipeline import ArModel, ArStage
 from tests.stages.backends.conftest import branch_piece, clean_piece, noisy_piece
 from tests.stages.conftest import make_ar, make_block
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.stages.backends.packed import PackedBlock, PackedStage
-from onesweep.stages.backends.packed_llama import Product
-from onesweep.stages.backends.rows import FEWEST_ROWS, LANES, ROWS_TOGETHER, Rows, groups, independent_rows, padded
+from stages.backends.packed import PackedBlock, PackedStage
+from stages.backends.packed_llama import Product
+from stages.backends.rows import FEWEST_ROWS, LANES, ROWS_TOGETHER, Rows, groups, independent_rows, padded
 from tests.stages.conftest import make_ar, make_block
 
 
@@ -76,9 +76,9 @@ def test_a_large_matrix_is_laid_out_in_blocks(monkeypatch: pytest.MonkeyPatch, s
         return made
 
     whole = Product(linear(weight.clone()))(x)
-    monkeypatch.setattr("onesweep.stages.backends.packed_llama.BLOCK_BYTES", 1 << 18)
+    monkeypatch.setattr("stages.backends.packed_llama.BLOCK_BYTES", 1 << 18)
     given, backs = list[int](), weight.clone()
-    monkeypatch.setattr("onesweep.stages.backends.packed_llama.give_back", lambda block: given.append(len(block)))
+    monkeypatch.setattr("stages.backends.packed_llama.give_back", lambda block: given.append(len(block)))
     product = Product(linear(backs if shared else weight.clone()))
     assert product(x).equal(whole)
     if Product.is_packed:

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
-from onesweep.stages.backends.base import Denoised
-from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
-from onesweep.stages.errors import CodecError
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.codec import Fp32, Int8, StateCodec
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.prefill import READ_POSITIONS
-from onesweep.stages.model.randomness import Purpose, normals, sample_symbols
-from onesweep.stages.model.samplers import step_sigmas
-from onesweep.stages.model.vocabulary import BYTES
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.base import Denoised
+from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from stages.errors import CodecError
+from stages.model.block import Block
+from stages.model.codec import Fp32, Int8, StateCodec
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import new_caches
+from stages.model.prefill import READ_POSITIONS
+from stages.model.randomness import Purpose, normals, sample_symbols
+from stages.model.samplers import step_sigmas
+from stages.model.vocabulary import BYTES
 from tests.stages.conftest import make_chain
 
 PROMPT = b"A prompt of some bytes."

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.inspect import verify
-from onesweep.stages.checkpoint.release_store import read_release_manifest, release_files
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.host.parts import plan_host
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.inspect import verify
+from stages.checkpoint.release_store import read_release_manifest, release_files
+from stages.errors import CheckpointError
+from stages.host.parts import plan_host
 
 
 def linked(directory: Path, **folders: Path) -> Path:

@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
-from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
-from onesweep.stages.checkpoint.checkpoint import (
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from stages.checkpoint.checkpoint import (
     load_ar,
     load_chain,
     save_ar,
     write_manifest,
 )
-from onesweep.stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Block
-from onesweep.stages.model.codec import Int8
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import ArModel, new_caches
-from onesweep.stages.model.vocabulary import BYTES
+from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from stages.errors import CheckpointError
+from stages.model.architecture import Architecture
+from stages.model.block import Block
+from stages.model.codec import Int8
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel, new_caches
+from stages.model.vocabulary import BYTES
 from tests.stages.checkpoints import ALL, Copy, load, part_file
 from tests.stages.conftest import forge, make_ar
 
@@ -122,7 +122,7 @@ MEASURE = """
     import sys
     import torch
     from pathlib import Path
-    from onesweep.stages.checkpoint.checkpoint import load_stage
+    from stages.checkpoint.checkpoint import load_stage
 
     torch.set_num_threads(1)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.stages.checkpoint.checkpoint import load_block, load_stage
-from onesweep.stages.checkpoint.inspect import describe, record, verify
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError
+from stages.checkpoint.checkpoint import load_block, load_stage
+from stages.checkpoint.inspect import describe, record, verify
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
 from tests.stages.conftest import edit_manifest
 
 Copy = Callable[[str], Path]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Codes
-from onesweep.stages.model.partition import NoisePartition
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
+from stages.errors import CheckpointError
+from stages.model.architecture import Architecture
+from stages.model.block import Codes
+from stages.model.partition import NoisePartition
 
 PART = Part("block-0-0123456789ab.safetensors", "0" * 64, 200_000, {"next_byte_nats": 2.25})
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.checkpoint.gate import (
+from stages.checkpoint.gate import (
     PROBE_TEXT,
     probe_block,
     probe_bytes,
 )
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.randomness import Purpose, normals
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
+from stages.model.partition import NoisePartition
+from stages.model.randomness import Purpose, normals
 from tests.stages.checkpoints import ALL, Copy, load
 from tests.stages.conftest import edit_manifest, forge, make_block
 

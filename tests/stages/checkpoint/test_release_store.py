@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME
-from onesweep.stages.checkpoint.release_store import (
+from stages.checkpoint.manifest import MANIFEST_NAME
+from stages.checkpoint.release_store import (
     MOST_STORED,
     IncomingRelease,
     ReleaseManifest,
     ReleaseStore,
     read_release_manifest,
 )
-from onesweep.stages.errors import CheckpointError, ServiceError
+from stages.errors import CheckpointError, ServiceError
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_everything_is_on_the_disk_before_it_is_in_its_place(
     shelf: ReleaseStore, contents: ReleaseManifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr("onesweep.stages.checkpoint.release_store._sync", synced.append)
+    monkeypatch.setattr("stages.checkpoint.release_store._sync", synced.append)
     intake = shelf.begin(contents, of_block_1)
     fill(intake, contents)
     place = shelf.path(contents.name)

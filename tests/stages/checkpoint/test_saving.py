@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.stages.checkpoint.checkpoint import (
+from stages.checkpoint.checkpoint import (
     load_block,
     replace_file,
     save_ar,
@@ -16,9 +16,9 @@ from onesweep.stages.checkpoint.checkpoint import (
     update_manifest,
     write_manifest,
 )
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.block import Block
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
+from stages.model.block import Block
 from tests.stages.checkpoints import Copy, files, part_file
 from tests.stages.conftest import make_ar
 
@@ -56,7 +56,7 @@ def test_a_manifest_that_cannot_be_written_leaves_no_orphan(directory: Path, blo
     def fail(*_: object) -> None:
         raise CheckpointError("cannot save the manifest")
 
-    monkeypatch.setattr("onesweep.stages.checkpoint.checkpoint.write_manifest", fail)
+    monkeypatch.setattr("stages.checkpoint.checkpoint.write_manifest", fail)
     with pytest.raises(CheckpointError, match="cannot save the manifest"):
         save_block(directory, block)  # the same weights, so the same file
     assert files(directory) == before

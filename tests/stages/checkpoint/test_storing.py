@@ -8,18 +8,18 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.checkpoint.release_store import (
+from serving.cli.ports import free_port_block
+from stages.checkpoint.release_store import (
     ReleaseManifest,
     ReleaseStore,
     read_release_manifest,
 )
-from onesweep.stages.checkpoint.release_transfer import offer_of
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.host.host import HostSettings
-from onesweep.stages.host.server import StageServer, StageSettings
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import open_blocking_channel
+from stages.checkpoint.release_transfer import offer_of
+from stages.errors import CheckpointError
+from stages.host.host import HostSettings
+from stages.host.server import StageServer, StageSettings
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import open_blocking_channel
 from tests.conftest import until
 
 Stub = stage_pb2_grpc.StageServiceStub

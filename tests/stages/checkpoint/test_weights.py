@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from onesweep.stages.checkpoint.weights import Shapes, read_weights
-from onesweep.stages.errors import CheckpointError
+from stages.checkpoint.weights import Shapes, read_weights
+from stages.errors import CheckpointError
 
 TENSORS = {"a.weight": torch.randn(3, 4), "b": torch.randn(5), "c": torch.randn(1, 2, 3)}
 SHAPES: Shapes = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.stages.host.host import Host
-from onesweep.stages.host.parts import Parts
-from onesweep.stages.limits import MAX_CANDIDATES
-from onesweep.stages.model.scoring import candidates_together
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import Settled
-from onesweep.stages.wire.messages import hidden_rows, merged, results_of, step_hops, work_of
+from stages.host.host import Host
+from stages.host.parts import Parts
+from stages.limits import MAX_CANDIDATES
+from stages.model.scoring import candidates_together
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import Settled
+from stages.wire.messages import hidden_rows, merged, results_of, step_hops, work_of
 from tests.stages.hops import LONG_PROMPT, opening, step
 from tests.stages.hosts import event_of, open_host, refused, send
 from tests.stages.raw_client import ROUTER
@@ -184,7 +184,7 @@ async def test_what_waits_for_the_next_host_or_the_router_is_bounded_too(
             host.accept(opening(whole.plan.models["ar"].digest), 1)
         waiting[0](None)
         assert host.queued_bytes == 0
-        monkeypatch.setattr("onesweep.stages.host.next_hosts.MAX_WAITING_BYTES", 1000)
+        monkeypatch.setattr("stages.host.next_hosts.MAX_WAITING_BYTES", 1000)
         for _ in range(9):
             host.subscribers.publish(ROUTER, stage_pb2.Event(text=bytes(400)))
         assert host.subscribers.queues[ROUTER].qsize() == 3

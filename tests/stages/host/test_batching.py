@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onesweep.stages.host import scheduler as engines
-from onesweep.stages.host.parts import Parts
-from onesweep.stages.host.scheduler import PASS_ROWS
+from stages.host import scheduler as engines
+from stages.host.parts import Parts
+from stages.host.scheduler import PASS_ROWS
 from tests.stages.hops import Make, scores, steps, sweeps
 from tests.stages.slow_runner import Paced, alone
 

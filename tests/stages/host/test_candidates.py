@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from onesweep.stages.checkpoint.checkpoint import load_ar
-from onesweep.stages.host.parts import Parts, load_parts, plan_host
-from onesweep.stages.host.sessions import SessionStore
-from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.model import scoring
-from onesweep.stages.model.codec import HIDDEN
-from onesweep.stages.model.pipeline import ArModel
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import copy_of, put_work, work_of
+from stages.checkpoint.checkpoint import load_ar
+from stages.host.parts import Parts, load_parts, plan_host
+from stages.host.sessions import SessionStore
+from stages.host.validation import parse_hop
+from stages.model import scoring
+from stages.model.codec import HIDDEN
+from stages.model.pipeline import ArModel
+from stages.v1 import stage_pb2
+from stages.wire.messages import copy_of, put_work, work_of
 from tests.stages.hops import step
 
 SPLITS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1, 2),), ((0, 1), (2,)), ((0,), (1, 2)), ((0,), (1,), (2,)))

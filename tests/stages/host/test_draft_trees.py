@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from onesweep.stages.backends import backend_named
-from onesweep.stages.backends.base import CleanPiece, StageRunner
-from onesweep.stages.host.parts import load_parts, plan_host
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.llama import LlamaStage
-from onesweep.stages.model.pipeline import ArStage, new_caches
-from onesweep.stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, first_branch
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError
+from stages.backends import backend_named
+from stages.backends.base import CleanPiece, StageRunner
+from stages.host.parts import load_parts, plan_host
+from stages.model.architecture import Architecture
+from stages.model.layers import LayerCache
+from stages.model.llama import LlamaStage
+from stages.model.pipeline import ArStage, new_caches
+from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, first_branch
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
 from tests.stages.host.test_candidates import Line
 from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages
 

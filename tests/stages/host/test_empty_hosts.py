@@ -11,15 +11,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from onesweep.serving.cli.deployment import MODULE
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.serving.router.paths import HostLink
-from onesweep.serving.router.rollout import store
-from onesweep.serving.router.topology import HostEntry
-from onesweep.stages.checkpoint.release_store import read_release_manifest
-from onesweep.stages.checkpoint.release_transfer import ReleaseTransfer
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import open_blocking_channel, open_channel
+from serving.cli.deployment import MODULE
+from serving.cli.ports import free_port_block
+from serving.router.paths import HostLink
+from serving.router.rollout import store
+from serving.router.topology import HostEntry
+from stages.checkpoint.release_store import read_release_manifest
+from stages.checkpoint.release_transfer import ReleaseTransfer
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import open_blocking_channel, open_channel
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +96,7 @@ def test_a_transfer_that_is_cut_goes_on_inside_the_file(
     bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: bool
 ) -> None:
     host, proxy = f"127.0.0.1:{free_port_block(1)}", f"127.0.0.1:{free_port_block(1)}"
-    monkeypatch.setattr("onesweep.stages.checkpoint.release_transfer.PIECE_BYTES", 4096)
+    monkeypatch.setattr("stages.checkpoint.release_transfer.PIECE_BYTES", 4096)
     passed, shelf, coming = [0], tmp_path / "shelf", ".coming-*/*/*.safetensors"
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: bool) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.host.parts import Parts
-from onesweep.stages.host.work.sweep import SweepWork
-from onesweep.stages.wire.status import StatusError
+from stages.host.parts import Parts
+from stages.host.work.sweep import SweepWork
+from stages.wire.status import StatusError
 from tests.stages.hops import steps, sweeps
 from tests.stages.slow_runner import Paced, alone, watched
 

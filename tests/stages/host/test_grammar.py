@@ -10,10 +10,10 @@ import torch
 from llguidance import LLTokenizer
 from tokenizers import AddedToken
 
-from onesweep.stages.host.grammar import Grammar, GrammarSettings, with_tags_as_text
-from onesweep.stages.host.parts import ModelSource, load_parts, plan_host
-from onesweep.stages.host.schema_check import MAX_SCHEMA_BYTES, OF_CALLS, compiled, schema_problem
-from onesweep.stages.v1 import stage_pb2
+from stages.host.grammar import Grammar, GrammarSettings, with_tags_as_text
+from stages.host.parts import ModelSource, load_parts, plan_host
+from stages.host.schema_check import MAX_SCHEMA_BYTES, OF_CALLS, compiled, schema_problem
+from stages.v1 import stage_pb2
 from tests.serving.pretrained import tokenizer
 from tests.stages.host.test_candidates import Line
 

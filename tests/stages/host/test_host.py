@@ -10,13 +10,13 @@ import grpc
 import pytest
 from torch import Tensor
 
-from onesweep.stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
-from onesweep.stages.host import next_hosts as subscribers
-from onesweep.stages.host.host import Host
-from onesweep.stages.host.next_hosts import Subscribers
-from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import PROTOCOL
+from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
+from stages.host import next_hosts as subscribers
+from stages.host.host import Host
+from stages.host.next_hosts import Subscribers
+from stages.host.parts import HostPlan, Parts, load_parts, plan_host
+from stages.v1 import stage_pb2
+from stages.wire.messages import PROTOCOL
 from tests.stages.hosts import event_of, open_host, send
 from tests.stages.raw_client import ROUTER
 

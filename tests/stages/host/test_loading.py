@@ -10,15 +10,15 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.backends import backend_named
-from onesweep.stages.checkpoint.release_store import ReleaseStore, read_release_manifest
-from onesweep.stages.host.host import Host, HostSettings
-from onesweep.stages.host.loading import Loader, Sources, warm_up
-from onesweep.stages.host.next_hosts import NextHosts
-from onesweep.stages.host.parts import Release, load_parts, plan_host
-from onesweep.stages.host.scheduler import HostObserver
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import StatusError
+from stages.backends import backend_named
+from stages.checkpoint.release_store import ReleaseStore, read_release_manifest
+from stages.host.host import Host, HostSettings
+from stages.host.loading import Loader, Sources, warm_up
+from stages.host.next_hosts import NextHosts
+from stages.host.parts import Release, load_parts, plan_host
+from stages.host.scheduler import HostObserver
+from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
 from tests.stages.hosts import event_of, listening
 from tests.stages.raw_client import ROUTER
 

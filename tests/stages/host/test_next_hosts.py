@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.errors import InputError
-from onesweep.stages.host import next_hosts as links_module
-from onesweep.stages.host.next_hosts import NextHosts
-from onesweep.stages.host.scheduler import HostObserver
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.status import StatusError
+from serving.cli.ports import free_port_block
+from stages.errors import InputError
+from stages.host import next_hosts as links_module
+from stages.host.next_hosts import NextHosts
+from stages.host.scheduler import HostObserver
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import Relay
+from stages.wire.status import StatusError
 
 
 @asynccontextmanager

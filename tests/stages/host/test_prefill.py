@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.host.host import Host
-from onesweep.stages.host.parts import Parts
-from onesweep.stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_symbols, read_lengths
-from onesweep.stages.model.vocabulary import Alphabet
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import new_server
-from onesweep.stages.wire.messages import prefill_hops, work_of
+from serving.cli.ports import free_port_block
+from stages.host.host import Host
+from stages.host.parts import Parts
+from stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_symbols, read_lengths
+from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import new_server
+from stages.wire.messages import prefill_hops, work_of
 from tests.conftest import until
 from tests.stages.hops import LONG_PROMPT, opening
 from tests.stages.hosts import event_of, open_host, refused, send

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from onesweep.stages.host.host import Host
-from onesweep.stages.host.parts import Parts
-from onesweep.stages.host.prefixes import LISTED_BYTES, Beginning, PrefixStore
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import after_prefix, put_work, step_hops, work_of
-from onesweep.stages.wire.status import StatusError
+from stages.host.host import Host
+from stages.host.parts import Parts
+from stages.host.prefixes import LISTED_BYTES, Beginning, PrefixStore
+from stages.model.layers import LayerCache
+from stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
+from stages.model.vocabulary import BYTES, Alphabet
+from stages.v1 import stage_pb2
+from stages.wire.messages import after_prefix, put_work, step_hops, work_of
+from stages.wire.status import StatusError
 from tests.stages.hops import LONG_PROMPT, opening
 from tests.stages.hosts import event_of, open_host, refused, send
 

@@ -9,14 +9,14 @@ from queue import SimpleQueue
 
 import pytest
 
-from onesweep.stages.host import scheduler as engines
-from onesweep.stages.host.parts import Parts
-from onesweep.stages.host.scheduler import PASS_ROWS, ScheduledHop, Scheduler
-from onesweep.stages.host.sessions import SessionStore
-from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.model.prefill import READ_POSITIONS
-from onesweep.stages.model.scoring import BRANCH_ROWS
-from onesweep.stages.v1 import stage_pb2
+from stages.host import scheduler as engines
+from stages.host.parts import Parts
+from stages.host.scheduler import PASS_ROWS, ScheduledHop, Scheduler
+from stages.host.sessions import SessionStore
+from stages.host.validation import parse_hop
+from stages.model.prefill import READ_POSITIONS
+from stages.model.scoring import BRANCH_ROWS
+from stages.v1 import stage_pb2
 from tests.stages.hops import Hops, Make, scores, steps, sweeps
 from tests.stages.slow_runner import Paced, alone, watched
 

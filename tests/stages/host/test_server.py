@@ -9,12 +9,12 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.backends import Backend
-from onesweep.stages.host import loading
-from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host, wiring_problem
-from onesweep.stages.host.server import SERVICE
-from onesweep.stages.v1 import stage_pb2
+from serving.cli.ports import free_port_block
+from stages.backends import Backend
+from stages.host import loading
+from stages.host.parts import HostPlan, Parts, load_parts, plan_host, wiring_problem
+from stages.host.server import SERVICE
+from stages.v1 import stage_pb2
 from tests.conftest import until
 from tests.stages.raw_client import Peer, peer, sweep
 

@@ -7,13 +7,13 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.host.host import HostSettings
-from onesweep.stages.host.server import StageServer, StageSettings
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.auth import HOST, ROUTER
-from onesweep.stages.wire.channel import open_blocking_channel
-from onesweep.stages.wire.tls import Security
+from serving.cli.ports import free_port_block
+from stages.host.host import HostSettings
+from stages.host.server import StageServer, StageSettings
+from stages.v1 import stage_pb2
+from stages.wire.auth import HOST, ROUTER
+from stages.wire.channel import open_blocking_channel
+from stages.wire.tls import Security
 from tests.conftest import NAMES, until
 from tests.stages.raw_client import SESSION_BYTES, Peer, peer, sweep
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from onesweep.stages.checkpoint.manifest import Manifest
-from onesweep.stages.host.parts import HostPlan, Parts, load_parts, plan_host, session_bytes
-from onesweep.stages.host.sessions import REMEMBERED, HostSession, SessionStore
-from onesweep.stages.wire.status import StatusError
+from stages.checkpoint.manifest import Manifest
+from stages.host.parts import HostPlan, Parts, load_parts, plan_host, session_bytes
+from stages.host.sessions import REMEMBERED, HostSession, SessionStore
+from stages.wire.status import StatusError
 
 CAPACITY = 64
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.serving.cli.__main__ import main
+from serving.cli.__main__ import main
 from tests.stages.raw_client import Peer
 
 

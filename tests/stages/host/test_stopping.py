@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.host.host import HostSettings
-from onesweep.stages.host.server import StageServer, StageSettings
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire.channel import open_blocking_channel
-from onesweep.stages.wire.flags import open_registry
-from onesweep.stages.wire.messages import PROTOCOL
-from onesweep.stages.wire.registry import Registry, RegistrySettings, parse_url
+from serving.cli.ports import free_port_block
+from stages.host.host import HostSettings
+from stages.host.server import StageServer, StageSettings
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire.channel import open_blocking_channel
+from stages.wire.flags import open_registry
+from stages.wire.messages import PROTOCOL
+from stages.wire.registry import Registry, RegistrySettings, parse_url
 from tests.conftest import until
 
 pytestmark = pytest.mark.slow
@@ -30,9 +30,9 @@ def server_of(bundles: Path, registry: Registry) -> tuple[StageServer, str]:
 def test_it_stays_registered_until_its_requests_have_ended(
     bundles: Path, registry_url: str, servers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onesweep.stages.wire.etcd import EtcdClient
+    from stages.wire.etcd import EtcdClient
 
-    monkeypatch.setattr("onesweep.stages.host.server.DRAIN_S", 60.0)
+    monkeypatch.setattr("stages.host.server.DRAIN_S", 60.0)
     where = RegistrySettings(*parse_url(registry_url))
     gateway = EtcdClient(where)
     server, address = server_of(bundles, open_registry(where))

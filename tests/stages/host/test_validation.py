@@ -9,17 +9,17 @@ import grpc
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.manifest import Manifest
-from onesweep.stages.host.parts import HostPlan, ModelSource, plan_host
-from onesweep.stages.host.validation import MAX_NUMBER, MAX_TIMINGS, parse_hop
-from onesweep.stages.limits import MAX_CANDIDATES
-from onesweep.stages.model.codec import HIDDEN
-from onesweep.stages.model.llama import LlamaArchitecture
-from onesweep.stages.model.scoring import MAX_SCORED_ROWS
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import BATCH_BYTES
-from onesweep.stages.wire.messages import put_work, work_of
-from onesweep.stages.wire.status import StatusError
+from stages.checkpoint.manifest import Manifest
+from stages.host.parts import HostPlan, ModelSource, plan_host
+from stages.host.validation import MAX_NUMBER, MAX_TIMINGS, parse_hop
+from stages.limits import MAX_CANDIDATES
+from stages.model.codec import HIDDEN
+from stages.model.llama import LlamaArchitecture
+from stages.model.scoring import MAX_SCORED_ROWS
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import BATCH_BYTES
+from stages.wire.messages import put_work, work_of
+from stages.wire.status import StatusError
 from tests.stages.hops import step
 
 WIDTH, CODE_DIM = 32, 32

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from onesweep.stages.importing.importing import Imported, ImportSettings, import_model
+from stages.importing.importing import Imported, ImportSettings, import_model
 from tests.stages.importing.published import learnt
 
 

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.importing.family import GGUF_TENSORS, TENSORS
-from onesweep.stages.importing.gate import interleaved
-from onesweep.stages.importing.huggingface import _TOP
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.importing.family import GGUF_TENSORS, TENSORS
+from stages.importing.gate import interleaved
+from stages.importing.huggingface import _TOP
+from stages.model.llama import LlamaArchitecture, LlamaStage
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
 SHAPE = LlamaArchitecture(

@@ -11,20 +11,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from onesweep.stages.backends import backend_named
-from onesweep.stages.backends.base import CleanPiece, StageRunner
-from onesweep.stages.checkpoint.checkpoint import load_stage
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.importing.families import FAMILIES, family_named, gguf_family
-from onesweep.stages.importing.gguf_file import interleaved
-from onesweep.stages.importing.huggingface import HuggingFaceSource
-from onesweep.stages.importing.importing import ImportSettings, import_model, open_source
-from onesweep.stages.importing.source import expected_shapes
-from onesweep.stages.model.decoder_options import LinearScaling
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.llama import LlamaArchitecture
-from onesweep.stages.model.pipeline import new_caches
+from stages.backends import backend_named
+from stages.backends.base import CleanPiece, StageRunner
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
+from stages.importing.families import FAMILIES, family_named, gguf_family
+from stages.importing.gguf_file import interleaved
+from stages.importing.huggingface import HuggingFaceSource
+from stages.importing.importing import ImportSettings, import_model, open_source
+from stages.importing.source import expected_shapes
+from stages.model.decoder_options import LinearScaling
+from stages.model.layers import LayerCache
+from stages.model.llama import LlamaArchitecture
+from stages.model.pipeline import new_caches
 from tests.stages.importing.published import describe_letters, describe_shape
 from tests.stages.importing.test_parity import SIZES, TOLERANCE, transformers
 from tests.stages.model.tiny_llama import tiny_tokenizer

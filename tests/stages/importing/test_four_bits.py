@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.stages.backends import TorchBackend
-from onesweep.stages.backends.base import CleanPiece, StageRunner
-from onesweep.stages.backends.packed_llama import PackedLlamaStage, Product, QuantProduct, product
-from onesweep.stages.checkpoint.checkpoint import halve, load_stage
-from onesweep.stages.checkpoint.gate import probe_symbols
-from onesweep.stages.checkpoint.inspect import record, verify
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.importing.gguf_file import GgufSource
-from onesweep.stages.importing.importing import Imported, ImportSettings, import_model, summary
-from onesweep.stages.importing.source import is_matrix
-from onesweep.stages.model import quantised
-from onesweep.stages.model.llama import LlamaStage
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.quantised import GROUP, QuantLinear
+from serving.cli.__main__ import main
+from stages.backends import TorchBackend
+from stages.backends.base import CleanPiece, StageRunner
+from stages.backends.packed_llama import PackedLlamaStage, Product, QuantProduct, product
+from stages.checkpoint.checkpoint import halve, load_stage
+from stages.checkpoint.gate import probe_symbols
+from stages.checkpoint.inspect import record, verify
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.errors import CheckpointError
+from stages.importing.gguf_file import GgufSource
+from stages.importing.importing import Imported, ImportSettings, import_model, summary
+from stages.importing.source import is_matrix
+from stages.model import quantised
+from stages.model.llama import LlamaStage
+from stages.model.pipeline import new_caches
+from stages.model.quantised import GROUP, QuantLinear
 from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf
 from tests.stages.model.tiny_llama import needs_bfloat16
 

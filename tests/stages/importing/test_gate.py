@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.importing.gate import Variant, interleaved, losses
-from onesweep.stages.importing.huggingface import HuggingFaceSource
-from onesweep.stages.model.llama import LlamaArchitecture, llama_rotary
+from stages.errors import CheckpointError
+from stages.importing.gate import Variant, interleaved, losses
+from stages.importing.huggingface import HuggingFaceSource
+from stages.model.llama import LlamaArchitecture, llama_rotary
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
 
 Weights = dict[str, Tensor]
@@ -105,7 +105,7 @@ def test_a_long_context_takes_no_memory(weights: Weights, tmp_path: Path, monkey
         made.append(llama_rotary(architecture, slides))
         return made[-1]
 
-    monkeypatch.setattr("onesweep.stages.importing.gate.llama_rotary", table)
+    monkeypatch.setattr("stages.importing.gate.llama_rotary", table)
     source = HuggingFaceSource(write_folder(tmp_path, weights, max_position_embeddings=1 << 20))
     assert losses(source, list(range(40, 90)), [Variant("", source.architecture)])
     assert [x.shape[1] for x in made] == [50]

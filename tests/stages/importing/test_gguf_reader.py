@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from onesweep.stages.errors import CheckpointError
+from stages.errors import CheckpointError
 from tests.stages.importing.published import describe_letters, write_gguf
 
 pytest.importorskip("gguf", reason="the package gguf is not installed: pip install 'onesweep[pretrained]'")

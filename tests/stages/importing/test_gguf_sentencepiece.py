@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onesweep.serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
-from onesweep.serving.modes.tokenizer import Message
-from onesweep.stages.checkpoint.gate import PROBE_TEXT
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
-from onesweep.stages.importing.source import open_tokenizer
-from onesweep.stages.model.llama import LlamaStage
+from serving.modes.pretrained_tokenizer import read_pretrained_tokenizer
+from serving.modes.tokenizer import Message
+from stages.checkpoint.gate import PROBE_TEXT
+from stages.errors import CheckpointError
+from stages.importing.gguf_tokenizer import read_vocabulary, tokenizer_json
+from stages.importing.source import open_tokenizer
+from stages.model.llama import LlamaStage
 from tests.stages.importing.published import SHAPE, taken_apart, write_gguf
 
 TEXTS = [

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.stages import memory
-from onesweep.stages.checkpoint.inspect import verify
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError, InputError
-from onesweep.stages.importing import importing
-from onesweep.stages.importing.importing import ImportSettings, StageHost, import_model
-from onesweep.stages.model.llama import LlamaArchitecture
+from serving.cli.__main__ import main
+from stages import memory
+from stages.checkpoint.inspect import verify
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError, InputError
+from stages.importing import importing
+from stages.importing.importing import ImportSettings, StageHost, import_model
+from stages.model.llama import LlamaArchitecture
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
 
 Weights = dict[str, Tensor]

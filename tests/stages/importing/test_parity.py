@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.serving.cli.deployment import SHIPPED
-from onesweep.stages.backends import backend_named
-from onesweep.stages.backends.base import CleanPiece
-from onesweep.stages.checkpoint.checkpoint import load_stage
-from onesweep.stages.checkpoint.draft_head import add_draft_head, load_draft_head
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.importing.importing import Imported
-from onesweep.stages.model.pipeline import new_caches
+from serving.cli.__main__ import main
+from serving.cli.deployment import SHIPPED
+from stages.backends import backend_named
+from stages.backends.base import CleanPiece
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.draft_head import add_draft_head, load_draft_head
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.importing.importing import Imported
+from stages.model.pipeline import new_caches
 from tests.stages.model.tiny_llama import tiny_tokenizer
 
 TOLERANCE = 1e-3

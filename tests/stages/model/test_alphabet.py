@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.stages.errors import CodecError
-from onesweep.stages.model.vocabulary import BYTES, Alphabet
+from stages.errors import CodecError
+from stages.model.vocabulary import BYTES, Alphabet
 
 sizes = st.sampled_from([1, 2, 255, 256, 257, 49_152, 1 << 16, (1 << 16) + 1, 128_256])
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.model.pipeline import cache_bytes, new_caches
+from stages.model.pipeline import cache_bytes, new_caches
 from tests.stages.conftest import make_ar
 
 
@@ -61,7 +61,7 @@ def test_a_caches_size_is_known_before_it_is_made() -> None:
 LOAD = """
 import sys
 from pathlib import Path
-from onesweep.stages.host.parts import load_parts, plan_host
+from stages.host.parts import load_parts, plan_host
 load_parts(plan_host(Path(sys.argv[1]), (0, 1)))
 sys.exit("torch._dynamo" in sys.modules)
 """

@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 import pytest
 
-from onesweep.stages.errors import ShapeError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.families import read_architecture
+from stages.errors import ShapeError
+from stages.model.architecture import Architecture
+from stages.model.families import read_architecture
 
 
 def test_the_default_is_a_model() -> None:

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.block import Block, Codes
-from onesweep.stages.model.layers import LayerCache
-from onesweep.stages.model.pipeline import ArModel, new_caches
-from onesweep.stages.model.randomness import Purpose, normals
-from onesweep.trainer.blocks.losses import ChunkLayout
+from stages.model.architecture import Architecture
+from stages.model.block import Block, Codes
+from stages.model.layers import LayerCache
+from stages.model.pipeline import ArModel, new_caches
+from stages.model.randomness import Purpose, normals
 from tests.stages.conftest import make_block
+from trainer.blocks.losses import ChunkLayout
 
 TOLERANCE = 1e-4  # float32, sums in another order
 LENGTH = 48

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from torch import Tensor
 
-from onesweep.stages.errors import CodecError
-from onesweep.stages.model.codec import CODECS, HiddenInt8, Int4, Int8, StateCodec, codec_named
+from stages.errors import CodecError
+from stages.model.codec import CODECS, HiddenInt8, Int4, Int8, StateCodec, codec_named
 
 HIDDEN_INT8 = HiddenInt8()
 ALL = pytest.mark.parametrize("codec", [*CODECS.values(), HIDDEN_INT8], ids=lambda codec: type(codec).__name__)

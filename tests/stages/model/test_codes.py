@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onesweep.stages.limits import MAX_SEED
-from onesweep.stages.model.architecture import VOCABULARY
-from onesweep.stages.model.block import Codes
+from stages.limits import MAX_SEED
+from stages.model.architecture import VOCABULARY
+from stages.model.block import Codes
 
 
 @settings(max_examples=20)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.stages.limits import MAX_DRAFT
-from onesweep.stages.model.draft_tree import DraftLength, SweepTime
+from stages.limits import MAX_DRAFT
+from stages.model.draft_tree import DraftLength, SweepTime
 
 rounds = st.lists(
     st.tuples(st.integers(0, MAX_DRAFT), st.integers(0, MAX_DRAFT), st.floats(0, 50), st.floats(0.1, 500)), max_size=30

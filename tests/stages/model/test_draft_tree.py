@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
-from onesweep.stages.model.draft_tree import Allowed, DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
-from onesweep.stages.model.randomness import gumbels
-from onesweep.stages.model.speculation import are_depths
+from serving.modes.drafters.local_model import LocalModel, LocalSequence
+from stages.model.draft_tree import Allowed, DraftLength, DraftPlan, Growth, SweepTime, TreeGrower, chosen
+from stages.model.randomness import gumbels
+from stages.model.speculation import are_depths
 
 KNOWN = b"the sea was calm and the "
 

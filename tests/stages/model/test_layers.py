@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.model.layers import Layer, LayerCache, rotary_table, rotate
+from stages.model.layers import Layer, LayerCache, rotary_table, rotate
 
 WIDTH, HEADS, CONDITION = 32, 2, 16
 HEAD_DIM = WIDTH // HEADS

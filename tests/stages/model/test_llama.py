@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_stage
-from onesweep.stages.checkpoint.inspect import describe, verify
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.inspect import describe, verify
+from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from stages.errors import CheckpointError
 from tests.stages.model.tiny_llama import OPTIONS, PROBE, TINY, write_tiny
 
 

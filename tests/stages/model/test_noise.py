@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.stages.model.samplers import input_scale, step_sigmas
+from stages.model.samplers import input_scale, step_sigmas
 
 SIGMAS = st.floats(1e-3, 1e3)
 DATA_STDS = st.floats(0.05, 2.0)

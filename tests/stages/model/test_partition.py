@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onesweep.stages.errors import PartitionError
-from onesweep.stages.model.partition import LogNormalPrior, NoisePartition, equal_entropy, equal_probability, uniform
+from stages.errors import PartitionError
+from stages.model.partition import LogNormalPrior, NoisePartition, equal_entropy, equal_probability, uniform
 
 RANGES = st.tuples(st.floats(0.01, 1.0), st.floats(1.1, 80.0))
 

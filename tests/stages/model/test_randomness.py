@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.stages.limits import MAX_SEED
-from onesweep.stages.model.randomness import Purpose, gumbels, normals, raw_words, sample_symbols
-from onesweep.stages.model.vocabulary import Alphabet
+from stages.limits import MAX_SEED
+from stages.model.randomness import Purpose, gumbels, normals, raw_words, sample_symbols
+from stages.model.vocabulary import Alphabet
 
 SEEDS = st.integers(0, MAX_SEED)
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from onesweep.stages.model.randomness import Purpose, normals
-from onesweep.stages.model.samplers import DEFAULT_SAMPLER, SAMPLERS, Ode, Sampler, Stochastic, step_sigmas
+from stages.model.randomness import Purpose, normals
+from stages.model.samplers import DEFAULT_SAMPLER, SAMPLERS, Ode, Sampler, Stochastic, step_sigmas
 
 SIGMAS = step_sigmas(9.0, 0.3, 5)
 NAMES = pytest.mark.parametrize("name", list(SAMPLERS))

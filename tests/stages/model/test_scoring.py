@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.scoring import (
+from stages.model.randomness import sample_symbols
+from stages.model.scoring import (
     BRANCH_ROWS,
     IMPOSSIBLE_NATS,
     MAX_SCORED_ROWS,

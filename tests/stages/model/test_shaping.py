@@ -11,8 +11,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from onesweep.stages.model.randomness import sample_symbols
-from onesweep.stages.model.shaping import PLAIN, Shaping
+from stages.model.randomness import sample_symbols
+from stages.model.shaping import PLAIN, Shaping
 
 NONE = torch.zeros(1, 1, dtype=torch.int64)
 

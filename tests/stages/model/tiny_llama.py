@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import save_stage, write_manifest
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from onesweep.stages.model.decoder_options import Experts, LinearScaling
-from onesweep.stages.model.decoder_options import SlidingWindow as Window
-from onesweep.stages.model.llama import LlamaArchitecture, LlamaStage
-from onesweep.stages.model.quantised import QuantLinear, quantised
+from stages.checkpoint.checkpoint import save_stage, write_manifest
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
+from stages.model.decoder_options import Experts, LinearScaling
+from stages.model.decoder_options import SlidingWindow as Window
+from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.quantised import QuantLinear, quantised
 
 needs_bfloat16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no products in bfloat16"

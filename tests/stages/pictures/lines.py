@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from onesweep.serving.cli.ports import free_port_block
-from onesweep.stages.backends import backend_named
-from onesweep.stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
-from onesweep.stages.pictures.part import PictureKind
-from onesweep.stages.pictures.trajectory import DrawPlan, PicturePiece, Trajectory, block_sigmas, range_sigmas
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import put_work
+from serving.cli.ports import free_port_block
+from stages.backends import backend_named
+from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
+from stages.pictures.part import PictureKind
+from stages.pictures.trajectory import DrawPlan, PicturePiece, Trajectory, block_sigmas, range_sigmas
+from stages.v1 import stage_pb2
+from stages.wire.messages import put_work
 from tests.conftest import until
 from tests.stages.pictures.tiny import TINY, tiny_partition, tiny_parts
 from tests.stages.raw_client import ROUTER, Peer, peer

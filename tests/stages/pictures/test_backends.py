@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.backends import BACKENDS, backend_named
-from onesweep.stages.backends.base import PictureRunner
-from onesweep.stages.backends.pictures import PackedPictures
-from onesweep.stages.backends.runner_checks import checked_pictures
-from onesweep.stages.pictures.part import PicturePart
-from onesweep.stages.pictures.trajectory import PicturePiece
+from stages.backends import BACKENDS, backend_named
+from stages.backends.base import PictureRunner
+from stages.backends.pictures import PackedPictures
+from stages.backends.runner_checks import checked_pictures
+from stages.pictures.part import PicturePart
+from stages.pictures.trajectory import PicturePiece
 from tests.stages.pictures.tiny import TINY, tiny_part
 
 LARGER = replace(TINY, height=32, width=32, channels=3, patch=4, features=48, heads=3, layers=2)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.bundle import find_bundle
-from onesweep.stages.checkpoint.checkpoint import halve, load_picture_part, load_router_net
-from onesweep.stages.checkpoint.inspect import describe, record, verify
-from onesweep.stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
-from onesweep.stages.checkpoint.release_store import read_release_manifest, release_files
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.host.parts import plan_host
+from stages.checkpoint.bundle import find_bundle
+from stages.checkpoint.checkpoint import halve, load_picture_part, load_router_net
+from stages.checkpoint.inspect import describe, record, verify
+from stages.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from stages.checkpoint.release_store import read_release_manifest, release_files
+from stages.errors import CheckpointError
+from stages.host.parts import plan_host
 from tests.stages.checkpoints import part_file
 from tests.stages.conftest import edit_manifest
 from tests.stages.pictures.tiny import FOLDERS, TINY, tiny_experts, tiny_part, tiny_partition, tiny_picture_bundle

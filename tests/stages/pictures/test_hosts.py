@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.limits import MAX_SEED
-from onesweep.stages.pictures.trajectory import MAX_GUIDANCE, DrawPlan
+from stages.limits import MAX_SEED
+from stages.pictures.trajectory import MAX_GUIDANCE, DrawPlan
 from tests.stages.pictures.lines import PLAN, Line, drawing_of, drawn_here, open_line
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle
 from tests.stages.raw_client import Peer, sweep

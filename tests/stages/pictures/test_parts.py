@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from onesweep.stages.checkpoint.manifest import Manifest
-from onesweep.stages.host.parts import HostPlan, ModelSource, full_state_bytes, load_parts, plan_host
-from onesweep.stages.host.server import MESSAGE_BYTES
-from onesweep.stages.host.validation import parse_hop
-from onesweep.stages.host.work.pictures import PictureWork
-from onesweep.stages.pictures.trajectory import DrawPlan, most_pictures
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.hop_stream import BATCH_BYTES
-from onesweep.stages.wire.messages import put_work
-from onesweep.stages.wire.status import StatusError
+from stages.checkpoint.manifest import Manifest
+from stages.host.parts import HostPlan, ModelSource, full_state_bytes, load_parts, plan_host
+from stages.host.server import MESSAGE_BYTES
+from stages.host.validation import parse_hop
+from stages.host.work.pictures import PictureWork
+from stages.pictures.trajectory import DrawPlan, most_pictures
+from stages.v1 import stage_pb2
+from stages.wire.hop_stream import BATCH_BYTES
+from stages.wire.messages import put_work
+from stages.wire.status import StatusError
 from tests.stages.pictures.lines import drawing_of
 from tests.stages.pictures.tiny import TINY, tiny_partition
 

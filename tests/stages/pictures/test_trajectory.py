@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.pictures.part import in_scale, out_scale, skip_scale
-from onesweep.stages.pictures.trajectory import (
+from stages.pictures.part import in_scale, out_scale, skip_scale
+from stages.pictures.trajectory import (
     DrawPlan,
     PicturePiece,
     Solver,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import save_picture_part, write_manifest
-from onesweep.stages.checkpoint.manifest import Manifest
-from onesweep.stages.model.partition import NoisePartition, equal_probability
-from onesweep.stages.pictures.architecture import PictureArchitecture
-from onesweep.stages.pictures.experts import RouterNet
-from onesweep.stages.pictures.part import PictureKind, PicturePart
+from stages.checkpoint.checkpoint import save_picture_part, write_manifest
+from stages.checkpoint.manifest import Manifest
+from stages.model.partition import NoisePartition, equal_probability
+from stages.pictures.architecture import PictureArchitecture
+from stages.pictures.experts import RouterNet
+from stages.pictures.part import PictureKind, PicturePart
 
 SIGMA_MIN, SIGMA_MAX = 0.002, 80.0
 TINY = PictureArchitecture(

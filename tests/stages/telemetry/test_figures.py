@@ -12,19 +12,19 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.host.host import Host, HostSettings
-from onesweep.stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters
-from onesweep.stages.host.parts import Release, load_parts, plan_host
-from onesweep.stages.model.draft_tree import Draft
-from onesweep.stages.model.vocabulary import BYTES
-from onesweep.stages.telemetry import prometheus as exposition
-from onesweep.stages.telemetry.observability import ObservabilitySettings, Telemetry
-from onesweep.stages.telemetry.prometheus import LoopCollector, MetricsServer
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.messages import PROTOCOL, next_read
-from onesweep.stages.wire.status import exhausted
-from onesweep.stages.wire.tls import Expiry
+from stages.errors import InputError
+from stages.host.host import Host, HostSettings
+from stages.host.metrics import MAX_LINKS, OTHERS, STAGE_METRICS, HostCounters
+from stages.host.parts import Release, load_parts, plan_host
+from stages.model.draft_tree import Draft
+from stages.model.vocabulary import BYTES
+from stages.telemetry import prometheus as exposition
+from stages.telemetry.observability import ObservabilitySettings, Telemetry
+from stages.telemetry.prometheus import LoopCollector, MetricsServer
+from stages.v1 import stage_pb2
+from stages.wire.messages import PROTOCOL, next_read
+from stages.wire.status import exhausted
+from stages.wire.tls import Expiry
 from tests.stages.hosts import event_of, listening, send
 from tests.stages.raw_client import ROUTER
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.telemetry.observability import (
+from stages.errors import InputError
+from stages.telemetry.observability import (
     JsonLines,
     ObservabilitySettings,
     TextLines,
@@ -18,8 +18,8 @@ from onesweep.stages.telemetry.observability import (
 
 
 def record(**more: object) -> logging.LogRecord:
-    return logging.getLogger("onesweep.stages.host.host").makeRecord(
-        "onesweep.stages.host.host", logging.WARNING, "f", 1, 'a "%s"\nline', ("host",), None, extra=more or None
+    return logging.getLogger("stages.host.host").makeRecord(
+        "stages.host.host", logging.WARNING, "f", 1, 'a "%s"\nline', ("host",), None, extra=more or None
     )
 
 
@@ -30,7 +30,7 @@ def test_a_line_is_one_object_with_what_is_known() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry.pop("time"))
     assert entry == {
         "level": "WARNING",
-        "logger": "onesweep.stages.host.host",
+        "logger": "stages.host.host",
         "name": "paris",
         "message": 'a "host"\nline',
         "request": "cafe",

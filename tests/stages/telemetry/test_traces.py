@@ -12,12 +12,12 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.host.metrics import record_hop
-from onesweep.stages.telemetry import traces
-from onesweep.stages.telemetry.traces import Tracer, check_target, traceparent_of
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import invalid
+from stages.errors import InputError
+from stages.host.metrics import record_hop
+from stages.telemetry import traces
+from stages.telemetry.traces import Tracer, check_target, traceparent_of
+from stages.v1 import stage_pb2
+from stages.wire.status import invalid
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

@@ -3,10 +3,10 @@
 import grpc
 import pytest
 
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER, Identity, check_caller
-from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.status import StatusError
+from stages.v1 import stage_pb2
+from stages.wire.auth import CLIENT, HOST, ROUTER, Identity, check_caller
+from stages.wire.hop_stream import Relay
+from stages.wire.status import StatusError
 from tests.stages.fake_stage_server import PATIENT_S, NewPki, refusal, with_relay
 
 

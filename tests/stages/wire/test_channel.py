@@ -9,12 +9,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from onesweep.stages.errors import InputError, ServiceError
-from onesweep.stages.host.host import HostSettings
-from onesweep.stages.host.server import SERVICE, StageServer, StageSettings
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire import channel
-from onesweep.stages.wire.channel import (
+from stages.errors import InputError, ServiceError
+from stages.host.host import HostSettings
+from stages.host.server import SERVICE, StageServer, StageSettings
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire import channel
+from stages.wire.channel import (
     bind,
     check_name,
     is_loopback,
@@ -22,7 +22,7 @@ from onesweep.stages.wire.channel import (
     open_channel,
     parse_address,
 )
-from onesweep.stages.wire.tls import Security
+from stages.wire.tls import Security
 from tests.conftest import until
 from tests.fuzz.attacker import ACK, OPENING, PING, frame
 
@@ -103,7 +103,7 @@ def test_others_may_reach_it_only_if_that_is_said() -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"])
 def test_plain_text_for_other_machines_is_said_aloud(address: str, caplog: pytest.LogCaptureFixture) -> None:
     listen(address, insecure=True)
-    said = [record.message for record in caplog.records if record.name == "onesweep.stages.wire.channel"]
+    said = [record.message for record in caplog.records if record.name == "stages.wire.channel"]
     due = f"{address} can be reached from other machines, and what passes there is not encrypted"
     assert said == ([] if is_loopback(address) else [due])
 

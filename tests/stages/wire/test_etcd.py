@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from onesweep.stages.errors import ServiceError
-from onesweep.stages.wire.etcd import EtcdClient, EtcdRegistry, RegistryDown
-from onesweep.stages.wire.registry import Registration, RegistrySettings, follow_successors, parse_url, write_entry
+from stages.errors import ServiceError
+from stages.wire.etcd import EtcdClient, EtcdRegistry, RegistryDown
+from stages.wire.registry import Registration, RegistrySettings, follow_successors, parse_url, write_entry
 from tests.conftest import eventually, jobs
 
 pytest.importorskip("etcd3gw", reason="etcd3gw is not installed: pip install 'onesweep[etcd]'")
@@ -31,8 +31,8 @@ LEASE_S = 2
 """The shortest that etcd grants."""
 REGISTER = """
 import asyncio, sys
-from onesweep.stages.wire.registry import Registration, RegistrySettings, parse_url
-from onesweep.stages.wire.etcd import EtcdRegistry
+from stages.wire.registry import Registration, RegistrySettings, parse_url
+from stages.wire.etcd import EtcdRegistry
 registry = EtcdRegistry(RegistrySettings(*parse_url(sys.argv[1])), lease_s=2)
 asyncio.run(registry.register(Registration("victim", "127.0.0.1:9", (0,))))
 """

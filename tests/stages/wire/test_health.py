@@ -10,9 +10,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from onesweep.stages.wire import health
-from onesweep.stages.wire.channel import bind, new_server, open_channel
-from onesweep.stages.wire.health import HealthChecks
+from stages.wire import health
+from stages.wire.channel import bind, new_server, open_channel
+from stages.wire.health import HealthChecks
 
 Status = health_pb2.HealthCheckResponse
 WITHIN_S = 30.0

@@ -8,10 +8,10 @@ import grpc
 import grpc.aio
 import pytest
 
-from onesweep.stages.v1 import stage_pb2, stage_pb2_grpc
-from onesweep.stages.wire import hop_stream as relays
-from onesweep.stages.wire.channel import new_server
-from onesweep.stages.wire.status import StatusError, exhausted, invalid
+from stages.v1 import stage_pb2, stage_pb2_grpc
+from stages.wire import hop_stream as relays
+from stages.wire.channel import new_server
+from stages.wire.status import StatusError, exhausted, invalid
 from tests.stages.scripted_server import (
     Answering,
     Heard,

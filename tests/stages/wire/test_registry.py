@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.registry import (
+from serving.cli.__main__ import main
+from stages.errors import InputError
+from stages.wire.registry import (
     MAX_ENDPOINTS,
     MAX_ENTRY_BYTES,
     MAX_PREFIX,
@@ -170,13 +170,13 @@ def test_what_is_advertised_can_be_dialled(refused, advertised: str, message: st
 
 def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url: str) -> None:
     pytest.importorskip("etcd3gw", reason="etcd3gw is not installed")
-    from onesweep.stages.wire.etcd import EtcdClient
-    from onesweep.stages.wire.registry import read_entry
+    from stages.wire.etcd import EtcdClient
+    from stages.wire.registry import read_entry
 
     gateway = EtcdClient(RegistrySettings(*parse_url(registry_url)))
     arguments = ("stage", "--checkpoint", bundles / "own", "--blocks", "1,2", "--listen", "127.0.0.1:0")
     more = ("--name", "tokyo", "--threads", "1", "--registry", registry_url)
-    command = [sys.executable, "-P", "-m", "onesweep.serving.cli", *map(str, arguments + more)]
+    command = [sys.executable, "-P", "-m", "serving.cli", *map(str, arguments + more)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stage:
         try:
             (entry,) = until(lambda: gateway.snapshot().entries, 60)

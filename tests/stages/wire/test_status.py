@@ -7,8 +7,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from onesweep.stages.v1 import stage_pb2
-from onesweep.stages.wire.status import MAX_CHARACTERS, StatusError, invalid, made_printable
+from stages.v1 import stage_pb2
+from stages.wire.status import MAX_CHARACTERS, StatusError, invalid, made_printable
 
 
 def test_a_sentence_that_quotes_a_long_field_is_cut() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.auth import CLIENT, HOST, ROUTER
-from onesweep.stages.wire.hop_stream import Relay
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tls import Security, Tls, handshake_problem
+from stages.errors import InputError
+from stages.wire.auth import CLIENT, HOST, ROUTER
+from stages.wire.hop_stream import Relay
+from stages.wire.status import StatusError
+from stages.wire.tls import Security, Tls, handshake_problem
 from tests.stages.fake_stage_server import PATIENT_S, NewPki, describe, refusal, with_relay
 
 
@@ -63,9 +63,7 @@ def other_authority_here(pki: Any, other: Any) -> tuple[Tls, Tls]:
 )
 def test_a_handshake_that_fails_says_why(new_pki: NewPki, monkeypatch, sides: Sides, says: str) -> None:
     server_tls, tls = sides(new_pki("a"), new_pki("b"))
-    monkeypatch.setattr(
-        "onesweep.stages.wire.tls.examine", lambda *paths: None
-    )  # servers start with whatever they have
+    monkeypatch.setattr("stages.wire.tls.examine", lambda *paths: None)  # servers start with whatever they have
     refused = with_relay(server_tls, tls, refusal)
     assert refused.code is grpc.StatusCode.UNAVAILABLE
     assert refused.message.startswith("host paris at 127.0.0.1:")
@@ -180,7 +178,7 @@ def test_a_relay_shows_its_new_certificate(new_pki: NewPki, monkeypatch: pytest.
     pki = new_pki("a")
     paris, tokyo = pki.issue(HOST, "paris"), pki.issue(HOST, "tokyo")
     with monkeypatch.context() as patch:
-        patch.setattr("onesweep.stages.wire.tls.examine", lambda *paths: None)
+        patch.setattr("stages.wire.tls.examine", lambda *paths: None)
         pki.expire(tokyo)
 
         async def story(relay: Relay) -> str:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.flags import TOKEN_VARIABLE, add_token_options
-from onesweep.stages.wire.tls import Tls
-from onesweep.stages.wire.tokens import token_of
+from stages.errors import InputError
+from stages.wire.flags import TOKEN_VARIABLE, add_token_options
+from stages.wire.tls import Tls
+from stages.wire.tokens import token_of
 
 HERE, AWAY = "127.0.0.1:7800", "10.8.0.9:7800"
 TLS = Tls(Path("ca.pem"))

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_chain
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.trainer.blocks.checkpoint_dir import (
+from stages.checkpoint.checkpoint import load_chain
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
+from stages.model.architecture import Architecture
+from tests.trainer.small import corpus, tiny
+from trainer.blocks.checkpoint_dir import (
     add_metrics,
     create_untrained,
     identity,
@@ -20,7 +21,6 @@ from onesweep.trainer.blocks.checkpoint_dir import (
     new_chain,
     open_checkpoint_dir,
 )
-from tests.trainer.small import corpus, tiny
 
 
 def test_an_identity_names_settings_and_data_but_not_results() -> None:
@@ -50,8 +50,8 @@ PEAK = """
 import sys
 from pathlib import Path
 import torch
-from onesweep.stages.model.architecture import Architecture
-from onesweep.trainer.blocks.checkpoint_dir import create_untrained
+from stages.model.architecture import Architecture
+from trainer.blocks.checkpoint_dir import create_untrained
 
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10

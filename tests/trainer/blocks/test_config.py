@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.stages.errors import ConfigError
-from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig, load_config
+from stages.errors import ConfigError
+from trainer.blocks.config import NoiseConfig, TrainingConfig, load_config
 
 
 def toml(tmp_path: Path, text: str) -> Path:

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages.errors import DataError
-from onesweep.trainer.blocks.data import MIN_BYTES, VALID_SHARE, Corpus, load_corpus, precision
+from stages.errors import DataError
 from tests.trainer.small import corpus
+from trainer.blocks.data import MIN_BYTES, VALID_SHARE, Corpus, load_corpus, precision
 
 
 def text_of(tensor: torch.Tensor) -> bytes:

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from onesweep.stages.backends import DEFAULT_BACKEND, backend_named
-from onesweep.stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
-from onesweep.stages.model.codec import Fp32
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import new_caches
-from onesweep.stages.model.vocabulary import BYTES
-from onesweep.trainer.blocks.diagnostics import chain_diagnostics, from_noise_path
-from onesweep.trainer.blocks.task import BlockTask
+from stages.backends import DEFAULT_BACKEND, backend_named
+from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from stages.model.codec import Fp32
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import new_caches
+from stages.model.vocabulary import BYTES
 from tests.trainer.small import corpus, make_blocks, partition, tiny
+from trainer.blocks.diagnostics import chain_diagnostics, from_noise_path
+from trainer.blocks.task import BlockTask
 
 LENGTH = 9
 

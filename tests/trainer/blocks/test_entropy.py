@@ -4,11 +4,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from onesweep.stages.model.block import Codes
-from onesweep.trainer.blocks import checkpoint_dir as entropy
-from onesweep.trainer.blocks.checkpoint_dir import entropy_curve, make_partition
-from onesweep.trainer.blocks.config import NoiseConfig
+from stages.model.block import Codes
 from tests.trainer.small import corpus
+from trainer.blocks import checkpoint_dir as entropy
+from trainer.blocks.checkpoint_dir import entropy_curve, make_partition
+from trainer.blocks.config import NoiseConfig
 
 
 def unigram_nats(text: torch.Tensor) -> float:

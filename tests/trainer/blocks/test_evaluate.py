@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_ar, load_block
-from onesweep.stages.errors import CheckpointError, DataError, InputError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.stages.model.pipeline import ArModel
-from onesweep.trainer.blocks.config import NoiseConfig, TrainingConfig
-from onesweep.trainer.blocks.evaluate import Scorer, TextScore, bundle_divergences, divergence
-from onesweep.trainer.blocks.train import train_ar, train_blocks
+from stages.checkpoint.checkpoint import load_ar, load_block
+from stages.errors import CheckpointError, DataError, InputError
+from stages.model.architecture import Architecture
+from stages.model.pipeline import ArModel
 from tests.trainer.small import corpus
+from trainer.blocks.config import NoiseConfig, TrainingConfig
+from trainer.blocks.evaluate import Scorer, TextScore, bundle_divergences, divergence
+from trainer.blocks.train import train_ar, train_blocks
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_odds_known_in_closed_form() -> None:
 def test_a_bundle_without_a_local_model_has_nothing_to_compare(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from onesweep.trainer.blocks.checkpoint_dir import create_untrained
+    from trainer.blocks.checkpoint_dir import create_untrained
 
     create_untrained(tmp_path / "ar", "ar", replace(SIZES, parts=2), 0)
     assert bundle_divergences(tmp_path, corpus, 4, 8, 1.0) == []

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_ar
-from onesweep.stages.errors import ConfigError
-from onesweep.stages.model.pipeline import ArModel
-from onesweep.trainer.blocks.config import LookaheadConfig
-from onesweep.trainer.blocks.lookahead import ScorerTask, StagesInOneProcess
-from onesweep.trainer.blocks.losses import next_byte_loss
-from onesweep.trainer.blocks.run import Run, train_step
-from onesweep.trainer.blocks.train import train_scorer
+from stages.checkpoint.checkpoint import load_ar
+from stages.errors import ConfigError
+from stages.model.pipeline import ArModel
 from tests.trainer.small import corpus, tiny
+from trainer.blocks.config import LookaheadConfig
+from trainer.blocks.lookahead import ScorerTask, StagesInOneProcess
+from trainer.blocks.losses import next_byte_loss
+from trainer.blocks.run import Run, train_step
+from trainer.blocks.train import train_scorer
 
 three = replace(tiny.architecture, parts=3, layers=1)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.model.block import Block
-from onesweep.trainer.blocks.losses import MASKED, ChunkLayout, Corruption, block_loss, next_byte_loss
+from stages.model.block import Block
 from tests.trainer.small import make_blocks, partition
+from trainer.blocks.losses import MASKED, ChunkLayout, Corruption, block_loss, next_byte_loss
 
 LENGTH = 12
 

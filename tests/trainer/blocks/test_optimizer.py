@@ -4,10 +4,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from onesweep.stages.model.block import Block
-from onesweep.trainer.blocks.config import MatrixOptimizer
-from onesweep.trainer.blocks.optimizer import FINAL_LEARNING_RATE, OptimizerSet, schedule
+from stages.model.block import Block
 from tests.trainer.small import make_blocks, tiny
+from trainer.blocks.config import MatrixOptimizer
+from trainer.blocks.optimizer import FINAL_LEARNING_RATE, OptimizerSet, schedule
 
 
 def test_schedule_warms_up_and_falls_to_its_floor() -> None:

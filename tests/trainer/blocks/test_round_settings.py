@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.stages.errors import ConfigError
-from onesweep.trainer.blocks.config import load_config
-from onesweep.trainer.blocks.round_settings import RoundSettings
+from stages.errors import ConfigError
+from trainer.blocks.config import load_config
+from trainer.blocks.round_settings import RoundSettings
 
 
 def test_a_file_sets_them(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError, ConfigError, Interrupted, ResumeError
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.run import Clock, Run, StepLoss
-from onesweep.trainer.blocks.state import exclusive, load_state, read_records, save_state
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError, ConfigError, Interrupted, ResumeError
 from tests.conftest import until
 from tests.trainer.blocks.test_train import digests
 from tests.trainer.processes import ended, launched
 from tests.trainer.small import tiny
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.run import Clock, Run, StepLoss
+from trainer.blocks.state import exclusive, load_state, read_records, save_state
 
 
 class Line:
@@ -216,7 +216,7 @@ def test_a_killed_process_loses_and_repeats_nothing(
 def test_a_budget_of_time_counts_over_resumed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = itertools.count()
     monkeypatch.setattr(
-        "onesweep.trainer.blocks.run.time", SimpleNamespace(monotonic=lambda: float(next(seconds)), time=time.time)
+        "trainer.blocks.run.time", SimpleNamespace(monotonic=lambda: float(next(seconds)), time=time.time)
     )
     config = replace(tiny, steps=1000, evaluate_every=1000)
     looked = list[int]()

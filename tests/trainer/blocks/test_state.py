@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages.errors import ResumeError
-from onesweep.trainer.blocks.state import StepLog, exclusive, load_state, read_records, save_state
+from stages.errors import ResumeError
+from trainer.blocks.state import StepLog, exclusive, load_state, read_records, save_state
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_cutting_forgets_later_steps_and_final_evaluations(tmp_path: Path) -> No
 HOLD = """
 import sys
 from pathlib import Path
-from onesweep.trainer.blocks.state import exclusive
+from trainer.blocks.state import exclusive
 with exclusive(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

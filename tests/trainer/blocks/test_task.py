@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from onesweep.stages.model.partition import NoisePartition
-from onesweep.stages.model.pipeline import ArModel
-from onesweep.trainer.blocks.losses import next_byte_loss
-from onesweep.trainer.blocks.task import ArTask, BlockTask
+from stages.model.partition import NoisePartition
+from stages.model.pipeline import ArModel
 from tests.trainer.small import corpus, make_blocks, partition, tiny
+from trainer.blocks.losses import next_byte_loss
+from trainer.blocks.task import ArTask, BlockTask
 
 
 def test_a_step_depends_on_nothing_but_its_number() -> None:

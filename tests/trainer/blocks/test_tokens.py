@@ -11,15 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.loadtest.workload.pipeline import InProcess, Work
-from onesweep.stages.checkpoint.checkpoint import halve, load_ar, load_chain
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
-from onesweep.stages.errors import CheckpointError, DataError
-from onesweep.trainer.blocks.data import Corpus, load_corpus
-from onesweep.trainer.blocks.evaluate import Scorer
-from onesweep.trainer.blocks.tokens import TextTokenizer, token_bytes, train_tokenizer
-from onesweep.trainer.blocks.train import train_ar, train_blocks, train_scorer
+from loadtest.workload.pipeline import InProcess, Work
+from stages.checkpoint.checkpoint import halve, load_ar, load_chain
+from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
+from stages.errors import CheckpointError, DataError
 from tests.trainer.small import TEXT, corpus, tiny
+from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.evaluate import Scorer
+from trainer.blocks.tokens import TextTokenizer, token_bytes, train_tokenizer
+from trainer.blocks.train import train_ar, train_blocks, train_scorer
 
 TOKENS = 290
 THREE = replace(tiny, architecture=replace(tiny.architecture, parts=3, layers=1))

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_ar, load_chain, write_manifest
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError, Interrupted
-from onesweep.trainer.blocks import train as local
-from onesweep.trainer.blocks.config import NoiseConfig
-from onesweep.trainer.blocks.diagnostics import next_byte_nats
-from onesweep.trainer.blocks.state import read_records
-from onesweep.trainer.blocks.task import BlockTask
-from onesweep.trainer.blocks.train import train_ar, train_blocks
+from stages.checkpoint.checkpoint import load_ar, load_chain, write_manifest
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError, Interrupted
 from tests.trainer.small import corpus, tiny
+from trainer.blocks import train as local
+from trainer.blocks.config import NoiseConfig
+from trainer.blocks.diagnostics import next_byte_nats
+from trainer.blocks.state import read_records
+from trainer.blocks.task import BlockTask
+from trainer.blocks.train import train_ar, train_blocks
 
 short = replace(tiny, steps=3, architecture=replace(tiny.architecture, layers=1))
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.distill.samples import symbols_corpus
-from onesweep.trainer.distill.settings import DistillSettings
-from onesweep.trainer.distill.teacher import Teacher
+from stages.checkpoint.manifest import read_manifest
 from tests.stages.model.tiny_llama import write_tiny
+from trainer.blocks.data import Corpus
+from trainer.distill.samples import symbols_corpus
+from trainer.distill.settings import DistillSettings
+from trainer.distill.teacher import Teacher
 
 
 @pytest.fixture(scope="session")

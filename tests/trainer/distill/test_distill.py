@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages import memory
-from onesweep.stages.checkpoint.checkpoint import load_stage
-from onesweep.stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
-from onesweep.stages.errors import Interrupted, OnesweepError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.trainer.blocks.checkpoint_dir import create_untrained
-from onesweep.trainer.blocks.run import StepLoss
-from onesweep.trainer.distill.distill import distill
-from onesweep.trainer.distill.settings import DistillSettings
-from onesweep.trainer.distill.student import DistillTask
-from onesweep.trainer.distill.teacher import Teacher
+from stages import memory
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
+from stages.errors import Interrupted, OnesweepError
+from stages.model.architecture import Architecture
 from tests.stages.model.tiny_llama import write_tiny
+from trainer.blocks.checkpoint_dir import create_untrained
+from trainer.blocks.run import StepLoss
+from trainer.distill.distill import distill
+from trainer.distill.settings import DistillSettings
+from trainer.distill.student import DistillTask
+from trainer.distill.teacher import Teacher
 
 Short = Callable[..., DistillSettings]
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_stage
-from onesweep.stages.checkpoint.draft_head import DRAFT_HEAD_NAME, add_draft_head, load_draft_head, write_draft_head
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.host.drafter import HeadDrafter, _HeadText
-from onesweep.stages.model.draft_head import DraftHead
-from onesweep.stages.model.llama import LlamaArchitecture
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.distill.draft_head import HeadTask, _Acceptance, distill_head
-from onesweep.trainer.distill.samples import Samples
-from onesweep.trainer.distill.settings import DistillSettings
-from onesweep.trainer.distill.teacher import Teacher
+from stages.checkpoint.checkpoint import load_stage
+from stages.checkpoint.draft_head import DRAFT_HEAD_NAME, add_draft_head, load_draft_head, write_draft_head
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
+from stages.host.drafter import HeadDrafter, _HeadText
+from stages.model.draft_head import DraftHead
+from stages.model.llama import LlamaArchitecture
 from tests.stages.model.tiny_llama import TINY, write_tiny
+from trainer.blocks.data import Corpus
+from trainer.distill.draft_head import HeadTask, _Acceptance, distill_head
+from trainer.distill.samples import Samples
+from trainer.distill.settings import DistillSettings
+from trainer.distill.teacher import Teacher
 
 Short = Callable[..., DistillSettings]
 HEAD = {"layers": None, "head": True, "guesses": 200}

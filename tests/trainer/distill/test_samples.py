@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.distill.samples import FIRST, ROWS, Samples, held_out
-from onesweep.trainer.distill.settings import DistillSettings
-from onesweep.trainer.distill.teacher import Teacher
+from trainer.blocks.data import Corpus
+from trainer.distill.samples import FIRST, ROWS, Samples, held_out
+from trainer.distill.settings import DistillSettings
+from trainer.distill.teacher import Teacher
 
 Make = Callable[..., Samples]
 

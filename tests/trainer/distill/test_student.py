@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.model.architecture import Architecture
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.distill.student import Student, fitting_layers, numbers_in, one_stage
-from onesweep.trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
+from stages.checkpoint.manifest import read_manifest
+from stages.model.architecture import Architecture
 from tests.stages.model.tiny_llama import TINY, write_tiny
+from trainer.blocks.data import Corpus
+from trainer.distill.student import Student, fitting_layers, numbers_in, one_stage
+from trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from onesweep.trainer.distill import teacher as odds
-from onesweep.trainer.distill.teacher import OutputHead, distance, mean_kl, run_length
+from trainer.distill import teacher as odds
+from trainer.distill.teacher import OutputHead, distance, mean_kl, run_length
 
 
 @pytest.fixture(params=[1, 1 << 20], ids=["a place at a time", "all at once"])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from onesweep.stages.errors import DataError
-from onesweep.trainer.pictures.data import load_pictures
+from stages.errors import DataError
+from trainer.pictures.data import load_pictures
 
 PIXELS = np.random.default_rng(0).integers(256, size=(20, 1, 8, 8), dtype=np.uint8)
 LABELS = (np.arange(20) % 2).astype(np.uint8)

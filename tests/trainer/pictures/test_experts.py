@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.stages.checkpoint.checkpoint import load_router_net
-from onesweep.stages.errors import Interrupted
-from onesweep.stages.model.partition import equal_probability
-from onesweep.stages.pictures.experts import RouterNet
-from onesweep.stages.pictures.part import in_scale
-from onesweep.trainer.blocks.optimizer import OptimizerSet
-from onesweep.trainer.blocks.run import train_step
-from onesweep.trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
-from onesweep.trainer.pictures.experts import RouterTask, balanced_clusters, train_experts
-from onesweep.trainer.pictures.training import PictureTask, train_undivided
+from serving.cli.__main__ import main
+from stages.checkpoint.checkpoint import load_router_net
+from stages.errors import Interrupted
+from stages.model.partition import equal_probability
+from stages.pictures.experts import RouterNet
+from stages.pictures.part import in_scale
 from tests.trainer.pictures.test_data import write_npz
 from tests.trainer.pictures.test_training import CONFIG, weights
+from trainer.blocks.optimizer import OptimizerSet
+from trainer.blocks.run import train_step
+from trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
+from trainer.pictures.experts import RouterTask, balanced_clusters, train_experts
+from trainer.pictures.training import PictureTask, train_undivided
 
 
 @pytest.fixture

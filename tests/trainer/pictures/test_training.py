@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from onesweep.serving.cli.__main__ import main
-from onesweep.stages.checkpoint.checkpoint import load_picture_part
-from onesweep.stages.checkpoint.manifest import Manifest, read_manifest
-from onesweep.stages.errors import CheckpointError, ConfigError, Interrupted
-from onesweep.trainer.pictures.data import PictureSet, load_pictures
-from onesweep.trainer.pictures.training import PictureConfig, PictureTask, train_picture_blocks, train_undivided
+from serving.cli.__main__ import main
+from stages.checkpoint.checkpoint import load_picture_part
+from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.errors import CheckpointError, ConfigError, Interrupted
 from tests.trainer.pictures.test_data import LABELS, write_npz
+from trainer.pictures.data import PictureSet, load_pictures
+from trainer.pictures.training import PictureConfig, PictureTask, train_picture_blocks, train_undivided
 
 CONFIG = PictureConfig(
     steps=3, patch=4, parts=2, layers=1, features=16, heads=2, condition_dim=16, batch=4, warmup_steps=1, log_every=1

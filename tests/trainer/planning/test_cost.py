@@ -2,17 +2,17 @@
 
 import pytest
 
-from onesweep.stages.errors import ConfigError
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.planning.cost import (
+from stages.errors import ConfigError
+from trainer.blocks.round_settings import RoundSettings
+from trainer.planning.cost import (
     WorkerLink,
     coordinator_memory,
     outer_tensors,
     timing_of,
     worker_memory,
 )
-from onesweep.trainer.planning.inventory import PartInventory
-from onesweep.trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
+from trainer.planning.inventory import PartInventory
+from trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
 
 MB = 1_000_000
 NEAR, FAR = WorkerLink(20, 100, 0), WorkerLink(20, 100, 30)

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from onesweep.stages.errors import ConfigError
-from onesweep.stages.model.architecture import Architecture
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.optimizer import state_bytes
-from onesweep.trainer.planning.inventory import fit_width, numbers_of, take_inventory
-from onesweep.trainer.rounds.codecs import shapes, trainable
-from onesweep.trainer.rounds.parts import Learner, StagePart
-from onesweep.trainer.rounds.spec import RunSpec
+from stages.errors import ConfigError
+from stages.model.architecture import Architecture
 from tests.trainer.small import corpus, tiny
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.optimizer import state_bytes
+from trainer.planning.inventory import fit_width, numbers_of, take_inventory
+from trainer.rounds.codecs import shapes, trainable
+from trainer.rounds.parts import Learner, StagePart
+from trainer.rounds.spec import RunSpec
 
 MODELS = ["chain", "scorer", "ar"]
 

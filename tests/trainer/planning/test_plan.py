@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from onesweep.trainer.planning.commands import count
+from trainer.planning.commands import count
 
 LINK = ("--link", "links-60", "--up-mbps", "20")
 NAMES = ["every step", "whole blocks", "diloco", "int8", "e3m0", "eager", "eager e3m0", "fragments"]

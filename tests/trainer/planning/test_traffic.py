@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.planning.inventory import PartInventory, take_inventory
-from onesweep.trainer.planning.traffic import traffic_of
-from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.spec import RunSpec, settled
 from tests.trainer.small import corpus, tiny
+from trainer.blocks.round_settings import RoundSettings
+from trainer.planning.inventory import PartInventory, take_inventory
+from trainer.planning.traffic import traffic_of
+from trainer.rounds.settings import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec, settled
 
 PART = PartInventory("block-0", {"a": (3, 256), "b": (5,)}, 0, {"block-1": {"c": (128,)}}, 3)
 """773 numbers in four rows, in groups of 128 that are seven."""

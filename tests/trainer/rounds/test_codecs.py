@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onesweep.stages.errors import CodecError
-from onesweep.trainer.blocks.round_settings import SPARSE, CodecName, RoundSettings
-from onesweep.trainer.rounds.codecs import (
+from stages.errors import CodecError
+from trainer.blocks.round_settings import SPARSE, CodecName, RoundSettings
+from trainer.rounds.codecs import (
     CODECS,
     E3M0_GROUP,
     E3M0_VALUES,

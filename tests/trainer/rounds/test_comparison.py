@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from onesweep.stages.errors import ConfigError
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.comparison import variants
-from onesweep.trainer.rounds.settings import SimulatedWorkers, Throttle
-from onesweep.trainer.rounds.spec import boundaries, cut, fragment_name
+from stages.errors import ConfigError
 from tests.trainer.small import tiny
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.comparison import variants
+from trainer.rounds.settings import SimulatedWorkers, Throttle
+from trainer.rounds.spec import boundaries, cut, fragment_name
 
 Command = Callable[..., Any]
 SETTINGS = """

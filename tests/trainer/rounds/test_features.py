@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.stages.errors import CodecError, ConfigError
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.rounds.codecs import subtract
-from onesweep.trainer.rounds.features import FeatureFormat
-from onesweep.trainer.rounds.parts import Learner, see
-from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.spec import RunSpec
+from stages.errors import CodecError, ConfigError
 from tests.trainer.small import corpus, tiny
+from trainer.blocks.round_settings import RoundSettings
+from trainer.rounds.codecs import subtract
+from trainer.rounds.features import FeatureFormat
+from trainer.rounds.parts import Learner, see
+from trainer.rounds.settings import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec
 
 STEPS, ROUNDS = 2, 2
 

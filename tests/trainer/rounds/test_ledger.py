@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.codecs import norm, receive, scale, subtract
-from onesweep.trainer.rounds.ledger import MOST_POINTS, REMEMBERED, Ledger, LossCurves
-from onesweep.trainer.rounds.store import Store, Update, open_store
 from tests.trainer.small import tensors, update
+from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.state import digest
+from trainer.rounds.codecs import norm, receive, scale, subtract
+from trainer.rounds.ledger import MOST_POINTS, REMEMBERED, Ledger, LossCurves
+from trainer.rounds.store import Store, Update, open_store
 
 MakeUpdate = Callable[..., Update]
 

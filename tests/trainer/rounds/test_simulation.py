@@ -6,18 +6,18 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.blocks.optimizer import OptimizerSet
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.blocks.run import train_step
-from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.codecs import load, subtract, trainable
-from onesweep.trainer.rounds.comparison import PooledCorpus
-from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.spec import RunSpec, replica_seed
 from tests.trainer.small import corpus, tiny
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.blocks.optimizer import OptimizerSet
+from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.run import train_step
+from trainer.blocks.state import digest
+from trainer.rounds.codecs import load, subtract, trainable
+from trainer.rounds.comparison import PooledCorpus
+from trainer.rounds.settings import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec, replica_seed
 
 EXACT = {"codec": "fp32", "down_codec": "fp32"}
 LOCKSTEP: dict[str, Any] = {"rounds": 3, "steps_per_round": 2, "deadline": "lockstep", **EXACT}

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-import onesweep.trainer.rounds.store
-from onesweep.stages.errors import CheckpointError, ResumeError
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.ledger import Ledger
-from onesweep.trainer.rounds.store import DATABASE, UPDATES, VERSIONS, Store, open_store
+import trainer.rounds.store
+from stages.errors import CheckpointError, ResumeError
 from tests.trainer.small import tensors, update
+from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.state import digest
+from trainer.rounds.audit import audit
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.store import DATABASE, UPDATES, VERSIONS, Store, open_store
 
 SETTINGS = RoundSettings(deadline="fixed", down_codec="int8", late="keep")
 
@@ -29,12 +29,12 @@ RUN = """
 import os, signal, sys
 from pathlib import Path
 from tests.trainer.small import tensors, update
-from onesweep.trainer.rounds import store
-from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.ledger import Ledger
-from onesweep.trainer.blocks.round_settings import RoundSettings
-from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.codecs import norm
+from trainer.rounds import store
+from trainer.rounds.audit import audit
+from trainer.rounds.ledger import Ledger
+from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.state import digest
+from trainer.rounds.codecs import norm
 
 directory = Path(sys.argv[1])
 settings = RoundSettings(deadline="fixed", down_codec="int8", late="keep", robust="scored")
@@ -317,7 +317,7 @@ def test_folders_are_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """As are those that a kill left behind before that."""
     directory, synced = tmp_path / "out" / "rounds", list[Path]()
     (directory / UPDATES / "p").mkdir(parents=True)
-    monkeypatch.setattr(onesweep.trainer.rounds.store, "sync_directory", synced.append)
+    monkeypatch.setattr(trainer.rounds.store, "sync_directory", synced.append)
     with open_store(directory) as store:
         ledger = begun(store)
         synced.clear()

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from onesweep.trainer.blocks.round_settings import LateName, OuterName, RoundSettings
-from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.codecs import add, scale
-from onesweep.trainer.rounds.ledger import closes_at, late_worth
-from onesweep.trainer.rounds.merging import Overlap, new_outer, votes, weighted_mean
-from onesweep.trainer.rounds.store import Share
 from tests.trainer.small import tensors
+from trainer.blocks.round_settings import LateName, OuterName, RoundSettings
+from trainer.blocks.state import digest
+from trainer.rounds.codecs import add, scale
+from trainer.rounds.ledger import closes_at, late_worth
+from trainer.rounds.merging import Overlap, new_outer, votes, weighted_mean
+from trainer.rounds.store import Share
 
 
 def test_the_mean_is_weighted_by_work() -> None:

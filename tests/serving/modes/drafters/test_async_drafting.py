@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from onesweep.serving.modes.speculative import AsyncDrafting, Drafter
-from onesweep.serving.router.accounting import Account
-from onesweep.stages.model.draft_tree import Draft, DraftLength, DraftPlan, SweepTime
-from onesweep.stages.model.vocabulary import BYTES
+from serving.modes.speculative import AsyncDrafting, Drafter
+from serving.router.accounting import Account
+from stages.model.draft_tree import Draft, DraftLength, DraftPlan, SweepTime
+from stages.model.vocabulary import BYTES
 
 SENT = Draft(tuple(b"abc"), (0, 1, 2), (0.99, 0.99, 0.99), 3, 5.0)
 NEXT = Draft(tuple(b"defx"), (0, 1, 2, 0), (0.9,) * 4, 3, 7.0)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
-from onesweep.serving.modes.speculative import (
+from serving.modes.drafters.local_model import LocalModel, LocalSequence
+from serving.modes.speculative import (
     MAX_MATCH,
     MAX_TOKENS,
     MIN_MATCH,
@@ -18,8 +18,8 @@ from onesweep.serving.modes.speculative import (
     LookupDrafter,
     ModelDrafter,
 )
-from onesweep.stages.model.draft_tree import Draft, DraftLength, DraftPlan, SweepTime
-from onesweep.stages.model.vocabulary import Alphabet
+from stages.model.draft_tree import Draft, DraftLength, DraftPlan, SweepTime
+from stages.model.vocabulary import Alphabet
 
 texts = st.text("ab", min_size=1, max_size=60).map(str.encode)
 

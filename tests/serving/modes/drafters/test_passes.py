@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from onesweep.serving.modes.candidates import Branches, Candidates
-from onesweep.serving.modes.drafters.local_model import LocalModel, LocalSequence
-from onesweep.serving.modes.drafters.passes import BLOCK, DraftJob, Written, draw
-from onesweep.stages.model.randomness import Purpose, uniforms
-from onesweep.stages.wire.status import StatusError
+from serving.modes.candidates import Branches, Candidates
+from serving.modes.drafters.local_model import LocalModel, LocalSequence
+from serving.modes.drafters.passes import BLOCK, DraftJob, Written, draw
+from stages.model.randomness import Purpose, uniforms
+from stages.wire.status import StatusError
 from tests.serving.pretrained import write_model
 from tests.stages.statistics import probabilities
 

@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.trainer.rounds.transfer import pieces
-from onesweep.trainer.v1 import rounds_pb2
+from trainer.rounds.transfer import pieces
+from trainer.v1 import rounds_pb2
 
 Start = Callable[..., Any]
 

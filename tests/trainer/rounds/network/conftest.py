@@ -16,22 +16,22 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.wire.channel import is_loopback
-from onesweep.stages.wire.tokens import Keyring
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.rounds.client import RoundsClient
-from onesweep.trainer.rounds.codecs import CODECS, Tensors, scale, shapes
-from onesweep.trainer.rounds.coordinator import Coordinator
-from onesweep.trainer.rounds.page import page_served
-from onesweep.trainer.rounds.publishing import Publisher
-from onesweep.trainer.rounds.server import STORE, OpenPort, ledger_of, open_port
-from onesweep.trainer.rounds.settings import PROTOCOL, CoordinatorSettings, WorkerSettings
-from onesweep.trainer.rounds.spec import RunSpec
-from onesweep.trainer.rounds.store import open_store
-from onesweep.trainer.rounds.worker import work
-from onesweep.trainer.v1 import rounds_pb2, rounds_pb2_grpc
+from stages.wire.channel import is_loopback
+from stages.wire.tokens import Keyring
 from tests.trainer.small import corpus, rounds_config
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.rounds.client import RoundsClient
+from trainer.rounds.codecs import CODECS, Tensors, scale, shapes
+from trainer.rounds.coordinator import Coordinator
+from trainer.rounds.page import page_served
+from trainer.rounds.publishing import Publisher
+from trainer.rounds.server import STORE, OpenPort, ledger_of, open_port
+from trainer.rounds.settings import PROTOCOL, CoordinatorSettings, WorkerSettings
+from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import open_store
+from trainer.rounds.worker import work
+from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 OPEN_S, WORK_S, END_S = 60.0, 100.0, 60.0
 

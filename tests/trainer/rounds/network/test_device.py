@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.stages.device import check_device
-from onesweep.stages.errors import CheckpointError, ConfigError
-from onesweep.trainer.blocks.data import PlacedCorpus, within_memory
-from onesweep.trainer.rounds.codecs import norm, subtract
-from onesweep.trainer.rounds.parts import place_on, see
-from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.spec import RunSpec
+from stages.device import check_device
+from stages.errors import CheckpointError, ConfigError
 from tests.conftest import until
 from tests.trainer.small import corpus, rounds_config
+from trainer.blocks.data import PlacedCorpus, within_memory
+from trainer.rounds.codecs import norm, subtract
+from trainer.rounds.parts import place_on, see
+from trainer.rounds.settings import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec
 
 MIXED_TOLERANCE = 0.02
 """Share of the way from the first weights that a mixed run may end beside the one of one device, in float32."""

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.trainer.rounds.client import RoundsClient
-from onesweep.trainer.v1 import rounds_pb2, rounds_pb2_grpc
+from trainer.rounds.client import RoundsClient
+from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 ROUND_TRIPS_S = 0.5
 """Of connecting; longer than gRPC would wait before its second try, and its third."""

@@ -11,20 +11,20 @@ import grpc
 import pytest
 import torch
 
-from onesweep.stages.errors import Interrupted
-from onesweep.trainer.blocks.config import TrainingConfig
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.planning.inventory import take_inventory
-from onesweep.trainer.planning.traffic import traffic_of
-from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.server import STORE
-from onesweep.trainer.rounds.settings import SimulatedWorkers, Throttle
-from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.transfer import piece_of
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import Interrupted
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
+from trainer.blocks.config import TrainingConfig
+from trainer.blocks.data import Corpus
+from trainer.planning.inventory import take_inventory
+from trainer.planning.traffic import traffic_of
+from trainer.rounds.audit import audit
+from trainer.rounds.server import STORE
+from trainer.rounds.settings import SimulatedWorkers, Throttle
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.transfer import piece_of
+from trainer.v1 import rounds_pb2
 
 # Two parts with a worker each, three rounds of two steps.
 scorer = replace(rounds_config, rounds=replace(rounds_config.rounds, model="scorer", replicas=1))

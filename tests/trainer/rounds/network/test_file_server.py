@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from onesweep.trainer.blocks.round_settings import CodecName, RoundSettings
-from onesweep.trainer.blocks.state import digest
-from onesweep.trainer.rounds.cache import WeightCache
-from onesweep.trainer.rounds.client import FileGoneError, RoundsClient
-from onesweep.trainer.rounds.codecs import CODECS, receive, shapes
-from onesweep.trainer.rounds.file_server import WeightServer
-from onesweep.trainer.rounds.ledger import Ledger
-from onesweep.trainer.rounds.store import Store
-from onesweep.trainer.v1 import rounds_pb2
 from tests.trainer.small import tensors, update
+from trainer.blocks.round_settings import CodecName, RoundSettings
+from trainer.blocks.state import digest
+from trainer.rounds.cache import WeightCache
+from trainer.rounds.client import FileGoneError, RoundsClient
+from trainer.rounds.codecs import CODECS, receive, shapes
+from trainer.rounds.file_server import WeightServer
+from trainer.rounds.ledger import Ledger
+from trainer.rounds.store import Store
+from trainer.v1 import rounds_pb2
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ import grpc
 import numpy as np
 import pytest
 
-import onesweep.trainer.rounds.coordinator
-from onesweep.stages.errors import CheckpointError
-from onesweep.stages.wire.status import StatusError
-from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.service import MOST_ALIKE, NewestCalls
-from onesweep.trainer.rounds.transfer import pieces
-from onesweep.trainer.v1 import rounds_pb2
+import trainer.rounds.coordinator
+from stages.errors import CheckpointError
+from stages.wire.status import StatusError
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
+from trainer.rounds.audit import audit
+from trainer.rounds.service import MOST_ALIKE, NewestCalls
+from trainer.rounds.transfer import pieces
+from trainer.v1 import rounds_pb2
 
 
 def test_an_update_counts_once(network: Start) -> None:
@@ -107,7 +107,7 @@ def test_a_cut_submission_goes_on_where_it_ended(network: Start) -> None:
 
 
 def test_a_full_disk_loses_nothing(network: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onesweep.trainer.rounds.coordinator, "STORE_RETRY_S", 0.05)
+    monkeypatch.setattr(trainer.rounds.coordinator, "STORE_RETRY_S", 0.05)
     net = network(replicas=1)
     store, failures, shown = net.ledger.store, ["put_update", "commit", "put_version"], set[str]()
 

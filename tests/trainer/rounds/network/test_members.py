@@ -7,15 +7,15 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.stages.errors import ServiceError
-from onesweep.stages.wire.status import StatusError
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security
-from onesweep.stages.wire.tokens import Key, new_token, token_hash, write_tokens
-from onesweep.trainer.rounds.members import Members, Place
-from onesweep.trainer.rounds.settings import PROTOCOL
-from onesweep.trainer.rounds.store import open_store
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import ServiceError
+from stages.wire.status import StatusError
+from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.trainer.rounds.network.calls import Start, refused
+from trainer.rounds.members import Members, Place
+from trainer.rounds.settings import PROTOCOL
+from trainer.rounds.store import open_store
+from trainer.v1 import rounds_pb2
 
 
 @pytest.fixture

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_chain
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.stages.errors import CheckpointError
-from onesweep.trainer.planning.inventory import take_inventory
-from onesweep.trainer.planning.traffic import traffic_of
-from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import Simulation
+from stages.checkpoint.checkpoint import load_chain
+from stages.checkpoint.manifest import read_manifest
+from stages.errors import CheckpointError
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
+from trainer.planning.inventory import take_inventory
+from trainer.planning.traffic import traffic_of
+from trainer.rounds.audit import audit
+from trainer.rounds.settings import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.client import LeaseLostError
-from onesweep.trainer.rounds.settings import Throttle
-from onesweep.trainer.rounds.store import Update
-from onesweep.trainer.v1 import rounds_pb2
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, submit
+from trainer.rounds.audit import audit
+from trainer.rounds.client import LeaseLostError
+from trainer.rounds.settings import Throttle
+from trainer.rounds.store import Update
+from trainer.v1 import rounds_pb2
 
 
 def test_a_lease_that_is_not_ours_is_refused(network: Start) -> None:

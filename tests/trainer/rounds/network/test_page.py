@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from onesweep.stages.errors import InputError
-from onesweep.stages.wire.tls import LOOPBACK_ONLY, Security, Tls
-from onesweep.stages.wire.tokens import Key, Keyring, new_token, token_hash, write_tokens
-from onesweep.trainer.rounds.server import check_page
-from onesweep.trainer.rounds.settings import PROTOCOL
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import InputError
+from stages.wire.tls import LOOPBACK_ONLY, Security, Tls
+from stages.wire.tokens import Key, Keyring, new_token, token_hash, write_tokens
 from tests.conftest import until
+from trainer.rounds.server import check_page
+from trainer.rounds.settings import PROTOCOL
+from trainer.v1 import rounds_pb2
 
 Start = Callable[..., Any]
 EVIL = "<img src=x onerror=\"document.title='taken'\">"

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from onesweep.stages.checkpoint.checkpoint import load_chain
-from onesweep.stages.checkpoint.manifest import read_manifest
-from onesweep.trainer.blocks.config import load_config
-from onesweep.trainer.blocks.data import load_corpus
-from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.spec import RunSpec
+from stages.checkpoint.checkpoint import load_chain
+from stages.checkpoint.manifest import read_manifest
 from tests.conftest import until
 from tests.trainer.processes import ended, launched
 from tests.trainer.small import events_of
+from trainer.blocks.config import load_config
+from trainer.blocks.data import load_corpus
+from trainer.rounds.audit import audit
+from trainer.rounds.settings import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.spec import RunSpec
 
 ROUNDS, WORKERS = 6, 2
 SETTINGS = f"""

@@ -15,20 +15,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from onesweep.loadtest.lab.lab import lab_problem, temporary_lab
-from onesweep.loadtest.lab.profile import Link, Profile
-from onesweep.stages.errors import InputError, ResumeError, ServiceError
-from onesweep.trainer.blocks.data import Corpus
-from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.settings import SimulatedWorkers, WorkerSettings
-from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.site import Site
-from onesweep.trainer.rounds.spec import RunSpec, replica_seed
-from onesweep.trainer.rounds.worker import work
-from onesweep.trainer.rounds.worker_state import STATE_NAME, load_worker
+from loadtest.lab.lab import lab_problem, temporary_lab
+from loadtest.lab.profile import Link, Profile
+from stages.errors import InputError, ResumeError, ServiceError
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, events_of, rounds_config
+from trainer.blocks.data import Corpus
+from trainer.rounds.audit import audit
+from trainer.rounds.settings import SimulatedWorkers, WorkerSettings
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.site import Site
+from trainer.rounds.spec import RunSpec, replica_seed
+from trainer.rounds.worker import work
+from trainer.rounds.worker_state import STATE_NAME, load_worker
 
 pytestmark = pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
 

@@ -10,15 +10,15 @@ import grpc
 import pytest
 import torch
 
-from onesweep.stages.wire.tls import Security, Tls
-from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.commands import has_strangers
-from onesweep.trainer.rounds.scoring import MOST_STRIKES
-from onesweep.trainer.rounds.settings import CoordinatorSettings
-from onesweep.trainer.v1 import rounds_pb2
+from stages.wire.tls import Security, Tls
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
+from trainer.rounds.audit import audit
+from trainer.rounds.commands import has_strangers
+from trainer.rounds.scoring import MOST_STRIKES
+from trainer.rounds.settings import CoordinatorSettings
+from trainer.v1 import rounds_pb2
 
 ACCEPTED, DUPLICATE, REFUSED = rounds_pb2.OUTCOME_ACCEPTED, rounds_pb2.OUTCOME_DUPLICATE, rounds_pb2.OUTCOME_REFUSED
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onesweep.stages.errors import RequestError
-from onesweep.trainer.rounds import transfer
-from onesweep.trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, Parcel, pieces
-from onesweep.trainer.v1 import rounds_pb2
+from stages.errors import RequestError
+from trainer.rounds import transfer
+from trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, Parcel, pieces
+from trainer.v1 import rounds_pb2
 
 DATA = bytes(range(256)) * 2500
 

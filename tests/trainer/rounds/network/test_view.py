@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from onesweep.trainer.rounds.client import RoundsClient
-from onesweep.trainer.rounds.view import TerminalScreen, framed, lines_of
-from onesweep.trainer.v1 import rounds_pb2, rounds_pb2_grpc
+from trainer.rounds.client import RoundsClient
+from trainer.rounds.view import TerminalScreen, framed, lines_of
+from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 
 def run() -> rounds_pb2.WatchUpdate:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from onesweep.stages.errors import CheckpointError, Interrupted
-from onesweep.trainer.blocks import state
-from onesweep.trainer.rounds.audit import audit
-from onesweep.trainer.rounds.settings import SimulatedWorkers
-from onesweep.trainer.rounds.simulation import Simulation
-from onesweep.trainer.rounds.worker_state import (
+from stages.errors import CheckpointError, Interrupted
+from tests.conftest import until
+from tests.trainer.small import corpus
+from trainer.blocks import state
+from trainer.rounds.audit import audit
+from trainer.rounds.settings import SimulatedWorkers
+from trainer.rounds.simulation import Simulation
+from trainer.rounds.worker_state import (
     STATE_NAME,
     FragmentProgress,
     PendingUpdate,
@@ -24,8 +26,6 @@ from onesweep.trainer.rounds.worker_state import (
     load_worker,
     save_worker,
 )
-from tests.conftest import until
-from tests.trainer.small import corpus
 
 Start = Callable[..., Any]
 
