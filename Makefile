@@ -32,7 +32,7 @@ test-slow: .venv/.dev ## before a release: faults, emulated links, pages of the 
 lint: .venv/.dev ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p onesweep
+	$(BIN)/mypy
 
 house: .venv/.dev ## counts of the source tree beside their limits, and the rules that it breaks
 	$(BIN)/python .ci/house.py

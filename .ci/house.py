@@ -110,18 +110,13 @@ def _import_nodes(node: ast.AST, late: bool, for_types: bool) -> Iterator[tuple[
             yield from _import_nodes(child, inside, types)
 
 
-def _short(name: str) -> str:
-    """`stages.wire` is the folder stages/wire: links in onesweep/ make the packages its own."""
-    return re.sub(rf"^onesweep\.(?=({'|'.join(PACKAGES[1:])})\b)", "", name)
-
-
 @cache
 def imports_of(module: Module, known: frozenset[str]) -> tuple[Import, ...]:
     """What a module imports: `from stages import noise` is stages.model.samplers where that is a module."""
     found = []
     for node, late, for_types in _import_nodes(module.tree, False, False):
         if isinstance(node, ast.Import):
-            names = [_short(alias.name) for alias in node.names]
+            names = [alias.name for alias in node.names]
         else:
             assert isinstance(node, ast.ImportFrom)
             base = "." * node.level + (node.module or "")
@@ -130,7 +125,7 @@ def imports_of(module: Module, known: frozenset[str]) -> tuple[Import, ...]:
                     [*module.folder.split(".")[: len(module.folder.split(".")) - node.level + 1], base.strip(".")]
                 ).strip(".")
             names = [f"{base}.{alias.name}" for alias in node.names]
-            names = [_short(name) if _short(name) in known else _short(base) for name in names]
+            names = [name if name in known else base for name in names]
         found += [Import(name, late, for_types) for name in dict.fromkeys(names) if name != module.name]
     return tuple(found)
 

@@ -9,6 +9,8 @@ with Client("localhost:7100") as client:
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncClient", "Client", "Result", "load_ar", "load_block", "load_chain", "load_stage"]
 
-# The packages are links to the folders of the repository, so that a wheel installs one name and no other.
 _HOMES = {
     "AsyncClient": "serving.client.client",
     "Client": "serving.client.client",
@@ -28,6 +29,22 @@ _HOMES = {
     "load_chain": "stages.checkpoint.checkpoint",
     "load_stage": "stages.checkpoint.checkpoint",
 }
+
+
+def _check_packages() -> None:
+    """Raise ImportError where another distribution's package stands before ours: `trainer` is Coqui's name, too."""
+    home = Path(__file__).resolve().parents[1]
+    for name in ("stages", "serving", "trainer", "loadtest"):
+        found = find_spec(name)
+        if found is None or found.origin is None or Path(found.origin).resolve().parents[1] != home:
+            where = found.origin if found else "nowhere"
+            raise ImportError(
+                f"onesweep needs its own package {name!r}, beside {home / 'onesweep'}, and Python finds it at {where}: "
+                "install onesweep into an environment of its own"
+            )
+
+
+_check_packages()
 
 
 def __getattr__(name: str) -> object:

@@ -15,7 +15,7 @@ def stubs(root: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(root)): path.read_bytes()
         for package in ("stages", "serving", "trainer")
-        for path in sorted((root / "onesweep" / package).rglob("*_pb2*.py*"))
+        for path in sorted((root / package).rglob("*_pb2*.py*"))
         if path.suffix in (".py", ".pyi")
     }
 

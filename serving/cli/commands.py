@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TypeAlias
 
-# Of the packages that this one stands beside, whatever holds them all.
-PREFIX = __name__.removesuffix("serving.cli.commands")
-
 
 @dataclass(frozen=True)
 class Command:
@@ -26,7 +23,7 @@ class Command:
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         module, _, name = self.code.partition(":")
-        functions = vars(import_module(PREFIX + module))
+        functions = vars(import_module(module))
         if add := functions.get(f"add_{name}"):
             add(parser)
         parser.set_defaults(run=functions[f"run_{name}"])

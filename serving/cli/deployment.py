@@ -439,5 +439,6 @@ def _end(processes: list[psutil.Process | None]) -> None:
 
 # Where the weights are that come with the repository.
 
-# In a checkout a link to the folder weights/, in a wheel the files.
-SHIPPED = Path(str(files("onesweep"))) / "weights"
+# Beside the packages in a checkout, within one of them in a wheel.
+_HOME = Path(str(files("onesweep")))
+SHIPPED = _HOME / "weights" if (_HOME / "weights" / "chain").is_dir() else _HOME.parent / "weights"
