@@ -29,9 +29,10 @@ test-slow: .venv/.dev ## before a release: faults, emulated links, pages of the 
 	$(BIN)/python -m pytest -q -rs -m slow --durations 20 --junitxml .pytest_cache/slow.xml; \
 		code=$$?; $(BIN)/python .ci/figures.py slow .pytest_cache/slow.xml; exit $$code
 
-lint: .venv/.dev ## style and types
+lint: .venv/.dev ## style, layers and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 house: .venv/.dev ## counts of the source tree beside their limits, and the rules that it breaks
