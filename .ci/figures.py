@@ -6,8 +6,8 @@
     python .ci/figures.py write                     put the values into the pages
     python .ci/figures.py list                      what is kept, and what can be measured
 
-A page marks a figure by its name in a comment: `8.8<!--overhead.sweep_ms-->`. It keeps the decimals that it has there.
-A new one is written as `{overhead.sweep_ms:.1f}`. tests/test_docs.py refuses a measured figure without such a mark.
+docs/results.json says where each stands, under `places`: a page, the heading of a table (none in prose), a line of it
+with `#` for every number, and what these numbers are; null is not measured. A page keeps the decimals that it has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs/results.json"
-MARK = re.compile(r"(-?\d[\d,]*(?:\.(\d+))?)<!--([\w.:@/-]+)-->")
-NEW = re.compile(r"\{(\w+\.[\w.:@/-]+?):(,?\.\df)\}")
-UNITS = r"x|×|ms|s|seconds|minutes|hours|KB|MB|GB|nats|bits|tokens a second|requests a second"
-FIGURE = re.compile(rf"(?<![\w.<>-])\d[\d,]*(?:\.\d+)?(?:\s?%|\s?(?:{UNITS})\b)")
-CELL = re.compile(rf"{FIGURE.pattern}|(?<![\w.<>-])\d+\.\d+\b(?![.\w])")  # in a table the unit may stand above
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.(\d+))?")
 
 Record = dict[str, Any]
 
@@ -169,7 +166,7 @@ def _git(*arguments: str) -> str:
 
 
 def load() -> Record:
-    """docs/results.json: `measured`, and for each page the `settings` that look like figures and are none."""
+    """docs/results.json: the values `measured`, and their `places` in each page."""
     return json.loads(RESULTS.read_text())
 
 
@@ -226,30 +223,31 @@ def keep_slow_tests(file: Path) -> None:
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def pages() -> list[Path]:
-    """README and the pages of docs/, without the research logs and what is generated from the code."""
-    return [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").glob("*.md") if p.name != "reference.md")]
+def written(text: str, places: list[Record], known: dict[str, float]) -> str:
+    """A page with the values of today. Raises KeyError for a place or a value that is not there."""
+    due = defaultdict[tuple[str, str], deque[list[str | None]]](deque)
+    for place in places:
+        due[place["table"], place["row"]].append(place["figures"])
+    lines, table, before = list[str](), "", ""
+    for line in text.split("\n"):
+        if line.startswith("|") and not before.startswith("|"):
+            table = line
+        before = line
+        key = (table if line.startswith("|") else "", NUMBER.sub("#", line))
+        names = iter(due[key].popleft() if due.get(key) else [])
+        lines.append(NUMBER.sub(lambda number, names=names: _shown(number, next(names, None), known), line))
+    if lost := [row for (_, row), left in due.items() if left]:
+        raise KeyError(f"no such line: {lost[0]}")
+    return "\n".join(lines)
 
 
-def written(text: str, known: dict[str, float]) -> str:
-    """A page with the values of today. Raises KeyError for a name that is not kept."""
-    text = NEW.sub(lambda m: f"{known[m[1]]:{m[2]}}<!--{m[1]}-->", text)
-
-    def value(match: re.Match[str]) -> str:
-        comma = "," if "," in match[1] else ""
-        decimals = len(match[2] or "")
-        shown = round(known[match[3]], decimals) + 0.0  # no "-0.0"
-        return f"{shown:{comma}.{decimals}f}<!--{match[3]}-->"
-
-    return MARK.sub(value, text)
-
-
-def unmarked(text: str) -> Iterator[str]:
-    """Figures with a unit that stand in prose or tables without a mark."""
-    prose = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)]*\)", " ", text, flags=re.DOTALL)
-    for line in re.sub(MARK, " ", prose).splitlines():
-        pattern = CELL if line.startswith("|") else FIGURE
-        yield from (re.sub(r"\s+", " ", match[0]) for match in pattern.finditer(line))
+def _shown(number: re.Match[str], name: str | None, known: dict[str, float]) -> str:
+    """The value of that name as the page shows it; the number itself where it has none."""
+    if name is None:
+        return number[0]
+    decimals = len(number[1] or "")
+    shown = round(known[name], decimals) + 0.0  # no "-0.0"
+    return f"{shown:{',' if ',' in number[0] else ''}.{decimals}f}"
 
 
 def main(arguments: list[str]) -> int:
@@ -262,9 +260,9 @@ def main(arguments: list[str]) -> int:
         case ["slow", file]:
             keep_slow_tests(Path(file))
         case ["write"]:
-            known = values()
-            for page in pages():
-                page.write_text(written(page.read_text(), known))
+            for name, places in load()["places"].items():
+                page = ROOT / name
+                page.write_text(written(page.read_text(), places, values()))
         case ["list"]:
             for name, entry in load()["measured"].items():
                 print(name, entry["commit"], entry["date"], json.dumps(entry["values"]))

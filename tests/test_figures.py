@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,22 +16,13 @@ figures = importlib.util.module_from_spec(_spec)
 sys.modules["figures"] = figures  # dataclasses look their module up by name
 _spec.loader.exec_module(figures)
 
-PAGES = pytest.mark.parametrize("page", figures.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+PAGES = figures.load()["places"]
 
 
-@PAGES
-def test_the_figures_of_a_page_are_those_that_were_measured(page: Path) -> None:
-    text = page.read_text()
-    assert figures.written(text, figures.values()) == text, "run `python .ci/figures.py write`"
-
-
-@PAGES
-def test_a_figure_without_a_name_is_a_setting_that_is_listed(page: Path) -> None:
-    """Limits and defaults look like figures: whoever writes one says so in `settings`."""
-    listed = Counter(figures.load()["settings"].get(str(page.relative_to(ROOT)), []))
-    found = Counter(figures.unmarked(page.read_text()))
-    assert found.keys() - listed.keys() == set(), "give it a name (see .ci/figures.py), or list it under `settings`"
-    assert listed.keys() - found.keys() == set(), "take it out of `settings`: the page has it no longer"
+@pytest.mark.parametrize("page", PAGES)
+def test_the_figures_of_a_page_are_those_that_were_measured(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert figures.written(text, PAGES[page], figures.values()) == text, "run `python .ci/figures.py write`"
 
 
 @pytest.mark.parametrize("name", figures.load()["measured"])
@@ -46,13 +36,17 @@ def test_a_result_names_what_made_it(name: str) -> None:
 
 
 def test_a_page_takes_new_values_with_its_own_decimals() -> None:
-    page = "takes 8.8<!--a.ms--> ms, {a.many:,.0f} times; 60 ms links"
-    assert figures.written(page, {"a.ms": 9.26, "a.many": 2255.0}) == (
-        "takes 9.3<!--a.ms--> ms, 2,255<!--a.many--> times; 60 ms links"
-    )
-    assert list(figures.unmarked("takes 8.8<!--a.ms--> ms, over 60 ms, `5 ms`, 72 to 91 % and 1.4 x\n| 0.7 |")) == [
-        "60 ms",
-        "91 %",
-        "1.4 x",
-        "0.7",
+    page = "| mode | ms | times |\n|---|---|---|\n| `ar`, 16 tokens | 8.8 | 1,000 |\nover 60 ms, 7 times"
+    places = [
+        {"table": "| mode | ms | times |", "row": "| `ar`, # tokens | # | # |", "figures": [None, "a.ms", "a.many"]},
+        {"table": "", "row": "over # ms, # times", "figures": [None, "a.few"]},
     ]
+    known = {"a.ms": 9.26, "a.many": 2255.0, "a.few": 3.0}
+    assert figures.written(page, places, known) == page.replace("8.8", "9.3").replace("1,000", "2,255").replace(
+        "7", "3"
+    )
+
+
+def test_a_place_that_a_page_has_no_longer_is_named() -> None:
+    with pytest.raises(KeyError, match="over # ms"):
+        figures.written("nothing", [{"table": "", "row": "over # ms", "figures": ["a.ms"]}], {"a.ms": 1.0})
