@@ -46,6 +46,7 @@ def test_a_place_counts_once_whatever_names_its_worker_takes(network: Start) -> 
     assert audit(net.out / "rounds").accepted == 2
 
 
+@pytest.mark.slow
 def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
     config = replace(rounds_config, architecture=replace(rounds_config.architecture, parts=1))
     changes: dict[str, Any] = {"robust": "scored", "rounds": MOST_STRIKES + 2, "steps_per_round": 4}
