@@ -68,6 +68,8 @@ class ServiceError(OnesweepError): ...
 
 def printable(text: str, newline: str = "⏎") -> str:
     """Text that cannot move the cursor, colour the screen or forge a line: control characters are shown as symbols."""
+    if text.isprintable():
+        return text
     return "".join(newline if c == "\n" else c if c.isprintable() else "�" for c in text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 
 import torch
@@ -62,7 +62,7 @@ class Rows:
         """`counts`, and the padding if there is any: for `Tensor.split`."""
         return [*self.counts, self.padding] if self.padding else self.counts
 
-    @property
+    @cached_property
     def padding(self) -> int:
         return self.total - self.bounds[-1]
 

@@ -50,12 +50,12 @@ def are_depths(depths: Sequence[int]) -> bool:
 
 def tree_positions(symbols: int, depths: Sequence[int]) -> int:
     """Positions that so many new symbols take, the last of them a tree: its branches take the same ones."""
-    return symbols - len(depths) + max(depths, default=-1) + 1
+    return symbols - len(depths) + max(depths) + 1 if depths else symbols
 
 
 def remembered_positions(symbols: int, depths: Sequence[int]) -> int:
     """Number of these positions that are kept: of a tree, those of its first branch."""
-    return symbols - len(depths) + first_branch(depths)
+    return symbols - len(depths) + first_branch(depths) if depths else symbols
 
 
 def first_branch(depths: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ A byte model's symbols are bytes, and their encoding is the text itself; a token
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ class Alphabet:
 
     size: int
 
-    @property
+    @cached_property
     def symbol_bytes(self) -> int:
         return 1 if self.size <= 1 << 8 else 2 if self.size <= 1 << 16 else 4
 
