@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "build", "*.egg-info", "tests")
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +21,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     source = directory / "source"  # a copy: a build leaves files beside its source that the next one would pack
-    shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "tests"))
+    shutil.copytree(ROOT, source, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), str(source)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = directory.glob("onesweep-*.whl")
