@@ -59,12 +59,6 @@ def known_of(read: stage_pb2.Read, alphabet: Alphabet) -> int:
     return alphabet.count(read.clean) - read.sample.draft
 
 
-def hidden_rows(read: stage_pb2.Read, alphabet: Alphabet) -> int:
-    """Rows of hidden states that travel with `read`; nothing is asked after the last symbol of a candidate."""
-    inner = sum(alphabet.count(each) - 1 for each in read.score.candidates)
-    return alphabet.count(read.clean) + inner
-
-
 def step_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int, rows: int) -> list[stage_pb2.Hop]:
     """`hop` as it travels: Reads of the beginning of its symbols, then the rest, its candidates in batches.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
 from stages.wire.messages import put_work
 from tests.stages.raw_client import ROUTER
@@ -109,3 +110,9 @@ def scores(
         event = yield hop
         nats = np.frombuffer(event.scores.nats, "<f8")
         start, clean = start + len(clean), candidates[int(nats.argmax())]
+
+
+def hidden_rows(read: stage_pb2.Read, alphabet: Alphabet) -> int:
+    """Rows of hidden states that travel with `read`; nothing is asked after the last symbol of a candidate."""
+    inner = sum(alphabet.count(each) - 1 for each in read.score.candidates)
+    return alphabet.count(read.clean) + inner

@@ -24,11 +24,11 @@ from stages.host.host import Host
 from stages.model.codec import StateCodec, codec_named, hidden_codec
 from stages.model.vocabulary import BYTES
 from stages.v1 import stage_pb2
-from stages.wire.messages import copy_of, hidden_rows, work_of
+from stages.wire.messages import copy_of, work_of
 from tests.conftest import until, wait_ready
 from tests.serving.conftest import describe
 from tests.serving.releases import all_ready, doubled
-from tests.stages.hops import step
+from tests.stages.hops import hidden_rows, step
 
 PROMPT = b"The sea was calm. The sea was "
 Lie = Callable[[Any, Any], Any]

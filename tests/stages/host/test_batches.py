@@ -17,8 +17,8 @@ from stages.model.scoring import candidates_together
 from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Settled
-from stages.wire.messages import hidden_rows, merged, results_of, step_hops, work_of
-from tests.stages.hops import LONG_PROMPT, opening, step
+from stages.wire.messages import merged, results_of, step_hops, work_of
+from tests.stages.hops import LONG_PROMPT, hidden_rows, opening, step
 from tests.stages.hosts import event_of, open_host, refused, send
 from tests.stages.raw_client import ROUTER
 

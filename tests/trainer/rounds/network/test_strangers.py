@@ -57,7 +57,7 @@ def test_of_two_workers_the_liar_is_named_and_expelled(network: Start) -> None:
         for number in range(MOST_STRIKES):
             until(lambda number=number: net.ledger.round("block-0") == number, 60)
             drawn = torch.Generator().manual_seed(number)
-            noise = {k: 0.1 * torch.randn(shape, generator=drawn) for k, shape in net.shapes("block-0").items()}
+            noise = {k: 0.4 * torch.randn(shape, generator=drawn) for k, shape in net.shapes("block-0").items()}
             payload = net.payload("block-0", noise)
             lie = net.submission(place, payload, "eve", id=f"lie-{number}", round=number, base_version=number)
             assert submit(net, lie, payload).outcome == ACCEPTED
