@@ -9,12 +9,15 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from loadtest.commands import BenchReport
 from loadtest.faults.settings import FaultSettings
 from loadtest.lab.lab import lab_problem
 from loadtest.lab.profile import Profile, profile_named
+from loadtest.report.table import aligned, number
 from loadtest.workload.testbed import LOOPBACK
 from stages.errors import InputError, ServiceError, one_of
 
@@ -34,7 +37,6 @@ class Conditions:
     checkpoint: Path = Path()  # bundle that is served
     audit: float = 0.0
     routers: int = 1
-    codec: str = ""  # of the updates of a training
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,6 @@ class Fault(Generic[T]):
     absent: Callable[[Conditions], str] = lambda conditions: ""  # why it cannot be done; empty when it can
     # Waits for the right moment. Not a part of the fault's time.
     prepare: Callable[[T, str], object] = lambda testbed, target: None
-    # Called again and again while the fault lasts, for what would not last by itself.
-    hold: Callable[[T, str], object] = lambda testbed, target: None
-    over: Callable[[T, str], bool] = lambda testbed, target: False  # True when it need not last any longer
     in_leases: bool = False  # its length is in leases of the run, not in seconds
     # Its length counts from when the router uses the target again: what stands in there needs time to start.
     stands_in: bool = False
@@ -213,10 +212,36 @@ def inflict(
         if fault.stands_in:
             used_again(target)
             lasts_from_s = time.monotonic()
-        while time.monotonic() < lasts_from_s + length_s and not fault.over(testbed, target):
-            fault.hold(testbed, target)
+        while time.monotonic() < lasts_from_s + length_s:
             tick()
     finally:
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
             fault.end(testbed, target)
     return FaultRecord(fault.name, target, begin_s, time.monotonic())
+
+
+# The report of any target
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """Figures in cells."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def fault_report(
+    tables: Sequence[ReportTable], verdict: Sequence[str], record: dict[str, Any], *, trouble: int
+) -> BenchReport:
+    """:param verdict: a sentence a line, below the tables that have rows.
+
+    :param trouble: things that no run may have.
+    """
+    parts = [f"{table.title}:\n{aligned(table.head, table.rows)}" for table in tables if table.rows]
+    parts.append("\n".join(f"- {words}" for words in verdict))
+    return BenchReport("\n" + "\n\n".join(parts), record, holds=not trouble)
+
+
+seconds = partial(number, digits=2)

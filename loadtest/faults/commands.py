@@ -15,8 +15,7 @@ add_wan_train = partial(add_flags, cls=DemoSettings)
 
 
 def run_chaos(options: argparse.Namespace) -> int:
-    from loadtest.faults.serving_report import serving_report
-    from loadtest.faults.serving_run import check_chaos
+    from loadtest.faults.serving_run import check_chaos, serving_report
     from loadtest.faults.serving_run import run_chaos as chaos
 
     settings = from_flags(ChaosSettings, options)

@@ -1,15 +1,11 @@
-"""Processes and disks that faults are done to, and commands of onesweep that are run to their end."""
+"""Processes that faults are done to, and commands of onesweep that are run to their end."""
 
-import contextlib
 import json
-import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -19,12 +15,6 @@ from stages.errors import InputError, OnesweepError, ServiceError
 
 STOP_S = 30.0
 LAST_LINES = 3
-
-NEEDED = ("unshare", "nsenter", "mount")
-ROOM = "50%"  # of the machine's memory, as a tmpfs has by default: a limit takes none
-HOLD = f'mount -t tmpfs -o size={ROOM},mode=755 onesweep "$1" && echo mounted && exec cat'
-FIRST_FILE = "first-page"  # a file that is always there, for a size of nothing would mean no limit
-FULL_S, AGAIN_S = 10.0, 0.01  # how long a writer may be quicker than the disk is filled, and between two tries
 
 
 def answer_of(arguments: Sequence[str], within_s: float) -> dict[str, Any]:
@@ -114,68 +104,3 @@ class Program:
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         return " ".join(lines[-LAST_LINES:]) or "its log is empty"
-
-
-class Disk:
-    """A file system for one directory that can be full when it is wanted: a tmpfs that no other process sees."""
-
-    def __init__(self, mounted: Path, holder: int) -> None:
-        """:param mounted: as processes of its namespace call it; :param holder: id of a process in there."""
-        self.path = Path(f"/proc/{holder}/root{mounted}")
-        self._mounted, self._namespace = mounted, f"/proc/{holder}/ns/mnt"
-
-    @property
-    def room_bytes(self) -> int:
-        room = os.statvfs(self.path)
-        return room.f_bfree * room.f_frsize
-
-    def fill(self) -> None:
-        """Let nothing be written from now on, until something is removed. Raises ServiceError."""
-        # the file system becomes as large as its files: quicker than writing, and it takes no memory
-        deadline = time.monotonic() + FULL_S
-        while self.room_bytes:
-            room = os.statvfs(self.path)
-            said = self._resize(str((room.f_blocks - room.f_bfree) * room.f_frsize))
-            if said and time.monotonic() > deadline:
-                raise ServiceError(f"the disk at {self._mounted} cannot be filled: {said}")
-            if said:  # it has just grown
-                time.sleep(AGAIN_S)
-
-    def free(self) -> None:
-        """Give back the room that `fill` took. Raises ServiceError."""
-        if said := self._resize(ROOM):
-            raise ServiceError(f"the disk at {self._mounted} cannot be given room: {said}")
-
-    def _resize(self, size: str) -> str:
-        """The words of mount; empty where it was done."""
-        remount = ["mount", "-o", f"remount,size={size}", str(self._mounted)]
-        command = ["nsenter", f"--mount={self._namespace}", "--", *remount]
-        done = subprocess.run(command, capture_output=True, text=True)
-        return " ".join(done.stderr.split()) or f"mount ended with {done.returncode}" if done.returncode else ""
-
-
-@contextlib.contextmanager
-def open_disk(directory: Path) -> Iterator[Disk | None]:
-    """A disk at an empty directory, which is made; None where this process may not mount one."""
-    directory.mkdir()
-    if any(shutil.which(program) is None for program in NEEDED):
-        yield None
-        return
-    # it is mounted in a namespace that only this process holds: however this one ends, nothing stays mounted
-    holder = subprocess.Popen(
-        ["unshare", "--mount", "--propagation", "private", "--", "sh", "-c", HOLD, "sh", str(directory)],
-        stdin=subprocess.PIPE,  # closed when this process ends: then so does `cat`
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    with holder:
-        assert holder.stdout is not None
-        mounted = bool(holder.stdout.readline())
-        disk = Disk(directory, holder.pid)
-        try:
-            if usable := mounted and disk.path.is_dir():
-                (disk.path / FIRST_FILE).write_bytes(b"1")
-            yield disk if usable else None
-        finally:
-            holder.kill()

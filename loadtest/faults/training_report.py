@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from loadtest.commands import BenchReport
-from loadtest.faults.report import ReportTable, fault_report, seconds
-from loadtest.faults.training_run import AIM_NATS, TrainingFaultRecord, TrainingResult, final_nats
+from loadtest.faults.base import ReportTable, fault_report, seconds
+from loadtest.faults.training_run import AIM_NATS, TrainingResult, final_nats
 from loadtest.report.table import percentile
 
 SHOWN = 8
-FAULT_HEAD = (
-    *("fault", "times", "next update p50 s", "max s", "next merge p50 s", "max s"),
-    *("its own next update p50 s", "max s"),
-)
-WAITS = ("accepted_s", "merged_s", "back_s")
-LIE_HEAD = ("lie", "handed in", "accepted", "refused")
+FAULT_HEAD = ("fault", "times", "its own next update p50 s", "max s")
 SCORE_HEAD = ("nats a byte", "undisturbed", "with faults", "difference")
 
 
@@ -28,18 +21,12 @@ def training_report(result: TrainingResult) -> BenchReport:
 
 
 def tables(result: TrainingResult) -> list[ReportTable]:
-    """Sabotage, how long faults kept work away, and the losses."""
-    kinds: dict[str, list[TrainingFaultRecord]] = {}
-    for fault in result.faults:
-        kinds.setdefault(fault.kind, []).append(fault)
-    waits = [
-        [kind, str(len(found)), *(cell for name in WAITS for cell in _waits(found, name))]
-        for kind, found in kinds.items()
-    ]
-    lies = [
-        [lie, str(found.total()), *(str(found[outcome]) for outcome in ("accepted", "refused"))]
-        for lie, found in outcomes_by_lie(result.verdicts).items()
-    ]
+    """How long faults kept work away, and the losses."""
+    waits = []
+    for kind in dict.fromkeys(fault.kind for fault in result.faults):
+        found = [fault.back_s for fault in result.faults if fault.kind == kind]
+        known = sorted(wait_s for wait_s in found if wait_s is not None)
+        waits.append([kind, str(len(found)), *(seconds(percentile(known, percent)) for percent in (50, 100))])
     # a row for the end of each block; the last one is that of the model
     scores = [
         [name, f"{known:.4f}", f"{result.scores[name]:.4f}", f"{result.scores[name] - known:+.4f}"]
@@ -47,44 +34,27 @@ def tables(result: TrainingResult) -> list[ReportTable]:
         if name in result.scores
     ]
     return [
-        ReportTable("Sabotage", LIE_HEAD, lies),
         ReportTable("How long faults kept work away", FAULT_HEAD, waits),
         ReportTable("What it came to", SCORE_HEAD, scores),
     ]
 
 
-def _waits(faults: Sequence[TrainingFaultRecord], name: str) -> list[str]:
-    """Median and longest of one of WAITS."""
-    known = sorted(wait for fault in faults if (wait := getattr(fault, name)) is not None)
-    return [seconds(percentile(known, percent)) for percent in (50, 100)]
-
-
-def outcomes_by_lie(verdicts: Iterable[dict[str, Any]]) -> dict[str, Counter[str]]:
-    """The outcomes of byzantine workers' updates."""
-    found: dict[str, Counter[str]] = {}
-    for each in verdicts:
-        found.setdefault(each["lie"], Counter())[each["outcome"]] += 1
-    return found
-
-
 def verdict(result: TrainingResult) -> list[str]:
     """The outcome, a sentence a line."""
+    every = (result, *result.others)
     words = [
         f"{result.rounds} rounds of {result.run.parts} parts in {result.seconds / 60:.1f} min "
         f"under {len(result.faults)} faults ({result.reference.seconds / 60:.1f} min without): "
         + ("the run ended" if result.finished else "NO END"),
         *(
             f"seed {each.settings.seeds[0]}: {each.audit}; {each.heard} times a worker heard that its update was taken"
-            for each in (result, *result.others)
+            for each in every
         ),
         _gap_words(result),
     ]
-    words += [f"wrong: {problem}" for each in (result, *result.others) for problem in each.lost[:SHOWN]]
+    words += [f"wrong: {problem}" for each in every for problem in each.lost[:SHOWN]]
     words += [ending for other in result.others for ending in other.endings]
-    words += [*result.endings, *result.omissions]
-    words += [f"of honest workers {n} x not taken: {why}" for why, n in result.refused.most_common(SHOWN)]
-    reasons = {v["reason"] for v in result.verdicts if v["outcome"] == "refused"}
-    return words + [f"to a saboteur: {reason}" for reason in sorted(reasons)[:SHOWN]]
+    return [*words, *result.endings, *result.omissions]
 
 
 def training_record(result: TrainingResult) -> dict[str, Any]:
@@ -93,7 +63,7 @@ def training_record(result: TrainingResult) -> dict[str, Any]:
     return {
         "profile": settings.profile,
         "seed": settings.seed,
-        "gap_nats": None if result.gap is None else asdict(result.gap),
+        "gap_nats": result.gap_nats,
         "others": [{"scores_nats": o.scores, "undisturbed": o.reference.scores} for o in result.others],
         "run": result.run.text,
         "rounds": result.rounds,
@@ -110,18 +80,16 @@ def training_record(result: TrainingResult) -> dict[str, Any]:
         "lost": result.lost,
         "finished": result.finished,
         "ended": result.ended,
-        "sabotage": result.verdicts,
-        "honest_refusals": dict(result.refused),
         "log": [{"at_s": entry.at_s - begin_s, **entry.record} for entry in result.entries],
     }
 
 
 def _gap_words(result: TrainingResult) -> str:
-    if result.gap is None:
+    if result.gap_nats is None:
         return "no checkpoint to compare with the undisturbed run's"
-    held = "holds" if result.gap.mean <= AIM_NATS else "does not hold"
+    held = "holds" if result.gap_nats <= AIM_NATS else "does not hold"
     found, known = final_nats(result.scores), final_nats(result.reference.scores)
     return (
         f"{found:.4f} nats a byte at the end of the first seed, {known:.4f} undisturbed; over {1 + len(result.others)} "
-        f"seeds {result.gap}, the aim of at most {AIM_NATS:g} {held}"
+        f"seeds {result.gap_nats:+.4f} in the mean, the aim of at most {AIM_NATS:g} {held}"
     )

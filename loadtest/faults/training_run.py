@@ -12,9 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from loadtest.faults.base import (
     Conditions,
@@ -30,9 +28,16 @@ from loadtest.faults.base import (
 )
 from loadtest.faults.process import answer_of
 from loadtest.faults.settings import SHIPPED_RUN, RunFile, TrainingChaosSettings, check_text
-from loadtest.faults.training_faults import COORDINATOR, TRAINING_FAULTS, FaultyTraining
 from loadtest.faults.training_observer import LogEntry
-from loadtest.faults.training_testbed import POLL_S, TrainingSetup, TrainingTestbed, open_training_testbed
+from loadtest.faults.training_testbed import (
+    COORDINATOR,
+    POLL_S,
+    TRAINING_FAULTS,
+    FaultyTraining,
+    TrainingSetup,
+    TrainingTestbed,
+    open_training_testbed,
+)
 from serving.cli.deployment import MODULE
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.settings import read_toml
@@ -48,9 +53,7 @@ THOUSANDTHS = 1000.0
 WINDOWS, MIN_CONTEXT = 32, 1
 EVALUATE_S = 600.0
 NEXT_BYTE = "next byte"
-# Quantiles 0.975 of Student's distribution with 1, 2, ... degrees of freedom.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-MAX_SEEDS = len(STUDENT) + 1
+MAX_SEEDS = 10
 
 Scores = dict[str, float]  # nats a byte of validation text, by the names that `onesweep evaluate` gives them
 
@@ -65,49 +68,26 @@ class UndisturbedRun:
 
 @dataclass(frozen=True)
 class TrainingFaultRecord(FaultRecord):
-    """A fault that was done to a training, with the waits that the log shows after it."""
+    """A fault that was done to a training, with the wait that the log shows after it."""
 
-    part: str = ""  # that its worker trains; empty for the coordinator, where any part counts
-    note: str = ""
-    accepted_s: float | None = None  # from its begin to the next update that was accepted for the part
-    merged_s: float | None = None  # from its begin to the next merge of the part
     # From its end to the next update of its target that was accepted; of any worker's for the coordinator.
     back_s: float | None = None
 
 
-def with_waits(fault: TrainingFaultRecord, entries: Sequence[LogEntry]) -> TrainingFaultRecord:
-    """A fault with the waits that the log shows after it."""
-
-    def first(kind: str, since_s: float, worker: str = "") -> float | None:
-        for entry in entries:
-            ours = entry.kind == kind and fault.part in ("", entry.part)
-            if ours and entry.at_s > since_s and (not worker or entry.record["worker"] == worker):
-                return entry.at_s - since_s
-        return None
-
-    return replace(
-        fault,
-        accepted_s=first("accepted", fault.begin_s),
-        merged_s=first("closed", fault.begin_s),
-        back_s=first("accepted", fault.end_s, "" if fault.target == COORDINATOR else fault.target),
+def with_recovery(fault: FaultRecord, entries: Sequence[LogEntry]) -> TrainingFaultRecord:
+    """A fault with the wait that the log shows after it."""
+    again_s = (
+        entry.at_s
+        for entry in entries
+        if entry.kind == "accepted"
+        and entry.at_s > fault.end_s
+        and fault.target in (COORDINATOR, entry.record["worker"])
     )
+    first_s = next(again_s, None)
+    return TrainingFaultRecord(**vars(fault), back_s=None if first_s is None else first_s - fault.end_s)
 
 
 HANDED_IN = re.compile(r"round (\d+) of (\S+) is handed in")
-NOT_TAKEN = re.compile(r"round \d+ of \S+ was not taken: (.+)")
-GIVEN_UP = re.compile(r"round \d+ was closed without us")
-DIGITS = re.compile(r"\d+(\.\d+)?(e[+-]\d+)?")
-
-
-def refusals(logs: Iterable[Path]) -> Counter[str]:
-    """Why rounds of honest workers did not count, without the numbers."""
-    found: Counter[str] = Counter()
-    for log in logs:
-        words = log.read_text(errors="replace") if log.exists() else ""
-        found.update(DIGITS.sub("N", reason) for reason in NOT_TAKEN.findall(words))
-        if given_up := len(GIVEN_UP.findall(words)):
-            found["given up by its worker, for the round was closed long ago"] += given_up
-    return found
 
 
 def handed_in(logs: Iterable[Path]) -> set[tuple[str, int]]:
@@ -136,26 +116,6 @@ def lost_updates(entries: Sequence[LogEntry], heard: Mapping[str, set[tuple[str,
     ]
 
 
-@dataclass(frozen=True)
-class PairedDifference:
-    """Mean of the first less the second, seed by seed, and half of its 95 % interval; None with one seed."""
-
-    mean: float
-    half: float | None
-
-    def __str__(self) -> str:
-        return f"{self.mean:+.4f}" + (f" ± {self.half:.4f}" if self.half is not None else " (one seed: no interval)")
-
-
-def paired(first: Sequence[float], second: Sequence[float]) -> PairedDifference:
-    """Student's interval for the mean of paired differences."""
-    each = [a - b for a, b in zip(first, second, strict=True)]
-    if len(each) < 2:
-        return PairedDifference(each[0], None)
-    half = STUDENT[len(each) - 2] * statistics.stdev(each) / math.sqrt(len(each))
-    return PairedDifference(statistics.mean(each), half)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult(FaultRun):
     """A run's events and scores."""
@@ -172,18 +132,15 @@ class TrainingResult(FaultRun):
     audit: str  # the words of `onesweep train audit`
     sound: bool  # the audit found nothing wrong
     finished: bool
-    verdicts: list[dict[str, Any]]  # on the updates of byzantine workers
-    refused: Counter[str]  # why rounds of honest workers did not count
     others: Sequence[TrainingResult] = ()  # of the other seeds
 
     @property
-    def gap(self) -> PairedDifference | None:
-        """The distance to the undisturbed losses, seed by seed; None where there is nothing to compare."""
+    def gap_nats(self) -> float | None:
+        """How much worse than undisturbed the ends are, in the mean over the seeds; None without both ends."""
         every = (self, *self.others)
         if not all(each.scores for each in every):
             return None
-        ends = [[final_nats(scores) for scores in (each.scores, each.reference.scores)] for each in every]
-        return paired(*zip(*ends, strict=True))
+        return statistics.mean(final_nats(each.scores) - final_nats(each.reference.scores) for each in every)
 
     @property
     def losses(self) -> int:
@@ -193,7 +150,7 @@ class TrainingResult(FaultRun):
     @property
     def trouble(self) -> int:
         """The same of all seeds; one more where they learn too little."""
-        off = self.gap is None or not self.gap.mean <= AIM_NATS
+        off = self.gap_nats is None or not self.gap_nats <= AIM_NATS
         return sum(each.losses for each in (self, *self.others)) + off
 
 
@@ -212,7 +169,7 @@ def check_training_chaos(settings: TrainingChaosSettings) -> tuple[RunFile, Sele
         raise InputError(f"{config}: faults are for parts that travel whole, not in {run.fragments} fragments")
     if not 1 <= len(run.workers) <= MOST_WORKERS:
         raise InputError(f"{run.parts} parts of {run.replicas} workers; at most {MOST_WORKERS} find room here")
-    selection = select(TRAINING_FAULTS, settings, Conditions(settings.profile, codec=run.codec), FAULTS_A_MINUTE)
+    selection = select(TRAINING_FAULTS, settings, Conditions(settings.profile), FAULTS_A_MINUTE)
     check_text(settings.data)
     check_links(settings.profile, settings.profiles, len(run.workers))
     return run, selection
@@ -235,10 +192,9 @@ def _run_seed(settings: TrainingChaosSettings, say: Say) -> TrainingResult:
             lease_s=settings.lease_s,
             publish_every=5,
             save_every_s=1.0,
-            own_disk=selection.has("disk"),
         )
         reference = _undisturbed(settings, setup, say)
-        with open_training_testbed(setup, partial(FaultyTraining, run)) as training:
+        with open_training_testbed(setup, FaultyTraining) as training:
             return _DisturbedRun(settings, run, selection, training, reference, say).result()
 
 
@@ -284,7 +240,7 @@ class _DisturbedRun:
     say: Say
 
     def __post_init__(self) -> None:
-        self.faults: list[TrainingFaultRecord] = []
+        self.faults: list[FaultRecord] = []
         self.ended: dict[str, str] = {}
         self.rounds = 0
         self.away = ""  # the program that a fault has taken away for now
@@ -318,7 +274,7 @@ class _DisturbedRun:
             rounds=self.rounds,
             reference=self.reference,
             scores=evaluate(training.out, self.settings.data) if finished else {},
-            faults=[with_waits(fault, entries) for fault in self.faults],
+            faults=[with_recovery(fault, entries) for fault in self.faults],
             entries=entries,
             heard=sum(map(len, heard.values())),
             lost=lost_updates(entries, heard, self.rounds),
@@ -326,8 +282,6 @@ class _DisturbedRun:
             sound=audit.returncode == 0,
             finished=finished,
             ended=self.ended,
-            verdicts=training.verdicts(),
-            refused=refusals(file for files in logs.values() for file in files),
             left_out=(*self.selection.left_out, *over),
             begin_s=begin_s,
             end_s=end_s,
@@ -356,22 +310,19 @@ class _DisturbedRun:
             last, deadline = self._inflict(planned, begin_s), time.monotonic() + SOUND_S
             self._wait(
                 lambda last=last, deadline=deadline: (  # type: ignore[misc]
-                    time.monotonic() >= deadline or with_waits(last, self.training.log.entries).back_s is not None
+                    time.monotonic() >= deadline or with_recovery(last, self.training.log.entries).back_s is not None
                 )
             )
         return len(schedule)
 
-    def _inflict(self, planned: Planned, begin_s: float) -> TrainingFaultRecord:
+    def _inflict(self, planned: Planned, begin_s: float) -> FaultRecord:
         fault, target = TRAINING_FAULTS[planned.kind], planned.target
         length_s = planned.length_s * (self.settings.lease_s if fault.in_leases else 1)
-        part = "" if target == COORDINATOR else f"block-{self.training.part(target)}"
         at_s = time.monotonic() - begin_s
         self.say(f"  {at_s:6.1f} s  {planned.kind} {target}, {100 * self._progress():.0f} % done")
-        self.training.notes.clear()
         self.away = target
-        done = inflict(fault, self.training, target, length_s, self._tick)
+        self.faults.append(inflict(fault, self.training, target, length_s, self._tick))
         self.away = ""
-        self.faults.append(TrainingFaultRecord(**vars(done), part=part, note="; ".join(self.training.notes)))
         return self.faults[-1]
 
     def _progress(self) -> float:

@@ -1,4 +1,4 @@
-"""A training to measure or to break: one coordinator and its workers as real processes, in a lab or on loopback.
+"""A training to measure or to break, as real processes in a lab or on loopback; and the faults it knows.
 
     with open_training_testbed(TrainingSetup(config, text, profile="links-60"), TrainingTestbed) as testbed:
         testbed.start()
@@ -13,12 +13,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
-from loadtest.faults.process import Disk, Program, open_disk
+from loadtest.faults.base import Fault, no_link
+from loadtest.faults.process import Program
 from loadtest.faults.training_observer import EventFollower, RunView, RunWatcher
 from loadtest.lab.profile import ROUTER, Profile
 from loadtest.workload.testbed import LOOPBACK, Network, open_network
@@ -28,6 +30,10 @@ from stages.errors import ServiceError
 STORE, DATABASE = "rounds", "rounds.sqlite3"  # as a coordinator names them; to import it would import torch
 
 POLL_S = 0.05
+COORDINATOR = "coordinator"  # the target of faults that are done to it
+STATE = "worker.safetensors"  # as a worker names it
+CAUGHT_S = 30.0  # how long a transfer of a worker is waited for, to be cut in its middle
+GLANCE_S = 0.005
 COORDINATOR_NODE = ROUTER  # workers have the nodes `host-1`, `host-2`, ...
 
 
@@ -46,17 +52,15 @@ class TrainingSetup:
     patience_s: float = 600.0  # how long a worker looks for its coordinator
     look_every_s: float = 0.5  # least time between two views of the run
     worker_options: tuple[str, ...] = ()
-    own_disk: bool = False  # the coordinator writes to a file system of its own, where this process may mount one
 
 
 class TrainingTestbed:
     """The processes of one training, and where their files are."""
 
-    def __init__(self, setup: TrainingSetup, network: Network, directory: Path, disk: Disk | None = None) -> None:
-        """:param disk: for all that the coordinator writes."""
-        self.setup, self.network, self.directory, self.disk = setup, network, directory, disk
+    def __init__(self, setup: TrainingSetup, network: Network, directory: Path) -> None:
+        self.setup, self.network, self.directory = setup, network, directory
         self.address = network.address(COORDINATOR_NODE)
-        self.out = (directory if disk is None else disk.path) / "out"
+        self.out = directory / "out"
         self.log = EventFollower(self.out / STORE / DATABASE)
         self.names = tuple(f"w{number}" for number in range(len(setup.parts)))  # of the workers
         self._data = () if setup.data is None else ("--data", str(setup.data))
@@ -181,20 +185,139 @@ B = TypeVar("B", bound=TrainingTestbed)
 
 
 @contextlib.contextmanager
-def open_training_testbed(
-    setup: TrainingSetup, make: Callable[[TrainingSetup, Network, Path, Disk | None], B]
-) -> Iterator[B]:
+def open_training_testbed(setup: TrainingSetup, make: Callable[[TrainingSetup, Network, Path], B]) -> Iterator[B]:
     """A testbed whose processes are not started yet; they, and their files, are gone after the `with` block.
 
     Raises OnesweepError where no lab can be made.
     """
     directory = Path(tempfile.mkdtemp(prefix="onesweep-training-"))
     try:
-        with contextlib.ExitStack() as under:
-            network = under.enter_context(open_network(setup.profile, len(setup.parts), setup.profiles))
-            disk = under.enter_context(open_disk(directory / "disk")) if setup.own_disk else None
-            testbed = make(setup, network, directory, disk)
-            under.callback(testbed.close)
-            yield testbed
+        with open_network(setup.profile, len(setup.parts), setup.profiles) as network:
+            testbed = make(setup, network, directory)
+            with contextlib.closing(testbed):
+                yield testbed
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+# A training to break
+
+
+class FaultyTraining(TrainingTestbed):
+    """A training and its stand-ins; `target` is the name of a worker, or COORDINATOR."""
+
+    def __init__(self, setup: TrainingSetup, network: Network, directory: Path) -> None:
+        super().__init__(setup, network, directory)
+        self.twins: dict[str, Program] = {}  # by the worker whose name they bear
+        self.logs: dict[str, list[Path]] = {}  # of twins, by worker
+
+    def program(self, target: str) -> Program:
+        return self.coordinator if target == COORDINATOR else self.workers[target]
+
+    def set_cut(self, target: str, cut: bool) -> None:
+        """Drop every packet between a worker and the coordinator, or carry them again. Raises LabError."""
+        self.network.alter(COORDINATOR_NODE, self.node(target), loss=1.0 if cut else None)
+
+    def wait_for_transfer(self, target: str) -> None:
+        """Wait until something of a worker is on its way, in either direction; or CAUGHT_S."""
+        deadline = time.monotonic() + CAUGHT_S
+        down = self.state(target) / "incoming" / "*"
+        while time.monotonic() < deadline:
+            if any(any(pattern.parent.glob(pattern.name)) for pattern in (self._incoming(target), down)):
+                return
+            time.sleep(GLANCE_S)
+
+    def keep_state(self, target: str) -> None:
+        """Copy a worker's state as it is now. The update that it waits to hand in is whole in there, or not at all."""
+        _copy(self.state(target), self._kept(target))
+
+    def put_back(self, target: str) -> None:
+        """Kill a worker, and give it the state that was kept, as from a restored backup."""
+        self.workers[target].kill()
+        _copy(self._kept(target), self.state(target))
+
+    def start_twin(self, target: str) -> None:
+        """Start another process with a worker's name and a copy of its state."""
+        number = len(self.logs.setdefault(target, [])) + 1
+        label = f"{target}-twin-{number}"
+        _copy(self.state(target), self.directory / label)
+        twin = self.twins[target] = self.worker(target, self.directory / label, label)
+        self.logs[target].append(twin.log)
+        twin.start()
+
+    def end_twin(self, target: str) -> None:
+        self.twins.pop(target).kill()
+
+    def fill_disk(self, target: str) -> None:
+        """Let none of the coordinator's files grow, as a full disk would (EFBIG where that says ENOSPC)."""
+        self.coordinator.limit_files(0)
+
+    def free_disk(self, target: str) -> None:
+        self.coordinator.limit_files(None)
+
+    def close(self) -> None:
+        for twin in self.twins.values():
+            twin.kill()
+        super().close()
+
+    def _kept(self, target: str) -> Path:
+        return self.directory / f"{target}-old"
+
+    def _incoming(self, target: str) -> Path:
+        """The files of the half of a worker's update that the coordinator has."""
+        view = self.view
+        worker = view.worker(target) if view is not None else None
+        replica = worker.replica if worker is not None else "*"
+        return self.out / "rounds" / "incoming" / f"{self.part(target)}-{replica}.*"
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a state and nothing else: locks and half transfers belong to one process."""
+    target.mkdir(exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # nothing saved yet
+        shutil.copyfile(source / STATE, target / STATE)
+
+
+_WORKERS: Callable[[FaultyTraining], tuple[str, ...]] = attrgetter("names")
+
+
+def _the_coordinator(training: FaultyTraining) -> tuple[str, ...]:
+    return (COORDINATOR,)
+
+
+def _kill(training: FaultyTraining, target: str) -> None:
+    training.program(target).kill()
+
+
+def _start(training: FaultyTraining, target: str) -> None:
+    training.program(target).start()
+
+
+_ALL: tuple[Fault[FaultyTraining], ...] = (
+    Fault("kill", (1.0, 4.0), _kill, _start, _WORKERS, weight=3),
+    # it wakes up in a later round, and does not know it
+    Fault(
+        "freeze",
+        (1.3, 2.0),
+        lambda training, target: training.workers[target].freeze(),
+        lambda training, target: training.workers[target].thaw(),
+        _WORKERS,
+        weight=2,
+        in_leases=True,
+    ),
+    Fault(
+        "cut",
+        (3.0, 8.0),
+        lambda training, target: training.set_cut(target, True),
+        lambda training, target: training.set_cut(target, False),
+        _WORKERS,
+        weight=2,
+        absent=no_link,
+        prepare=FaultyTraining.wait_for_transfer,
+    ),
+    Fault("twin", (10.0, 15.0), FaultyTraining.start_twin, FaultyTraining.end_twin, _WORKERS),
+    Fault("old-state", (0.5, 2.0), FaultyTraining.put_back, _start, _WORKERS),
+    Fault("coordinator", (0.5, 4.0), _kill, _start, _the_coordinator, weight=3),
+    Fault("disk", (5.0, 10.0), FaultyTraining.fill_disk, FaultyTraining.free_disk, _the_coordinator),
+)
+TRAINING_FAULTS: Mapping[str, Fault[FaultyTraining]] = {fault.name: fault for fault in _ALL}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,8 +13,6 @@ from stages.errors import InputError, Interrupted, OnesweepError, one_of
 from stages.settings import check_destination, from_flags
 
 if TYPE_CHECKING:
-    import socket
-
     from loadtest.load.run import LoadResult, LoadRun
     from loadtest.workload.caller import RouterState
     from loadtest.workload.texts import Texts
@@ -51,8 +48,8 @@ def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
             raise InputError(f"unknown mode {mode!r}{one_of(mode, MODES)}")
     if len(modes) > 1 and not climbs:
         raise InputError("one mode at a time: --find-knee takes several")
-    if climbs and (settings.web or settings.html is not None):
-        raise InputError("--web and --html show one run: leave out --find-knee and --over-knee")
+    if climbs and settings.html is not None:
+        raise InputError("--html shows one run: leave out --find-knee and --over-knee")
     if settings.html is not None:
         check_destination(settings.html, "--html")
     check_locust()
@@ -62,17 +59,14 @@ def _settings(options: argparse.Namespace) -> tuple[LoadSettings, list[str]]:
 
 def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]) -> BenchReport:
     """:param results: where every run is put as soon as it is over. Raises OnesweepError."""
-    from loadtest.load.generator import open_listener
     from loadtest.load.run import LoadRun
     from loadtest.workload.prompts import seeded_prompts
     from loadtest.workload.testbed import open_testbed
     from loadtest.workload.texts import Texts
 
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(open_listener(settings.web_port)) if settings.web else None
-        if settings.target.access is None:
-            say(f"starting {settings.target.host_count} hosts and a router ({settings.target.profile}) ...")
-        target = stack.enter_context(open_testbed(settings.target))
+    if settings.target.access is None:
+        say(f"starting {settings.target.host_count} hosts and a router ({settings.target.profile}) ...")
+    with open_testbed(settings.target) as target:
         facts = target.facts()
         run = LoadRun(settings, target, facts)
         cases = seeded_prompts(settings.cases, settings.first_seed, settings.max_bytes, facts.context_length)
@@ -80,13 +74,11 @@ def _measure(settings: LoadSettings, modes: list[str], results: list[LoadResult]
         served = _served(modes, facts)
         if settings.find_knee:
             return _find_knees(run, texts, served, results)
-        return _one_run(run, texts, served[0], listener, results)
+        return _one_run(run, texts, served[0], results)
 
 
-def _one_run(
-    run: LoadRun, texts: Texts, mode: str, listener: socket.socket | None, results: list[LoadResult]
-) -> BenchReport:
-    from loadtest.load.run import RUNS, run_load, run_notes, run_record, run_with_page
+def _one_run(run: LoadRun, texts: Texts, mode: str, results: list[LoadResult]) -> BenchReport:
+    from loadtest.load.run import RUNS, run_load, run_notes, run_record
 
     s = run.settings
     say(
@@ -94,17 +86,9 @@ def _one_run(
         f"once: {s.seconds:g} s after {s.warm_up_s:g} s of warm-up, {s.max_bytes} bytes a text ..."
     )
 
-    def shown(result: LoadResult) -> str:
-        return "\n".join([RUNS.aligned([result]), *run_notes(result)])
-
-    if listener is not None:
-        say(f"locust's page: http://127.0.0.1:{listener.getsockname()[1]}/ (Ctrl-C ends it)")
-        result = run_with_page(s, run.target, texts, mode, listener, lambda early: say(shown(early)))
-        table = f"with what the page started: {run_notes(result)[0]}"
-    else:
-        result = run_load(s, run.target, texts, mode, s.users)
-        table = shown(result)
+    result = run_load(s, run.target, texts, mode, s.users)
     results.append(result)
+    table = "\n".join([RUNS.aligned([result]), *run_notes(result)])
     return BenchReport(table, {"loadtest": "run", **run_record(result), **run.record()})
 
 

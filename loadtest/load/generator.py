@@ -1,7 +1,6 @@
 """The load generator as the parent sees it: a process beside the router, its messages, its end."""
 
 import contextlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import IO
 
-from loadtest.load.plan import Drained, LoadPlan, LoadSample, Window, from_line
+from loadtest.load.plan import LoadPlan, LoadSample, Window, from_line
 from loadtest.workload.testbed import Testbed
 from stages.errors import InputError, ServiceError
 from stages.signals import on_signal
@@ -35,7 +34,7 @@ class Generator:
         self.stopped = False
 
     def drain(self) -> Recording:
-        """Read on until the users have stopped. Raises ServiceError when the generator ends without having said so."""
+        """Read until the users have stopped and the generator has ended. Raises ServiceError when it failed."""
         assert self._process.stdout is not None
         for line in iter(self._process.stdout.readline, ""):
             match from_line(line):
@@ -43,9 +42,9 @@ class Generator:
                     self.recording.samples.append(sample)
                 case Window() as window:
                     self.recording.window = replace(window, interrupted=window.interrupted or self.stopped)
-                case Drained():
-                    return self.recording
         code = self._process.wait()
+        if code == 0:
+            return self.recording
         self._words.seek(0)
         last = self._words.read().strip().splitlines()[-1:] or ["it said nothing"]
         raise ServiceError(f"the load generator ended (exit code {code}): {last[0]}")
@@ -66,16 +65,12 @@ class Generator:
 
 
 @contextlib.contextmanager
-def start_generator(target: Testbed, plan: LoadPlan, listener: socket.socket | None = None) -> Iterator[Generator]:
+def start_generator(target: Testbed, plan: LoadPlan) -> Iterator[Generator]:
     """A load generator beside the router; it ends with the `with` block, whatever happens.
 
     In the block Ctrl-C only stops the users, so that what they did can still be counted; a second one interrupts.
-
-    :param listener: where locust's page is to be served.
     """
     command = target.beside([sys.executable, "-P", "-m", "loadtest.load.worker"])
-    if listener is not None:
-        plan = replace(plan, web_fd=listener.fileno())
     with tempfile.TemporaryFile("w+", prefix="onesweep-load-") as words:
         process = subprocess.Popen(
             command,
@@ -84,7 +79,6 @@ def start_generator(target: Testbed, plan: LoadPlan, listener: socket.socket | N
             stderr=words,
             text=True,
             start_new_session=True,  # Ctrl-C is for the parent, which then says when to stop
-            pass_fds=() if listener is None else (listener.fileno(),),
         )
         assert process.stdin is not None
         generator = Generator(process, words)
@@ -104,15 +98,6 @@ def check_locust() -> None:
     for module in ("locust", "gevent"):
         if find_spec(module) is None:
             raise InputError(f"the load test needs {module}: pip install 'onesweep[loadtest]'")
-
-
-def open_listener(port: int) -> socket.socket:
-    """A socket for locust's page, on this machine's loopback wherever the generator runs. Raises InputError."""
-    try:
-        return socket.create_server(("127.0.0.1", port))
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no such port"
-        raise InputError(f"cannot open the page on 127.0.0.1:{port}: {reason}; choose another --web-port") from None
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -29,7 +29,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # told to come back, and when
     FAILED = "failed"  # any other error status
     LOST = "lost"  # neither answer nor status
-    CUT = "cut"  # the user was taken away first, by Ctrl-C or from locust's page: nothing can be said
+    CUT = "cut"  # the user was taken away first, by Ctrl-C: nothing can be said
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,6 @@ class LoadPlan:
     timeout_s: float  # deadline of a request
     grace_s: float = GRACE_S
     token: str = ""  # token of the users; empty: $ONESWEEP_TOKEN
-    web_fd: int | None = None  # a listening socket for locust's page; None = no page
     html: str = ""  # file for locust's own report
 
     @property
@@ -127,8 +126,6 @@ class LoadSettings:
     over_knee: float | None = setting(
         None, "find the knee, then this many times its users", metavar="X", shown="no", above=1, most=1000
     )
-    web: bool = setting(False, "locust's page on 127.0.0.1, until Ctrl-C")
-    web_port: int = setting(8089, "port of that page", metavar="PORT")
     html: Path | None = setting(None, "write locust's own report there, too")
 
     def plan(self, access: Access, cases: tuple[SeededPrompt, ...], mode: str, users: int) -> LoadPlan:
@@ -156,13 +153,8 @@ class Window:
         return self.begin_s <= sample.begin_s < self.end_s
 
 
-@dataclass(frozen=True)
-class Drained:
-    """Every request of the run has ended: what was read until now is complete."""
-
-
-Message = LoadSample | Window | Drained
-_KINDS: dict[str, type[Message]] = {kind.__name__.lower(): kind for kind in (LoadSample, Window, Drained)}
+Message = LoadSample | Window
+_KINDS: dict[str, type[Message]] = {kind.__name__.lower(): kind for kind in (LoadSample, Window)}
 
 
 def to_line(message: Message) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -41,27 +40,6 @@ def run_load(settings: LoadSettings, target: Testbed, texts: Texts, mode: str, u
     with start_generator(target, settings.plan(target.access, texts.cases, mode, users)) as generator:
         result = result_of(generator.drain(), texts, mode, users)
         return replace(result, interrupted=generator.stopped)
-
-
-def run_with_page(
-    settings: LoadSettings,
-    target: Testbed,
-    texts: Texts,
-    mode: str,
-    listener: socket.socket,
-    shown: Callable[[LoadResult], None],
-) -> LoadResult:
-    """Like `run_load`, with locust's page until Ctrl-C; what is started from the page is accounted for, too.
-
-    :param shown: called with the result when the run itself is over.
-    """
-    plan = settings.plan(target.access, texts.cases, mode, settings.users)
-    with start_generator(target, plan, listener) as generator:
-        result = result_of(generator.drain(), texts, mode, settings.users)
-        shown(result)
-        if result.figures.interrupted:
-            return result
-        return result_of(generator.drain(), texts, mode, settings.users)
 
 
 def result_of(recording: Recording, texts: Texts, mode: str, users: int) -> LoadResult:

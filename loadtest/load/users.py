@@ -12,14 +12,13 @@ import gevent
 import gevent.event
 import gevent.socket
 import grpc
-from gevent import pywsgi
 from locust import User, task
 from locust.env import Environment
 from locust.exception import StopUser
 from locust.html import get_html_report
 from locust.runners import LocalRunner
 
-from loadtest.load.plan import CUT, OK, OPEN, Drained, LoadPlan, LoadSample, Message, Window, to_line
+from loadtest.load.plan import CUT, OK, OPEN, LoadPlan, LoadSample, Message, Window, to_line
 from serving.client.client import Client, RequestRefused, Result, RouterError
 from stages.wire.status import STATUS_MARK, trailing_metadata
 
@@ -73,9 +72,6 @@ class UserLog:
 
     def close(self, **_: object) -> None:
         self.closed = True
-
-    def reopen(self, **_: object) -> None:
-        self.closed = False
 
     def write(self, message: Message) -> None:
         sys.stdout.write(to_line(message))
@@ -138,20 +134,14 @@ def run_crowd(plan: LoadPlan) -> None:
     with Client(plan.access.router, **plan.access.who(plan.token)) as client:
         kind = type("GenerateUser", (Asker,), {"abstract": False, "plan": plan, "ledger": ledger, "client": client})
         environment = Environment(user_classes=[kind], stop_timeout=plan.patience_s + FLUSH_S)
-        environment.events.test_start.add_listener(ledger.reopen)  # from the page, too
         environment.events.test_stopping.add_listener(ledger.close)
         runner = environment.create_local_runner()
-        page = None if plan.web_fd is None else _open_page(environment, plan, plan.web_fd)
         runner.start(plan.users, spawn_rate=plan.spawn_rate)
         _wait_until(lambda: runner.user_count >= plan.users, stop)
         stop.wait(plan.warm_up_s)
         if not stop.is_set():
             _measure(plan, ledger, stop)
         _drain(runner, ledger, plan.patience_s, stop)
-        if page is not None:
-            stop.wait()
-            _drain(runner, ledger, plan.patience_s, stop)
-            page.stop(timeout=1)
         if plan.html:
             Path(plan.html).write_text(get_html_report(environment), encoding="utf-8")
         runner.quit()
@@ -179,18 +169,7 @@ def _drain(runner: LocalRunner, ledger: UserLog, patience_s: float, stop: gevent
             stopping.join(INTERRUPT_DRAIN_S)
     for number in list(ledger.open):  # a user that could not even be killed
         ledger.give_up(number, patience_s)
-    ledger.write(Drained())
     sys.stdout.flush()
-
-
-def _open_page(environment: Environment, plan: LoadPlan, listener_fd: int) -> pywsgi.WSGIServer:
-    """Locust's page on a socket that the parent opened: this process may live in a network of its own."""
-    ui = environment.create_web_ui("127.0.0.1", 0, delayed_start=True)
-    listener = gevent.socket.socket(fileno=listener_fd)
-    server = pywsgi.WSGIServer(listener, ui.app, log=None, error_log=None)
-    ui.server = server
-    server.start()
-    return server
 
 
 def _own_status(error: RouterError | RequestRefused) -> bool:

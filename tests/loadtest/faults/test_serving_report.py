@@ -6,17 +6,17 @@ import pytest
 
 from loadtest.faults.clients import LATE, OK, Answer, RouterHealth, SeededRequest, Try
 from loadtest.faults.serving_ledger import RightTexts, ServingFaultRecord
-from loadtest.faults.serving_report import (
+from loadtest.faults.serving_run import (
     FAULT_HEAD,
     MODE_HEAD,
     USAGE_HEAD,
+    ChaosResult,
     fault_rows,
     mode_rows,
     serving_report,
     usage_rows,
     verdict,
 )
-from loadtest.faults.serving_run import ChaosResult
 from loadtest.faults.settings import ChaosSettings
 from loadtest.faults.usage import WARM_UP_S, ProcessUsage
 from loadtest.workload.testbed import LOOPBACK

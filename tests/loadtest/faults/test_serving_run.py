@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.faults.serving_report import chaos_record, verdict
-from loadtest.faults.serving_run import run_chaos
+from loadtest.faults.serving_run import chaos_record, run_chaos, verdict
 from loadtest.faults.serving_testbed import make_second, second_problem
 from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.lab import lab_problem

@@ -1,4 +1,4 @@
-"""`onesweep bench loadtest`: its results, its page, its end, and mistakes that end in a sentence."""
+"""`onesweep bench loadtest`: its results, its end, and mistakes that end in a sentence."""
 
 import contextlib
 import json
@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +15,6 @@ import pytest
 
 from serving.cli.__main__ import main
 from serving.cli.deployment import MODULE, Deployment
-from serving.cli.ports import free_port_block
 from tests.loadtest.conftest import check_refused
 
 QUICK = ["--seconds", "1", "--warm-up-s", "0.2", "--bytes", "16", "--texts", "4"]
@@ -37,18 +34,6 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
-
-
-def read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    for line in process.stdout:
-        if match := re.search(pattern, line):
-            return match
-    pytest.fail(f"no {pattern!r} in the output: {process.stderr.read() if process.stderr else ''}")
-
-
-def read(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=20) as answer:
-        return bytes(answer.read())
 
 
 def test_a_whole_run(router: str, request_limit: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,12 +71,10 @@ def test_the_knee_of_two_modes(router: str, tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.slow
 def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path, locust: None) -> None:
-    page = ("--web", "--web-port", str(free_port_block(1)))  # tells when requests are under way
-    with started("--checkpoint", str(bundle), "--hosts", "1", *QUICK, "--seconds", "600", *page) as process:
-        url = read_until(process, r"http://\S+/")[0]
-        while not json.loads(read(url + "stats/requests"))["total_rps"]:
+    with started("--checkpoint", str(bundle), "--hosts", "1", *QUICK, "--seconds", "600") as process:
+        while len(children := psutil.Process(process.pid).children(recursive=True)) < 4:
             time.sleep(0.1)
-        children = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(10.0)  # locust starts, and the measurement begins
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=40)
     assert process.returncode == 130
@@ -111,7 +94,7 @@ def test_ctrl_c_prints_the_results_so_far_and_takes_everything_down(bundle: Path
         (["--hosts", "3"], "3 hosts cannot share 2 blocks: choose 1 to 2 hosts"),
         (["--json", "no/such/folder.json"], "cannot write no/such/folder.json: No such file or directory"),
         (["--html", "no/such/folder.html"], "No such file or directory; choose another --html FILE"),
-        (["--web", "--find-knee"], "--web and --html show one run: leave out --find-knee"),
+        (["--html", "x.html", "--find-knee"], "--html shows one run: leave out --find-knee"),
         (["--router", "nowhere"], "--router 'nowhere' must be HOST:PORT"),
         (["--router", "127.0.0.1:1"], "--router names a deployment that is there, as it is: leave out --checkpoint"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.load.plan import Drained, LoadPlan, LoadSample, Message, Window, from_line, to_line
+from loadtest.load.plan import LoadPlan, LoadSample, Message, Window, from_line, to_line
 from loadtest.workload.caller import Access
 from loadtest.workload.prompts import SeededPrompt, seeded_prompts
 from stages.errors import InputError
@@ -10,7 +10,7 @@ from stages.errors import InputError
 
 def test_a_plan_goes_through_json() -> None:
     plan = LoadPlan(
-        Access("127.0.0.1:1"), "sweep", 8, (SeededPrompt("a", 1), SeededPrompt("b", 2)), 3, 1.5, 0.5, 2.0, 9.0, web_fd=7
+        Access("127.0.0.1:1"), "sweep", 8, (SeededPrompt("a", 1), SeededPrompt("b", 2)), 3, 1.5, 0.5, 2.0, 9.0
     )
     assert LoadPlan.from_json(plan.to_json()) == plan
     assert plan.patience_s == 14.0
@@ -18,7 +18,7 @@ def test_a_plan_goes_through_json() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [LoadSample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff"), Window(1.0, 2.0, 0.25, True), Drained()],
+    [LoadSample(1, 2.0, 3.0, "UNAVAILABLE", True, 5, "why\nso", "00ff"), Window(1.0, 2.0, 0.25, True)],
 )
 def test_a_message_is_one_line(message: Message) -> None:
     line = to_line(message)
