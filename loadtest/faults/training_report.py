@@ -21,7 +21,7 @@ def training_report(result: TrainingResult) -> BenchReport:
 
 
 def tables(result: TrainingResult) -> list[ReportTable]:
-    """How long faults kept work away, and the losses."""
+    """The time that faults kept work away, and the losses."""
     waits = []
     for kind in dict.fromkeys(fault.kind for fault in result.faults):
         found = [fault.back_s for fault in result.faults if fault.kind == kind]

@@ -136,7 +136,7 @@ class TrainingResult(FaultRun):
 
     @property
     def gap_nats(self) -> float | None:
-        """How much worse than undisturbed the ends are, in the mean over the seeds; None without both ends."""
+        """The ends less those undisturbed, in the mean over the seeds; None without both ends."""
         every = (self, *self.others)
         if not all(each.scores for each in every):
             return None

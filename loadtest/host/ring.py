@@ -45,6 +45,7 @@ RING = 3
 TARGETS_MS = {"sweep": 8.0, "chunked": 8.0, "ar": 2.5}
 IDLE_PERCENT = 0.5  # of a core: a host that waits for work must not cost its owner anything
 SETTLE_S = 15.0  # between the last request and the measurement of idle servers
+IDLE_S = 20.0  # that this measurement takes
 
 
 class TextDiffers(OnesweepError):
@@ -72,7 +73,7 @@ def measure_ring(settings: HostBenchSettings) -> list[Row]:
     with temporary_deployment(ring, settings.checkpoint) as deployment:
         rows = _overhead_rows(ring.router, subject, hosts) if isinstance(subject, TextRequests) else []
         served = {mode: run_interruptible(_served(ring.router, mode, subject)) for mode in subject.models}
-        idle = _idle_rows(deployment, settings.idle_s) if settings.idle_s else []
+        idle = _idle_rows(deployment)
     # after the hosts have gone: they would share the cores
     for mode, (alone, together) in served.items():
         # on a busy machine two threads of one loop wait for each other, and it is slower than one alone
@@ -153,13 +154,13 @@ async def _served(router: str, mode: str, subject: TextRequests | PictureRequest
     return statistics.median(alone), statistics.median(together)
 
 
-def _idle_rows(deployment: Deployment, seconds: float) -> list[Row]:
+def _idle_rows(deployment: Deployment) -> list[Row]:
     """Processor time of the servers of a ring that has just worked and waits now."""
     time.sleep(SETTLE_S)
     processes = {name: psutil.Process(pid) for name, pid in deployment.processes.items()}
     before = {name: _processor_s(process) for name, process in processes.items()}
-    time.sleep(seconds)
-    shares = {name: 100 * (_processor_s(process) - before[name]) / seconds for name, process in processes.items()}
+    time.sleep(IDLE_S)
+    shares = {name: 100 * (_processor_s(process) - before[name]) / IDLE_S for name, process in processes.items()}
     return [Row(f"idle: {name}", share, "% of a core", IDLE_PERCENT) for name, share in shares.items()]
 
 

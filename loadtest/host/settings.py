@@ -22,10 +22,9 @@ class HostBenchSettings:
     levels: int = setting(12, "steps from noise to picture, of a bundle that draws", metavar="K", least=1)
     batch: int = setting(16, "requests at once", least=1, most=MAX_AT_ONCE)
     rounds: int = setting(5, "times that requests at once are measured", metavar="R", least=1)
-    idle_s: float = setting(20.0, "seconds without a request, to measure idle servers; 0: none", metavar="S", least=0)
     widths: tuple[int, ...] = setting(
         (), "model widths, measured with random weights instead", shown="none", **numbers_flag("--widths", "D")
     )
-    slots: int = setting(128, "output tokens of a sweep, with --widths", least=1, most=4096)
+    slots: int = 128  # output tokens of a sweep, with widths
     dtype: Literal["fp32", "bf16"] = setting("fp32", "of weights, with --widths")
     device: str = field(default="cpu", metadata=flag("where --widths computes", metavar="cpu|cuda[:N]"))

@@ -17,7 +17,6 @@ from loadtest.workload.prompts import NOVEL, Prompts
 from loadtest.workload.testbed import LOOPBACK, check_host_count, started_testbed
 from loadtest.workload.variants import ModeVariant
 from serving.drawing import DEFAULT_LEVELS, DRAWING_MODES, EXPERT_RULES
-from stages.backends import backend_named
 from stages.checkpoint.bundle import bundle_draws, find_bundle
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import InputError, OnesweepError
@@ -57,7 +56,6 @@ def check_wan(settings: WanSettings) -> list[Profile | None]:
 
     Raises OnesweepError.
     """
-    backend_named(settings.backend)
     profiles = [None if name == LOOPBACK else profile_named(name, settings.profiles_file) for name in settings.profiles]
     check_host_count(settings.hosts, settings.checkpoint)
     for profile in filter(None, profiles):
@@ -68,12 +66,11 @@ def check_wan(settings: WanSettings) -> list[Profile | None]:
 
 
 def series_of(settings: WanSettings) -> list[RequestSeries]:
-    """Every variant at every length with every kind of prompt, also after idle time."""
+    """Every variant at every length with every kind of prompt."""
     s = settings
     return [
-        RequestSeries(variant, length, idle_s, prompts)
+        RequestSeries(variant, length, prompts)
         for prompts in s.prompts
-        for idle_s in ([0.0, s.idle_s] if s.idle_s else [0.0])
         for variant in (
             each.having(temperature=s.temperature) if s.temperature is not None else each for each in s.variants
         )
@@ -116,10 +113,7 @@ def measure_wan(settings: WanSettings, profiles: Sequence[Profile | None]) -> Be
 
 
 def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Taken) -> None:
-    backend = ("--backend", settings.backend)
-    with started_testbed(
-        profile or LOOPBACK, settings.host_count, settings.checkpoint, host_options=backend
-    ) as testbed:
+    with started_testbed(profile or LOOPBACK, settings.host_count, settings.checkpoint) as testbed:
         seats = {Seat(testbed, series, settings.at_once): series for series in taken}
         with open_meter(testbed.profile, len(seats) * settings.requests, "turn") as count:
             for seat, samples in take_turns(list(seats), settings.requests, settings.seed):
@@ -130,7 +124,7 @@ def _measure_profile(settings: WanSettings, profile: Profile | None, taken: Take
 def _sample_record(profile: str, series: RequestSeries, sample: Sample) -> dict[str, Any]:
     record: dict[str, Any] = {"profile": profile, "mode": series.variant.label, "length": str(series.length)}
     asked = {"class" if series.length.draws else "prompt": series.prompts.text(sample.number)}
-    record |= {"idle_s": series.idle_s, "seed": sample.seed, **asked}
+    record |= {"seed": sample.seed, **asked}
     if sample.error:
         return record | {"error": sample.error}
     times = {"latency_ms": sample.latency_ms, "first_byte_ms": sample.first_byte_ms}
@@ -165,7 +159,6 @@ def row_of(profile: str, series: RequestSeries, samples: Sequence[Sample]) -> Ro
         "length": series.length.count,
         "unit": series.length.unit,
         "temperature": series.variant.get("temperature"),
-        "idle_s": series.idle_s,
         "requests": len(samples),
         "failures": len(samples) - len(good),
         "error": error,
@@ -236,7 +229,6 @@ WAN: Table[Row] = Table(
     (
         *map(text_column, ("profile", "text", "mode")),
         ("length", length_of),
-        ("idle s", lambda row: f"{row['idle_s']:g}"),
         number_column("first s", "first_byte_ms", 3, scale=1e-3),
         number_column("p50 s", "p50_ms", 3, scale=1e-3),
         number_column("floor s", "floor_ms", 3, scale=1e-3),
@@ -265,7 +257,6 @@ PICTURES: Table[Row] = Table(
         number_column("largest hop", "largest_hop_bytes", 0),
         number_column("wire bytes", "wire_bytes", 0),
         number_column("host ms a picture", "host_seconds", 1, scale=1e3),
-        ("idle s", lambda row: f"{row['idle_s']:g}"),
         text_column("failed", "failures"),
     )
 )

@@ -17,9 +17,6 @@ MAX_AT_ONCE = 64  # requests in flight that a router takes by default
 MAX_SEED = (1 << 63) - 1  # half of a request's range: seeds count up from the first one
 
 
-MAX_IDLE_S = 3600  # windows and sessions have long fallen back
-
-
 BYTES, TOKENS, LEVELS = "bytes", "tokens", "levels"
 
 
@@ -80,9 +77,6 @@ class WanSettings:
     # None: three, or one for each block where there are fewer.
     hosts: int | None = setting(None, "hosts that share the blocks", shown="3")
     checkpoint: Path = field(default=SHIPPED.resolve(), metadata=CHECKPOINT)
-    backend: str = setting("torch", "backend of the hosts", metavar="B")
-    # Above 0: each variant also after this many idle seconds.
-    idle_s: float = setting(0.0, "also measure after idle seconds", shown="0: no", least=0, most=MAX_IDLE_S)
     # From --bytes, --max-tokens or --levels, and from --text and --prompt; empty: the bundle's.
     lengths: tuple[Length, ...] = ()
     prompts: tuple[Prompts, ...] = ()

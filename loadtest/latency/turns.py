@@ -1,6 +1,5 @@
 """Requests of all variants take turns in a rotating order: a slow moment of the machine falls on every one."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ class RequestSeries:
 
     variant: ModeVariant
     length: Length
-    idle_s: float = 0.0  # seconds without a request before each of these, so that TCP's congestion windows fall back
     prompts: Prompts = NOVEL
 
     def call(self, number: int, seed: int) -> dict[str, Any]:
@@ -92,8 +90,6 @@ def take_turns(seats: Sequence[Seat], requests: int, seed: int) -> Iterator[tupl
         # in another order each time: no series always follows the one that leaves the machine hot or the links busy
         first = i % len(seats) if seats else 0
         for seat in (*seats[first:], *seats[:first]):
-            if seat.series.idle_s and not seat.testbed.given_up:
-                time.sleep(seat.series.idle_s)
             samples = _turn(seat, i * seat.at_once, seed)
             if any(sample.error for sample in samples):
                 samples = _after_failure(seat, seats, samples, seed)

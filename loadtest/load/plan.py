@@ -81,7 +81,6 @@ class LoadPlan:
     max_bytes: int
     cases: tuple[SeededPrompt, ...]
     users: int
-    spawn_rate: float  # users started a second
     warm_up_s: float  # from the moment that all users are there to the window
     seconds: float  # length of the window
     timeout_s: float  # deadline of a request
@@ -114,14 +113,11 @@ class LoadSettings:
         8, "users; with --find-knee the most that are tried", metavar="U", shown="8; 256", least=1, most=MOST
     )
     seconds: float = setting(30.0, "length of the measurement", metavar="S", above=0, most=MOST)
-    spawn_rate: float | None = setting(
-        None, "users started a second", metavar="R", shown="all within one second", above=0, most=MOST
-    )
     max_bytes: int = setting(128, "bytes to generate", name="--bytes", least=1, most=MOST)
     first_seed: int = setting(0, "first seed", name="--seed", metavar="S", least=0, most=MOST_SEED)
     cases: int = setting(64, "distinct texts that users request", name="--texts", least=1, most=MOST)
-    warm_up_s: float = setting(3.0, "time under load before the measurement", least=0, most=MOST)
-    timeout_s: float = setting(60.0, "deadline of a request", above=0, most=MOST)
+    warm_up_s: float = 3.0  # under load before the measurement
+    timeout_s: float = 60.0  # deadline of a request
     find_knee: bool = setting(False, "1, 2, 4, 8 ... users until latency gives way")
     over_knee: float | None = setting(
         None, "find the knee, then this many times its users", metavar="X", shown="no", above=1, most=1000
@@ -129,10 +125,9 @@ class LoadSettings:
     html: Path | None = setting(None, "write locust's own report there, too")
 
     def plan(self, access: Access, cases: tuple[SeededPrompt, ...], mode: str, users: int) -> LoadPlan:
-        rate = float(users) if self.spawn_rate is None else self.spawn_rate
         times = (self.warm_up_s, self.seconds, self.timeout_s)
         html = str(self.html.resolve()) if self.html else ""
-        return LoadPlan(access, mode, self.max_bytes, cases, users, rate, *times, html=html)
+        return LoadPlan(access, mode, self.max_bytes, cases, users, *times, html=html)
 
 
 @dataclass(frozen=True)

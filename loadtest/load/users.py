@@ -136,7 +136,7 @@ def run_crowd(plan: LoadPlan) -> None:
         environment = Environment(user_classes=[kind], stop_timeout=plan.patience_s + FLUSH_S)
         environment.events.test_stopping.add_listener(ledger.close)
         runner = environment.create_local_runner()
-        runner.start(plan.users, spawn_rate=plan.spawn_rate)
+        runner.start(plan.users, spawn_rate=plan.users)
         _wait_until(lambda: runner.user_count >= plan.users, stop)
         stop.wait(plan.warm_up_s)
         if not stop.is_set():

@@ -41,7 +41,7 @@ class QualitySettings:
     )
     count: int = setting(100, "prompts, or pictures of each row", least=1)
     max_bytes: int = setting(256, "bytes to generate", name="--bytes", least=1)
-    prompt_bytes: int = setting(64, "bytes of a prompt", least=1)
+    prompt_bytes: int = 64  # of a prompt
     temperatures: tuple[float, ...] = setting((), "a row for each", metavar="T[,T]", type=parse_temperatures)
     levels: tuple[int, ...] = setting((12,), "steps from noise to picture", **numbers_flag("--levels", "K"))
     judge: Path = setting(
@@ -52,5 +52,5 @@ class QualitySettings:
         None, "bundle to serve", metavar="DIR", shown="the shipped weights", type=absolute
     )
     access: Access | None = None  # from --router and the options of its connection
-    in_flight: int = setting(8, "requests at once; with --write one", least=1)
+    in_flight: int = 8  # requests at once; with `write` one
     write: Path | None = setting(None, "the file that mode auto chooses from, for DIR/frontier.json")

@@ -193,17 +193,12 @@ def deployed(
 
 @contextlib.contextmanager
 def started_testbed(
-    profile: str | Profile,
-    hosts: int,
-    checkpoint: Path,
-    profiles: Path | None = None,
-    *,
-    host_options: Sequence[str] = (),
+    profile: str | Profile, hosts: int, checkpoint: Path, profiles: Path | None = None
 ) -> Iterator[Testbed]:
     """A ring in a network of its own, ready; both end with the `with` block. Raises OnesweepError."""
     with (
         open_network(profile, hosts, profiles) as network,
-        deployed(network, checkpoint, host_options=host_options) as testbed,
+        deployed(network, checkpoint) as testbed,
     ):
         yield testbed
 

@@ -25,10 +25,16 @@ def measured(path: Path, *options: object) -> dict[str, float]:
     return {row["name"]: row["value"] for row in record["rows"]}
 
 
-@pytest.mark.slow
-def test_a_whole_run(bundle: Path, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def brief_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring, "SETTLE_S", 0.0)
-    sizes = ["--requests", 2, "--max-tokens", 8, "--batch", 4, "--rounds", 2, "--idle-s", 1]
+    monkeypatch.setattr(ring, "IDLE_S", 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief_idle")
+def test_a_whole_run(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--requests", 2, "--max-tokens", 8, "--batch", 4, "--rounds", 2]
     values = measured(tmp_path / "host.json", "--checkpoint", bundle, *sizes)
     kinds = [name.partition(":")[0] for name in values]
     assert list(dict.fromkeys(kinds)) == ["sweep", "chunked", "ar", "idle"]
@@ -40,10 +46,11 @@ def test_a_whole_run(bundle: Path, tmp_path: Path, monkeypatch, capsys: pytest.C
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_idle")
 def test_a_bundle_that_draws_is_measured_by_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--checkpoint", tiny_picture_bundle(tmp_path / "bundle"), "--batch", 4, "--rounds", 2, "--idle-s", 0]
+    options = ["--checkpoint", tiny_picture_bundle(tmp_path / "bundle"), "--batch", 4, "--rounds", 2]
     values = measured(tmp_path / "host.json", *options, "--levels", 3)
-    assert {name.partition(":")[0] for name in values} == {"chain", "steps"}
+    assert {name.partition(":")[0] for name in values} == {"chain", "steps", "idle"}
     assert main(["bench", "host", *map(str, options), "--levels", "2"]) == 2
     assert "--levels must be 3 to 256, not 2" in capsys.readouterr().err
 
@@ -82,7 +89,7 @@ def test_the_model_in_one_process_gives_as_many_bytes_as_asked_and_the_same_agai
 def test_large_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setattr(shapes, "MEASURE_S", 0.01)
     monkeypatch.setattr(shapes, "COPIED_BYTES", 1 << 20)
-    values = measured(tmp_path / "shapes.json", "--widths", "64,128", "--slots", 8, "--dtype", dtype)
+    values = measured(tmp_path / "shapes.json", "--widths", "64,128", "--dtype", dtype)
     assert len(values) == 8
     assert all(value > 0 for value in values.values())
 

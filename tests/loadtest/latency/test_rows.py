@@ -13,7 +13,7 @@ from loadtest.workload.variants import ModeVariant
 
 KEYS = {
     *("profile", "mode", "length", "unit", "requests", "p50_ms", "p95_ms", "first_byte_ms", "floor_ms", "sweeps"),
-    *("hops", "wire_bytes", "host_seconds", "failures", "ratio", "idle_s", "acceptance"),
+    *("hops", "wire_bytes", "host_seconds", "failures", "ratio", "acceptance"),
 }
 SWEEP = RequestSeries(ModeVariant("sweep"), Length(8))
 Make = Callable[..., Sample]

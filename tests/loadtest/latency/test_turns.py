@@ -71,11 +71,3 @@ def test_a_host_that_ends_is_told_of_and_started_again(seats: list[Seat], preten
             pretence.broken["host-2"] = "killed"
     assert errors == ["", "host-2 ended (killed); started again: a host is lost", "", "", "", ""]
     assert pretence.revived == ["host-2"]
-
-
-def test_after_idle_time(seats: list[Seat], monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("loadtest.latency.turns.time.sleep", slept.append)
-    idle = Seat(seats[0].testbed, RequestSeries(ModeVariant("sweep"), Length(8), 2.5))
-    assert len(list(take_turns([seats[0], idle], 2, 0))) == 4
-    assert slept == [2.5, 2.5]

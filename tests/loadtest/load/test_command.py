@@ -17,7 +17,7 @@ from serving.cli.__main__ import main
 from serving.cli.deployment import MODULE, Deployment
 from tests.loadtest.conftest import check_refused
 
-QUICK = ["--seconds", "1", "--warm-up-s", "0.2", "--bytes", "16", "--texts", "4"]
+QUICK = ["--seconds", "1", "--bytes", "16", "--texts", "4"]
 
 
 @pytest.fixture

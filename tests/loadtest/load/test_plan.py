@@ -9,9 +9,7 @@ from stages.errors import InputError
 
 
 def test_a_plan_goes_through_json() -> None:
-    plan = LoadPlan(
-        Access("127.0.0.1:1"), "sweep", 8, (SeededPrompt("a", 1), SeededPrompt("b", 2)), 3, 1.5, 0.5, 2.0, 9.0
-    )
+    plan = LoadPlan(Access("127.0.0.1:1"), "sweep", 8, (SeededPrompt("a", 1), SeededPrompt("b", 2)), 3, 0.5, 2.0, 9.0)
     assert LoadPlan.from_json(plan.to_json()) == plan
     assert plan.patience_s == 14.0
 

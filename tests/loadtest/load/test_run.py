@@ -80,7 +80,7 @@ def somewhere(router: str, *script: str) -> Testbed:
 
 def plan(address: str, **changes: Any) -> LoadPlan:
     few = (SeededPrompt("The sea was calm.", 0),)
-    return replace(LoadPlan(Access(address), "sweep", 8, few, 2, 10.0, 0.1, 0.5, 0.5, grace_s=0.5), **changes)
+    return replace(LoadPlan(Access(address), "sweep", 8, few, 2, 0.1, 0.5, 0.5, grace_s=0.5), **changes)
 
 
 def test_a_request_without_answer_and_status_is_lost(wordless: str) -> None:

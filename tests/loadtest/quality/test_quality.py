@@ -16,7 +16,7 @@ from serving.cli.__main__ import main
 from serving.modes.frontier import read_frontier
 from stages.checkpoint.manifest import read_manifest
 
-SIZES = ["--count", "4", "--bytes", "20", "--prompt-bytes", "16"]
+SIZES = ["--count", "4", "--bytes", "20"]
 
 
 class RareBytes:
