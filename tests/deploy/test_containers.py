@@ -15,14 +15,13 @@ import pytest
 from serving.router.topology import read_topology
 from tests.conftest import until
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def compose(deploy: Path, documents_of: Callable[[Path], list[dict[str, Any]]]) -> dict[str, Any]:
     return documents_of(deploy / "compose.yml")[0]
 
 
+@pytest.mark.slow
 def test_the_dockerfile_passes_its_linter(deploy: Path) -> None:
     beside = str(Path(sys.executable).parent)
     hadolint = shutil.which("hadolint") or shutil.which("hadolint", path=beside)
@@ -57,6 +56,7 @@ def test_the_composition_holds_together(compose: dict[str, Any], tmp_path: Path)
     assert published == {"http": ["127.0.0.1:7780:7780"]}
 
 
+@pytest.mark.slow
 def test_docker_understands_the_composition(deploy: Path) -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
@@ -66,6 +66,7 @@ def test_docker_understands_the_composition(deploy: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
+@pytest.mark.slow
 def test_the_probe_tells_health(deploy: Path, bundles: Path, servers: Any, unused_port: int) -> None:
     def probe(*arguments: str) -> tuple[int, str]:
         command = [sys.executable, str(deploy / "healthy.py"), *arguments]
