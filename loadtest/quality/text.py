@@ -264,7 +264,7 @@ async def _patiently(client: AsyncClient, variant: ModeVariant, request: dict[st
             if error.retry_after_ms is None:
                 raise RouterError(f"{variant.label}: {error}", error.code) from None
             await asyncio.sleep(error.retry_after_ms / 1000)
-    raise ServiceError(f"{variant.label}: the router was busy {TRIES} times: try a smaller --in-flight")
+    raise ServiceError(f"{variant.label}: the router was busy {TRIES} times")
 
 
 # Prompts from held-out text, each with its human continuation
