@@ -188,7 +188,7 @@ def keep(name: str, record: Record, commit: str = "", command: str = "") -> None
         "values": {key: float(f"{value:.4g}") for key, value in MEASUREMENTS[name].values(record).items()},
     }
     results["measured"] = dict(sorted(results["measured"].items()))
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 def measure(name: str) -> None:
@@ -220,7 +220,7 @@ def keep_slow_tests(file: Path) -> None:
         "skipped": skipped,
         "minutes": round(sum(float(suite.get("time", 0)) for suite in suites) / 60, 1),
     }
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 def written(text: str, places: list[Record], known: dict[str, float]) -> str:

@@ -137,7 +137,7 @@ const NO_RUNNER = { trip() {}, end() {} };
 /** One mode of drawing in a race: what the picture looks like after each host, as far as it tells, and at the end. */
 export class PictureLane extends Lane {
   constructor(label, tint, name) {
-    super(label, tint, "", "", NO_RUNNER); // hosts tell the router of the last trip only
+    super(label, tint, "", NO_RUNNER); // hosts tell the router of the last trip only
     this.name = name;
     this.drawn = html("div", { classes: "drawn" });
     this.written.replaceWith(this.drawn);

@@ -8,8 +8,8 @@ const require = createRequire(`${modules}/`);
 const grpc = require("@grpc/grpc-js");
 const loader = require("@grpc/proto-loader");
 const options = { keepCase: true, longs: String, enums: String, includeDirs: [protos] };
-const { v1: serving } = grpc.loadPackageDefinition(loader.loadSync("onesweep/serving/v1/router.proto", options)).serving;
-const { v1: stages } = grpc.loadPackageDefinition(loader.loadSync("onesweep/stages/v1/stage.proto", options)).stages;
+const { v1: serving } = grpc.loadPackageDefinition(loader.loadSync("serving/v1/router.proto", options)).serving;
+const { v1: stages } = grpc.loadPackageDefinition(loader.loadSync("stages/v1/stage.proto", options)).stages;
 const { v1: checks } = grpc.loadPackageDefinition(
   loader.loadFileDescriptorSetFromBuffer(readFileSync(health), options),
 ).grpc.health;
