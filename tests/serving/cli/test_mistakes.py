@@ -1,5 +1,6 @@
-"""Careless mistakes, each in a process of its own: a sentence with the remedy, the right exit code, no traceback."""
+"""Careless mistakes: a sentence with the remedy, the right exit code, no traceback."""
 
+import io
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from serving.cli.__main__ import main
 from serving.cli.deployment import MODULE
 from serving.cli.ports import free_port_block
 from serving.client.client import Client
@@ -142,12 +144,29 @@ SERVERS = [
 
 
 @pytest.mark.parametrize(("line", "code", "says"), TYPING + FILES + SERVERS, ids=lambda value: str(value)[:40])
-def test_a_mistake_ends_in_a_sentence(words: dict[str, Any], line: str, code: int, says: str) -> None:
-    ended = run(*(word.format(**words) for word in line.split()))
-    assert (ended.returncode, ended.stdout) == (code, ""), ended.stderr
-    (sentence,) = ended.stderr.splitlines()[-1:]
+def test_a_mistake_ends_in_a_sentence(
+    words: dict[str, Any],
+    line: str,
+    code: int,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ONESWEEP_STATE", "/nonexistent/state")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main([word.format(**words) for word in line.split()]) == code
+    out, err = capsys.readouterr()
+    (sentence,) = err.splitlines()[-1:]
     assert sentence.startswith("onesweep")
     assert says.format(**words) in sentence
+    assert out == ""
+
+
+@pytest.mark.parametrize(("line", "code"), [("generat x", 2), ("inspect /nowhere", 1), ("up --checkpoint /nowhere", 1)])
+def test_the_exit_code_and_the_sentence_leave_the_process(line: str, code: int) -> None:
+    ended = run(*line.split())
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert ended.stderr.startswith("onesweep")
     assert "Traceback" not in ended.stderr
 
 
