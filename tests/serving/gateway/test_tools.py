@@ -43,7 +43,7 @@ BARE = """
 REQUIRED: dict[str, Any] = {"messages": ASK, "tools": TOOLS, "tool_choice": "required", "max_tokens": 90}
 
 
-@pytest.fixture(scope="module", params=["tagged", "bare", "plain"])
+@pytest.fixture(scope="module", params=["tagged", pytest.param("bare", marks=pytest.mark.slow), "plain"])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, local_ring: Any) -> Iterator[Any]:
     directory: Path = tmp_path_factory.mktemp(request.param)
     template = {"tagged": TAGGED, "bare": BARE, "plain": TEMPLATE}[request.param]

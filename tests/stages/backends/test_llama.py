@@ -163,7 +163,7 @@ def test_a_product_is_a_product(monkeypatch: pytest.MonkeyPatch, is_packed: bool
     assert Product.rows([3], 64).total == (4 if is_packed else independent_rows(torch.get_num_threads()))
 
 
-@pytest.mark.parametrize("instructions", ["", "AVX2"])
+@pytest.mark.parametrize("instructions", ["", pytest.param("AVX2", marks=pytest.mark.slow)])
 def test_products_in_integers_are_close_on_every_processor_and_the_same_in_any_company(instructions: str) -> None:
     """Without VNNI the products of the largest numbers of 8 bits would not fit."""
     program = """

@@ -162,7 +162,9 @@ def test_company_does_not_change_what_is_denoised(sizes, shape) -> None:
 
 
 # The check at load
-@pytest.mark.parametrize(("count", "shapes"), [(1, ((36, 3), (128, 4))), (2, ((128, 4),))])
+@pytest.mark.parametrize(
+    ("count", "shapes"), [(1, ((36, 3), (128, 4))), pytest.param(2, ((128, 4),), marks=pytest.mark.slow)]
+)
 def test_rows_are_independent_on_this_machine(threads, count: int, shapes) -> None:
     """Not where a row has six numbers: the library's smallest kernels look at a row's place."""
     threads(count)
