@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -45,6 +46,8 @@ class HopWork(ABC):
 
     # AR steps are computed before all else: a few rows, and a user who waits for each.
     is_step = False
+    # The beginning of a long step, which has no result of its own; and whether other hops of the step follow.
+    is_prefill = has_more = False
 
     def begin(self, session: HostSession, following: int) -> None:
         """Enter the host's first part.
@@ -75,12 +78,12 @@ class TextWork(HopWork):
     clean: Tensor  # the new symbols, (symbols,) int64
     reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first of them came before
 
-    @property
+    @cached_property
     def positions(self) -> int:
         """Positions that the new symbols take."""
         return self.clean.shape[0]
 
-    @property
+    @cached_property
     def remembered(self) -> int:
         """Number of these positions that the session keeps."""
         return self.positions

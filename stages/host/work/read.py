@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ class ReadWork(TextWork):
     at_once: int  # so many of the new symbols, the first, attend at once; the others give what they would one by one
     for_drafting: bool = False  # this host's draft head reads them, too
 
-    is_step = True
+    is_step = is_prefill = has_more = True
 
     @property
     def lengths(self) -> list[int]:
@@ -126,7 +127,7 @@ class ReadWork(TextWork):
         which host holds which stage. hidden: (..., width)."""
         return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
 
-    @property
+    @cached_property
     def _ends_here(self) -> bool:
         """True if this host holds the last stage."""
         return self._stages[-1] == self.session.parts.parts - 1
@@ -181,11 +182,13 @@ class SampleWork(ReadWork):
     remaining: int  # symbols still to write where the hosts start the next step; 0 where the router does
     drafting: Drafting | None  # limits of the last host's drafts; None where it makes none
 
-    @property
+    is_prefill = has_more = False
+
+    @cached_property
     def positions(self) -> int:
         return tree_positions(self.clean.shape[0], self.tree)
 
-    @property
+    @cached_property
     def remembered(self) -> int:
         return remembered_positions(self.clean.shape[0], self.tree)
 

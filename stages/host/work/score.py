@@ -34,7 +34,7 @@ class ScoreWork(ReadWork):
     batch: int
     has_more: bool  # batches of the step
 
-    is_step = False
+    is_step = is_prefill = False
 
     def begin(self, session: HostSession, following: int) -> None:
         inner = self.candidates[:, :-1]  # nothing is asked after a last symbol
