@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -99,14 +100,14 @@ class Manifest:
                 del record["codes"]["size"]
         return record
 
-    @property
+    @cached_property
     def picture_architecture(self) -> PictureArchitecture:
         """Architecture of a model that draws. Raises CheckpointError for one that writes."""
         if not isinstance(self.architecture, PictureArchitecture):
             raise CheckpointError("this is a model of text: it cannot draw")
         return self.architecture
 
-    @property
+    @cached_property
     def text_architecture(self) -> TextArchitecture:
         """Architecture of a model that writes. Raises CheckpointError for one that draws."""
         if isinstance(self.architecture, PictureArchitecture):
@@ -118,7 +119,7 @@ class Manifest:
         """True for a model of pictures."""
         return isinstance(self.architecture, PictureArchitecture)
 
-    @property
+    @cached_property
     def own_architecture(self) -> Architecture:
         """For those who take models that were trained here only. Raises CheckpointError for a pretrained one."""
         if not isinstance(self.text_architecture, Architecture):

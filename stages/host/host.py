@@ -288,7 +288,10 @@ class Host:
         made.add_done_callback(lambda done: None if done.cancelled() else self._publish(hop, done.result()))
 
     def _publish(self, hop: stage_pb2.Hop, event: stage_pb2.Event) -> None:
-        self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
+        if hop.link_delay_ms:
+            self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
+        else:
+            self.subscribers.publish(hop.router, event)
 
     def _push(self, hop: stage_pb2.Hop, due_at: float) -> None:
         hop.left_s = seconds_until(due_at)

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -188,10 +189,11 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         )
 
     async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Context) -> AsyncIterator[stage_pb2.Ack]:
+        sender = partial(check_sender, context, identity_of(context))
         async for batch in batches:
             if len(batch.hops) > MOST_HOPS:
                 raise invalid(f"a batch of {len(batch.hops)} hops; at most {MOST_HOPS} travel together")
-            yield self.host.take(batch, lambda hop: check_sender(context, hop))
+            yield self.host.take(batch, sender)
 
     async def Subscribe(self, request: stage_pb2.SubscribeRequest, context: Context) -> AsyncIterator[stage_pb2.Events]:
         check_label(request.router, "router")

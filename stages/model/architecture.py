@@ -1,6 +1,7 @@
 """The shapes of the two model families: a chain of diffusion blocks and an AR pipeline."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from stages.errors import ShapeError
 
@@ -50,7 +51,7 @@ class Architecture:
         """Heads of keys and values: each query head has its own."""
         return self.heads
 
-    @property
+    @cached_property
     def positions(self) -> int:
         """Symbols in a context."""
         return self.context_length

@@ -44,10 +44,7 @@ class LinkDelay:
         self._held: dict[int, deque[Callable[[], object]]] = {}
 
     def after(self, delay_ms: int, call: Callable[[], object]) -> None:
-        """Call at once where there is no delay."""
-        if not delay_ms:
-            call()
-            return
+        """Call after a delay above 0."""
         held = self._held.setdefault(delay_ms, deque())
         held.append(call)
         # a timer takes the oldest call, not its own: the loop may run two timers of one moment in any order
@@ -120,9 +117,12 @@ class Relay:
     def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         """Hand a hop over; `settled` hears of it once, with a StatusError that names this address if it failed."""
         self.wake()
-        self._delay.after(hop.link_delay_ms, partial(self._hand_over, hop, settled))
+        if hop.link_delay_ms:
+            self._delay.after(hop.link_delay_ms, partial(self._enqueue, hop, settled))
+        else:
+            self._enqueue(hop, settled)
 
-    def _hand_over(self, hop: stage_pb2.Hop, settled: Settled) -> None:
+    def _enqueue(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         handover = _Handover(hop, settled)
         left_s = hop.left_s
         loop = asyncio.get_running_loop()
@@ -174,9 +174,9 @@ class Relay:
 
     def wake(self) -> None:
         """Open the congestion window of an idle link: work is about to take it."""
-        if self.is_idle:
+        before, self._used_at = self._used_at, time.monotonic()
+        if self._used_at - before > IDLE_AFTER_S:
             self._woken.set()
-        self._used_at = time.monotonic()
 
     async def keep_warm(self, size: int, pause_s: float = KEEP_WARM_S) -> None:
         """Warm the link for ever, in pauses of `pause_s` while it is used; after a break, with `size` bytes."""

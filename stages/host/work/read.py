@@ -93,11 +93,11 @@ class ReadWork(TextWork):
         return self._x.shape[0]
 
     def next_op(self) -> KernelCall:
-        stage = self._stages[self._at]
+        stage, rows = self._stages[self._at], self._x.shape[0]
         # of the symbols of this read, those that do not attend at once
-        one_by_one = min(max(self._read + self.rows - self.at_once, 0), self.rows)
+        one_by_one = min(max(self._read + rows - self.at_once, 0), rows)
         piece = CleanPiece(self._x, self.session.caches[stage], one_by_one, () if self._unread else self.depths)
-        return KernelCall(self._runners[stage].read, piece, self.rows)
+        return KernelCall(self._runners[stage].read, piece, rows)
 
     def complete(self, result: Tensor | Denoised) -> None:
         assert isinstance(result, Tensor)
