@@ -191,12 +191,10 @@ class Host:
             )
 
     def _open(self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int) -> HostSession:
-        source = parts.plan.model(work.kind)
-        assert source is not None
         if self.stopping:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
         beginning = self._beginning(hop)
-        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, source.manifest, parts)
+        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts)
         session.next_number = work.number  # a replay starts where another host's session ended
         session.beginning, session.path = beginning, tuple(hop.path)
         return session

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.checkpoint.manifest import Manifest
 from stages.host.drafter import DraftState
 from stages.host.grammar import Grammar
 from stages.host.parts import ModelKind, Parts, session_bytes
@@ -93,7 +92,7 @@ class HostSession:
     @cached_property
     def alphabet(self) -> Alphabet:
         """Vocabulary of the texts that it reads."""
-        return self.parts.alphabet(self.kind)
+        return self.parts.plan.models[self.kind].alphabet
 
 
 class SessionStore:
@@ -105,9 +104,7 @@ class SessionStore:
         self.bytes = 0
         self._released: OrderedDict[str, None] = OrderedDict()
 
-    def open(
-        self, name: str, router: str, kind: ModelKind, capacity: int, manifest: Manifest, parts: Parts
-    ) -> HostSession:
+    def open(self, name: str, router: str, kind: ModelKind, capacity: int, parts: Parts) -> HostSession:
         """Make a session's caches. Raises StatusError when the budget does not allow them.
 
         :param capacity: positions, or pictures that are evaluated at once.
@@ -116,7 +113,7 @@ class SessionStore:
             raise StatusError(grpc.StatusCode.ALREADY_EXISTS, f"session {name!r} is open already")
         if name in self._released:
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
-        held = parts.held(kind)
+        manifest, held = parts.plan.models[kind].manifest, parts.plan.blocks
         need = session_bytes(manifest, held, capacity, drafts=parts.drafter(kind) is not None)
         self.expire()
         if self.bytes + need > self.budget_bytes:

@@ -143,10 +143,10 @@ def _check_memory(hop: stage_pb2.Hop) -> None:
 def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tuple[ModelKind, ModelSource]:
     """The model that a hop is for, by its digest: the first, where two have the same."""
     for kind in kinds:
-        source = plan.model(kind)
+        source = plan.models.get(kind)
         if source is not None and source.digest == hop.digest:
             return kind, source
-    held = {kind: source for kind in kinds if (source := plan.model(kind)) is not None}
+    held = {kind: plan.models[kind] for kind in kinds if kind in plan.models}
     if not held:
         lacking = " and ".join(f"{kind}/" for kind in kinds)
         raise failed_precondition(f"this host has no {kinds[0]} model; its checkpoint directory lacks {lacking}")

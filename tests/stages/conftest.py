@@ -172,8 +172,9 @@ def whole(bundles: Path) -> Parts:
 @pytest.fixture
 def parts(whole: Parts) -> Parts:
     """Watched runners."""
-    chain = {i: Watched(runner) for i, runner in whole.chain.items()}
-    return Parts(whole.plan, chain, {i: Watched(stage) for i, stage in whole.ar.items()})  # type: ignore[arg-type]
+    chain = {i: Watched(runner) for i, runner in whole.runners["chain"].items()}
+    pipeline = {i: Watched(stage) for i, stage in whole.runners["ar"].items()}
+    return Parts(whole.plan, {**whole.runners, "chain": chain, "ar": pipeline})
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ class PictureWork(HopWork):
         source = session.parts.plan.models[session.kind]
         assert source.manifest.partition is not None
         self.architecture, self.partition = source.manifest.picture_architecture, source.manifest.partition
-        self._left = deque(session.parts.pictures[session.kind].items())
+        self._left = deque(session.parts.runners[session.kind].items())
         self._runner: PictureRunner
         self._pieces = deque[PicturePiece]()
         self._results = list[Tensor]()
@@ -203,7 +203,7 @@ class ConsultWork(PictureWork):
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         self.number = self.hop.consult.number  # of the event: that of the hop counts moves as well
-        self._runners, net = session.parts.pictures[session.kind], session.parts.router_net
+        self._runners, net = session.parts.runners[session.kind], session.parts.router_net
         assert net is not None
         consultation = Consultation(net, self.partition, self.plan, self.rule, self.codec)
         self._steps = consultation.steps(self.turn)

@@ -72,7 +72,7 @@ class ReadWork(TextWork):
             cache.length = self.start  # draft tokens from there on are forgotten
         end = self.start + self.remembered
         session.symbols[self.start : end] = self.clean[: self.remembered].numpy()
-        self._runners, self._stages = session.parts.pipeline(session.kind), tuple(session.caches)
+        self._runners, self._stages = session.parts.runners[session.kind], tuple(session.caches)
         self._unread = self._source()
         self._read = 0  # new symbols in the reads before this one
         self._at = 0
@@ -130,7 +130,7 @@ class ReadWork(TextWork):
     @cached_property
     def _ends_here(self) -> bool:
         """True if this host holds the last stage."""
-        return self._stages[-1] == self.session.parts.parts - 1
+        return self._stages[-1] == self.session.parts.plan.parts - 1
 
     def _forward(self, hidden: Tensor) -> None:
         read = self.hop.read
@@ -212,9 +212,7 @@ class SampleWork(ReadWork):
         """The session's, made at its first step."""
         session, settings = self.session, self.sampling.grammar
         if settings is not None and (session.grammar is None or session.grammar.settings != settings):
-            source = session.parts.plan.model(session.kind)
-            assert source is not None
-            session.grammar = Grammar(source, settings)
+            session.grammar = Grammar(session.parts.plan.models[session.kind], settings)
         return session.grammar if settings is not None else None
 
     def next_op(self) -> KernelCall:

@@ -40,7 +40,7 @@ class SweepWork(TextWork):
         return self._block.rows
 
     def next_op(self) -> KernelCall:
-        runner, piece = self.session.parts.chain[self._block.index], self._block.piece
+        runner, piece = self.session.parts.runners["chain"][self._block.index], self._block.piece
         return KernelCall(runner.read if isinstance(piece, CleanPiece) else runner.denoise, piece, self.rows)
 
     def complete(self, result: Tensor | Denoised) -> None:
@@ -57,8 +57,7 @@ class SweepWork(TextWork):
             sweep.block, sweep.estimate = self.following, outcome.estimate
 
     def _enter(self, before: Tensor | Boundary | None) -> None:
-        source, index = self.session.parts.chain_source, self._left.popleft()
-        assert source is not None
+        source, index = self.session.parts.plan.models["chain"], self._left.popleft()
         architecture, partition = source.manifest.own_architecture, source.manifest.partition
         assert partition is not None
         caches = self.session.caches[index]

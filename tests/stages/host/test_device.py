@@ -87,7 +87,9 @@ def on_the_device(bundle: Path, report: Path) -> int:
                     torch.testing.assert_close(found, due, atol=NEAR, rtol=NEAR, msg=f"{model} {stage.index}")
         plan = plan_host(bundle, (0, 1, 2))
         parts = load_parts(plan, backend_named("torch", pretend))
-        assert all(isinstance(x, DeviceRunner) for x in (*parts.chain.values(), *parts.ar.values()))
+        assert all(
+            isinstance(x, DeviceRunner) for x in (*parts.runners["chain"].values(), *parts.runners["ar"].values())
+        )
         warm_up(parts)
         one_by_one = {name: alone(parts, make()).hex() for name, make in REQUESTS.items()}
         before, engine = device.reads, Paced(parts)
