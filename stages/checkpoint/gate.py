@@ -63,6 +63,25 @@ def probe_shapes(part: Block | PipelineStage | PicturePart | RouterNet, position
     return dict.fromkeys(names, (positions, part.architecture.width))
 
 
+def measured(
+    part: Block | PipelineStage | PicturePart | RouterNet,
+    manifest: Manifest,
+    hidden: Tensor | None = None,
+    recorded: Tensor | None = None,
+) -> tuple[Measures, Tensor | None]:
+    """What the probe shows of a part, and what leaves the part for the next one.
+
+    hidden: what enters a part that reads hidden states; recorded: what left it when it was saved.
+    """
+    if isinstance(part, Block):
+        assert manifest.partition is not None
+        return probe_block(part, manifest.partition, probe_symbols(manifest).to(part.codes.device)), None
+    if isinstance(part, PicturePart | RouterNet):
+        assert manifest.partition is not None
+        return probe_picture(part, manifest.partition, hidden, recorded)
+    return probe_stage(part, probe_symbols(manifest).to(part.rotary.device), hidden, recorded)
+
+
 @torch.inference_mode()
 def probe_block(block: Block, partition: NoisePartition, known: Tensor) -> Measures:
     """Cross-entropies (nats) of both heads of a block on the probe text. known: of `probe_symbols`."""

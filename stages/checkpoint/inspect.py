@@ -11,10 +11,7 @@ from typing import Any
 from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import (
     check_size,
-    load_block,
-    load_picture_part,
-    load_router_net,
-    load_stage,
+    load_part,
     new_part,
     read_companion,
 )
@@ -60,12 +57,9 @@ def verify(directory: Path) -> list[Check]:
     checks = []
     for name, path in _models(directory).items():
         manifest = read_manifest(path)
-        load: Callable[[Path, int], object] = load_block if manifest.kind == "chain" else load_stage
-        if manifest.draws:
-            load = load_picture_part
-        checks += [_check(name, f"part {i}", partial(load, path, i)) for i in range(manifest.architecture.parts)]
-        if manifest.kind == "experts":
-            checks.append(_check(name, "router net", partial(load_router_net, path)))
+        for i in range(len(manifest.parts)):
+            what = "router net" if i == manifest.architecture.parts else f"part {i}"
+            checks.append(_check(name, what, partial(load_part, path, i)))
         checks += [_check(name, file, partial(read_companion, path, manifest, file)) for file in manifest.files]
     return checks
 

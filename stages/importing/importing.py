@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from stages.checkpoint.checkpoint import new_directory, require_new, save_stage, write_manifest
+from stages.checkpoint.checkpoint import new_directory, require_new, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
@@ -203,7 +203,7 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
             progress.at(what, CHECKING + (1 - CHECKING) * done / layers)
             stage = build_stage(source, architecture, index)
             progress.at(what, CHECKING + (1 - CHECKING) * (done + count / 2) / layers)
-            hidden = save_stage(directory, stage, hidden)
+            hidden = save_part(directory, stage, hidden)
         progress.close()
         return Imported(read_manifest(directory), nats)
 

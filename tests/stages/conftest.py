@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from serving.cli.ports import free_port_block
-from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
+from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT, probe_bytes
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest
 from stages.host.parts import Parts, load_parts, plan_host
@@ -101,7 +101,7 @@ def write_chain(directory: Path, **changes: Any) -> None:
     for index in range(a.parts):
         block = Block(a, index, codes)
         fit(block, lambda block=block: block_loss(block))
-        save_block(directory, block.eval())
+        save_part(directory, block.eval())
 
 
 def write_ar(directory: Path) -> None:
@@ -158,7 +158,7 @@ def directory(tmp_path: Path, block: Block) -> Path:
     partition = NoisePartition("uniform", (8.0, 0.2))
     manifest = Manifest("chain", block.architecture, (None,), Codes(0, 8), partition, PROBE_TEXT)
     write_manifest(tmp_path / "chain", manifest)
-    save_block(tmp_path / "chain", block)
+    save_part(tmp_path / "chain", block)
     return tmp_path / "chain"
 
 

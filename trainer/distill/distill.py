@@ -16,7 +16,7 @@ import torch
 
 from stages.backends import drafting_runner
 from stages.backends.base import CleanPiece
-from stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_stage, write_manifest
+from stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.device import check_device
@@ -251,7 +251,7 @@ class DrafterDir:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".new.") as made:
             new = Path(made)
             write_manifest(new, replace(self.plan, metrics={"distilled": metrics}))
-            save_stage(new, stage)
+            save_part(new, stage)
             manifest = read_manifest(new)
             for name in (*manifest.files, *(part.file for part in manifest.parts if part)):
                 source = new / name if (new / name).exists() else self.source / name

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.checkpoint.checkpoint import DrawingPart, load_picture_part, save_picture_part
+from stages.checkpoint.checkpoint import DrawingPart, load_picture_part, save_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError, Interrupted
 from stages.model.partition import NoisePartition, equal_probability
@@ -255,7 +255,7 @@ def train_parts(
     add_metrics(out, {task.name: losses})
     hidden: Tensor | None = None
     for part in parts:
-        hidden = save_picture_part(out, part.eval(), hidden)
+        hidden = save_part(out, part.eval(), hidden)
     run.finish()
     if run.asked_to_stop:
         raise Interrupted(f"{task.name} is trained and saved; stopped as asked, run again to go on")
