@@ -32,10 +32,9 @@ from serving.client.client import Client, RouterError
 from serving.router.server import run_router
 from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import HostEntry, Topology, local_topology
-from stages.checkpoint.bundle import has_experts
 from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import Manifest
+from stages.checkpoint.manifest import Manifest, has_experts
 from stages.host.host import HostSettings
 from stages.host.server import StageServer, StageSettings
 from stages.model.architecture import Architecture

@@ -14,10 +14,9 @@ from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.modes.tokenizer import OutputText
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.backends.base import CleanPiece
-from stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
-from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_chain, load_stage
-from stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.manifest import find_bundle, read_manifest
+from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.codec import codec_named
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches

@@ -14,8 +14,8 @@ from torch import Tensor
 from stages.checkpoint.checkpoint import CPU
 from stages.device import device_kind, machine_kind
 from stages.model.block import Block
-from stages.model.families import PipelineStage
 from stages.model.layers import LayerCache
+from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
 from stages.pictures.trajectory import PicturePiece
 

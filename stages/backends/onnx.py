@@ -33,9 +33,9 @@ from stages.backends.runner_checks import PictureProbe, StageProbe, check_block,
 from stages.errors import InputError
 from stages.model.block import Block
 from stages.model.decoder_options import WEIGHT_WORDS
-from stages.model.families import PipelineStage
 from stages.model.layers import soft_capped
 from stages.model.llama import LlamaStage
+from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
 
 

@@ -33,10 +33,9 @@ from stages.backends.base import (
 )
 from stages.backends.rows import Rows, add_product, groups, multiplied
 from stages.model.block import Block
-from stages.model.families import PipelineStage
 from stages.model.layers import Layer, LayerCache, soft_capped
 from stages.model.llama import LlamaStage
-from stages.model.pipeline import ArStage
+from stages.model.pipeline import ArStage, PipelineStage
 
 
 class Growing(Continuations):

@@ -24,9 +24,8 @@ from stages.backends.base import (
 )
 from stages.errors import CheckpointError
 from stages.model.block import Block
-from stages.model.families import PipelineStage
 from stages.model.layers import LayerCache
-from stages.model.pipeline import new_caches
+from stages.model.pipeline import PipelineStage, new_caches
 from stages.pictures.part import PicturePart
 from stages.pictures.trajectory import PicturePiece
 

@@ -30,11 +30,9 @@ from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, InputError, regular
 from stages.memory import require_memory
 from stages.model.block import Block
-from stages.model.families import PipelineStage, new_stage, without_memory
-from stages.model.pipeline import ArModel, ArStage
-from stages.pictures.architecture import PictureArchitecture
+from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, without_memory
 from stages.pictures.experts import RouterNet
-from stages.pictures.part import PicturePart
+from stages.pictures.part import PictureArchitecture, PicturePart
 
 CPU = torch.device("cpu")
 DrawingPart = PicturePart | RouterNet

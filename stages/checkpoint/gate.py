@@ -10,9 +10,8 @@ from torch.nn import functional as F
 from stages.checkpoint.manifest import Manifest
 from stages.model.architecture import VOCABULARY
 from stages.model.block import Block
-from stages.model.families import PipelineStage
 from stages.model.partition import NoisePartition
-from stages.model.pipeline import ArStage
+from stages.model.pipeline import ArStage, PipelineStage
 from stages.model.randomness import Purpose, normals
 from stages.pictures.experts import RouterNet
 from stages.pictures.part import PicturePart, in_scale

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from stages.backends.base import CleanPiece, Continuations, GrowingPiece
 from stages.backends.packed import PackedNorm
 from stages.backends.packed_llama import packed_stage, rounded_product
+from stages.checkpoint.draft_head import DraftHead
 from stages.limits import MAX_DRAFT
-from stages.model.draft_head import DraftHead
 from stages.model.draft_tree import (
     DEFAULT_BRANCHES,
     Allowed,
@@ -31,7 +31,7 @@ from stages.model.draft_tree import (
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
 from stages.model.prefill import split_reads
-from stages.model.shaping import Shaping
+from stages.model.scoring import Shaping
 from stages.model.vocabulary import Alphabet
 
 Symbols = NDArray[np.int64]

@@ -11,22 +11,20 @@ import torch
 
 from stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from stages.backends.base import BlockRunner, PictureRunner, StageRunner
-from stages.checkpoint.bundle import check_split, find_bundle
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
 from stages.checkpoint.draft_head import has_draft_head, load_draft_head
-from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.checkpoint.manifest import Manifest, check_split, find_bundle, read_manifest
 from stages.device import AUTO, check_device
 from stages.errors import InputError
 from stages.host.drafter import HeadDrafter
 from stages.model.decoder_options import WEIGHT_WORDS
-from stages.model.families import PipelineStage
 from stages.model.llama import LlamaArchitecture
-from stages.model.pipeline import cache_bytes
+from stages.model.pipeline import PipelineStage, cache_bytes
 from stages.model.prefill import max_new_symbols
 from stages.model.scoring import MAX_LOGITS, most_scored
 from stages.model.vocabulary import Alphabet
-from stages.pictures.architecture import PictureArchitecture
 from stages.pictures.experts import RouterNet
+from stages.pictures.part import PictureArchitecture
 from stages.pictures.trajectory import evaluations, most_pictures
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError

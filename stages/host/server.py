@@ -30,8 +30,16 @@ from stages.signals import stop_on_signals
 from stages.telemetry.observability import ObservabilitySettings, Telemetry
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CertificateGuard
-from stages.wire.channel import DRAIN_S, bind, check_target, is_loopback, new_server, parse_address
-from stages.wire.health import HealthChecks, serve_health
+from stages.wire.channel import (
+    DRAIN_S,
+    HealthChecks,
+    bind,
+    check_target,
+    is_loopback,
+    new_server,
+    parse_address,
+    serve_health,
+)
 from stages.wire.registry import Registration, Registry, check_dialled, follow_successors
 from stages.wire.tls import LOOPBACK_ONLY, Security
 

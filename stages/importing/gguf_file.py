@@ -18,8 +18,8 @@ from stages.importing.family import FULL, SLIDING, ModelFamily
 from stages.importing.gguf_tokenizer import gguf_speech
 from stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
 from stages.model.decoder_options import RopeScaling
+from stages.model.layers import GROUP, LARGEST
 from stages.model.llama import LlamaArchitecture, stretch
-from stages.model.quantised import GROUP, LARGEST
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
 MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary

@@ -22,9 +22,9 @@ from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
 from stages.memory import require_memory
 from stages.model.decoder_options import WEIGHT_WORDS, Weights
-from stages.model.families import without_memory
+from stages.model.layers import BYTES_EACH
 from stages.model.llama import LlamaArchitecture, LlamaStage
-from stages.model.quantised import BYTES_EACH
+from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress
 
 

@@ -28,8 +28,18 @@ from stages.model.decoder_options import (
     Weights,
     check_number,
 )
-from stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate, seen_keys, soft_capped
-from stages.model.quantised import GROUP, Bfloat16Linear, QuantLinear
+from stages.model.layers import (
+    GROUP,
+    Bfloat16Linear,
+    CausalLayer,
+    CausalStage,
+    QuantLinear,
+    TiedHead,
+    initialise,
+    rotate,
+    seen_keys,
+    soft_capped,
+)
 
 _BOUNDS = {
     "width": (2, 1 << 16),

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from stages.model.codec import StateCodec
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, uniforms
-from stages.pictures.architecture import PictureArchitecture
-from stages.pictures.part import PicturePart, normed
+from stages.pictures.part import PictureArchitecture, PicturePart, normed
 from stages.pictures.trajectory import (
     MAX_LEVELS,
     DrawPlan,

@@ -19,8 +19,7 @@ from torch import Tensor
 from stages.limits import MAX_SEED
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, normals
-from stages.pictures.architecture import PictureArchitecture
-from stages.pictures.part import in_scale, out_scale, skip_scale
+from stages.pictures.part import PictureArchitecture, in_scale, out_scale, skip_scale
 
 Solver = Literal["euler", "2m"]
 SOLVERS: tuple[Solver, ...] = get_args(Solver)

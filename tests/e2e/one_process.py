@@ -15,16 +15,15 @@ from serving.modes.drafters.local_model import LocalModel, LocalSequence
 from serving.router.request import SHAPES
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.backends.base import CleanPiece, StageRunner
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.checkpoint.manifest import read_manifest
+from stages.host.work.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from stages.model.architecture import Architecture
 from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
 from stages.model.pipeline import new_caches
 from stages.model.randomness import sample_symbols
 from stages.model.samplers import DEFAULT_SAMPLER
-from stages.model.scoring import log_probabilities
-from stages.model.shaping import Shaping
+from stages.model.scoring import Shaping, log_probabilities
 from stages.model.vocabulary import BYTES
 
 

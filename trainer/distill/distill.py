@@ -23,9 +23,8 @@ from stages.device import check_device
 from stages.errors import CheckpointError, InputError
 from stages.model.architecture import Architecture
 from stages.model.decoder_options import WEIGHT_WORDS
-from stages.model.families import PipelineStage
 from stages.model.llama import LlamaArchitecture
-from stages.model.pipeline import new_caches
+from stages.model.pipeline import PipelineStage, new_caches
 from trainer.blocks.checkpoint_dir import RUN_FOLDER
 from trainer.blocks.data import Corpus, quick_bfloat16, within_memory
 from trainer.blocks.run import Clock, Run, state_path

@@ -14,9 +14,8 @@ from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError, Interrupted
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.randomness import Purpose, uniforms
-from stages.pictures.architecture import DATA_STD, PictureArchitecture
 from stages.pictures.experts import RouterNet
-from stages.pictures.part import PictureKind, PicturePart
+from stages.pictures.part import DATA_STD, PictureArchitecture, PictureKind, PicturePart
 from stages.settings import check, limits
 from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
 from trainer.blocks.config import RunConfig

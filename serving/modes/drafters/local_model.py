@@ -18,16 +18,14 @@ from serving.modes.drafters.passes import SharedPasses
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
 from stages.backends import drafting_runner
 from stages.backends.base import CleanPiece, Continuations, GrowingPiece
-from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_stage
-from stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.manifest import find_bundle, read_manifest
 from stages.limits import MAX_CANDIDATES
 from stages.model.draft_tree import Forks, LocalText
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
 from stages.model.randomness import sample_symbols
-from stages.model.scoring import MAX_LOGITS
-from stages.model.shaping import PLAIN, Shaping
+from stages.model.scoring import MAX_LOGITS, PLAIN, Shaping
 from stages.model.vocabulary import Alphabet
 from stages.wire.status import StatusError
 

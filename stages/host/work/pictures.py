@@ -21,8 +21,8 @@ from stages.host.parts import ModelSource
 from stages.host.sessions import HostSession
 from stages.host.work.base import HopWork, KernelCall
 from stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from stages.pictures.architecture import PictureArchitecture
 from stages.pictures.experts import MAX_MOVES, RULES, Ask, Consultation, Rule, Turn
+from stages.pictures.part import PictureArchitecture
 from stages.pictures.trajectory import (
     MAX_GUIDANCE,
     MAX_LEVELS,

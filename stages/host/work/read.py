@@ -21,8 +21,15 @@ from stages.host.grammar import Grammar
 from stages.host.parts import HostPlan, ModelKind, ModelSource
 from stages.host.schema_check import NOT_FOLLOWED
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
-from stages.host.work.sampling import SamplingPlan, parse_sampling
+from stages.host.work.base import (
+    KernelCall,
+    SamplingPlan,
+    TextWork,
+    check_extent,
+    check_reads,
+    parse_sampling,
+    parse_symbols,
+)
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
 from stages.model.draft_tree import Draft

@@ -11,9 +11,8 @@ from torch import Tensor
 from stages.backends.base import BranchPiece, Denoised
 from stages.host.parts import ModelKind, ModelSource
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, parse_symbols
+from stages.host.work.base import KernelCall, check_temperature, parse_symbols
 from stages.host.work.read import ReadWork, check_new_symbols, parse_hidden
-from stages.host.work.sampling import check_temperature
 from stages.limits import MAX_CANDIDATES
 from stages.model.scoring import CandidateScores, branch_pieces, head_pieces, most_scored
 from stages.v1 import stage_pb2

@@ -3,23 +3,150 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
-from stages.backends.base import CleanPiece, Denoised
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan
+from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.errors import CodecError
 from stages.host.parts import ModelSource
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
-from stages.host.work.sampling import plain_sampling
+from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols, plain_sampling
 from stages.limits import MAX_STEPS
-from stages.model.codec import StateCodec, codec_named
-from stages.model.samplers import SAMPLERS, Ode
+from stages.model.architecture import Architecture
+from stages.model.codec import ESTIMATE_LIMIT, StateCodec, codec_named
+from stages.model.layers import LayerCache
+from stages.model.partition import NoisePartition
+from stages.model.prefill import split_reads
+from stages.model.randomness import sample_symbols
+from stages.model.samplers import SAMPLERS, Ode, step_sigmas
 from stages.model.scoring import MAX_LOGITS
 from stages.v1 import stage_pb2
 from stages.wire.status import invalid
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """Settings that every block must share to denoise the same chunk."""
+
+    seed: int
+    start: int  # position of the first noisy slot: the number of clean symbols before the chunk
+    slots: int
+    steps: int  # Euler steps in each block
+    temperature: float
+    sampler: str = "ode"  # A name in SAMPLERS
+
+
+# E is encoded at every block boundary, even within a host: a fraction of a millisecond, and the text does not depend on
+# which host has which block.
+@dataclass(frozen=True)
+class Boundary:
+    """Encoded state that passes from one block to the next: the payload of a hop."""
+
+    estimate: bytes
+
+    def decode(self, architecture: Architecture, codec: StateCodec, slots: int) -> Tensor:
+        """E for the next block, (slots, code_dim). Raises CodecError."""
+        return codec.decode(self.estimate, slots, architecture.code_dim, ESTIMATE_LIMIT)
+
+
+class BlockWork:
+    """One block's work on one chunk: reads the new clean symbols, then denoises, a piece at a time.
+
+    Ask for `piece`, have a BlockRunner compute it, hand the result to `supply`, until it is `done`.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        index: int,
+        partition: NoisePartition,
+        caches: list[LayerCache],
+        plan: SweepPlan,
+        codec: StateCodec,
+        clean: Tensor,
+        before: Tensor | Boundary | None,
+        reads: Sequence[int] = (),
+    ) -> None:
+        """clean: the new symbols, (positions,) int64.
+
+        :param before: E from the block before, (slots, code_dim); None for block 0. A Boundary is decoded here: raises
+            CodecError.
+        :param reads: of a replay, see `split_reads`.
+        """
+        a = self.architecture = architecture
+        self.index, self.caches, self.plan, self.codec = index, caches, plan, codec
+        self.is_last = index == a.parts - 1
+        if isinstance(before, Boundary):
+            before = before.decode(a, codec, plan.slots)
+        self._unread = deque(split_reads(clean, reads))
+        self._sampler = SAMPLERS[plan.sampler](
+            plan.seed, plan.start, plan.slots, a.code_dim, partition.sigma_max, plan.temperature
+        )
+        self._evaluation = index * plan.steps
+        self._estimate = torch.zeros(plan.slots, a.code_dim) if before is None else before
+        high, low = partition.range(index)
+        self._levels: deque[tuple[float, float | None]] = deque(pairwise(step_sigmas(high, low, plan.steps)))
+        if self.is_last:
+            # Once more at sigma_min, where the text is read out: the last logits belong to the sigma before last, and
+            # one evaluation more settles slots that agree with each other.
+            self._levels.append((low, None))
+        self._logits = torch.empty(0)
+
+    @property
+    def done(self) -> bool:
+        return not self._levels
+
+    @property
+    def piece(self) -> CleanPiece | NoisyPiece:
+        """The next piece to compute. Not to be asked for when `done`."""
+        if self._unread:
+            return CleanPiece(self._unread[0], self.caches)
+        sigma = self._levels[0][0]
+        z = self._sampler.state(self._estimate, sigma, self._evaluation)
+        temperature = self._sampler.point_temperature
+        return NoisyPiece(z, self._estimate, sigma, self.plan.start, self.caches, temperature)
+
+    @property
+    def rows(self) -> int:
+        """Positions in `piece`."""
+        return len(self._unread[0]) if self._unread else self.plan.slots
+
+    def supply(self, result: Tensor | Denoised) -> None:
+        """Go on with what a runner made of `piece`."""
+        if isinstance(result, Tensor):
+            self._unread.popleft()
+            return
+        sigma, sigma_next = self._levels.popleft()
+        if sigma_next is not None:
+            self._estimate = self._sampler.advance(self._estimate, result.point, sigma, sigma_next)
+        self._evaluation += 1
+        self._logits = result.logits
+
+    def outcome(self) -> Boundary | bytes:
+        """A boundary for the next block, or the chunk's text after the last.
+
+        The boundary is encoded even when the next block is on the same host, so that the text does not depend on
+        which host holds which block.
+        """
+        plan = self.plan
+        if self.is_last:
+            return sample_symbols(self._logits, plan.temperature, plan.seed, plan.start)
+        return Boundary(self.codec.encode(self._estimate))
+
+
+def run_unbatched(work: BlockWork, runner: BlockRunner) -> Boundary | bytes:
+    """One block's work from beginning to end, in no company."""
+    while not work.done:
+        piece = work.piece
+        if isinstance(piece, CleanPiece):
+            work.supply(runner.read([piece])[0])
+        else:
+            work.supply(runner.denoise([piece])[0])
+    return work.outcome()
 
 
 @dataclass(eq=False, kw_only=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.backends.base import Denoised
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from stages.errors import CodecError
+from stages.host.work.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from stages.model.block import Block
 from stages.model.codec import Fp32, Int8, StateCodec
 from stages.model.partition import NoisePartition

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from stages.checkpoint.checkpoint import (
     load_ar,
     load_chain,
@@ -21,6 +20,7 @@ from stages.checkpoint.checkpoint import (
 from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError
+from stages.host.work.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from stages.model.architecture import Architecture
 from stages.model.block import Block
 from stages.model.codec import Int8

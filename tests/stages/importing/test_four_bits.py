@@ -22,10 +22,9 @@ from stages.errors import CheckpointError
 from stages.importing.gguf_file import GgufSource
 from stages.importing.importing import Imported, ImportSettings, import_model, summary
 from stages.importing.source import is_matrix
-from stages.model import quantised
+from stages.model.layers import GROUP, QuantLinear, quantised
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import new_caches
-from stages.model.quantised import GROUP, QuantLinear
 from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf
 from tests.stages.model.tiny_llama import needs_bfloat16
 
@@ -135,7 +134,7 @@ def test_floating_point_weights_are_rounded_to_the_nearest_code() -> None:
     weight = torch.randn(48, 96, generator=torch.Generator().manual_seed(0))
     weight[5] = 0.25
     linear = QuantLinear(96, 48, bias=False)
-    linear.load_state_dict(quantised.quantised(weight))
+    linear.load_state_dict(quantised(weight))
     groups = (linear.dense(slice(None)) - weight).abs().unflatten(1, (-1, GROUP))
     assert (groups <= linear.scales.float().unsqueeze(2) * 0.51 + 2e-3).all()
     assert torch.equal(linear.dense(slice(None))[5], weight[5])

@@ -13,8 +13,8 @@ from stages.checkpoint.checkpoint import save_part, write_manifest
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from stages.model.decoder_options import Experts, LinearScaling
 from stages.model.decoder_options import SlidingWindow as Window
+from stages.model.layers import QuantLinear, quantised
 from stages.model.llama import LlamaArchitecture, LlamaStage
-from stages.model.quantised import QuantLinear, quantised
 
 needs_bfloat16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no products in bfloat16"

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from stages.host.work.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from stages.model.codec import Fp32
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import new_caches
