@@ -68,7 +68,7 @@ def measured(
     hidden: Tensor | None = None,
     recorded: Tensor | None = None,
 ) -> tuple[Measures, Tensor | None]:
-    """What the probe shows of a part, and what leaves the part for the next one.
+    """Measures of a part on the probe, and its output, which the next part may read.
 
     hidden: what enters a part that reads hidden states; recorded: what left it when it was saved.
     """

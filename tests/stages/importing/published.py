@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.importing.family import GGUF_TENSORS, TENSORS
-from stages.importing.gate import interleaved
 from stages.importing.huggingface import _TOP
 from stages.model.llama import LlamaArchitecture, LlamaStage
 from tests.stages.model.tiny_llama import tiny_tokenizer
@@ -22,6 +21,11 @@ SHAPE = LlamaArchitecture(
     layers=(3,), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=32, positions=256, vocabulary=300
 )
 GGUF_NAMES = {ours: theirs for theirs, ours in GGUF_TENSORS.items()}
+
+
+def interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Rows of a head in the half-split form, as interleaved pairs: as GGUF has them for Llama."""
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def letters() -> list[str]:
