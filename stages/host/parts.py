@@ -45,6 +45,9 @@ class ModelSource:
     manifest: Manifest
     digest: str
 
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
     @cached_property
     def alphabet(self) -> Alphabet:
         """Vocabulary of the model."""

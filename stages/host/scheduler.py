@@ -108,7 +108,7 @@ class Scheduler:
                     ended = self._turn()
             finally:
                 self._passing.release()
-        if len(self):
+        if self._arrived or self._waiting or self._jobs:
             with self._wake:
                 self._wake.notify()
         return ended
@@ -249,9 +249,13 @@ def _fail(jobs: Sequence[ScheduledHop]) -> None:
         job.result = StatusError(grpc.StatusCode.INTERNAL, "a hop failed; the host's log says why")
 
 
+# A job, its next call, and how long the caches of its piece are before that.
+_Member = tuple[ScheduledHop, KernelCall, int]
+
+
 def _advance(jobs: Sequence[ScheduledHop]) -> None:
     """Have the next piece of each job computed; those that need the same part's same method go in one call."""
-    groups: dict[Callable[..., Any], list[tuple[ScheduledHop, KernelCall]]] = {}
+    groups: dict[Callable[..., Any], list[_Member]] = {}
     for job in jobs:
         begin = time.perf_counter()
         try:
@@ -260,10 +264,11 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
             _fail([job])
             continue
         job.compute_ms += (time.perf_counter() - begin) * 1000
-        groups.setdefault(call.compute, []).append((job, call))
+        caches = getattr(call.piece, "caches", ())
+        groups.setdefault(call.compute, []).append((job, call, caches[0].length if caches else 0))
     for compute, members in groups.items():
         begin, rows = time.perf_counter(), 0
-        for (job, call), result in zip(members, _computed(compute, members), strict=True):
+        for (job, call, _), result in zip(members, _computed(compute, members), strict=True):
             rows += call.rows
             if job.result is not None:
                 continue
@@ -273,22 +278,20 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
             except Exception:
                 _fail([job])
         per_row_ms = (time.perf_counter() - begin) * 1000 / rows
-        for job, call in members:
+        for job, call, _ in members:
             job.compute_ms += per_row_ms * call.rows
 
 
-def _computed(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop, KernelCall]]) -> Sequence[Any]:
+def _computed(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[Any]:
     """Results of a call with these pieces. Where it fails, or its device has no memory for all, one by one: those that
     fail alone, too, get an error for their hop's result, and None here."""
-    caches = [getattr(call.piece, "caches", ()) for _, call in members]
-    lengths = [of_piece[0].length if of_piece else 0 for of_piece in caches]
     if (together := _tried(compute, members)) is not None:
         return together
     results = list[Any]()
-    for member, of_piece, length in zip(members, caches, lengths, strict=True):
-        for cache in of_piece:
+    for member in members:
+        job, call, length = member
+        for cache in getattr(call.piece, "caches", ()):
             cache.length = length  # the call may have appended to some of them
-        job = member[0]
         alone = None if job.result else _tried(compute, [member])
         if alone is None and job.result is None:
             words = "no memory left on this host's device for the hop: come back later"
@@ -297,11 +300,11 @@ def _computed(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop,
     return results
 
 
-def _tried(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop, KernelCall]]) -> Sequence[Any] | None:
+def _tried(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[Any] | None:
     """Results of a call; None where it failed. The result of a hop that was alone in it is then an error, unless it was
     memory that lacked. The caller tries again outside of the handler: an error that is handled holds memory."""
     try:
-        results: Sequence[Any] = compute([call.piece for _, call in members])
+        results: Sequence[Any] = compute([call.piece for _, call, _ in members])
         return results
     except torch.OutOfMemoryError:
         return None

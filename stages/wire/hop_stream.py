@@ -241,10 +241,13 @@ class Relay:
         try:
             # the receipt comes before the work, so nothing nests: a sweep takes H + 1 one-way trips, not 2 H
             async for ack in self.stub.Push(self._batch_stream(wake), wait_for_ready=True):
-                rejections = {rejection.index: rejection for rejection in ack.rejections}
-                for index, handover in enumerate(self._sent.pop(ack.number, [])):
+                handovers = self._sent.pop(ack.number, [])
+                for rejection in ack.rejections:
+                    if rejection.index < len(handovers):
+                        handovers[rejection.index].settle(self._rejected(rejection))
+                for handover in handovers:
                     self.meter.handed_over(time.perf_counter() - handover.begin)
-                    handover.settle(self._rejected(rejections[index]) if index in rejections else None)
+                    handover.settle(None)
         except grpc.aio.AioRpcError as error:
             refusal = self.refusal(error, begin)
         except grpc.aio.UsageError:
@@ -285,7 +288,8 @@ class Relay:
                 handover.hop.left_s = seconds_until(handover.due_at)  # it waited here
                 taken.append(handover)
                 size += handover.hop.ByteSize()
-        self.meter.sent(size)
+        if taken:
+            self.meter.sent(size)
         return taken
 
     def _expire(self, handover: _Handover, left_s: float) -> None:

@@ -313,4 +313,4 @@ def _checked_decoded(request: object) -> object:
 
 async def _each_decoded(requests: AsyncIterator[object]) -> AsyncIterator[object]:
     async for request in requests:
-        yield _checked_decoded(request)
+        yield request if request is not UNDECODABLE else _checked_decoded(request)

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -136,12 +136,24 @@ def parse_sampling(sampling: stage_pb2.Sampling, source: ModelSource, known: int
     :param known: symbols before the first one that is sampled.
     :param is_last: this host samples.
     """
+    plan = _parse_sampling(sampling.SerializeToString(), source, is_last)
+    for prompt in (plan.shaping.prompt, plan.grammar.prompt if plan.grammar else 0):
+        if prompt > known:
+            raise invalid(f"a prompt of {prompt} symbols, where {known} are known")
+    return plan
+
+
+@lru_cache(256)  # it is the same in every step of a request
+def _parse_sampling(data: bytes, source: ModelSource, is_last: bool) -> SamplingPlan:
+    sampling = stage_pb2.Sampling.FromString(data)
+    if sampling.logprobs > MAX_LOGPROBS:
+        raise invalid(f"logprobs must be 0 to {MAX_LOGPROBS}, not {sampling.logprobs}")
     return SamplingPlan(
         sampling.seed,
         check_temperature(sampling.temperature),
-        _parse_shaping(sampling.shaping, source.manifest.text_architecture.vocabulary, known),
-        _parse_grammar(sampling, source, known, is_last),
-        _parse_logprobs(sampling),
+        _parse_shaping(sampling.shaping, source.manifest.text_architecture.vocabulary),
+        _parse_grammar(sampling.grammar, source, is_last) if sampling.HasField("grammar") else None,
+        sampling.logprobs if sampling.HasField("logprobs") else None,
     )
 
 
@@ -159,19 +171,8 @@ def plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float]
     return sampling.seed, check_temperature(sampling.temperature)
 
 
-def _parse_logprobs(sampling: stage_pb2.Sampling) -> int | None:
-    if sampling.logprobs > MAX_LOGPROBS:
-        raise invalid(f"logprobs must be 0 to {MAX_LOGPROBS}, not {sampling.logprobs}")
-    return sampling.logprobs if sampling.HasField("logprobs") else None
-
-
-def _parse_grammar(
-    sampling: stage_pb2.Sampling, source: ModelSource, known: int, is_last: bool
-) -> GrammarSettings | None:
+def _parse_grammar(told: stage_pb2.Grammar, source: ModelSource, is_last: bool) -> GrammarSettings:
     """:param is_last: this host draws the symbols."""
-    if not sampling.HasField("grammar"):
-        return None
-    told = sampling.grammar
     if is_last and (problem := grammar_absent()):
         raise failed_precondition(problem)
     if not 0 < len(told.json_schema.encode()) <= MAX_SCHEMA_BYTES:
@@ -179,8 +180,6 @@ def _parse_grammar(
     ends = tuple(told.ends)
     if len(ends) > MAX_ENDS or any(end >= source.alphabet.size for end in ends):
         raise invalid(f"at most {MAX_ENDS} symbols of the model end its texts")
-    if told.prompt > known:
-        raise invalid(f"a prompt of {told.prompt} symbols, where {known} are known")
     if source.alphabet != BYTES and not ends:
         raise invalid("a grammar for tokens needs one that ends a text")
     if is_last and source.alphabet != BYTES and not (source.directory / TOKENIZER_NAME).exists():
@@ -188,8 +187,7 @@ def _parse_grammar(
     return GrammarSettings(told.json_schema, ends, told.prompt)
 
 
-def _parse_shaping(told: stage_pb2.Shaping, vocabulary: int, known: int) -> Shaping:
-    """:param known: symbols before the first one that is drawn."""
+def _parse_shaping(told: stage_pb2.Shaping, vocabulary: int) -> Shaping:
     shaping = Shaping(
         told.top_k,
         told.top_p if told.HasField("top_p") else 1.0,
@@ -216,6 +214,4 @@ def _parse_shaping(told: stage_pb2.Shaping, vocabulary: int, known: int) -> Shap
         )
     if problem := bias_problem(shaping.logit_bias, vocabulary):
         raise invalid(problem)
-    if shaping.prompt > known:
-        raise invalid(f"a prompt of {shaping.prompt} symbols, where {known} are known")
     return shaping

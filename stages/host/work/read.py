@@ -328,7 +328,8 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     count = clean.shape[0]
     if not count:
         raise invalid("an AR step needs at least one new symbol")
-    check_new_symbols(hop, count, tree := _parse_tree(sample, count), a.positions)
+    tree = _parse_tree(sample, count)
+    check_new_symbols(hop, count, positions := tree_positions(count, tree), a.positions)
     codec, hidden = parse_hidden(read, count, a.width)
     at_once = min(max(read.prompt - read.start, 0), count)
     if not read.HasField("sample"):
@@ -349,7 +350,7 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         raise invalid("a step that samples takes no reads: its symbols give the same in any")
     if read.prompt > known:
         raise invalid(f"a prompt of {read.prompt} symbols, where {known} are known")
-    _check_remaining(sample, read.start + tree_positions(count, tree), a.positions)
+    _check_remaining(sample, read.start + positions, a.positions)
     if (sample.draft + 1) * a.vocabulary > MAX_LOGITS:
         most = MAX_LOGITS // a.vocabulary - 1
         raise invalid(f"{sample.draft} draft tokens; with {a.vocabulary} symbols there are at most {most}")
@@ -371,13 +372,14 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     )
 
 
-def check_new_symbols(hop: stage_pb2.Hop, count: int, tree: tuple[int, ...], positions: int) -> None:
+def check_new_symbols(hop: stage_pb2.Hop, count: int, taken: int, positions: int) -> None:
     """Raise StatusError unless the session and the model have room for the `count` new symbols of a read.
 
-    :param tree: depths of a tree of draft tokens among them.
+    :param taken: positions that they take.
     :param positions: that the model has."""
-    check_extent(hop.capacity, hop.read.start, tree_positions(count, tree), positions)
-    check_reads(hop.read.reads, count)
+    check_extent(hop.capacity, hop.read.start, taken, positions)
+    if hop.read.reads:
+        check_reads(hop.read.reads, count)
     if count > (most := max_new_symbols(positions)):
         raise invalid(f"{count} new symbols in one hop; at most {most}: send the step in pieces")
 

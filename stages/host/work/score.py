@@ -104,7 +104,7 @@ def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> Sco
         _check_batch(read)
     elif not count:
         raise invalid("an AR step needs at least one new symbol")
-    check_new_symbols(hop, count, (), a.positions)
+    check_new_symbols(hop, count, count, a.positions)
     candidates = _parse_candidates(score, read.start + count, source)
     codec, hidden = parse_hidden(read, count + candidates[:, 1:].numel(), a.width)
     return ScoreWork(

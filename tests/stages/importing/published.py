@@ -145,14 +145,10 @@ def write_gguf(
     path: Path,
     tensors: Mapping[str, Tensor],
     a: LlamaArchitecture = SHAPE,
-    permuted: bool = True,
     describe: Callable[[Any], None] = describe_letters,
     matrices: str | Callable[[str], str] = "F32",
 ) -> Path:
-    """:param permuted: queries and keys interleaved, as the format wants them.
-
-    :param matrices: quantisation of those in layers, of all or by our names; in those with K, random numbers.
-
+    """:param matrices: quantisation of those in layers, of all or by our names; in those with K, random numbers.
     :param describe: writes what the file says of its tokenizer.
     """
     import gguf
@@ -166,7 +162,7 @@ def write_gguf(
             writer.add_tensor(top[name], tensor.numpy())
             continue
         _, layer, kind, end = name.split(".")
-        if permuted and kind in ("q", "k"):
+        if kind in ("q", "k"):
             tensor = interleaved(tensor, a.heads if kind == "q" else a.kv_heads)
         of_matrix = matrices if isinstance(matrices, str) else matrices(name)
         stored = gguf.GGMLQuantizationType[of_matrix if tensor.dim() == 2 else "F32"]
