@@ -13,7 +13,6 @@ from stages.backends.base import (
     BranchPiece,
     CleanPiece,
     Denoised,
-    DraftingRunner,
     NoisyPiece,
     PictureRunner,
     StageRunner,
@@ -21,7 +20,7 @@ from stages.backends.base import (
 from stages.backends.packed import PackedBlock
 from stages.backends.packed_llama import packed_stage
 from stages.backends.pictures import PackedPictures
-from stages.backends.runner_checks import checked, checked_pictures
+from stages.backends.runner_checks import checked
 from stages.checkpoint.checkpoint import CPU
 from stages.errors import InputError, one_of
 from stages.model.block import Block
@@ -83,7 +82,7 @@ def _as(shaped: Sequence[Tensor], numbers: Tensor) -> list[Tensor]:
     return [part.view(x.shape) for part, x in zip(parts, shaped, strict=True)]
 
 
-__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "drafting_runner"]
+__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "packed_stage"]
 
 BACKENDS = ("torch", "onnxruntime", "onnxruntime-int8")
 DEFAULT_BACKEND = "torch"
@@ -109,7 +108,7 @@ class TorchBackend(Backend):
         return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), stage)
 
     def picture(self, part: PicturePart) -> PictureRunner:
-        return checked_pictures(PackedPictures(part), part)
+        return checked(PackedPictures(part), part)
 
 
 def backend_named(name: str, device: torch.device = CPU) -> Backend:
@@ -127,8 +126,3 @@ def backend_named(name: str, device: torch.device = CPU) -> Backend:
             "pip install 'onesweep[onnx]', or choose --backend torch"
         ) from None
     return OnnxInt8Backend() if name == OnnxInt8Backend.name else OnnxBackend()
-
-
-def drafting_runner(stage: PipelineStage) -> DraftingRunner:
-    """Runner for a stage of the router's own model. It may take the stage's matrices over."""
-    return packed_stage(stage)

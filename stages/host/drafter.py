@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stages.backends.base import CleanPiece, Continuations, GrowingPiece
-from stages.backends.packed import PackedNorm
+from stages.backends.base import CleanPiece
+from stages.backends.packed import Growing, GrowingPiece, PackedNorm
 from stages.backends.packed_llama import packed_stage, rounded_product
 from stages.checkpoint.draft_head import DraftHead
 from stages.limits import MAX_DRAFT
@@ -171,7 +171,7 @@ class _HeadText(LocalText):
 class _HeadForks(Forks):
     """states: what the layers gave at the place before, (continuations, width)."""
 
-    def __init__(self, drafter: HeadDrafter, grown: Continuations, states: Tensor) -> None:
+    def __init__(self, drafter: HeadDrafter, grown: Growing, states: Tensor) -> None:
         self.drafter, self.grown, self.states = drafter, grown, states
 
     def read(self, symbols: NDArray[np.int64]) -> Tensor:

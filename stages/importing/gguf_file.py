@@ -17,7 +17,7 @@ from stages.importing.families import gguf_family
 from stages.importing.family import FULL, SLIDING, ModelFamily
 from stages.importing.gguf_tokenizer import gguf_speech
 from stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
-from stages.model.decoder_options import RopeScaling
+from stages.model.architecture import RopeScaling
 from stages.model.layers import GROUP, LARGEST
 from stages.model.llama import LlamaArchitecture, stretch
 

@@ -19,7 +19,6 @@ from stages.pictures.trajectory import (
     DrawPlan,
     PicturePiece,
     Trajectory,
-    range_sigmas,
 )
 
 # `once`: an expert is drawn at the first level, for all of them. `top1`: at each level the likeliest. To weight the two
@@ -128,17 +127,7 @@ class Consultation:
         return self.net.read_out(hidden)[0].softmax(0)
 
     def _whole(self, turn: Turn) -> Trajectory:
-        high, low = self.partition.sigma_max, self.partition.sigma_min
-        return Trajectory(
-            self.architecture,
-            self.plan,
-            high,
-            range_sigmas(high, low, self.plan.levels),
-            is_last=True,
-            estimate=turn.estimate,
-            at=turn.level,
-            before=turn.before,
-        )
+        return Trajectory.whole(self.architecture, self.plan, self.partition, turn.estimate, turn.level, turn.before)
 
     def _rounded(self, rows: Tensor | None) -> Tensor | None:
         """As it comes out of a message."""

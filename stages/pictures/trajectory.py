@@ -149,6 +149,21 @@ class Trajectory:
         self._held: Tensor | None = None  # z at the level that is due, once it is known
         self._noise = sigma_start * torch.stack([picture_noise(a, plan.seed + i) for i in range(plan.pictures)])
 
+    @classmethod
+    def whole(
+        cls,
+        architecture: PictureArchitecture,
+        plan: DrawPlan,
+        partition: NoisePartition,
+        estimate: Tensor | None,
+        at: int,
+        before: Tensor | None,
+    ) -> "Trajectory":
+        """Through all noise levels, of an undivided net."""
+        high, low = partition.sigma_max, partition.sigma_min
+        sigmas = range_sigmas(high, low, plan.levels)
+        return cls(architecture, plan, high, sigmas, is_last=True, estimate=estimate, at=at, before=before)
+
     @property
     def done(self) -> bool:
         return self.at >= len(self.sigmas) - 1 + self.is_last

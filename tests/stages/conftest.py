@@ -66,7 +66,7 @@ def make_ar(**changes: Any) -> ArModel:
 
 @pytest.fixture
 def partition() -> NoisePartition:
-    return NoisePartition("equal_entropy", (8.0, 1.5, 0.6, 0.2))
+    return NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
 
 
 # Checkpoints: trained for a moment on the probe text, so that their losses say something
@@ -155,7 +155,7 @@ def block() -> Block:
 @pytest.fixture
 def directory(tmp_path: Path, block: Block) -> Path:
     """A checkpoint of one random block."""
-    partition = NoisePartition("equal_entropy", (8.0, 0.2))
+    partition = NoisePartition("uniform", (8.0, 0.2))
     manifest = Manifest("chain", block.architecture, (None,), Codes(0, 8), partition, PROBE_TEXT)
     write_manifest(tmp_path / "chain", manifest)
     save_part(tmp_path / "chain", block)

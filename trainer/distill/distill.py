@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 
-from stages.backends import drafting_runner
+from stages.backends import packed_stage
 from stages.backends.base import CleanPiece
 from stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.device import check_device
 from stages.errors import CheckpointError, InputError
-from stages.model.architecture import Architecture
-from stages.model.decoder_options import WEIGHT_WORDS
+from stages.model.architecture import WEIGHT_WORDS, Architecture
 from stages.model.llama import LlamaArchitecture
 from stages.model.pipeline import PipelineStage, new_caches
 from trainer.blocks.checkpoint_dir import RUN_FOLDER
@@ -284,7 +283,7 @@ def draft_ms(stage: PipelineStage) -> float:
     Processor time, because a wall clock also counts whatever else the machine does. stage: the whole drafter; its
     matrices may be taken over.
     """
-    a, runner, taken = stage.architecture, drafting_runner(stage), list[float]()
+    a, runner, taken = stage.architecture, packed_stage(stage), list[float]()
     steps = min(DRAFT_STEPS, a.positions)
     caches = new_caches(a.layers_in(0), a, steps)
     for symbol in torch.arange(steps) % a.vocabulary:

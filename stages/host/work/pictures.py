@@ -33,7 +33,6 @@ from stages.pictures.trajectory import (
     block_sigmas,
     evaluations,
     most_pictures,
-    range_sigmas,
 )
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_denoise
@@ -150,27 +149,16 @@ class DenoiseWork(PictureWork):
 
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
-        high, low = self.partition.range(0)
-        self._sigmas = range_sigmas(high, low, self.plan.levels)
-        self._enter(self._trajectory().piece().x if self.hidden is None else self.hidden)
-
-    def _trajectory(self) -> Trajectory:
-        return Trajectory(
-            self.architecture,
-            self.plan,
-            self._sigmas[0],
-            self._sigmas,
-            is_last=True,
-            estimate=self.estimate,
-            at=self.level,
-            before=self.before,
+        self._trajectory = Trajectory.whole(
+            self.architecture, self.plan, self.partition, self.estimate, self.level, self.before
         )
+        self._enter(self._trajectory.piece().x if self.hidden is None else self.hidden)
 
     def _enter(self, x: Tensor) -> None:
         """Enter the next stage with patches or hidden states."""
         self._stage, self._runner = self._left.popleft()
         classes = self.plan.conditions(self.architecture)
-        self._evaluate(PicturePiece(x, self._sigmas[self.level], classes))
+        self._evaluate(PicturePiece(x, self._trajectory.sigma, classes))
 
     def _go_on(self, out: Tensor) -> None:
         if self._stage == self.architecture.parts - 1:
@@ -183,7 +171,7 @@ class DenoiseWork(PictureWork):
 
     def _step(self, f: Tensor) -> None:
         """Make the solver's step."""
-        trajectory = self._trajectory()
+        trajectory = self._trajectory
         trajectory.supply(f)
         if trajectory.done:
             self.outcome = self._event(trajectory)

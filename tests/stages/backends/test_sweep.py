@@ -151,7 +151,7 @@ def test_chunk_after_chunk_is_the_same_as_starting_anew(partition: NoisePartitio
 
 def test_temperature_zero_reads_out_the_most_probable_bytes(partition: NoisePartition) -> None:
     chain = make_chain(1)
-    whole = NoisePartition("equal_entropy", (partition.sigma_max, partition.sigma_min))
+    whole = NoisePartition("uniform", (partition.sigma_max, partition.sigma_min))
     (sequence,) = open_sequences(chain, whole)
     plan = replace(PLAN, temperature=0.0)
     work = sequence.work(plan, FP32, PROMPT, None)

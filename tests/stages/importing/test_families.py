@@ -20,7 +20,7 @@ from stages.importing.families import FAMILIES, family_named, gguf_family
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.importing import ImportSettings, import_model, open_source
 from stages.importing.source import expected_shapes
-from stages.model.decoder_options import LinearScaling
+from stages.model.architecture import LinearScaling
 from stages.model.layers import LayerCache
 from stages.model.llama import LlamaArchitecture
 from stages.model.pipeline import new_caches

@@ -11,8 +11,8 @@ import torch
 
 from stages.checkpoint.checkpoint import save_part, write_manifest
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from stages.model.decoder_options import Experts, LinearScaling
-from stages.model.decoder_options import SlidingWindow as Window
+from stages.model.architecture import Experts, LinearScaling
+from stages.model.architecture import SlidingWindow as Window
 from stages.model.layers import QuantLinear, quantised
 from stages.model.llama import LlamaArchitecture, LlamaStage
 

@@ -38,15 +38,15 @@ def test_figures_are_those_of_the_path(text: torch.Tensor) -> None:
 
 
 def test_on_the_papers_range_both_readings_are_one(text: torch.Tensor) -> None:
-    losses = chain_diagnostics(make_blocks(), NoisePartition("equal_entropy", (10.0, 3.0, 1.0)), text, 2)
+    losses = chain_diagnostics(make_blocks(), NoisePartition("uniform", (10.0, 3.0, 1.0)), text, 2)
     assert losses["from_noise_sigma1_nats"] == losses["from_noise_nats"]
-    low = chain_diagnostics(make_blocks(), NoisePartition("equal_entropy", (0.9, 0.5, 0.2)), text, 2)
+    low = chain_diagnostics(make_blocks(), NoisePartition("uniform", (0.9, 0.5, 0.2)), text, 2)
     assert "from_noise_sigma1_nats" not in low
 
 
 def test_a_trained_chain_uses_its_context() -> None:
     """On text of words the prefix helps; without attention to it, order makes no difference."""
-    partition = NoisePartition("equal_entropy", (10.0, 3.0, 1.0))
+    partition = NoisePartition("uniform", (10.0, 3.0, 1.0))
     config = replace(tiny, chunks=(1,), sequences=8)
     block = make_blocks(layers=1)[0]
     for parameter in block.parameters():

@@ -23,7 +23,7 @@ def test_a_step_depends_on_nothing_but_its_number() -> None:
 def test_blocks_get_noise_of_their_own() -> None:
     blocks = make_blocks()
     blocks[1].load_state_dict(blocks[0].state_dict())
-    whole = NoisePartition("equal_entropy", (10.0, 9.99, 9.98), overlap=0.0)
+    whole = NoisePartition("uniform", (10.0, 9.99, 9.98), overlap=0.0)
     losses = [BlockTask(b, whole, corpus, tiny).loss(0).parts["denoise_nats"] for b in blocks]
     assert losses[0] != losses[1]
 
