@@ -123,12 +123,9 @@ class InProcess:
     def _sweep(self, caches: list[list[LayerCache]], plan: SweepPlan, clean: Tensor) -> bytes:
         assert self.chain is not None
         assert self.chain.partition is not None
-        codec, before = codec_named(ChunkedMode.default_codec), None
+        codec, outcome = codec_named(ChunkedMode.default_codec), None
         for index, (runner, held) in enumerate(zip(self.blocks, caches, strict=True)):
             a, partition = self.chain.own_architecture, self.chain.partition
-            work = BlockWork(a, index, partition, held, plan, codec, clean, before)
-            outcome = run_unbatched(work, runner)
-            if isinstance(outcome, bytes):
-                return outcome
-            before = outcome
-        raise AssertionError("the last block of a chain returns text")
+            outcome = run_unbatched(BlockWork(a, index, partition, held, plan, codec, clean, outcome), runner)
+        assert outcome is not None
+        return outcome

@@ -259,7 +259,9 @@ class Host:
         if isinstance(outcome, stage_pb2.Hop):
             forward(outcome)
         if isinstance(job.work, PictureWork):
-            _add_up(outcome)  # a trajectory passes every host at each of its levels
+            timings = summed(outcome.timings)  # a trajectory passes every host at each of its levels
+            del outcome.timings[:]
+            outcome.timings.extend(timings)
         if isinstance(outcome, stage_pb2.Event):
             job.session.add_up(outcome, job.work.is_prefill)
         if result is not None:
@@ -341,10 +343,3 @@ def _book_reads(job: ScheduledHop) -> None:
     if session.beginning is not None and isinstance(work, ReadWork):
         alphabet = session.alphabet
         session.beginning.read(work.start, work.lengths, alphabet.cut(job.hop.read.clean, 0, work.at_once), alphabet)
-
-
-def _add_up(outcome: Outcome) -> None:
-    """Leave one timing for each host."""
-    timings = summed(outcome.timings)
-    del outcome.timings[:]
-    outcome.timings.extend(timings)

@@ -199,7 +199,12 @@ class Scheduler:
         begin = time.perf_counter()
         while running:
             _advance(running)
-            running = [job for job in running if _is_mid_piece(job)]
+            # those that have yet to go through further stages of this host with their piece
+            running = [
+                job
+                for job in running
+                if job.result is None and isinstance(job.work, ReadWork) and not job.work.between_reads
+            ]
             self._steps_ms = (time.perf_counter() - begin) * 1000
         if others:
             _advance(others)
@@ -314,11 +319,6 @@ def _tried(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[
         else:
             log.warning("a call for %d hops failed; each is computed alone", len(members), exc_info=True)
     return None
-
-
-def _is_mid_piece(job: ScheduledHop) -> bool:
-    """True if an AR step has yet to go through further stages of this host with its piece."""
-    return job.result is None and isinstance(job.work, ReadWork) and not job.work.between_reads
 
 
 class HostObserver:

@@ -27,7 +27,7 @@ from stages.threads import in_thread
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import check_sender, identity_of
 from stages.wire.channel import check_target
-from stages.wire.hop_stream import MAX_PROBE_BYTES, Relay, kernel_now, measure_link
+from stages.wire.hop_stream import MAX_PROBE_BYTES, kernel_now, measure_link
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 from stages.wire.tls import Security, Tls
@@ -176,7 +176,10 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             blocks=self.host.blocks,
             ready=not reason,
             not_ready_reason=reason,
-            links=[_link_info(relay) for relay in self.host.next_hosts.relays],
+            links=[
+                stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.least_rtt_ms or 0.0, problem=relay.problem)
+                for relay in self.host.next_hosts.relays
+            ],
             counters=self.host.counters_now(),
             backend=self.loader.backend.kind,
             machine=self.loader.backend.machine,
@@ -271,7 +274,3 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         async with self._storing:
             await self.loader.drop(request.release)
         return stage_pb2.DropResponse()
-
-
-def _link_info(relay: Relay) -> stage_pb2.LinkInfo:
-    return stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.least_rtt_ms or 0.0, problem=relay.problem)

@@ -244,7 +244,9 @@ class Relay:
                 handovers = self._sent.pop(ack.number, [])
                 for rejection in ack.rejections:
                     if rejection.index < len(handovers):
-                        handovers[rejection.index].settle(self._rejected(rejection))
+                        said = f"{self.host} refused: {rejection.message}"
+                        refused = StatusError.numbered(rejection.code, said, rejection.retry_after_ms or None)
+                        handovers[rejection.index].settle(refused)
                 for handover in handovers:
                     self.meter.handed_over(time.perf_counter() - handover.begin)
                     handover.settle(None)
@@ -298,10 +300,6 @@ class Relay:
             handover.settle(StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, message))
         else:
             handover.settle(self._silent(handover.begin))
-
-    def _rejected(self, rejection: stage_pb2.Rejection) -> StatusError:
-        message = f"{self.host} refused: {rejection.message}"
-        return StatusError.numbered(rejection.code, message, rejection.retry_after_ms or None)
 
     def _closed(self) -> StatusError:
         return StatusError(grpc.StatusCode.UNAVAILABLE, f"the link to {self.host} was closed")

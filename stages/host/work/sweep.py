@@ -40,19 +40,6 @@ class SweepPlan:
     sampler: str = "ode"  # A name in SAMPLERS
 
 
-# E is encoded at every block boundary, even within a host: a fraction of a millisecond, and the text does not depend on
-# which host has which block.
-@dataclass(frozen=True)
-class Boundary:
-    """Encoded state that passes from one block to the next: the payload of a hop."""
-
-    estimate: bytes
-
-    def decode(self, architecture: Architecture, codec: StateCodec, slots: int) -> Tensor:
-        """E for the next block, (slots, code_dim). Raises CodecError."""
-        return codec.decode(self.estimate, slots, architecture.code_dim, ESTIMATE_LIMIT)
-
-
 class BlockWork:
     """One block's work on one chunk: reads the new clean symbols, then denoises, a piece at a time.
 
@@ -68,20 +55,19 @@ class BlockWork:
         plan: SweepPlan,
         codec: StateCodec,
         clean: Tensor,
-        before: Tensor | Boundary | None,
+        before: Tensor | bytes | None,
         reads: Sequence[int] = (),
     ) -> None:
         """clean: the new symbols, (positions,) int64.
 
-        :param before: E from the block before, (slots, code_dim); None for block 0. A Boundary is decoded here: raises
-            CodecError.
+        :param before: E from the block before, (slots, code_dim), or encoded; None for block 0. Raises CodecError.
         :param reads: of a replay, see `split_reads`.
         """
         a = self.architecture = architecture
         self.index, self.caches, self.plan, self.codec = index, caches, plan, codec
         self.is_last = index == a.parts - 1
-        if isinstance(before, Boundary):
-            before = before.decode(a, codec, plan.slots)
+        if isinstance(before, bytes):
+            before = codec.decode(before, plan.slots, a.code_dim, ESTIMATE_LIMIT)
         self._unread = deque(split_reads(clean, reads))
         self._sampler = SAMPLERS[plan.sampler](
             plan.seed, plan.start, plan.slots, a.code_dim, partition.sigma_max, plan.temperature
@@ -126,19 +112,17 @@ class BlockWork:
         self._evaluation += 1
         self._logits = result.logits
 
-    def outcome(self) -> Boundary | bytes:
-        """A boundary for the next block, or the chunk's text after the last.
-
-        The boundary is encoded even when the next block is on the same host, so that the text does not depend on
-        which host holds which block.
-        """
+    def outcome(self) -> bytes:
+        """E for the next block, encoded, or the chunk's text after the last."""
         plan = self.plan
         if self.is_last:
             return sample_symbols(self._logits, plan.temperature, plan.seed, plan.start)
-        return Boundary(self.codec.encode(self._estimate))
+        # also where the next block is on this host: a fraction of a millisecond, and the text does not depend on which
+        # host has which block
+        return self.codec.encode(self._estimate)
 
 
-def run_unbatched(work: BlockWork, runner: BlockRunner) -> Boundary | bytes:
+def run_unbatched(work: BlockWork, runner: BlockRunner) -> bytes:
     """One block's work from beginning to end, in no company."""
     while not work.done:
         piece = work.piece
@@ -175,15 +159,15 @@ class SweepWork(TextWork):
         if not self._block.done:
             return
         outcome = self._block.outcome()
-        if isinstance(outcome, bytes):
+        if self._block.is_last:
             self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number, text=outcome)
         elif self._left:
             self._enter(outcome)
         else:
             self.outcome, sweep = self.hop, self.hop.sweep
-            sweep.block, sweep.estimate = self.following, outcome.estimate
+            sweep.block, sweep.estimate = self.following, outcome
 
-    def _enter(self, before: Tensor | Boundary | None) -> None:
+    def _enter(self, before: Tensor | bytes | None) -> None:
         source, index = self.session.parts.plan.models["chain"], self._left.popleft()
         architecture, partition = source.manifest.own_architecture, source.manifest.partition
         assert partition is not None
@@ -220,7 +204,7 @@ def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
     try:
         codec = codec_named(sweep.codec)
         if not first:
-            before = Boundary(sweep.estimate).decode(a, codec, sweep.slots)
+            before = codec.decode(sweep.estimate, sweep.slots, a.code_dim, ESTIMATE_LIMIT)
     except CodecError as error:
         raise invalid(str(error)) from None
     if first and sweep.estimate:
