@@ -8,15 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.backends.attention import attention_shape
-from stages.backends.base import (
-    Backend,
-    BlockRunner,
-    CleanPiece,
-    Denoised,
-    NoisyPiece,
-    PictureRunner,
-    StageRunner,
-)
+from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, PictureRunner, StageRunner
 from stages.backends.onnx_graphs import (
     AnyLayer,
     Graph,

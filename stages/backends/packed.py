@@ -20,14 +20,7 @@ from stages.backends.attention import (
     rotate_rows,
     sights,
 )
-from stages.backends.base import (
-    BlockRunner,
-    BranchPiece,
-    CleanPiece,
-    Denoised,
-    NoisyPiece,
-    StageRunner,
-)
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.backends.rows import Rows, add_product, groups, multiplied
 from stages.model.block import Block
 from stages.model.layers import Layer, LayerCache, soft_capped

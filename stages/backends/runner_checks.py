@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stages.backends.base import (
-    BlockRunner,
-    BranchPiece,
-    CleanPiece,
-    Denoised,
-    NoisyPiece,
-    PictureRunner,
-    StageRunner,
-)
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, PictureRunner, StageRunner
 from stages.errors import CheckpointError
 from stages.model.block import Block
 from stages.model.layers import LayerCache

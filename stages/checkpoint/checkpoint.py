@@ -17,14 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from stages.checkpoint.gate import (
-    PROBE_INPUT,
-    PROBE_OUTPUT,
-    Measures,
-    measured,
-    probe_shapes,
-    probe_symbols,
-)
+from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, Measures, measured, probe_shapes, probe_symbols
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
 from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, InputError, regular

@@ -13,13 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import (
-    check_size,
-    load_part,
-    load_stage,
-    new_part,
-    read_companion,
-)
+from stages.checkpoint.checkpoint import check_size, load_part, load_stage, new_part, read_companion
 from stages.checkpoint.gate import probe_symbols
 from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
 from stages.errors import CheckpointError, InputError, OnesweepError

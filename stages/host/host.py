@@ -24,15 +24,7 @@ from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkDelay, Relay
-from stages.wire.messages import (
-    PROTOCOL,
-    Outcome,
-    forward,
-    hops_refusal,
-    seconds_until,
-    summed,
-    work_of,
-)
+from stages.wire.messages import PROTOCOL, Outcome, forward, hops_refusal, seconds_until, summed, work_of
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 __all__ = ["Host", "HostSettings"]

@@ -14,12 +14,7 @@ from stages.model.codec import StateCodec
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, uniforms
 from stages.pictures.part import PictureArchitecture, PicturePart, normed
-from stages.pictures.trajectory import (
-    MAX_LEVELS,
-    DrawPlan,
-    PicturePiece,
-    Trajectory,
-)
+from stages.pictures.trajectory import MAX_LEVELS, DrawPlan, PicturePiece, Trajectory
 
 # `once`: an expert is drawn at the first level, for all of them. `top1`: at each level the likeliest. To weight the two
 # likeliest is no better, nor are experts within ranges of noise (docs/research/pictures.md).

@@ -36,13 +36,7 @@ from stages.model.draft_tree import Draft
 from stages.model.prefill import max_new_symbols, read_lengths
 from stages.model.randomness import sample_symbols
 from stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
-from stages.model.speculation import (
-    MAX_DRAFT_TREE,
-    DraftTree,
-    are_depths,
-    remembered_positions,
-    tree_positions,
-)
+from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, remembered_positions, tree_positions
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_read
 from stages.wire.status import failed_precondition, invalid
