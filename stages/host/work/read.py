@@ -16,7 +16,7 @@ from torch import Tensor
 from stages.backends.base import CleanPiece, Denoised
 from stages.checkpoint.draft_head import has_draft_head
 from stages.errors import CodecError
-from stages.host.drafter import HeadDrafter, Law
+from stages.host.drafter import HeadDrafter
 from stages.host.grammar import Grammar
 from stages.host.parts import HostPlan, ModelKind, ModelSource
 from stages.host.schema_check import NOT_FOLLOWED
@@ -161,14 +161,6 @@ class ReadWork(TextWork):
         return self.session.parts.drafter(self.session.kind)
 
 
-@dataclass(frozen=True)
-class Drafting:
-    """Limits of the drafts that the host of the last stage makes: as in the message."""
-
-    most: int
-    branches: int
-
-
 @dataclass(eq=False, kw_only=True)
 class SampleWork(ReadWork):
     """New symbols after which one is sampled; and at the place of each draft token among them, as long as they agree.
@@ -181,7 +173,7 @@ class SampleWork(ReadWork):
     draft: int  # how many of the new symbols, the last ones, are draft tokens
     tree: tuple[int, ...]  # depth of each draft token of a tree; empty for a chain
     remaining: int  # symbols still to write where the hosts start the next step; 0 where the router does
-    drafting: Drafting | None  # limits of the last host's drafts; None where it makes none
+    drafting: stage_pb2.Drafting | None  # limits of the last host's drafts; None where it makes none
 
     is_prefill = has_more = False
 
@@ -282,7 +274,7 @@ class SampleWork(ReadWork):
             draft, kept = self._drafted(self.drafting, written, left)
         self.result, self.outcome = event, next_read(self.hop, event.text, alphabet, kept, draft)
 
-    def _drafted(self, limits: Drafting, written: list[int], left: int) -> tuple[Draft, int]:
+    def _drafted(self, limits: stage_pb2.Drafting, written: list[int], left: int) -> tuple[Draft, int]:
         """Drafts of what follows the symbols just written, and how many of the drafts before the hosts remember."""
         drafter, known = self._drafter, self.clean.shape[0] - self.draft
         before = self.clean.tolist()
@@ -292,11 +284,10 @@ class SampleWork(ReadWork):
         self._read_for_drafts(self._states[rows], before[:known] + written)
         text = np.append(self.session.symbols[: self.start], before[:known] + written)
         allowed = None if self._grammar is None else self._grammar.allowed_after(text[self._grammar.settings.prompt :])
-        law = Law(self.sampling.temperature, self.sampling.seed, self.sampling.shaping, allowed)
         with self._without_drafts():
             if drafter is not None and (state := self.session.draft) is not None:
                 drafter.learn(state, written)
-                return drafter.draft(state, text, left, limits.most, limits.branches, law), kept
+                return drafter.draft(state, text, left, limits, self.sampling, allowed), kept
         return Draft(), kept
 
     def _without_symbol(self, problem: str) -> stage_pb2.Event:
@@ -420,7 +411,7 @@ def _check_remaining(sample: stage_pb2.Sample, end: int, positions: int) -> None
         raise invalid(f"{remaining} symbols to generate do not fit the context of {positions}")
 
 
-def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource) -> Drafting | None:
+def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource) -> stage_pb2.Drafting | None:
     if not sample.HasField("drafting"):
         return None
     if not has_draft_head(source.manifest):
@@ -428,4 +419,4 @@ def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource) -> Drafting |
     limits = sample.drafting
     if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
         raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
-    return Drafting(limits.most, limits.branches)
+    return limits
