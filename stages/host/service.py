@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf import json_format
 
 from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
@@ -42,28 +41,13 @@ MOST_NEXT, MOST_BLOCKS = 64, 1024
 VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Describe
 
 
-@dataclass(frozen=True)
-class AssignedStage:
-    """The stage of a host that was started without a checkpoint."""
-
-    blocks: tuple[int, ...]
-    next: tuple[str, ...]  # addresses of the hosts that may come after it
-
-    @classmethod
-    def read(cls, shelf: ReleaseStore) -> AssignedStage | None:
-        """The stage that was given to this host before; None where there is none."""
-        try:
-            record = json.loads((shelf.directory / ASSIGNMENT_NAME).read_text(encoding="utf-8"))
-            return cls(tuple(map(int, record["blocks"])), tuple(map(str, record["next"])))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-
-    def write(self, shelf: ReleaseStore, release: str) -> None:
-        """Record it for the next start of this host. Raises CheckpointError where that cannot be written."""
-        record = json.dumps({"blocks": self.blocks, "next": self.next}) + "\n"
-        replace_file(shelf.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
-        shelf.use([release])
-        shelf.remove_others([release])
+def read_assignment(shelf: ReleaseStore) -> stage_pb2.Assignment | None:
+    """The stage that was given to a host before; None where there is none."""
+    try:
+        text = (shelf.directory / ASSIGNMENT_NAME).read_text(encoding="utf-8")
+        return json_format.Parse(text, stage_pb2.Assignment())
+    except (OSError, ValueError, json_format.ParseError):
+        return None
 
 
 class StageSeat:
@@ -82,19 +66,26 @@ class StageSeat:
 
     async def take(self, request: stage_pb2.LoadRequest, context: Context) -> None:
         """Have this host serve another stage once the call is answered. Raises StatusError."""
-        given = AssignedStage(tuple(request.assignment.blocks), tuple(request.assignment.next))
+        given = request.assignment
         if len(given.next) > MOST_NEXT or len(given.blocks) > MOST_BLOCKS:
             raise invalid(f"a stage has at most {MOST_BLOCKS} blocks and {MOST_NEXT} next hosts")
         try:
             for address in given.next:
                 check_target(address, self.security, "next address")
-            await in_thread(Sources(self.shelf.directory, given.blocks, self.shelf).plan, request.release)
-            await in_thread(given.write, self.shelf, request.release)
+            await in_thread(Sources(self.shelf.directory, tuple(given.blocks), self.shelf).plan, request.release)
+            await in_thread(self._record, request)
         except OnesweepError as error:
             raise transfer_error(error) from None
         # the server ends with the change, so the answer leaves first
         ended: Any = lambda _: self._changed.set()  # noqa: E731 - the stubs want a type that they do not export
         context.add_done_callback(ended)
+
+    def _record(self, request: stage_pb2.LoadRequest) -> None:
+        """For the next start of this host. Raises CheckpointError where that cannot be written."""
+        record = json_format.MessageToJson(request.assignment)
+        replace_file(self.shelf.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
+        self.shelf.use([request.release])
+        self.shelf.remove_others([request.release])
 
 
 def _seat_of(seat: StageSeat | None) -> StageSeat:
