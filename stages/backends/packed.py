@@ -18,7 +18,7 @@ from stages.backends.attention import (
     attend_noisy,
     attention_shape,
     rotate_rows,
-    sights,
+    sight,
 )
 from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.backends.rows import Rows, add_product, groups, multiplied
@@ -204,7 +204,7 @@ class PackedReader:
         x = rows.pack([self.input(piece.source) for piece in pieces])
         depths = [piece.depths for piece in pieces]
         angles = [self.angles_of(rows, starts, depths, kind) for kind in self.kinds]
-        seen = [sights(pieces, kind.window) for kind in self.kinds]
+        seen = [[sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
         held = zip(*(piece.caches for piece in pieces), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
             layer.finish(x, attend_clean(layer.project(x, angles[kind]), rows, layer.shape, caches, seen[kind]))

@@ -110,7 +110,8 @@ def probe_stage(
     """
     out = stage.read(known if hidden is None else hidden[None])[0]
     if stage.is_last:
-        name = "next_byte_nats" if reads_bytes(stage) else "next_token_nats"
+        reads_bytes = isinstance(stage, ArStage) and stage.architecture.vocabulary == VOCABULARY
+        name = "next_byte_nats" if reads_bytes else "next_token_nats"
         return {name: _cross_entropy(stage.next_byte(out[None])[:, :-1], known[:, 1:])}, out
     error = 0.0 if recorded is None else float((out - recorded).norm() / recorded.norm())
     return {"hidden_relative_error": error}, out
@@ -134,11 +135,6 @@ def probe_picture(
     out = part(x[None], torch.tensor([sigma]), torch.tensor([0]))[0]
     error = 0.0 if recorded is None else float((out - recorded).norm() / recorded.norm().clamp(1e-6))
     return {"picture_relative_error": error}, out
-
-
-def reads_bytes(stage: PipelineStage) -> bool:
-    """True for a stage of a model of bytes."""
-    return isinstance(stage, ArStage) and stage.architecture.vocabulary == VOCABULARY
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> float:

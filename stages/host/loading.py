@@ -161,14 +161,14 @@ class Loader:
 
     async def _make_newest(self, name: str, keep: Collection[str]) -> None:
         releases = self.host.releases
-        release = releases.named(name)
+        release = next((each for each in releases.all if each.name == name), None)
         if release is None:
             release = Release(name, await asyncio.to_thread(self.sources.plan, name))
             self._check(release.plan)
             self._keep_only(keep, MOST_RELEASES - 1)
         if release.parts is None:
             release.parts = await self._load_beside(release.plan)
-        releases.put_last(release)
+        releases.all = [*(each for each in releases.all if each is not release), release]
         self._keep_only({name, *keep}, MOST_RELEASES)
         await self._tidy()
 

@@ -303,13 +303,6 @@ class Releases:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, "this host is still loading its weights")
         return next((parts for parts in reversed(loaded) if digest in parts.plan.weights), loaded[-1])
 
-    def named(self, name: str) -> Release | None:
-        return next((release for release in self.all if release.name == name), None)
-
-    def put_last(self, release: Release) -> None:
-        """Make `release` the newest, whether it was here or not."""
-        self.all = [*(other for other in self.all if other is not release), release]
-
 
 def weights_of(release: stage_pb2.Release) -> tuple[str, ...]:
     """Like `HostPlan.weights`, from a host's description."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -316,20 +317,10 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     tree = _parse_tree(sample, count)
     check_new_symbols(hop, count, positions := tree_positions(count, tree), a.positions)
     codec, hidden = parse_hidden(read, count, a.width)
-    at_once = min(max(read.prompt - read.start, 0), count)
+    begun: dict[str, Any] = {"hop": hop, "kind": kind, "number": read.number, "start": read.start, "clean": clean}
+    begun |= {"codec": codec, "hidden": hidden, "at_once": min(max(read.prompt - read.start, 0), count)}
     if not read.HasField("sample"):
-        return ReadWork(
-            hop=hop,
-            kind=kind,
-            number=read.number,
-            start=read.start,
-            clean=clean,
-            reads=tuple(read.reads),
-            codec=codec,
-            hidden=hidden,
-            at_once=at_once,
-            for_drafting=read.for_drafting,
-        )
+        return ReadWork(**begun, reads=tuple(read.reads), for_drafting=read.for_drafting)
     known = read.start + count - sample.draft
     if read.reads:
         raise invalid("a step that samples takes no reads: its symbols give the same in any")
@@ -340,15 +331,8 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         most = MAX_LOGITS // a.vocabulary - 1
         raise invalid(f"{sample.draft} draft tokens; with {a.vocabulary} symbols there are at most {most}")
     return SampleWork(
-        hop=hop,
-        kind=kind,
-        number=read.number,
-        start=read.start,
-        clean=clean,
+        **begun,
         reads=(),
-        codec=codec,
-        hidden=hidden,
-        at_once=at_once,
         sampling=parse_sampling(sample.sampling, source, known, plan.is_last),
         draft=sample.draft,
         tree=tree,
