@@ -32,10 +32,9 @@ from serving.client.client import Client, RouterError
 from serving.router.server import run_router
 from serving.router.settings import RingSettings, RouterSettings
 from serving.router.topology import HostEntry, Topology, local_topology
-from stages.checkpoint.bundle import has_experts
-from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
+from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import Manifest
+from stages.checkpoint.manifest import Manifest, has_experts
 from stages.host.host import HostSettings
 from stages.host.server import StageServer, StageSettings
 from stages.model.architecture import Architecture
@@ -119,7 +118,7 @@ def write_bundle(directory: Path, seed: int, scorer: bool = False, **changes: An
         partition = NoisePartition("uniform", (8.0, 1.5, 0.6, 0.2))
         write_manifest(directory / "chain", Manifest("chain", a, empty, codes, partition, PROBE_TEXT))
         for index in range(a.parts):
-            save_block(directory / "chain", shake(Block(a, index, codes), seed + index))
+            save_part(directory / "chain", shake(Block(a, index, codes), seed + index))
         models = [("ar", a.parts, 10), ("local", 1, 10)] + [("scorer", a.parts, 20)] * scorer
         for name, parts, apart in models:
             model = shake(ArModel(Architecture(**{**TINY, "parts": parts})), seed + apart)

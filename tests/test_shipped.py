@@ -10,10 +10,9 @@ import torch
 from loadtest.workload.pipeline import Pipeline
 from loadtest.workload.texts import symbols_of
 from serving.modes.pretrained_tokenizer import tokenizer_of
-from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_chain
 from stages.checkpoint.inspect import verify
-from stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.manifest import find_bundle, read_manifest
 from trainer.blocks.data import load_corpus
 from trainer.blocks.diagnostics import chain_diagnostics
 

@@ -53,7 +53,7 @@ from loadtest.faults.serving_testbed import MOST_HOSTS, SERVING_FAULTS, ServingT
 from loadtest.faults.settings import ChaosSettings
 from loadtest.faults.usage import CLIENTS, ProcessUsage, longest_lives, sampling
 from serving.cli.deployment import SHIPPED
-from stages.checkpoint.bundle import bundle_draws
+from stages.checkpoint.manifest import bundle_draws
 from stages.errors import InputError, ServiceError
 from stages.host.parts import plan_host
 

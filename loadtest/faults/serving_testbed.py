@@ -26,8 +26,7 @@ from loadtest.workload.testbed import INSECURE, Network, deployed, open_network
 from serving.cli.deployment import MODULE, Deployment
 from serving.modes.frontier import read_frontier
 from serving.router.topology import HostEntry, Topology
-from stages.checkpoint.bundle import FRONTIER_NAME, bundle_draws, find_bundle
-from stages.checkpoint.manifest import MANIFEST_NAME
+from stages.checkpoint.manifest import FRONTIER_NAME, MANIFEST_NAME, bundle_draws, find_bundle
 from stages.errors import ServiceError
 from stages.host.parts import plan_host
 

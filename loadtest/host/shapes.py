@@ -15,8 +15,7 @@ from stages.device import check_device
 from stages.errors import InputError
 from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
-from stages.model.families import without_memory
-from stages.model.pipeline import ArStage, new_caches
+from stages.model.pipeline import ArStage, new_caches, without_memory
 
 HEAD_DIM = 64
 LAYERS = 4

@@ -30,8 +30,7 @@ from serving.client.client import AsyncClient, RequestRefused, Result, RouterErr
 from serving.modes import MODES
 from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.modes.frontier import CHOOSABLE, Frontier, Option
-from stages.checkpoint.bundle import find_bundle
-from stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.manifest import find_bundle, read_manifest
 from stages.errors import InputError, ServiceError
 from stages.model.randomness import Purpose, uniforms
 from stages.settings import write_destination

@@ -14,10 +14,9 @@ from serving.modes.pretrained_tokenizer import tokenizer_of
 from serving.modes.tokenizer import OutputText
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.backends.base import CleanPiece
-from stages.backends.sweep import BlockWork, SweepPlan, run_unbatched
-from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.checkpoint import load_chain, load_stage
-from stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.manifest import find_bundle, read_manifest
+from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.codec import codec_named
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
@@ -124,12 +123,9 @@ class InProcess:
     def _sweep(self, caches: list[list[LayerCache]], plan: SweepPlan, clean: Tensor) -> bytes:
         assert self.chain is not None
         assert self.chain.partition is not None
-        codec, before = codec_named(ChunkedMode.default_codec), None
+        codec, outcome = codec_named(ChunkedMode.default_codec), None
         for index, (runner, held) in enumerate(zip(self.blocks, caches, strict=True)):
             a, partition = self.chain.own_architecture, self.chain.partition
-            work = BlockWork(a, index, partition, held, plan, codec, clean, before)
-            outcome = run_unbatched(work, runner)
-            if isinstance(outcome, bytes):
-                return outcome
-            before = outcome
-        raise AssertionError("the last block of a chain returns text")
+            outcome = run_unbatched(BlockWork(a, index, partition, held, plan, codec, clean, outcome), runner)
+        assert outcome is not None
+        return outcome

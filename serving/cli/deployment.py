@@ -368,7 +368,7 @@ def watch(deployment: Deployment) -> None:
 
 
 def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
-    from stages.checkpoint.bundle import has_experts  # torch, which other commands need not wait for
+    from stages.checkpoint.manifest import has_experts  # torch, which other commands need not wait for
 
     successors = topology.successors(host, has_experts(checkpoint))
     return [

@@ -132,7 +132,7 @@ def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> 
 
 
 def run_host(options: argparse.Namespace) -> int:
-    from stages.checkpoint.bundle import has_experts
+    from stages.checkpoint.manifest import has_experts
     from stages.host.server import StageSettings, serve
 
     topology = read_topology(options.topology)

@@ -5,11 +5,7 @@ import argparse
 from serving.gateway.settings import HttpSettings
 from stages.host.commands import add_drain_flag, check_positive
 from stages.settings import add_flags, from_flags
-from stages.telemetry.observability import (
-    add_observability,
-    observability_of,
-    start_log,
-)
+from stages.telemetry.observability import add_observability, observability_of, start_log
 from stages.wire.web_access import check_framework
 
 

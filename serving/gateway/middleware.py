@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.gateway.errors import REQUEST_ID, ApiError, error_response
-from stages.telemetry.histograms import Histogram, MetricFamily, MetricValues
+from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
 from stages.wire.web_access import is_other_site, is_ours, page_headers
 
 # Who may call: no other site's page, and nobody by a name that is not ours.

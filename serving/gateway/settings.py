@@ -8,10 +8,7 @@ from serving.client.failover import router_addresses
 from serving.router.request import DEFAULT_ROUTER, MAX_TIMEOUT_S, ROUTER_HELP
 from stages.errors import InputError
 from stages.settings import setting
-from stages.telemetry.observability import (
-    UNOBSERVED,
-    ObservabilitySettings,
-)
+from stages.telemetry.observability import UNOBSERVED, ObservabilitySettings
 from stages.wire.channel import DRAIN_S, is_loopback, parse_address
 from stages.wire.tls import Tls
 

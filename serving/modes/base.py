@@ -14,7 +14,7 @@ from stages.errors import CodecError
 from stages.host.parts import ModelKind
 from stages.model.codec import CODECS
 from stages.model.samplers import DEFAULT_SAMPLER
-from stages.model.shaping import Shaping
+from stages.model.scoring import Shaping
 from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
 from stages.wire.status import internal

@@ -193,7 +193,7 @@ class ReferenceVerifier:
         self._loaded[path] = parts
         kind = parse_hop(first, plan).kind
         session = SessionStore(MOST_BYTES, lease_s=MOST_BYTES).open(
-            first.session, first.router, kind, first.capacity, plan.models[kind].manifest, parts
+            first.session, first.router, kind, first.capacity, parts
         )
         results = []
         for hops in steps:

@@ -19,7 +19,7 @@ from serving.modes import MODES
 from serving.router.accounting import Account
 from serving.v1 import router_pb2
 from stages.host.metrics import MAX_LINKS, LinkCounterTable
-from stages.telemetry.histograms import Histogram, MetricFamily, MetricValues
+from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
 from stages.telemetry.traces import Tracer, traceparent_of
 from stages.v1 import stage_pb2
 from stages.wire.messages import work_of

@@ -29,9 +29,8 @@ from stages.memory import keep_trimmed, return_large_buffers
 from stages.signals import stop_on_signals
 from stages.telemetry.observability import Telemetry
 from stages.wire.auth import ROUTER
-from stages.wire.channel import MOST_STREAMS, CallBounds, bind, is_loopback, new_server
+from stages.wire.channel import MOST_STREAMS, CallBounds, HealthChecks, bind, is_loopback, new_server, serve_health
 from stages.wire.flags import open_registry
-from stages.wire.health import HealthChecks, serve_health
 from stages.wire.status import StatusError
 from stages.wire.tokens import ADMIN, GENERATE, STATUS, Keyring
 

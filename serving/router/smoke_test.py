@@ -24,9 +24,8 @@ from serving.router.ring import RingView
 from serving.router.session import Session
 from serving.router.validation import check_fit, tokenized
 from serving.v1 import router_pb2
-from stages.checkpoint.bundle import find_bundle
 from stages.checkpoint.gate import probe_symbols
-from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
 from stages.checkpoint.release_store import FOLDERS
 from stages.errors import CheckpointError
 from stages.host.parts import ModelKind

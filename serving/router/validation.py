@@ -30,7 +30,7 @@ from stages.checkpoint.manifest import MAX_NESTING, nesting
 from stages.errors import close_to, one_of
 from stages.host.schema_check import schema_problem
 from stages.model.samplers import SAMPLERS
-from stages.model.shaping import bias_problem
+from stages.model.scoring import bias_problem
 from stages.wire.status import StatusError, failed_precondition, invalid
 
 # The names that a setting may have.

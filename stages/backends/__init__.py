@@ -1,20 +1,88 @@
-"""Backends: what computes a host's parts, by name."""
+"""Backends: what computes a host's parts, by name; and runners on a device other than the processor."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-from stages.backends.base import Backend, BlockRunner, DraftingRunner, PictureRunner, StageRunner
-from stages.backends.on_device import DeviceRunner
+from stages.backends.base import (
+    Backend,
+    BlockRunner,
+    BranchPiece,
+    CleanPiece,
+    Denoised,
+    NoisyPiece,
+    PictureRunner,
+    StageRunner,
+)
 from stages.backends.packed import PackedBlock
 from stages.backends.packed_llama import packed_stage
 from stages.backends.pictures import PackedPictures
-from stages.backends.runner_checks import checked, checked_pictures
+from stages.backends.runner_checks import checked
 from stages.checkpoint.checkpoint import CPU
 from stages.errors import InputError, one_of
 from stages.model.block import Block
-from stages.model.families import PipelineStage
+from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
 
-__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "drafting_runner"]
+P = TypeVar("P", CleanPiece, BranchPiece)
+
+
+class DeviceRunner(BlockRunner, StageRunner):
+    """A runner of a block or a stage whose part, like the caches of its pieces, is on a device.
+
+    All that a call needs of its pieces goes there in one piece of memory, and all results come back in one: a transfer
+    waits for the device, whatever its size.
+    """
+
+    def __init__(self, runner: Any, device: torch.device) -> None:  # noqa: ANN401 - a BlockRunner or a StageRunner
+        self.runner, self.device = runner, device
+
+    @torch.inference_mode()
+    def read(self, pieces: Sequence[CleanPiece]) -> list[Tensor]:
+        return _fetched(self.runner.read(self._there(pieces)))
+
+    @torch.inference_mode()
+    def branch(self, pieces: Sequence[BranchPiece]) -> list[Tensor]:
+        return _fetched(self.runner.branch(self._there(pieces)))
+
+    @torch.inference_mode()
+    def denoise(self, pieces: Sequence[NoisyPiece]) -> list[Denoised]:
+        sent = self._sent([x for piece in pieces for x in (piece.z, piece.estimate)])
+        there = [replace(piece, z=sent[2 * i], estimate=sent[2 * i + 1]) for i, piece in enumerate(pieces)]
+        found = _fetched([x for each in self.runner.denoise(there) for x in (each.logits, each.point)])
+        return [Denoised(*both) for both in zip(found[::2], found[1::2], strict=True)]
+
+    @torch.inference_mode()
+    def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
+        return _fetched(self.runner.next_byte(self._sent(hidden)))
+
+    def _there(self, pieces: Sequence[P]) -> list[P]:
+        sources = self._sent([piece.source for piece in pieces])
+        return [replace(piece, source=source) for piece, source in zip(pieces, sources, strict=True)]
+
+    def _sent(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors of one type from the processor's memory, on the device."""
+        numbers = torch.cat([x.flatten() for x in tensors])
+        if self.device.type == "cuda":  # pinned memory is copied without the processor
+            numbers = numbers.pin_memory()
+        return _as(tensors, numbers.to(self.device, non_blocking=self.device.type == "cuda"))
+
+
+def _fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of one type from the device, in the processor's memory."""
+    return _as(tensors, torch.cat([x.flatten() for x in tensors]).cpu())
+
+
+def _as(shaped: Sequence[Tensor], numbers: Tensor) -> list[Tensor]:
+    """`numbers`, one after the other, in the shapes of these tensors."""
+    parts = numbers.split([x.numel() for x in shaped])
+    return [part.view(x.shape) for part, x in zip(parts, shaped, strict=True)]
+
+
+__all__ = ["BACKENDS", "DEFAULT_BACKEND", "Backend", "TorchBackend", "backend_named", "packed_stage"]
 
 BACKENDS = ("torch", "onnxruntime", "onnxruntime-int8")
 DEFAULT_BACKEND = "torch"
@@ -40,7 +108,7 @@ class TorchBackend(Backend):
         return checked(runner if self.device == CPU else DeviceRunner(runner, self.device), stage)
 
     def picture(self, part: PicturePart) -> PictureRunner:
-        return checked_pictures(PackedPictures(part), part)
+        return checked(PackedPictures(part), part)
 
 
 def backend_named(name: str, device: torch.device = CPU) -> Backend:
@@ -58,8 +126,3 @@ def backend_named(name: str, device: torch.device = CPU) -> Backend:
             "pip install 'onesweep[onnx]', or choose --backend torch"
         ) from None
     return OnnxInt8Backend() if name == OnnxInt8Backend.name else OnnxBackend()
-
-
-def drafting_runner(stage: PipelineStage) -> DraftingRunner:
-    """Runner for a stage of the router's own model. It may take the stage's matrices over."""
-    return packed_stage(stage)

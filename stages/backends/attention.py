@@ -75,12 +75,8 @@ class Sight:
     depths: tuple[int, ...]  # of the others, below the first of them, where they are a tree
 
 
-def sights(pieces: Sequence[CleanPiece], window: int | None = None) -> list[Sight]:
-    """For each piece: what its positions see. window: of `AttentionShape`."""
-    return [_sight(piece, window) for piece in pieces]
-
-
-def _sight(piece: CleanPiece, window: int | None) -> Sight:
+def sight(piece: CleanPiece, window: int | None = None) -> Sight:
+    """Keys that the positions of a piece see. window: of `AttentionShape`."""
     past, at_once, groups = piece.caches[0].length, piece.source.shape[0] - piece.one_by_one, []
     depths = tuple(depth - at_once for depth in piece.depths[at_once:])
     at = 0
@@ -97,7 +93,7 @@ def attend_clean(
 ) -> Tensor:
     """Append each piece's keys and values to its cache, and attend over it.
 
-    qkv: (rows, queries, keys and values of all heads) -> (rows, heads x head_dim); seen: of `sights`.
+    qkv: (rows, queries, keys and values of all heads) -> (rows, heads x head_dim); seen: of `sight`, for each piece.
     """
     heads, kv_heads = shape.heads, caches[0].keys.shape[1]
     q, k, v = by_head(qkv, heads, kv_heads)

@@ -14,8 +14,8 @@ from torch import Tensor
 from stages.checkpoint.checkpoint import CPU
 from stages.device import device_kind, machine_kind
 from stages.model.block import Block
-from stages.model.families import PipelineStage
 from stages.model.layers import LayerCache
+from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
 from stages.pictures.trajectory import PicturePiece
 
@@ -111,38 +111,6 @@ class PictureRunner(ABC):
 
         Returns F (pictures, tokens, patch_dim) of each piece, or hidden states (pictures, tokens, features).
         """
-
-
-class Continuations(ABC):
-    """Continuations of one text that grow together through one stage: all are at the same position."""
-
-    @abstractmethod
-    def select(self, branches: Tensor) -> None:
-        """Go on with these: any of them, any number of times. branches: indices."""
-
-
-@dataclass(frozen=True)
-class GrowingPiece:
-    """One more position of each of a text's continuations."""
-
-    # Symbols (continuations,) int64 where the part reads such, else hidden states (continuations, width).
-    source: Tensor
-    grown: Continuations
-
-
-class DraftingRunner(StageRunner):
-    """A stage of a model that writes many texts at once."""
-
-    @abstractmethod
-    def fork(self, shared: list[LayerCache], room: int, count: int) -> Continuations:
-        """Begin `count` continuations of the text in `shared`, which has a position at least and is not changed.
-
-        :param room: most positions that will be read.
-        """
-
-    @abstractmethod
-    def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
-        """Append a position to each continuation; returns each piece's hidden states (continuations, width)."""
 
 
 class Backend(ABC):

@@ -8,15 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stages.backends.attention import attention_shape
-from stages.backends.base import (
-    Backend,
-    BlockRunner,
-    CleanPiece,
-    Denoised,
-    NoisyPiece,
-    PictureRunner,
-    StageRunner,
-)
+from stages.backends.base import Backend, BlockRunner, CleanPiece, Denoised, NoisyPiece, PictureRunner, StageRunner
 from stages.backends.onnx_graphs import (
     AnyLayer,
     Graph,
@@ -29,13 +21,13 @@ from stages.backends.onnx_graphs import (
 from stages.backends.packed import NOISE_LEVELS, Angles, PackedReader, PipelineLayer, PipelineRunner
 from stages.backends.pictures import PackedPictures, Product
 from stages.backends.rows import Rows
-from stages.backends.runner_checks import PictureProbe, StageProbe, check_block, checked, checked_pictures
+from stages.backends.runner_checks import Probe, checked
 from stages.errors import InputError
+from stages.model.architecture import WEIGHT_WORDS
 from stages.model.block import Block
-from stages.model.decoder_options import WEIGHT_WORDS
-from stages.model.families import PipelineStage
 from stages.model.layers import soft_capped
 from stages.model.llama import LlamaStage
+from stages.model.pipeline import PipelineStage
 from stages.pictures.part import PicturePart
 
 
@@ -187,7 +179,7 @@ class OnnxBackend(Backend):
 
     def block(self, block: Block) -> BlockRunner:
         runner = OnnxBlock(block, self.int8)
-        check_block(runner, block, self.int8)
+        Probe(block).check(runner, self.int8)
         return checked(runner, block)
 
     def stage(self, stage: PipelineStage) -> StageRunner:
@@ -196,17 +188,17 @@ class OnnxBackend(Backend):
         if isinstance(stage, LlamaStage) and stage.architecture.weights != "float32":
             words = WEIGHT_WORDS[stage.architecture.weights]
             raise InputError(f"the backend {self.name} does not run {words}: choose --backend torch")
-        probe = StageProbe(stage)
+        probe = Probe(stage)
         runner = OnnxStage(stage, self.int8)
         probe.check(runner, self.int8)
         return checked(runner, stage)
 
     def picture(self, part: PicturePart) -> PictureRunner:
-        probe = PictureProbe(part)
+        probe = Probe(part)
         # these kernels add up one row as they add up many
         runner = PackedPictures(part, partial(_product, self.int8), least=1)
         probe.check(runner, self.int8)
-        return checked_pictures(runner, part)
+        return checked(runner, part)
 
 
 def _product(int8: bool, linears: Sequence[nn.Linear]) -> Product:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.model.block import Block
-from stages.model.families import PipelineStage
 from stages.model.layers import Layer, TiedHead
 from stages.model.llama import LlamaLayer
+from stages.model.pipeline import PipelineStage
 
 OPSET, FUSED_OPSET, IR_VERSION = 20, 1, 10
 FUSED = "com.microsoft"  # the domain of onnxruntime's own operations

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,28 +18,18 @@ from stages.backends.attention import (
     attend_noisy,
     attention_shape,
     rotate_rows,
-    sights,
+    sight,
 )
-from stages.backends.base import (
-    BlockRunner,
-    BranchPiece,
-    CleanPiece,
-    Continuations,
-    Denoised,
-    DraftingRunner,
-    GrowingPiece,
-    NoisyPiece,
-)
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, Denoised, NoisyPiece, StageRunner
 from stages.backends.rows import Rows, add_product, groups, multiplied
 from stages.model.block import Block
-from stages.model.families import PipelineStage
 from stages.model.layers import Layer, LayerCache, soft_capped
 from stages.model.llama import LlamaStage
-from stages.model.pipeline import ArStage
+from stages.model.pipeline import ArStage, PipelineStage
 
 
-class Growing(Continuations):
-    """Continuations of one text, and how far they are."""
+class Growing:
+    """Continuations of one text that grow together through one stage: all are at the same position."""
 
     def __init__(self, shared: Sequence[LayerCache], room: int, count: int) -> None:
         self.caches, self.length = [GrowingCache(cache, room, count) for cache in shared], 0
@@ -52,9 +41,19 @@ class Growing(Continuations):
         self.positions.add_(1)
 
     def select(self, branches: Tensor) -> None:
+        """Go on with these: any of them, any number of times. branches: indices."""
         for cache in self.caches:
             cache.select(branches, self.length)
         self.positions = self.positions.index_select(0, branches)
+
+
+@dataclass(frozen=True)
+class GrowingPiece:
+    """One more position of each of a text's continuations."""
+
+    # Symbols (continuations,) int64 where the part reads such, else hidden states (continuations, width).
+    source: Tensor
+    grown: Growing
 
 
 # A layer on packed rows: what layers.py says, in fewer and cheaper operations.
@@ -205,7 +204,7 @@ class PackedReader:
         x = rows.pack([self.input(piece.source) for piece in pieces])
         depths = [piece.depths for piece in pieces]
         angles = [self.angles_of(rows, starts, depths, kind) for kind in self.kinds]
-        seen = [sights(pieces, kind.window) for kind in self.kinds]
+        seen = [[sight(piece, kind.window) for piece in pieces] for kind in self.kinds]
         held = zip(*(piece.caches for piece in pieces), strict=True)
         for layer, kind, caches in zip(self.layers, self.kind_of, held, strict=True):
             layer.finish(x, attend_clean(layer.project(x, angles[kind]), rows, layer.shape, caches, seen[kind]))
@@ -245,12 +244,12 @@ class PackedReader:
         return self.spread(factors)
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
-        """See `DraftingRunner.grow`."""
+        """See `PipelineRunner.grow`."""
         counts = [piece.source.shape[0] for piece in pieces]
         return [x for group in groups(counts) for x in self._grow(pieces[group], counts[group])]
 
     def _grow(self, pieces: Sequence[GrowingPiece], counts: Sequence[int]) -> list[Tensor]:
-        rows, texts = self.rows_of(counts), [cast(Growing, piece.grown) for piece in pieces]
+        rows, texts = self.rows_of(counts), [piece.grown for piece in pieces]
         x = rows.pack([self.input(piece.source) for piece in pieces])
         positions, lengths = rows.pack([text.positions for text in texts], fresh=False), [text.length for text in texts]
         angles = [self.spread(kind.factors(kind.rotary.index_select(0, positions))) for kind in self.kinds]
@@ -364,7 +363,7 @@ def _modulations(block: Block, layers: Sequence[PackedLayer], sigma: float) -> T
     return torch.stack([layer.modulate(condition) for layer in layers])
 
 
-class PipelineRunner(DraftingRunner):
+class PipelineRunner(StageRunner):
     """A stage of any family, on packed rows.
 
     :param head: the final norm and the head, (rows, width) -> (rows, vocabulary); the last stage only.
@@ -382,9 +381,14 @@ class PipelineRunner(DraftingRunner):
         return self.reader.branch(pieces)
 
     def fork(self, shared: list[LayerCache], room: int, count: int) -> Growing:
+        """Begin `count` continuations of the text in `shared`, which has a position at least and is not changed.
+
+        :param room: most positions that will be read.
+        """
         return Growing(shared, room, count)
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:
+        """Append a position to each continuation; returns each piece's hidden states (continuations, width)."""
         return self.reader.grow(pieces)
 
     @torch.inference_mode()

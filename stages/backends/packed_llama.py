@@ -21,10 +21,9 @@ from stages.backends.packed import (
 from stages.backends.rows import Rows, in_slabs
 from stages.errors import CheckpointError
 from stages.memory import give_back, is_owned
-from stages.model.families import PipelineStage
-from stages.model.layers import TiedHead
+from stages.model.layers import GROUP, QuantLinear, TiedHead
 from stages.model.llama import ACTIVATIONS, Expert, LlamaArchitecture, LlamaLayer, LlamaStage, Mixture
-from stages.model.quantised import GROUP, QuantLinear
+from stages.model.pipeline import PipelineStage
 
 # Products with large matrices, which an AR step reads from memory once for each token.
 

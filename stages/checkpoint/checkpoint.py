@@ -17,26 +17,15 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from stages.checkpoint.gate import (
-    PROBE_INPUT,
-    PROBE_OUTPUT,
-    Measures,
-    probe_block,
-    probe_picture,
-    probe_shapes,
-    probe_stage,
-    probe_symbols,
-)
+from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, Measures, measured, probe_shapes, probe_symbols
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
 from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, InputError, regular
 from stages.memory import require_memory
 from stages.model.block import Block
-from stages.model.families import PipelineStage, new_stage, without_memory
-from stages.model.pipeline import ArModel, ArStage
-from stages.pictures.architecture import PictureArchitecture
+from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, without_memory
 from stages.pictures.experts import RouterNet
-from stages.pictures.part import PicturePart
+from stages.pictures.part import PictureArchitecture, PicturePart
 
 CPU = torch.device("cpu")
 DrawingPart = PicturePart | RouterNet
@@ -47,65 +36,50 @@ NOUNS = {"chain": "block", "steps": "stage", "experts": "expert"}  # of a drawin
 
 
 # On a device, a part is there once, and for the time of its loading once in the machine's memory: a host's parts are
-# loaded one after the other. The gate measures it where it will compute.
-def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block:
-    """One block of a chain on `device`, digest, shapes and loss checked. Reads that block's file only."""
+# loaded one after the other. They are measured where they will compute.
+def load_part(directory: Path, index: int, device: torch.device = CPU) -> AnyPart:
+    """One part of any model on `device`: digest, shapes, and its measures on the probe checked. Reads its file only."""
     manifest = read_manifest(directory)
-    if manifest.kind != "chain":
+    part = new_part(manifest, index)
+    probe = _load(directory, manifest, index, part, device)
+    measures, _ = measured(part, manifest, probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
+    _check_measures(directory, manifest, index, measures)
+    return part.eval().requires_grad_(False)
+
+
+def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block:
+    """One block of a chain that writes, as `load_part` does."""
+    if read_manifest(directory).kind != "chain":
         raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
-    block = new_part(manifest, index)
+    block = load_part(directory, index, device)
     if not isinstance(block, Block):
         raise CheckpointError(f"{directory} holds blocks that draw, not blocks that write")
-    assert manifest.partition is not None
-    _load(directory, manifest, index, block, device)
-    known = probe_symbols(manifest).to(device)
-    measured = probe_block(block, manifest.partition, known)
-    _gate(directory, manifest, index, measured)
-    return block.eval().requires_grad_(False)
+    return block
 
 
 def load_stage(directory: Path, index: int, device: torch.device = CPU) -> PipelineStage:
-    """One stage of an AR pipeline on `device`, checked like a block. Reads that stage's file only."""
-    manifest = read_manifest(directory)
-    if manifest.kind != "ar":
+    """One stage of an AR pipeline, as `load_part` does."""
+    if read_manifest(directory).kind != "ar":
         raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
-    stage = new_part(manifest, index)
-    assert not isinstance(stage, Block | PicturePart | RouterNet)
-    probe = _load(directory, manifest, index, stage, device)
-    known = probe_symbols(manifest).to(device)
-    measured, _ = probe_stage(stage, known, probe.get(PROBE_INPUT), probe.get(PROBE_OUTPUT))
-    _gate(directory, manifest, index, measured)
-    return stage.eval().requires_grad_(False)
+    return cast(PipelineStage, load_part(directory, index, device))
 
 
 def load_picture_part(directory: Path, index: int) -> PicturePart:
-    """One part of a model that draws, checked like a block. Reads that part's file only."""
-    part = _load_drawing(directory, read_manifest(directory), index)
+    """One part of a model that draws, as `load_part` does."""
+    read_manifest(directory).picture_architecture  # noqa: B018 - raises for a model of text
+    part = load_part(directory, index)
     if not isinstance(part, PicturePart):
         raise CheckpointError(f"part {index} of {directory} is the router net, which draws nothing")
     return part
 
 
 def load_router_net(directory: Path) -> RouterNet:
-    """The router net of experts, checked likewise. Raises CheckpointError unless it knows as many clusters as there
+    """The router net of experts, as `load_part` does. Raises CheckpointError unless it knows as many clusters as there
     are experts in a noise range."""
     manifest = read_manifest(directory)
     if manifest.kind != "experts":
         raise CheckpointError(f"{directory} holds no experts, and so no router net")
-    net = _load_drawing(directory, manifest, manifest.picture_architecture.parts)
-    assert isinstance(net, RouterNet)
-    return net
-
-
-def _load_drawing(directory: Path, manifest: Manifest, index: int) -> DrawingPart:
-    manifest.picture_architecture  # noqa: B018 - raises for a model of text
-    part = new_part(manifest, index)
-    assert isinstance(part, PicturePart | RouterNet)
-    assert manifest.partition is not None
-    probe = _load(directory, manifest, index, part)
-    measured, _ = probe_picture(part, manifest.partition, probe.get(PROBE_INPUT), probe[PROBE_OUTPUT])
-    _gate(directory, manifest, index, measured)
-    return part.eval().requires_grad_(False)
+    return cast(RouterNet, load_part(directory, manifest.architecture.parts))
 
 
 def new_part(manifest: Manifest, index: int) -> AnyPart:
@@ -158,59 +132,30 @@ def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> 
         os.close(handle)
 
 
-def save_block(directory: Path, block: Block, half: bool = False) -> None:
-    """Put a block into the checkpoint in `directory`, whose manifest must exist.
-
-    half: in 16 bits, to which the block is rounded.
-    """
-    _round(block, half)
-    manifest = read_manifest(directory)
-    assert manifest.partition is not None
-    measures = probe_block(block, manifest.partition, probe_symbols(manifest))
-    _save_part(directory, block, "block", {}, measures, half)
-
-
 def save_ar(directory: Path, model: ArModel) -> None:
     """Put every stage of an AR model into the checkpoint in `directory`, whose manifest must exist."""
     hidden: Tensor | None = None
     for stage in model.stages:
-        hidden = save_stage(directory, stage, hidden)
+        hidden = save_part(directory, stage, hidden)
 
 
-def save_stage(directory: Path, stage: PipelineStage, hidden: Tensor | None = None, half: bool = False) -> Tensor:
-    """Put one stage of an AR model into the checkpoint in `directory`, whose manifest must exist.
+def save_part(directory: Path, part: AnyPart, hidden: Tensor | None = None, half: bool = False) -> Tensor | None:
+    """Put a part into the checkpoint in `directory`, whose manifest must exist.
 
-    hidden: what the stage before made of the probe text, None for the first; half: as in `save_block`. Returns this
-    stage's own.
-    """
-    _round(stage, half)
-    manifest = read_manifest(directory)
-    measures, out = probe_stage(stage, probe_symbols(manifest), hidden)
-    extra = {} if hidden is None else {PROBE_INPUT: hidden}
-    if not stage.is_last:
-        extra[PROBE_OUTPUT] = out
-    _save_part(directory, stage, "stage", extra, measures, half)
-    return out
-
-
-def save_picture_part(
-    directory: Path, part: DrawingPart, hidden: Tensor | None = None, half: bool = False
-) -> Tensor | None:
-    """Put one part of a model that draws into the checkpoint in `directory`, whose manifest must exist.
-
-    hidden: what the stage before made of the probe, None for a part that reads patches. Returns what this part made of
-    it, if another stage reads that.
+    hidden: what the stage before made of the probe, None for a part that reads none; half: in 16 bits, to which the
+    part is rounded. Returns what this part made of it, if another one may read that.
     """
     _round(part, half)
-    manifest = read_manifest(directory)
-    assert manifest.partition is not None
-    measures, out = probe_picture(part, manifest.partition, hidden)
-    extra = {PROBE_OUTPUT: out} if hidden is None else {PROBE_INPUT: hidden, PROBE_OUTPUT: out}
-    if isinstance(part, RouterNet):
-        _save_part(directory, part, "router-net", extra, measures, half)
-        return None
-    _save_part(directory, part, NOUNS[part.kind], extra, measures, half)
-    return None if part.has_head else out
+    measures, out = measured(part, read_manifest(directory), hidden)
+    if not all(map(math.isfinite, measures.values())):
+        raise CheckpointError("these weights give no finite loss on the probe: they are damaged")
+    probe = {PROBE_INPUT: hidden, PROBE_OUTPUT: out}
+    extra = {name: tensor for name in probe_shapes(part, 0) if (tensor := probe[name]) is not None}
+    noun = "block" if isinstance(part, Block) else "router-net" if isinstance(part, RouterNet) else "stage"
+    if isinstance(part, PicturePart):
+        noun = NOUNS[part.kind]
+    _write_part(directory, part, noun, extra, measures, half)
+    return None if isinstance(part, RouterNet) or (isinstance(part, PicturePart) and part.has_head) else out
 
 
 def halve(source: Path, out: Path) -> Manifest:
@@ -221,18 +166,13 @@ def halve(source: Path, out: Path) -> Manifest:
         replace_file(out / name, partial(shutil.copyfile, source / name))
     before: Tensor | None = None
     for index in range(len(manifest.parts)):
-        if manifest.draws:
-            before = save_picture_part(out, _load_drawing(source, manifest, index), before, half=True)
-        elif manifest.kind == "ar":
-            before = save_stage(out, load_stage(source, index), before, half=True)
-        else:
-            save_block(out, load_block(source, index), half=True)
+        before = save_part(out, load_part(source, index), before, half=True)
     return read_manifest(out)
 
 
 @torch.no_grad()
 def _round(part: AnyPart, half: bool) -> None:
-    """Round the weights to what 16 bits hold: the gate measures what will be read."""
+    """Round the weights to what 16 bits hold: what will be read is measured."""
     for parameter in part.parameters() if half else ():
         parameter.copy_(parameter.half())
 
@@ -306,7 +246,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _save_part(
+def _write_part(
     directory: Path, module: AnyPart, noun: str, extra: dict[str, Tensor], measures: Measures, half: bool
 ) -> None:
     """The file's name holds its digest: the old file stays until the manifest points to the new one."""
@@ -385,9 +325,9 @@ def _part(directory: Path, manifest: Manifest, index: int) -> Part:
     return part
 
 
-def _gate(directory: Path, manifest: Manifest, index: int, measured: Measures) -> None:
+def _check_measures(directory: Path, manifest: Manifest, index: int, measures: Measures) -> None:
     recorded = _part(directory, manifest, index).probe
-    for name, value in measured.items():
+    for name, value in measures.items():
         expected = recorded.get(name, math.nan)
         if not abs(value - expected) <= manifest.probe_tolerance:  # true for NaN too
             hint = ""

@@ -10,9 +10,8 @@ from torch.nn import functional as F
 from stages.checkpoint.manifest import Manifest
 from stages.model.architecture import VOCABULARY
 from stages.model.block import Block
-from stages.model.families import PipelineStage
 from stages.model.partition import NoisePartition
-from stages.model.pipeline import ArStage
+from stages.model.pipeline import ArStage, PipelineStage
 from stages.model.randomness import Purpose, normals
 from stages.pictures.experts import RouterNet
 from stages.pictures.part import PicturePart, in_scale
@@ -63,6 +62,25 @@ def probe_shapes(part: Block | PipelineStage | PicturePart | RouterNet, position
     return dict.fromkeys(names, (positions, part.architecture.width))
 
 
+def measured(
+    part: Block | PipelineStage | PicturePart | RouterNet,
+    manifest: Manifest,
+    hidden: Tensor | None = None,
+    recorded: Tensor | None = None,
+) -> tuple[Measures, Tensor | None]:
+    """Measures of a part on the probe, and its output, which the next part may read.
+
+    hidden: what enters a part that reads hidden states; recorded: what left it when it was saved.
+    """
+    if isinstance(part, Block):
+        assert manifest.partition is not None
+        return probe_block(part, manifest.partition, probe_symbols(manifest).to(part.codes.device)), None
+    if isinstance(part, PicturePart | RouterNet):
+        assert manifest.partition is not None
+        return probe_picture(part, manifest.partition, hidden, recorded)
+    return probe_stage(part, probe_symbols(manifest).to(part.rotary.device), hidden, recorded)
+
+
 @torch.inference_mode()
 def probe_block(block: Block, partition: NoisePartition, known: Tensor) -> Measures:
     """Cross-entropies (nats) of both heads of a block on the probe text. known: of `probe_symbols`."""
@@ -92,7 +110,8 @@ def probe_stage(
     """
     out = stage.read(known if hidden is None else hidden[None])[0]
     if stage.is_last:
-        name = "next_byte_nats" if reads_bytes(stage) else "next_token_nats"
+        reads_bytes = isinstance(stage, ArStage) and stage.architecture.vocabulary == VOCABULARY
+        name = "next_byte_nats" if reads_bytes else "next_token_nats"
         return {name: _cross_entropy(stage.next_byte(out[None])[:, :-1], known[:, 1:])}, out
     error = 0.0 if recorded is None else float((out - recorded).norm() / recorded.norm())
     return {"hidden_relative_error": error}, out
@@ -116,11 +135,6 @@ def probe_picture(
     out = part(x[None], torch.tensor([sigma]), torch.tensor([0]))[0]
     error = 0.0 if recorded is None else float((out - recorded).norm() / recorded.norm().clamp(1e-6))
     return {"picture_relative_error": error}, out
-
-
-def reads_bytes(stage: PipelineStage) -> bool:
-    """True for a stage of a model of bytes."""
-    return isinstance(stage, ArStage) and stage.architecture.vocabulary == VOCABULARY
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> float:

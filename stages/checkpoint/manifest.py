@@ -1,4 +1,5 @@
-"""The manifest of a checkpoint: everything that defines a model but its weights."""
+"""The manifest of a checkpoint: everything that defines a model but its weights; and the bundle of those that are
+served together."""
 
 from __future__ import annotations
 
@@ -6,18 +7,20 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stages.errors import CheckpointError, InputError, regular
 from stages.model.architecture import CONTEXT, VOCABULARY, Architecture
 from stages.model.block import Codes
-from stages.model.families import TextArchitecture, read_architecture
 from stages.model.llama import LlamaArchitecture, drop_defaults
 from stages.model.partition import LogNormalPrior, NoisePartition
-from stages.pictures.architecture import FAMILY as PICTURES
-from stages.pictures.architecture import PictureArchitecture
+from stages.model.pipeline import TextArchitecture, read_architecture
+from stages.pictures.part import FAMILY as PICTURES
+from stages.pictures.part import PictureArchitecture
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
@@ -99,14 +102,14 @@ class Manifest:
                 del record["codes"]["size"]
         return record
 
-    @property
+    @cached_property
     def picture_architecture(self) -> PictureArchitecture:
         """Architecture of a model that draws. Raises CheckpointError for one that writes."""
         if not isinstance(self.architecture, PictureArchitecture):
             raise CheckpointError("this is a model of text: it cannot draw")
         return self.architecture
 
-    @property
+    @cached_property
     def text_architecture(self) -> TextArchitecture:
         """Architecture of a model that writes. Raises CheckpointError for one that draws."""
         if isinstance(self.architecture, PictureArchitecture):
@@ -118,7 +121,7 @@ class Manifest:
         """True for a model of pictures."""
         return isinstance(self.architecture, PictureArchitecture)
 
-    @property
+    @cached_property
     def own_architecture(self) -> Architecture:
         """For those who take models that were trained here only. Raises CheckpointError for a pretrained one."""
         if not isinstance(self.text_architecture, Architecture):
@@ -316,3 +319,74 @@ def _partition(record: dict[str, Any], blocks: int) -> NoisePartition:
     if len(partition.boundaries) != blocks + 1:
         raise CheckpointError(f"{len(partition.boundaries)} boundaries for {blocks} noise ranges")
     return partition
+
+
+# A bundle is one directory. One of text has `chain/`, `ar/`, `scorer/` and `local/`, one of pictures `chain/`,
+# `steps/`, `experts/` and `local/`.
+FRONTIER_NAME = "frontier.json"  # what mode `auto` chooses from; a bundle may have it
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Directory of each model of a bundle; None for one that is not there."""
+
+    chain: Path | None
+    ar: Path | None
+    scorer: Path | None
+    local: Path | None
+    steps: Path | None = None
+    experts: Path | None = None
+
+
+def find_bundle(directory: Path) -> Bundle:
+    """The models in `directory`: a bundle, or a single checkpoint of either kind, which may have local/ within it.
+
+    Raises CheckpointError when there is neither.
+    """
+    if (directory / MANIFEST_NAME).exists():
+        kind, local = read_manifest(directory).kind, directory / "local"
+        return Bundle(
+            **{"chain": None, "ar": None, kind: directory},
+            scorer=None,
+            local=local if (local / MANIFEST_NAME).exists() else None,
+        )
+    names = [field.name for field in fields(Bundle)]
+    found = {name: directory / name for name in names if (directory / name / MANIFEST_NAME).exists()}
+    if not found:
+        raise CheckpointError(
+            f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/, "
+            "experts/ or local/"
+        )
+    return Bundle(**{name: found.get(name) for name in names})
+
+
+def bundle_draws(directory: Path) -> bool:
+    """True for models of pictures. Raises CheckpointError where there is no model."""
+    bundle = find_bundle(directory)
+    return any(path is not None and read_manifest(path).draws for path in vars(bundle).values())
+
+
+def has_experts(directory: Path) -> bool:
+    """True where experts draw: any of their hosts may follow any other. Raises CheckpointError as above."""
+    return find_bundle(directory).experts is not None
+
+
+def check_split(manifests: Mapping[str, Manifest]) -> int:
+    """Number of parts for hosts to share: blocks and stages go together, so all models must have as many.
+
+    manifests: those of the models that hosts hold parts of, by name. Raises CheckpointError.
+    """
+    if not manifests:
+        raise CheckpointError(
+            "nothing here that hosts could hold parts of: no chain/, ar/, scorer/, steps/ or experts/"
+        )
+    if len({manifest.draws for manifest in manifests.values()}) != 1:
+        raise CheckpointError("models of text and of pictures lie side by side: give each a directory of its own")
+    counts = {name: manifest.architecture.parts for name, manifest in manifests.items()}
+    if len(set(counts.values())) != 1:
+        shown = ", ".join(f"{name} {parts}" for name, parts in counts.items())
+        raise CheckpointError(
+            f"the models are cut into different numbers of parts ({shown}); "
+            "train each with as many stages as the chain has blocks"
+        )
+    return next(iter(counts.values()))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from stages.backends.base import CleanPiece, Continuations, GrowingPiece
-from stages.backends.packed import PackedNorm
+from stages.backends.base import CleanPiece
+from stages.backends.packed import Growing, GrowingPiece, PackedNorm
 from stages.backends.packed_llama import packed_stage, rounded_product
+from stages.checkpoint.draft_head import DraftHead
 from stages.limits import MAX_DRAFT
-from stages.model.draft_head import DraftHead
 from stages.model.draft_tree import (
     DEFAULT_BRANCHES,
     Allowed,
@@ -31,8 +32,11 @@ from stages.model.draft_tree import (
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
 from stages.model.prefill import split_reads
-from stages.model.shaping import Shaping
 from stages.model.vocabulary import Alphabet
+from stages.v1 import stage_pb2
+
+if TYPE_CHECKING:
+    from stages.host.work.base import SamplingPlan
 
 Symbols = NDArray[np.int64]
 
@@ -100,29 +104,39 @@ class HeadDrafter:
             state.last = read[-1:]
 
     @torch.inference_mode()
-    def draft(self, state: DraftState, known: Symbols, left: int, most: int, branches: int, law: Law) -> Draft:
+    def draft(
+        self,
+        state: DraftState,
+        known: Symbols,
+        left: int,
+        limits: stage_pb2.Drafting,
+        sampling: SamplingPlan,
+        allowed: Callable[[Sequence[int]], Allowed | None] | None = None,
+    ) -> Draft:
         """Draft tokens after a text that was read, all but its last symbol.
 
         :param known: all symbols of the text.
         :param left: symbols still to write.
-        :param most, branches: as in the message.
+        :param allowed: by a grammar, symbols that can follow guesses after the text.
         """
         begin = time.perf_counter()
         if state.left_at and state.draft.symbols:
             self.sweeps.learn(len(state.draft.symbols), (begin - state.left_at) * 1000)
-        state.draft, state.worth = Draft(), self.free if law.allowed is None else self.held
+        state.draft, state.worth = Draft(), self.free if allowed is None else self.held
         if left > 1 and state.last is not None:
-            plan = DraftPlan(min(left - 1, MAX_DRAFT), min(most, left - 1) or None, branches or DEFAULT_BRANCHES)
+            plan = DraftPlan(
+                min(left - 1, MAX_DRAFT), min(limits.most, left - 1) or None, limits.branches or DEFAULT_BRANCHES
+            )
             text = _HeadText(self, state)
             grower = TreeGrower(
                 text,
                 self.alphabet,
                 state.worth,
-                law.temperature,
-                law.seed,
-                law.shaping,
+                sampling.temperature,
+                sampling.seed,
+                sampling.shaping,
                 symbols=self.symbols,
-                allowed=law.allowed,
+                allowed=allowed,
             )
             growth = grower.grow(self.alphabet.encode(known), plan)
             state.draft = growth.draft(chosen(growth, plan, state.worth))
@@ -140,17 +154,6 @@ class HeadDrafter:
         """Input of the layers: (places, width)."""
         embedded = self.norms[2](self.embedding[symbols].float())
         return self.join(torch.cat([embedded, self.norms[1](states)], dim=1))
-
-
-@dataclass(frozen=True)
-class Law:
-    """Numbers that a session's symbols are drawn with."""
-
-    temperature: float
-    seed: int
-    shaping: Shaping
-    # By a grammar, symbols that can follow guesses after the text.
-    allowed: Callable[[Sequence[int]], Allowed | None] | None = None
 
 
 class _HeadText(LocalText):
@@ -171,7 +174,7 @@ class _HeadText(LocalText):
 class _HeadForks(Forks):
     """states: what the layers gave at the place before, (continuations, width)."""
 
-    def __init__(self, drafter: HeadDrafter, grown: Continuations, states: Tensor) -> None:
+    def __init__(self, drafter: HeadDrafter, grown: Growing, states: Tensor) -> None:
         self.drafter, self.grown, self.states = drafter, grown, states
 
     def read(self, symbols: NDArray[np.int64]) -> Tensor:

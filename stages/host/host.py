@@ -24,15 +24,7 @@ from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkDelay, Relay
-from stages.wire.messages import (
-    PROTOCOL,
-    Outcome,
-    hand_on,
-    hops_refusal,
-    seconds_until,
-    summed,
-    work_of,
-)
+from stages.wire.messages import PROTOCOL, Outcome, forward, hops_refusal, seconds_until, summed, work_of
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 __all__ = ["Host", "HostSettings"]
@@ -70,10 +62,12 @@ class Host:
         self.counters = stage_pb2.Counters()
         self._result_delay = LinkDelay()
 
-    def accept(self, hop: stage_pb2.Hop, received_bytes: int) -> ScheduledHop:
-        """Check a hop and queue it; `_go` has it computed. Raises StatusError, and then nothing has changed."""
+    def accept(self, hop: stage_pb2.Hop, received_bytes: int, sender: str = "") -> ScheduledHop:
+        """Check a hop and queue it; `_go` has it computed. Raises StatusError, and then nothing has changed.
+
+        :param sender: the host that it is from; empty for a router, and without TLS."""
         try:
-            return self._admit(hop, received_bytes)
+            return self._admit(hop, received_bytes, sender)
         except StatusError as refusal:
             self.counters.refused += 1
             self.meter.refused(refusal)
@@ -88,9 +82,7 @@ class Host:
             try:
                 if batch.protocol != PROTOCOL:  # its fields would be misread
                     raise hops_refusal(batch.protocol, "the sender", f"host {self.settings.name}")
-                self.bind(hop, who := sender(hop))
-                self.accept(hop, hop.ByteSize())
-                self.bind(hop, who)  # the session, if this hop opened it
+                self.accept(hop, hop.ByteSize(), sender(hop))
             except StatusError as refusal:
                 ack.rejections.add(
                     index=index,
@@ -100,18 +92,6 @@ class Host:
                 )
         self._go()
         return ack
-
-    def bind(self, hop: stage_pb2.Hop, sender: str) -> None:
-        """Raise StatusError for a hop of another router, path or host than its session's."""
-        session = self.sessions.sessions.get(hop.session)
-        if session is None:
-            return
-        if (session.router, session.path) != (hop.router, tuple(hop.path)):
-            raise StatusError(grpc.StatusCode.PERMISSION_DENIED, "this session is of another router, or another path")
-        if sender and not hop.HasField("consult"):  # experts take turns; else one host alone hands on to this one
-            session.sender = session.sender or sender
-            if session.sender != sender:
-                raise StatusError(grpc.StatusCode.PERMISSION_DENIED, f"this session's hops come from {session.sender}")
 
     async def work(self) -> None:
         """Compute hops, for ever."""
@@ -163,23 +143,29 @@ class Host:
         counters.prefix_hits, counters.prefix_positions = self.prefixes.hits, self.prefixes.positions
         return counters
 
-    def _admit(self, hop: stage_pb2.Hop, received_bytes: int) -> ScheduledHop:
-        parts = self._parts_for(hop)
-        work = parse_hop(hop, parts.plan)
+    def _admit(self, hop: stage_pb2.Hop, received_bytes: int, sender: str) -> ScheduledHop:
+        session = self.sessions.sessions.get(hop.session)
+        if session is not None:
+            _check_origin(hop, session, sender)
+        # a session ends with the weights that it began with
+        parts = self.releases.parts_for(hop.digest) if session is None else session.parts
+        work = parse_hop(hop, parts.plan, is_open=session is not None)
         check_link_delay(hop.link_delay_ms, self.settings.is_local)
         if hop.router not in self.subscribers:
             raise failed_precondition(f"router {hop.router!r} does not listen here: subscribe first")
-        if self.scheduler.full and not self.sessions.in_step(hop.session):
+        if self.scheduler.full and (session is None or not session.in_step):
             raise exhausted(f"{self.settings.name} has {self.scheduler.limit} hops under way", retry_after_ms=500)
         self._check_room(received_bytes)
         if isinstance(work, PictureWork):
-            session, length = self._drawing(hop, work, parts), 0
+            session = self._drawing(hop, work, parts, session)
         else:
             assert isinstance(work, TextWork)
             opens = work.start == 0 or bool(hop.memory.prefix)
-            length = work.start + work.remembered
             session = self._open(hop, work, parts, hop.capacity) if opens else self._due(hop, work)
-        session.accepted(length, work_of(hop))
+            session.length = work.start + work.remembered
+        if sender and not isinstance(work, ConsultWork):  # experts take turns; else one host alone forwards to this one
+            session.sender = sender
+        session.accepted(work.is_prefill, work.has_more)
         session.pending += 1
         self.queued_bytes += received_bytes
         job = ScheduledHop(hop, work, session, received_bytes)
@@ -197,12 +183,10 @@ class Host:
             )
 
     def _open(self, hop: stage_pb2.Hop, work: HopWork, parts: Parts, capacity: int) -> HostSession:
-        source = parts.plan.model(work.kind)
-        assert source is not None
         if self.stopping:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, f"{self.settings.name} is stopping")
         beginning = self._beginning(hop)
-        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, source.manifest, parts)
+        session = self.sessions.open(hop.session, hop.router, work.kind, capacity, parts)
         session.next_number = work.number  # a replay starts where another host's session ended
         session.beginning, session.path = beginning, tuple(hop.path)
         return session
@@ -216,13 +200,12 @@ class Host:
             return Beginning(root)
         return Beginning(root, *self.prefixes.find(hop.memory.prefix, root, hop.read.start))
 
-    def _drawing(self, hop: stage_pb2.Hop, work: PictureWork, parts: Parts) -> HostSession:
+    def _drawing(self, hop: stage_pb2.Hop, work: PictureWork, parts: Parts, session: HostSession | None) -> HostSession:
         """Nothing is kept between hops of pictures, so any of them may be the first."""
         needed = work.plan.evaluations
-        if hop.session not in self.sessions.sessions:
+        if session is None:
             return self._open(hop, work, parts, needed)
         if isinstance(work, ConsultWork):  # a picture does not pass every host
-            session = self.sessions.sessions[hop.session]
             session.next_number = max(session.next_number, work.number)
         session = self.sessions.due(hop.session, work.kind, work.number, 0)
         if needed > session.capacity:
@@ -234,14 +217,9 @@ class Host:
         # a hop may claim another capacity than the one that opened the session
         if work.start + work.positions > session.capacity:
             raise invalid(f"the session holds {session.capacity} positions only")
-        if _is_prefill(work) and session.prefills + 1 >= MAX_PREFILL_CHUNKS:
+        if work.is_prefill and session.prefills + 1 >= MAX_PREFILL_CHUNKS:
             raise invalid(f"more than {MAX_PREFILL_CHUNKS} pieces of one step")
         return session
-
-    def _parts_for(self, hop: stage_pb2.Hop) -> Parts:
-        """A session ends with the weights that it began with."""
-        session = self.sessions.sessions.get(hop.session)
-        return self.releases.parts_for(hop.digest) if session is None else session.parts
 
     def _finish(self, jobs: list[ScheduledHop]) -> None:
         for job in jobs:
@@ -271,13 +249,13 @@ class Host:
             received_bytes=job.received_bytes,
         )
         if isinstance(outcome, stage_pb2.Hop):
-            hand_on(outcome)
-            if outcome.HasField("denoise") or outcome.HasField("consult"):
-                _add_up(outcome)  # a trajectory passes every host at each of its levels
-        else:
-            if outcome.HasField("pictures"):
-                _add_up(outcome)
-            job.session.add_up(outcome, _is_prefill(job.work))
+            forward(outcome)
+        if isinstance(job.work, PictureWork):
+            timings = summed(outcome.timings)  # a trajectory passes every host at each of its levels
+            del outcome.timings[:]
+            outcome.timings.extend(timings)
+        if isinstance(outcome, stage_pb2.Event):
+            job.session.add_up(outcome, job.work.is_prefill)
         if result is not None:
             job.session.add_up(result, is_prefill=False)
         self.sessions.renew(job.session)
@@ -293,7 +271,7 @@ class Host:
             # after the next step has started: its trip round the ring is what the user waits for
             if job.work.result is not None:
                 self._publish(hop, job.work.result)
-        elif not _is_prefill(job.work):  # of a prefill, the last hop of the step brings the result
+        elif not job.work.is_prefill:  # of a prefill, the last hop of the step brings the result
             self._publish(hop, outcome)
 
     def _show(self, hop: stage_pb2.Hop, preview: Callable[[], stage_pb2.Event]) -> None:
@@ -302,13 +280,17 @@ class Host:
         made.add_done_callback(lambda done: None if done.cancelled() else self._publish(hop, done.result()))
 
     def _publish(self, hop: stage_pb2.Hop, event: stage_pb2.Event) -> None:
-        self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
+        if hop.link_delay_ms:
+            self._result_delay.after(hop.link_delay_ms, partial(self.subscribers.publish, hop.router, event))
+        else:
+            self.subscribers.publish(hop.router, event)
 
     def _push(self, hop: stage_pb2.Hop, due_at: float) -> None:
         hop.left_s = seconds_until(due_at)
         try:
-            if not self._ends_here(hop):
-                self._send(hop, self.next_hosts.to(_address(hop)))
+            # else this host is the whole ring
+            if len(hop.path) > 1 or (not hop.path and self.next_hosts.relays):
+                self._send(hop, self.next_hosts.to(hop.path[hop.place] if hop.path else ""))
                 return
             self.accept(hop, received_bytes=0)
         except StatusError as refusal:
@@ -327,10 +309,6 @@ class Host:
 
         relay.send(hop, settled)
 
-    def _ends_here(self, hop: stage_pb2.Hop) -> bool:
-        """True if this host is the whole ring of a sweep."""
-        return len(hop.path) == 1 if hop.path else not self.next_hosts.relays
-
     def _fault(self, hop: stage_pb2.Hop, refusal: StatusError, lost: str = "") -> None:
         """Tell the router that a request ends here. `lost`: the host that did not take it over."""
         self.counters.faults += 1
@@ -343,26 +321,17 @@ class Host:
         self._publish(hop, stage_pb2.Event(session=hop.session, number=number, fault=fault))
 
 
+def _check_origin(hop: stage_pb2.Hop, session: HostSession, sender: str) -> None:
+    """Raise StatusError for a hop of another router, path or host than its session's."""
+    if (session.router, session.path) != (hop.router, tuple(hop.path)):
+        raise StatusError(grpc.StatusCode.PERMISSION_DENIED, "this session is of another router, or another path")
+    if sender and session.sender not in ("", sender) and not hop.HasField("consult"):
+        raise StatusError(grpc.StatusCode.PERMISSION_DENIED, f"this session's hops come from {session.sender}")
+
+
 def _book_reads(job: ScheduledHop) -> None:
     """Note what a session has read by now: only what was computed can be kept."""
     work, session = job.work, job.session
     if session.beginning is not None and isinstance(work, ReadWork):
         alphabet = session.alphabet
         session.beginning.read(work.start, work.lengths, alphabet.cut(job.hop.read.clean, 0, work.at_once), alphabet)
-
-
-def _is_prefill(work: HopWork) -> bool:
-    """True for the beginning of a long step, which has no result of its own."""
-    return type(work) is ReadWork
-
-
-def _add_up(outcome: Outcome) -> None:
-    """Leave one timing for each host."""
-    timings = summed(outcome.timings)
-    del outcome.timings[:]
-    outcome.timings.extend(timings)
-
-
-def _address(hop: stage_pb2.Hop) -> str:
-    """Address of the host that a hop is for; empty where the hop names no path."""
-    return hop.path[hop.place] if hop.path else ""

@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import grpc
 import torch
 
 from stages.backends import Backend
-from stages.backends.base import BranchPiece, CleanPiece, NoisyPiece
+from stages.backends.base import BlockRunner, BranchPiece, CleanPiece, NoisyPiece, PictureRunner, StageRunner
 from stages.backends.rows import ROWS_TOGETHER
 from stages.checkpoint.release_store import ReleaseStore, has_size, read_release_manifest
 from stages.checkpoint.release_transfer import transfer_error
@@ -161,14 +161,14 @@ class Loader:
 
     async def _make_newest(self, name: str, keep: Collection[str]) -> None:
         releases = self.host.releases
-        release = releases.named(name)
+        release = next((each for each in releases.all if each.name == name), None)
         if release is None:
             release = Release(name, await asyncio.to_thread(self.sources.plan, name))
             self._check(release.plan)
             self._keep_only(keep, MOST_RELEASES - 1)
         if release.parts is None:
             release.parts = await self._load_beside(release.plan)
-        releases.put_last(release)
+        releases.all = [*(each for each in releases.all if each is not release), release]
         self._keep_only({name, *keep}, MOST_RELEASES)
         await self._tidy()
 
@@ -229,62 +229,74 @@ def warm_up(parts: Parts, known: Collection[str] = ()) -> None:
 
     :param known: digests of models that run already.
     """
-    plan = parts.plan
-    for kind, runners in parts.pictures.items():
-        p = plan.models[kind].manifest.picture_architecture
-        count = max(ROWS_TOGETHER // p.tokens, 1)
-        for index, drawing in runners.items():
-            numbers = p.patch_dim if kind != "steps" or index == 0 else p.features
-            classes = torch.zeros(count, dtype=torch.int64)
-            drawing.evaluate([PicturePiece(torch.zeros(count, p.tokens, numbers), 1.0, classes)])
-    if plan.draws:
-        return
-    if plan.chain is not None and plan.chain.digest not in known:
-        a = plan.chain.manifest.own_architecture
-        for index, runner in parts.chain.items():
-            room = min(a.positions, WARM_POSITIONS)
-            caches, half = new_caches(a.layers_in(index), a, room, device=parts.device), room // 2
-            slots = min(room - half, MAX_LOGITS // a.vocabulary)
-            for piece in split_reads(torch.zeros(half, dtype=torch.int64)):
-                runner.read([CleanPiece(piece, caches)])
-            state = torch.zeros(slots, a.code_dim)
-            runner.denoise([NoisyPiece(state, state, 1.0, half, caches)])
-    for kind, source in plan.pipelines.items():
+    for kind, source in parts.plan.models.items():
+        runners = parts.runners[kind]
         if source.digest in known:
             continue
-        pipeline = source.manifest.text_architecture
-        for index, stage in parts.pipeline(kind).items():
-            room = min(pipeline.positions, WARM_POSITIONS)
-            caches, half = new_caches(pipeline.layers_in(index), pipeline, room, device=parts.device), room // 2
-            full, one, branches = (
-                torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, pipeline.width)
-                for shape in ((room - 1,), (1,), (2, half // 2))
-            )
-            for piece in (*split_reads(full), one):
-                hidden = stage.read([CleanPiece(piece, caches)])
-            if index == pipeline.parts - 1:
-                stage.next_byte(hidden)
-            for cache in caches:
-                cache.length = half
-            for piece in branch_pieces(branches):
-                stage.branch([BranchPiece(piece, caches)])
-        parts.quick_rows[source.digest] = _quick_rows(parts, kind, source)
+        if source.manifest.draws:
+            _warm_pictures(kind, source, runners)
+        elif kind == "chain":
+            _warm_chain(source, runners, parts.device)
+        else:
+            _warm_pipeline(source, runners, parts.device)
+            parts.quick_rows[source.digest] = _quick_rows(source, runners, parts.device)
 
 
-def _quick_rows(parts: Parts, kind: str, source: ModelSource) -> int:
+def _warm_pictures(kind: str, source: ModelSource, runners: Mapping[int, PictureRunner]) -> None:
+    a = source.manifest.picture_architecture
+    count = max(ROWS_TOGETHER // a.tokens, 1)
+    for index, runner in runners.items():
+        numbers = a.patch_dim if kind != "steps" or index == 0 else a.features
+        classes = torch.zeros(count, dtype=torch.int64)
+        runner.evaluate([PicturePiece(torch.zeros(count, a.tokens, numbers), 1.0, classes)])
+
+
+def _warm_chain(source: ModelSource, runners: Mapping[int, BlockRunner], device: torch.device) -> None:
+    a = source.manifest.own_architecture
+    room = min(a.positions, WARM_POSITIONS)
+    half = room // 2
+    for index, runner in runners.items():
+        caches = new_caches(a.layers_in(index), a, room, device=device)
+        for piece in split_reads(torch.zeros(half, dtype=torch.int64)):
+            runner.read([CleanPiece(piece, caches)])
+        state = torch.zeros(min(room - half, MAX_LOGITS // a.vocabulary), a.code_dim)
+        runner.denoise([NoisyPiece(state, state, 1.0, half, caches)])
+
+
+def _warm_pipeline(source: ModelSource, runners: Mapping[int, StageRunner], device: torch.device) -> None:
+    a = source.manifest.text_architecture
+    room = min(a.positions, WARM_POSITIONS)
+    half = room // 2
+    for index, runner in runners.items():
+        caches = new_caches(a.layers_in(index), a, room, device=device)
+        full, one, branches = (
+            torch.zeros(shape, dtype=torch.int64) if index == 0 else torch.zeros(*shape, a.width)
+            for shape in ((room - 1,), (1,), (2, half // 2))
+        )
+        for piece in (*split_reads(full), one):
+            hidden = runner.read([CleanPiece(piece, caches)])
+        if index == a.parts - 1:
+            runner.next_byte(hidden)
+        for cache in caches:
+            cache.length = half
+        for piece in branch_pieces(branches):
+            runner.branch([BranchPiece(piece, caches)])
+
+
+def _quick_rows(source: ModelSource, runners: Mapping[int, StageRunner], device: torch.device) -> int:
     """New symbols that the stages here read within QUICK_MS in a context of WARM_POSITIONS, QUICK_ROWS at most."""
-    pipeline = source.manifest.text_architecture
-    room, stages = min(pipeline.positions, WARM_POSITIONS), parts.pipeline(kind)
-    caches = {i: new_caches(pipeline.layers_in(i), pipeline, room, device=parts.device) for i in stages}
+    a = source.manifest.text_architecture
+    room = min(a.positions, WARM_POSITIONS)
+    caches = {i: new_caches(a.layers_in(i), a, room, device=device) for i in runners}
 
     def took_ms(rows: int) -> float:
         begin = time.perf_counter()
-        for index, stage in stages.items():
-            piece = torch.zeros(rows, dtype=torch.int64) if index == 0 else torch.zeros(rows, pipeline.width)
+        for index, runner in runners.items():
+            piece = torch.zeros(rows, dtype=torch.int64) if index == 0 else torch.zeros(rows, a.width)
             for cache in caches[index]:
                 cache.length = room - rows
-            hidden = stage.read([CleanPiece(piece, caches[index])])
-            float((stage.next_byte(hidden) if index == pipeline.parts - 1 else hidden)[0].sum())  # a GPU's is awaited
+            hidden = runner.read([CleanPiece(piece, caches[index])])
+            float((runner.next_byte(hidden) if index == a.parts - 1 else hidden)[0].sum())  # a GPU's is awaited
         return (time.perf_counter() - begin) * 1000
 
     rows = min(QUICK_ROWS, room)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stages.host.parts import MODEL_KINDS
 from stages.host.scheduler import HostObserver
-from stages.telemetry.histograms import COUNTS, Histogram, MetricFamily, MetricValues
+from stages.telemetry.prometheus import COUNTS, Histogram, MetricFamily, MetricValues
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import StatusError

@@ -4,29 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import grpc
 import torch
 
 from stages.backends import DEFAULT_BACKEND, Backend, backend_named
 from stages.backends.base import BlockRunner, PictureRunner, StageRunner
-from stages.checkpoint.bundle import check_split, find_bundle
 from stages.checkpoint.checkpoint import CPU, load_block, load_picture_part, load_router_net, load_stage
 from stages.checkpoint.draft_head import has_draft_head, load_draft_head
-from stages.checkpoint.manifest import Manifest, read_manifest
+from stages.checkpoint.manifest import Manifest, check_split, find_bundle, read_manifest
 from stages.device import AUTO, check_device
 from stages.errors import InputError
 from stages.host.drafter import HeadDrafter
-from stages.model.decoder_options import WEIGHT_WORDS
-from stages.model.families import PipelineStage
+from stages.model.architecture import WEIGHT_WORDS
 from stages.model.llama import LlamaArchitecture
-from stages.model.pipeline import cache_bytes
+from stages.model.pipeline import PipelineStage, cache_bytes
 from stages.model.prefill import max_new_symbols
 from stages.model.scoring import MAX_LOGITS, most_scored
 from stages.model.vocabulary import Alphabet
-from stages.pictures.architecture import PictureArchitecture
 from stages.pictures.experts import RouterNet
+from stages.pictures.part import PictureArchitecture
 from stages.pictures.trajectory import evaluations, most_pictures
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError
@@ -47,6 +45,9 @@ class ModelSource:
     manifest: Manifest
     digest: str
 
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
     @cached_property
     def alphabet(self) -> Alphabet:
         """Vocabulary of the model."""
@@ -58,12 +59,8 @@ class HostPlan:
     """Which parts a host will hold: known from the manifests, before any weights are read."""
 
     blocks: tuple[int, ...]
-    parts: int
-    chain: ModelSource | None = None
-    ar: ModelSource | None = None
-    scorer: ModelSource | None = None
-    steps: ModelSource | None = None
-    experts: ModelSource | None = None
+    parts: int  # of a whole model
+    models: Mapping[str, ModelSource]  # those that it holds parts of, by kind, in the order of MODEL_KINDS
 
     @cached_property
     def draws(self) -> bool:
@@ -73,26 +70,21 @@ class HostPlan:
     @property
     def any_may_follow(self) -> bool:
         """True where any host may come after any other: experts are asked in the order that a picture needs."""
-        return self.experts is not None
+        return "experts" in self.models
 
     @property
     def is_first(self) -> bool:
         return self.blocks[0] == 0
 
-    @property
+    @cached_property
     def is_last(self) -> bool:
         return self.blocks[-1] == self.parts - 1
-
-    @cached_property  # each hop asks for these several times
-    def models(self) -> dict[str, ModelSource]:
-        """The models that it holds parts of, by kind."""
-        return {kind: source for kind in MODEL_KINDS if (source := getattr(self, kind)) is not None}
 
     @cached_property
     def weights(self) -> tuple[str, ...]:
         """Digests in the order of MODEL_KINDS; empty where there is none. What is equal in them computes alike."""
         # A hop names its model by digest: where `scorer/` is a copy of `ar/`, either name gets the same answer.
-        return tuple(source.digest if (source := self.model(kind)) else "" for kind in MODEL_KINDS)
+        return tuple(self.models[kind].digest if kind in self.models else "" for kind in MODEL_KINDS)
 
     @cached_property
     def pipelines(self) -> dict[str, ModelSource]:
@@ -110,10 +102,6 @@ class HostPlan:
                 return f"{WEIGHT_WORDS[a.weights]} ({kind}) compute on CPUs: import the model with --weights float32"
         return ""
 
-    def model(self, kind: str) -> ModelSource | None:
-        """The model of a kind of MODEL_KINDS."""
-        return self.models.get(kind)
-
     def files_of(self, source: ModelSource) -> tuple[int, ...]:
         """Parts of a model whose files this host reads: every host of experts has their router net, too."""
         own_experts = source.manifest.kind == "experts"
@@ -127,8 +115,8 @@ class HostPlan:
             largest = max(_picture_bytes(source.manifest.picture_architecture) for source in self.models.values())
             return largest + PARCEL_SPARE_BYTES
         sizes = list[int]()
-        if self.chain is not None:
-            a = self.chain.manifest.own_architecture
+        if "chain" in self.models:
+            a = self.models["chain"].manifest.own_architecture
             sizes.append(a.positions * (4 * a.code_dim + ROW_BYTES))
         for source in self.pipelines.values():
             p = source.manifest.text_architecture
@@ -142,56 +130,30 @@ WARM_POSITIONS = 512
 
 @dataclass(frozen=True)
 class Parts:
-    """Loaded and gated weights, ready to run, by part index."""
+    """Loaded and checked weights, ready to run."""
 
     plan: HostPlan
-    chain: dict[int, BlockRunner]
-    ar: dict[int, StageRunner]
-    scorer: dict[int, StageRunner] = field(default_factory=dict)
-    pictures: Mapping[str, dict[int, PictureRunner]] = field(default_factory=dict)  # by kind: chain, steps, experts
-    router_net: RouterNet | None = None  # of experts; its trunk's runner is in `pictures`, after theirs
+    # By kind of model and index: a BlockRunner, StageRunner or PictureRunner each. After experts comes the trunk of
+    # their router net.
+    runners: Mapping[str, dict[int, Any]]
+    router_net: RouterNet | None = None
     drafters: Mapping[str, HeadDrafter] = field(default_factory=dict)  # by the digest of their model
     device: torch.device = CPU  # where the weights are, and the caches of sessions with them
     # Rows of AR steps that the warm-up read in next to no time at WARM_POSITIONS, by the digest of their model.
     quick_rows: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def parts(self) -> int:
-        """Parts of a whole model, those of other hosts included."""
-        return self.plan.parts
-
-    @property
-    def chain_source(self) -> ModelSource | None:
-        return self.plan.chain
-
-    def pipeline(self, kind: str) -> dict[int, StageRunner]:
-        """The stages of kind `ar` or `scorer`."""
-        return self.ar if kind == "ar" else self.scorer
-
     def drafter(self, kind: str) -> HeadDrafter | None:
         """Drafter of the model of a kind, on the host of its last stage; None where the model has no draft head."""
-        source = self.plan.model(kind)
-        return None if source is None else self.drafters.get(source.digest)
-
-    def held(self, kind: str) -> list[int]:
-        """Which parts of a model are here."""
-        if self.plan.draws:
-            return list(self.plan.blocks)
-        return list(self.chain if kind == "chain" else self.pipeline(kind))
-
-    def alphabet(self, kind: str) -> Alphabet:
-        """Vocabulary of a model."""
-        return self.plan.models[kind].alphabet
+        return self.drafters.get(self.plan.models[kind].digest)
 
 
 def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
     """Check a host's blocks against a checkpoint. Raises InputError or CheckpointError."""
     bundle = find_bundle(checkpoint)
-    paths = {kind: getattr(bundle, kind) for kind in MODEL_KINDS}
-    models = {
+    models: dict[str, ModelSource] = {
         kind: ModelSource(path, manifest := read_manifest(path), manifest.digest())
-        for kind, path in paths.items()
-        if path is not None
+        for kind in MODEL_KINDS
+        if (path := getattr(bundle, kind)) is not None
     }
     parts = check_split({kind: source.manifest for kind, source in models.items()})
     if not blocks:
@@ -201,7 +163,7 @@ def plan_host(checkpoint: Path, blocks: tuple[int, ...]) -> HostPlan:
             raise InputError(f"block {block} does not exist: this checkpoint has blocks 0 to {parts - 1}")
     if list(blocks) != list(range(blocks[0], blocks[0] + len(blocks))):
         raise InputError(f"blocks {','.join(map(str, blocks))} are not consecutive: a host holds neighbours, in order")
-    plan = HostPlan(blocks, parts, **models)
+    plan = HostPlan(blocks, parts, models)
     if plan.message_bytes() > MAX_MESSAGE_BYTES:
         raise InputError(f"{checkpoint}: a hop of it may take {plan.message_bytes()} bytes: no message is so large")
     return plan
@@ -233,26 +195,31 @@ def load_parts(plan: HostPlan, backend: Backend | None = None, held: Sequence[Pa
     device = backend.device
     if device != CPU and plan.cpu_only:  # a release that comes later may be of another kind than the first
         raise InputError(f"this host computes on {device.type}: {plan.cpu_only}, or start it with --device cpu")
-    if plan.draws:
-        return _load_pictures(plan, backend, held)
-    chains = {parts.plan.chain.digest: parts.chain for parts in held if parts.plan.chain}
-    chain: dict[int, BlockRunner] = {}
-    if plan.chain is not None:
-        path = plan.chain.directory
-        chain = chains.get(plan.chain.digest) or {i: backend.block(load_block(path, i, device)) for i in plan.blocks}
-    pipelines = {source.digest: parts.pipeline(kind) for parts in held for kind, source in parts.plan.pipelines.items()}
+    known = {source.digest: parts.runners[kind] for parts in held for kind, source in parts.plan.models.items()}
     drafters = {digest: drafter for parts in held for digest, drafter in parts.drafters.items()}
-    for source in plan.pipelines.values():
-        if source.digest not in pipelines:  # the scorer may be a copy of the AR model
-            runners = pipelines[source.digest] = dict[int, StageRunner]()
-            for i in plan.blocks:
-                stage = load_stage(source.directory, i, device)
-                if stage.is_last and has_draft_head(source.manifest):
-                    drafters[source.digest] = _drafter(source, stage)
-                runners[i] = backend.stage(stage)
-    ar, scorer = (pipelines[source.digest] if source else {} for source in (plan.ar, plan.scorer))
+    for kind, source in plan.models.items():
+        if source.digest not in known:  # the scorer may be a copy of the AR model
+            known[source.digest] = {i: _runner(kind, source, i, backend, drafters) for i in plan.blocks}
+    runners, router_net = {kind: known[source.digest] for kind, source in plan.models.items()}, None
+    if "experts" in plan.models:
+        router_net = load_router_net(plan.models["experts"].directory)
+        runners["experts"].setdefault(router_net.index, backend.picture(router_net.trunk))
     used = {digest: drafter for digest, drafter in drafters.items() if digest in plan.weights}
-    return Parts(plan, chain, ar, scorer, drafters=used, device=device)
+    return Parts(plan, runners, router_net, used, device)
+
+
+def _runner(
+    kind: str, source: ModelSource, index: int, backend: Backend, drafters: dict[str, HeadDrafter]
+) -> BlockRunner | StageRunner | PictureRunner:
+    """One part, read now. The drafter of a last stage with a draft head is put into `drafters`."""
+    if source.manifest.draws:
+        return backend.picture(load_picture_part(source.directory, index))
+    if kind == "chain":
+        return backend.block(load_block(source.directory, index, backend.device))
+    stage = load_stage(source.directory, index, backend.device)
+    if stage.is_last and has_draft_head(source.manifest):
+        drafters[source.digest] = _drafter(source, stage)
+    return backend.stage(stage)
 
 
 def _drafter(source: ModelSource, last: PipelineStage) -> HeadDrafter:
@@ -261,20 +228,6 @@ def _drafter(source: ModelSource, last: PipelineStage) -> HeadDrafter:
     It computes on the processor, wherever the stage does."""
     assert last.head is not None
     return HeadDrafter(load_draft_head(source.directory, source.manifest), last.head.weight.detach().cpu())
-
-
-def _load_pictures(plan: HostPlan, backend: Backend, held: Sequence[Parts]) -> Parts:
-    known = {parts.plan.models[kind].digest: runners for parts in held for kind, runners in parts.pictures.items()}
-    pictures = {
-        kind: known.get(source.digest)
-        or {i: backend.picture(load_picture_part(source.directory, i)) for i in plan.blocks}
-        for kind, source in plan.models.items()
-    }
-    router_net = None
-    if plan.experts is not None:
-        router_net = load_router_net(plan.experts.directory)
-        pictures["experts"].setdefault(router_net.index, backend.picture(router_net.trunk))
-    return Parts(plan, {}, {}, pictures=pictures, router_net=router_net)
 
 
 def _picture_bytes(a: PictureArchitecture) -> int:
@@ -287,11 +240,12 @@ def full_state_bytes(plan: HostPlan) -> int:
     """Size of the largest usual sweep message: what a link is warmed with."""
     if plan.draws:
         p = next(iter(plan.models.values())).manifest.picture_architecture
-        of_a_patch = p.patch_dim if plan.chain or not plan.steps else p.features + 8 * p.patch_dim
+        steps_alone = "steps" in plan.models and "chain" not in plan.models
+        of_a_patch = p.features + 8 * p.patch_dim if steps_alone else p.patch_dim
         return USUAL_PICTURES * p.tokens * (4 + of_a_patch)
-    if plan.chain is None:
+    if "chain" not in plan.models:
         return 0
-    a = plan.chain.manifest.own_architecture
+    a = plan.models["chain"].manifest.own_architecture
     slots = min(a.positions, MAX_LOGITS // a.vocabulary)
     return slots * (a.code_dim + 4)
 
@@ -348,13 +302,6 @@ class Releases:
         if not loaded:
             raise StatusError(grpc.StatusCode.UNAVAILABLE, "this host is still loading its weights")
         return next((parts for parts in reversed(loaded) if digest in parts.plan.weights), loaded[-1])
-
-    def named(self, name: str) -> Release | None:
-        return next((release for release in self.all if release.name == name), None)
-
-    def put_last(self, release: Release) -> None:
-        """Make `release` the newest, whether it was here or not."""
-        self.all = [*(other for other in self.all if other is not release), release]
 
 
 def weights_of(release: stage_pb2.Release) -> tuple[str, ...]:

@@ -87,9 +87,10 @@ class Scheduler:
     @property
     def full(self) -> bool:
         """True if as many steps and sweeps are under way as may be; pieces of one count as one."""
+        if len(self) < self.limit:
+            return False
         # else four long prompts would fill the queue, and the last pieces of a step be refused after the first
-        jobs = [*self._arrived, *self._waiting, *self._jobs] if len(self) >= self.limit else []
-        return len({id(job.session) for job in jobs}) >= self.limit
+        return len({id(job.session) for job in (*self._arrived, *self._waiting, *self._jobs)}) >= self.limit
 
     def submit(self, job: ScheduledHop) -> None:
         """Take a job in; `go` has it computed."""
@@ -107,7 +108,7 @@ class Scheduler:
                     ended = self._turn()
             finally:
                 self._passing.release()
-        if len(self):
+        if self._arrived or self._waiting or self._jobs:
             with self._wake:
                 self._wake.notify()
         return ended
@@ -128,18 +129,25 @@ class Scheduler:
 
     def _is_quick(self) -> bool:
         """True if what arrived is nothing but a few rows of AR steps, and such a pass takes no time."""
-        jobs = list(self._arrived)  # at once: the engine's thread may be taking from it
-        rows = sum(job.work.clean.shape[0] for job in jobs if isinstance(job.work, ReadWork))
-        return self._steps_ms < QUICK_MS and all(_is_quick(job, rows) for job in jobs)
+        if self._steps_ms >= QUICK_MS:
+            return False
+        rows, fewest = 0, QUICK_ROWS
+        for job in list(self._arrived):  # at once: the engine's thread may be taking from it
+            rows += job.work.clean.shape[0] if isinstance(job.work, ReadWork) else 0
+            fewest = min(fewest, _quick_rows(job))
+        return rows <= fewest
 
     def _turn(self) -> list[ScheduledHop]:
         """One pass; returns the jobs that have a result now."""
         self._take_in()
         self._pass()
-        ended = [job for job in self._jobs if job.result is not None]
-        self._jobs = [job for job in self._jobs if job.result is None]
+        ended, jobs, self._jobs = list[ScheduledHop](), self._jobs, []
         now = time.perf_counter()
-        for job in ended:
+        for job in jobs:
+            if job.result is None:
+                self._jobs.append(job)
+                continue
+            ended.append(job)
             begin = max(job.accepted_at, job.session.free_at)  # behind others, not behind pieces of the same step
             job.queue_ms = max((now - begin) * 1000 - job.compute_ms, 0.0)
             job.session.free_at = now
@@ -156,7 +164,10 @@ class Scheduler:
         while self._arrived:
             self._waiting.append(self._arrived.popleft())
         waiting, self._waiting = self._waiting, []
-        working = {id(job.session) for job in self._jobs}
+        working = set[int]()
+        for job in self._jobs:
+            working.add(id(job.session))
+            self._end_if_useless(job)
         for job in waiting:
             if id(job.session) in working:
                 self._waiting.append(job)
@@ -171,8 +182,6 @@ class Scheduler:
                 except Exception:
                     _fail([job])
                 job.compute_ms += (time.perf_counter() - begin) * 1000
-        for job in self._jobs:
-            self._end_if_useless(job)
 
     @staticmethod
     def _end_if_useless(job: ScheduledHop) -> None:
@@ -183,35 +192,51 @@ class Scheduler:
                 grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed while the work was waiting"
             )
 
-    def _first_in_line(self, jobs: list[ScheduledHop]) -> list[ScheduledHop]:
-        """Jobs for a pass: without those of batch requests while there are others, or in their turn all."""
-        urgent = [job for job in jobs if not job.hop.batch]
-        yields = 0 < len(urgent) < len(jobs) and self._yields < MOST_YIELDS
-        self._yields = self._yields + 1 if yields else 0
-        return urgent if yields else jobs
-
     def _pass(self) -> None:
         """One piece of every hop that takes part: AR steps through all stages of this host, the others one call."""
-        able = self._first_in_line([job for job in self._jobs if job.result is None])
-        able = able if self.most_hops > 1 else able[:1]
-        running = _within([job for job in able if job.work.is_step][: self.most_hops])
-        others = _within([job for job in able if not job.work.is_step][: self.most_hops])
+        running, others = self._first_in_line()
         self.meter.taken([*running, *others])
         begin = time.perf_counter()
         while running:
             _advance(running)
-            running = [job for job in running if _is_mid_piece(job)]
+            # those that have yet to go through further stages of this host with their piece
+            running = [
+                job
+                for job in running
+                if job.result is None and isinstance(job.work, ReadWork) and not job.work.between_reads
+            ]
             self._steps_ms = (time.perf_counter() - begin) * 1000
-        _advance(others)
+        if others:
+            _advance(others)
+
+    def _first_in_line(self) -> tuple[list[ScheduledHop], list[ScheduledHop]]:
+        """AR steps for a pass, and other work: the oldest of each, until their pieces fill it; one at least.
+
+        Hops of batch requests are left out while there are others, or in their turn all take part."""
+        able, urgent = list[ScheduledHop](), list[ScheduledHop]()
+        for job in self._jobs:
+            if job.result is None:
+                able.append(job)
+                if not job.hop.batch:
+                    urgent.append(job)
+        yields = 0 < len(urgent) < len(able) and self._yields < MOST_YIELDS
+        self._yields = self._yields + 1 if yields else 0
+        steps, others, rows = list[ScheduledHop](), list[ScheduledHop](), [0, 0]
+        for job in (urgent if yields else able)[: None if self.most_hops > 1 else 1]:
+            is_step = job.work.is_step
+            taken = steps if is_step else others
+            if rows[is_step] < PASS_ROWS and len(taken) < self.most_hops:
+                taken.append(job)
+                rows[is_step] += job.work.rows
+        return steps, others
 
 
-def _is_quick(job: ScheduledHop, rows: int) -> bool:
-    """True for an AR step that may be computed on the event loop, in a pass of so many rows."""
+def _quick_rows(job: ScheduledHop) -> int:
+    """Rows of the largest pass that may compute an AR step on the event loop; below zero where none may."""
     work, session = job.work, job.session
-    return (
+    is_quick = (
         isinstance(work, ReadWork)
         and work.is_step
-        and rows <= session.parts.quick_rows.get(job.hop.digest, 0)
         and work.start + work.positions <= WARM_POSITIONS
         and session.parts.drafter(work.kind) is None  # a draft head reads and writes, too
         and session.pending <= 1  # what is computed here must not overtake a piece that the thread had
@@ -219,6 +244,7 @@ def _is_quick(job: ScheduledHop, rows: int) -> bool:
         # a schema to compile
         and not (isinstance(work, SampleWork) and work.sampling.grammar is not None and session.grammar is None)
     )
+    return session.parts.quick_rows.get(job.hop.digest, 0) if is_quick else -1
 
 
 def _fail(jobs: Sequence[ScheduledHop]) -> None:
@@ -228,9 +254,13 @@ def _fail(jobs: Sequence[ScheduledHop]) -> None:
         job.result = StatusError(grpc.StatusCode.INTERNAL, "a hop failed; the host's log says why")
 
 
+# A job, its next call, and how long the caches of its piece are before that.
+_Member = tuple[ScheduledHop, KernelCall, int]
+
+
 def _advance(jobs: Sequence[ScheduledHop]) -> None:
     """Have the next piece of each job computed; those that need the same part's same method go in one call."""
-    groups: dict[Callable[..., Any], list[tuple[ScheduledHop, HopWork, KernelCall]]] = {}
+    groups: dict[Callable[..., Any], list[_Member]] = {}
     for job in jobs:
         begin = time.perf_counter()
         try:
@@ -239,34 +269,35 @@ def _advance(jobs: Sequence[ScheduledHop]) -> None:
             _fail([job])
             continue
         job.compute_ms += (time.perf_counter() - begin) * 1000
-        groups.setdefault(call.compute, []).append((job, job.work, call))
+        caches = getattr(call.piece, "caches", ())
+        groups.setdefault(call.compute, []).append((job, call, caches[0].length if caches else 0))
     for compute, members in groups.items():
-        begin = time.perf_counter()
-        results = _computed(compute, [(job, call.piece) for job, _, call in members])
-        for (job, work, _), result in zip(members, results, strict=True):
+        begin, rows = time.perf_counter(), 0
+        for (job, call, _), result in zip(members, _computed(compute, members), strict=True):
+            rows += call.rows
             if job.result is not None:
                 continue
             try:
-                work.complete(result)
-                job.result = work.outcome
+                job.work.complete(result)
+                job.result = job.work.outcome
             except Exception:
                 _fail([job])
-        per_row_ms = (time.perf_counter() - begin) * 1000 / sum(call.rows for _, _, call in members)
-        for job, _, call in members:
+        per_row_ms = (time.perf_counter() - begin) * 1000 / rows
+        for job, call, _ in members:
             job.compute_ms += per_row_ms * call.rows
 
 
-def _computed(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop, Any]]) -> Sequence[Any]:
+def _computed(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[Any]:
     """Results of a call with these pieces. Where it fails, or its device has no memory for all, one by one: those that
     fail alone, too, get an error for their hop's result, and None here."""
-    lengths = [[cache.length for cache in getattr(piece, "caches", ())] for _, piece in members]
     if (together := _tried(compute, members)) is not None:
         return together
     results = list[Any]()
-    for (job, piece), before in zip(members, lengths, strict=True):
-        for cache, length in zip(getattr(piece, "caches", ()), before, strict=True):
+    for member in members:
+        job, call, length = member
+        for cache in getattr(call.piece, "caches", ()):
             cache.length = length  # the call may have appended to some of them
-        alone = None if job.result else _tried(compute, [(job, piece)])
+        alone = None if job.result else _tried(compute, [member])
         if alone is None and job.result is None:
             words = "no memory left on this host's device for the hop: come back later"
             job.result = exhausted(words, retry_after_ms=1000)
@@ -274,11 +305,12 @@ def _computed(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop,
     return results
 
 
-def _tried(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop, Any]]) -> list[Any] | None:
+def _tried(compute: Callable[..., Any], members: Sequence[_Member]) -> Sequence[Any] | None:
     """Results of a call; None where it failed. The result of a hop that was alone in it is then an error, unless it was
     memory that lacked. The caller tries again outside of the handler: an error that is handled holds memory."""
     try:
-        return [result for _, result in zip(members, compute([piece for _, piece in members]), strict=True)]
+        results: Sequence[Any] = compute([call.piece for _, call, _ in members])
+        return results
     except torch.OutOfMemoryError:
         return None
     except Exception:
@@ -287,23 +319,6 @@ def _tried(compute: Callable[..., Any], members: Sequence[tuple[ScheduledHop, An
         else:
             log.warning("a call for %d hops failed; each is computed alone", len(members), exc_info=True)
     return None
-
-
-def _within(jobs: Sequence[ScheduledHop]) -> list[ScheduledHop]:
-    """The oldest jobs, until their pieces fill a pass; at least one."""
-    taken: list[ScheduledHop] = []
-    rows = 0
-    for job in jobs:
-        if rows >= PASS_ROWS:
-            break
-        taken.append(job)
-        rows += job.work.rows
-    return taken
-
-
-def _is_mid_piece(job: ScheduledHop) -> bool:
-    """True if an AR step has yet to go through further stages of this host with its piece."""
-    return job.result is None and isinstance(job.work, ReadWork) and not job.work.between_reads
 
 
 class HostObserver:

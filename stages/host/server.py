@@ -24,14 +24,22 @@ from stages.host.metrics import STAGE_METRICS, HostCounters
 from stages.host.next_hosts import NextHosts
 from stages.host.parts import device_for, full_state_bytes, wiring_problem
 from stages.host.scheduler import HostObserver
-from stages.host.service import AssignedStage, StageSeat, StageService, WaitingService
+from stages.host.service import StageSeat, StageService, WaitingService, read_assignment
 from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
 from stages.signals import stop_on_signals
 from stages.telemetry.observability import ObservabilitySettings, Telemetry
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CertificateGuard
-from stages.wire.channel import DRAIN_S, bind, check_target, is_loopback, new_server, parse_address
-from stages.wire.health import HealthChecks, serve_health
+from stages.wire.channel import (
+    DRAIN_S,
+    HealthChecks,
+    bind,
+    check_target,
+    is_loopback,
+    new_server,
+    parse_address,
+    serve_health,
+)
 from stages.wire.registry import Registration, Registry, check_dialled, follow_successors
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
@@ -241,14 +249,14 @@ class EmptyHost:
             changed = asyncio.Event()
             told = asyncio.create_task(_pass_on(stop, changed))
             try:
-                given = None if problem else AssignedStage.read(self.shelf)
+                given = None if problem else read_assignment(self.shelf)
                 if given is None or not self.shelf.in_use:
                     await self._wait(changed, problem)
                     problem = ""
                     continue
                 place = self.shelf.directory / self.shelf.in_use[-1]
                 self._before = self._room()  # while it serves, its weights are not free
-                settings = replace(self.settings, checkpoint=place, blocks=given.blocks, next=given.next)
+                settings = replace(self.settings, checkpoint=place, blocks=tuple(given.blocks), next=tuple(given.next))
                 seat = StageSeat(self.shelf, self.settings.security, lambda: self._before, changed)
                 await StageServer(settings, seat).run(changed)
             except OnesweepError as error:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf import json_format
 
 from stages.checkpoint.checkpoint import replace_file
 from stages.checkpoint.release_store import BESIDE, ReleaseStore, Wants
@@ -26,8 +26,7 @@ from stages.threads import in_thread
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import check_sender, identity_of
 from stages.wire.channel import check_target
-from stages.wire.hop_stream import Relay
-from stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
+from stages.wire.hop_stream import MAX_PROBE_BYTES, kernel_now, measure_link
 from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 from stages.wire.tls import Security, Tls
@@ -42,28 +41,13 @@ MOST_NEXT, MOST_BLOCKS = 64, 1024
 VERSION = version("onesweep")  # read once: finding it takes longer than all else in an answer to Describe
 
 
-@dataclass(frozen=True)
-class AssignedStage:
-    """The stage of a host that was started without a checkpoint."""
-
-    blocks: tuple[int, ...]
-    next: tuple[str, ...]  # addresses of the hosts that may come after it
-
-    @classmethod
-    def read(cls, shelf: ReleaseStore) -> AssignedStage | None:
-        """The stage that was given to this host before; None where there is none."""
-        try:
-            record = json.loads((shelf.directory / ASSIGNMENT_NAME).read_text(encoding="utf-8"))
-            return cls(tuple(map(int, record["blocks"])), tuple(map(str, record["next"])))
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-
-    def write(self, shelf: ReleaseStore, release: str) -> None:
-        """Record it for the next start of this host. Raises CheckpointError where that cannot be written."""
-        record = json.dumps({"blocks": self.blocks, "next": self.next}) + "\n"
-        replace_file(shelf.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
-        shelf.use([release])
-        shelf.remove_others([release])
+def read_assignment(shelf: ReleaseStore) -> stage_pb2.Assignment | None:
+    """The stage that was given to a host before; None where there is none."""
+    try:
+        text = (shelf.directory / ASSIGNMENT_NAME).read_text(encoding="utf-8")
+        return json_format.Parse(text, stage_pb2.Assignment())
+    except (OSError, ValueError, json_format.ParseError):
+        return None
 
 
 class StageSeat:
@@ -82,19 +66,26 @@ class StageSeat:
 
     async def take(self, request: stage_pb2.LoadRequest, context: Context) -> None:
         """Have this host serve another stage once the call is answered. Raises StatusError."""
-        given = AssignedStage(tuple(request.assignment.blocks), tuple(request.assignment.next))
+        given = request.assignment
         if len(given.next) > MOST_NEXT or len(given.blocks) > MOST_BLOCKS:
             raise invalid(f"a stage has at most {MOST_BLOCKS} blocks and {MOST_NEXT} next hosts")
         try:
             for address in given.next:
                 check_target(address, self.security, "next address")
-            await in_thread(Sources(self.shelf.directory, given.blocks, self.shelf).plan, request.release)
-            await in_thread(given.write, self.shelf, request.release)
+            await in_thread(Sources(self.shelf.directory, tuple(given.blocks), self.shelf).plan, request.release)
+            await in_thread(self._record, request)
         except OnesweepError as error:
             raise transfer_error(error) from None
         # the server ends with the change, so the answer leaves first
         ended: Any = lambda _: self._changed.set()  # noqa: E731 - the stubs want a type that they do not export
         context.add_done_callback(ended)
+
+    def _record(self, request: stage_pb2.LoadRequest) -> None:
+        """For the next start of this host. Raises CheckpointError where that cannot be written."""
+        record = json_format.MessageToJson(request.assignment)
+        replace_file(self.shelf.directory / ASSIGNMENT_NAME, lambda path: path.write_text(record, encoding="utf-8"))
+        self.shelf.use([request.release])
+        self.shelf.remove_others([request.release])
 
 
 def _seat_of(seat: StageSeat | None) -> StageSeat:
@@ -176,7 +167,10 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
             blocks=self.host.blocks,
             ready=not reason,
             not_ready_reason=reason,
-            links=[_link_info(relay) for relay in self.host.next_hosts.relays],
+            links=[
+                stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.least_rtt_ms or 0.0, problem=relay.problem)
+                for relay in self.host.next_hosts.relays
+            ],
             counters=self.host.counters_now(),
             backend=self.loader.backend.kind,
             machine=self.loader.backend.machine,
@@ -188,10 +182,11 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         )
 
     async def Push(self, batches: AsyncIterator[stage_pb2.HopBatch], context: Context) -> AsyncIterator[stage_pb2.Ack]:
+        sender = partial(check_sender, context, identity_of(context))
         async for batch in batches:
             if len(batch.hops) > MOST_HOPS:
                 raise invalid(f"a batch of {len(batch.hops)} hops; at most {MOST_HOPS} travel together")
-            yield self.host.take(batch, lambda hop: check_sender(context, hop))
+            yield self.host.take(batch, sender)
 
     async def Subscribe(self, request: stage_pb2.SubscribeRequest, context: Context) -> AsyncIterator[stage_pb2.Events]:
         check_label(request.router, "router")
@@ -270,7 +265,3 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         async with self._storing:
             await self.loader.drop(request.release)
         return stage_pb2.DropResponse()
-
-
-def _link_info(relay: Relay) -> stage_pb2.LinkInfo:
-    return stage_pb2.LinkInfo(address=relay.address, rtt_ms=relay.least_rtt_ms or 0.0, problem=relay.problem)

@@ -4,6 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import grpc
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from stages.checkpoint.manifest import Manifest
 from stages.host.drafter import DraftState
 from stages.host.grammar import Grammar
 from stages.host.parts import ModelKind, Parts, session_bytes
@@ -20,7 +20,7 @@ from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
 from stages.model.vocabulary import Alphabet
 from stages.v1 import stage_pb2
-from stages.wire.messages import AnyWork, has_more, summed
+from stages.wire.messages import summed
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
 REMEMBERED = 4096  # names of released sessions that are kept: work for one of them may still be on its way
@@ -58,16 +58,21 @@ class HostSession:
     beginning: Beginning | None = None  # where the beginning of its text may be kept
     draft: DraftState | None = None  # of a host that drafts for it
 
-    def accepted(self, length: int, work: AnyWork) -> None:
-        """Book a hop up to position `length`."""
-        self.length = length
-        if has_more(work):
-            is_score = isinstance(work, stage_pb2.Read) and work.HasField("score")
-            self.batches += is_score
-            self.prefills += not is_score
+    def accepted(self, is_prefill: bool, has_more: bool) -> None:
+        """Count a hop.
+
+        :param has_more: others of its step follow: of a prefill, or else batches of candidates."""
+        if has_more:
+            self.prefills += is_prefill
+            self.batches += not is_prefill
         else:
             self.prefills = self.batches = 0
             self.next_number += 1
+
+    @property
+    def in_step(self) -> bool:
+        """True if it has had some hops of a step, and waits for the last one."""
+        return self.prefills + self.batches > 0
 
     def add_up(self, event: stage_pb2.Event, is_prefill: bool) -> None:
         """Keep the timings of a prefill that ended here; the event of the next hop with a result gets the sums."""
@@ -79,15 +84,15 @@ class HostSession:
             event.timings.extend(self.timings)
             self.timings = []
 
-    @property
+    @cached_property
     def layers(self) -> list[LayerCache]:
         """Caches of all parts in one list."""
         return [cache for caches in self.caches.values() for cache in caches]
 
-    @property
+    @cached_property
     def alphabet(self) -> Alphabet:
         """Vocabulary of the texts that it reads."""
-        return self.parts.alphabet(self.kind)
+        return self.parts.plan.models[self.kind].alphabet
 
 
 class SessionStore:
@@ -99,9 +104,7 @@ class SessionStore:
         self.bytes = 0
         self._released: OrderedDict[str, None] = OrderedDict()
 
-    def open(
-        self, name: str, router: str, kind: ModelKind, capacity: int, manifest: Manifest, parts: Parts
-    ) -> HostSession:
+    def open(self, name: str, router: str, kind: ModelKind, capacity: int, parts: Parts) -> HostSession:
         """Make a session's caches. Raises StatusError when the budget does not allow them.
 
         :param capacity: positions, or pictures that are evaluated at once.
@@ -110,7 +113,7 @@ class SessionStore:
             raise StatusError(grpc.StatusCode.ALREADY_EXISTS, f"session {name!r} is open already")
         if name in self._released:
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
-        held = parts.held(kind)
+        manifest, held = parts.plan.models[kind].manifest, parts.plan.blocks
         need = session_bytes(manifest, held, capacity, drafts=parts.drafter(kind) is not None)
         self.expire()
         if self.bytes + need > self.budget_bytes:
@@ -136,11 +139,6 @@ class SessionStore:
         self.sessions[name] = session
         self.bytes += need
         return session
-
-    def in_step(self, name: str) -> bool:
-        """True if a session has had some hops of a step, and waits for its last one."""
-        session = self.sessions.get(name)
-        return session is not None and session.prefills + session.batches > 0
 
     def due(self, name: str, kind: ModelKind, number: int, start: int, batch: int = 0) -> HostSession:
         """The session that a sweep or step continues with.

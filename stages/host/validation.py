@@ -17,7 +17,7 @@ from stages.limits import MAX_ADDRESS, MAX_LINK_MS
 from stages.model.prefill import ATTEND_POSITIONS
 from stages.v1 import stage_pb2
 from stages.wire.channel import MAX_NAME
-from stages.wire.messages import AnyWork, PictureMessage, work_of
+from stages.wire.messages import AnyWork
 from stages.wire.status import StatusError, failed_precondition, invalid
 
 MAX_TIMINGS = 64
@@ -25,20 +25,41 @@ MAX_TIMING_MS = 1e11
 MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
 MAX_NUMBER = 1 << 62  # of a sweep or step; those that follow have larger ones
 SPACE_BYTES, DIGEST_BYTES = 16, 32  # of a kept prefix
+TEXT = ("sweep", "read")
+# The models that may do each kind of work.
+MODELS: dict[str, tuple[ModelKind, ...]] = {
+    "sweep": ("chain",),
+    "read": ("ar", "scorer"),
+    "draw": ("chain",),
+    "denoise": ("steps",),
+    "consult": ("experts",),
+}
 
 
-def parse_hop(hop: stage_pb2.Hop, plan: HostPlan) -> HopWork:
-    """The work of `hop` for a host with `plan`. Raises StatusError unless it is a hop that such a host can do."""
-    if hop.WhichOneof("work") is None:
+def parse_hop(hop: stage_pb2.Hop, plan: HostPlan, is_open: bool = False) -> HopWork:
+    """The work of `hop` for a host with `plan`. Raises StatusError unless it is a hop that such a host can do.
+
+    :param is_open: its session is open, and of the same router and path."""
+    kind_of_work = hop.WhichOneof("work")
+    if kind_of_work is None:
         raise invalid("the message carries no work: neither a sweep nor a step; see that its sender runs this version")
-    check_label(hop.router, "router")
-    check_label(hop.session, "session")
+    if not is_open:
+        check_label(hop.router, "router")
+        check_label(hop.session, "session")
+        _check_path(hop)
+    if hop.place >= max(len(hop.path), 1):
+        raise invalid(f"place {hop.place} on a path of {len(hop.path)} hosts")
     check_timings(hop.timings)
-    _check_path(hop)
-    _check_names(hop)
-    message = work_of(hop)
-    _check_drawn(message, plan)
-    kind, source = _model(hop, plan, _kinds(message))
+    if hop.request:  # names end up in logs and traces
+        check_label(hop.request, "request")
+    if hop.traceparent:
+        check_label(hop.traceparent, "traceparent")
+    message: AnyWork = getattr(hop, kind_of_work)
+    if plan.draws and kind_of_work in TEXT:
+        raise failed_precondition("this checkpoint draws pictures: ask for pictures with `onesweep draw`")
+    if not plan.draws and kind_of_work not in TEXT:
+        raise failed_precondition("this checkpoint writes text: ask for text with `onesweep generate`")
+    kind, source = _model(hop, plan, MODELS[kind_of_work])
     if message.number > MAX_NUMBER:
         raise invalid(f"sweep {message.number} of a session; the largest number is {MAX_NUMBER}")
     _check_part(message, plan)
@@ -64,24 +85,6 @@ def _parse_work(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: 
             return parse_score(hop, kind, source)
         case _:
             return parse_read(hop, kind, source, plan)
-
-
-def _check_drawn(work: AnyWork, plan: HostPlan) -> None:
-    """Raise StatusError for text where pictures are drawn, and for pictures where text is written."""
-    asks_pictures = isinstance(work, PictureMessage)
-    if plan.draws and not asks_pictures:
-        raise failed_precondition("this checkpoint draws pictures: ask for pictures with `onesweep draw`")
-    if asks_pictures and not plan.draws:
-        raise failed_precondition("this checkpoint writes text: ask for text with `onesweep generate`")
-
-
-def _kinds(work: AnyWork) -> tuple[ModelKind, ...]:
-    """The models that may do such work."""
-    if isinstance(work, stage_pb2.Sweep | stage_pb2.Draw):
-        return ("chain",)
-    if isinstance(work, stage_pb2.Consult):
-        return ("experts",)
-    return ("steps",) if isinstance(work, stage_pb2.Denoise) else ("ar", "scorer")
 
 
 # The envelope
@@ -120,16 +123,6 @@ def _check_path(hop: stage_pb2.Hop) -> None:
     for address in hop.path:
         if not 0 < len(address) <= MAX_ADDRESS or not address.isascii() or not address.isprintable():
             raise invalid(f"an address on the path must be 1 to {MAX_ADDRESS} printable ASCII characters")
-    if hop.place >= max(len(hop.path), 1):
-        raise invalid(f"place {hop.place} on a path of {len(hop.path)} hosts")
-
-
-def _check_names(hop: stage_pb2.Hop) -> None:
-    """Names end up in logs and traces."""
-    if hop.request:
-        check_label(hop.request, "request")
-    if hop.traceparent:
-        check_label(hop.traceparent, "traceparent")
 
 
 def _check_memory(hop: stage_pb2.Hop) -> None:
@@ -150,10 +143,10 @@ def _check_memory(hop: stage_pb2.Hop) -> None:
 def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tuple[ModelKind, ModelSource]:
     """The model that a hop is for, by its digest: the first, where two have the same."""
     for kind in kinds:
-        source = plan.model(kind)
+        source = plan.models.get(kind)
         if source is not None and source.digest == hop.digest:
             return kind, source
-    held = {kind: source for kind in kinds if (source := plan.model(kind)) is not None}
+    held = {kind: plan.models[kind] for kind in kinds if kind in plan.models}
     if not held:
         lacking = " and ".join(f"{kind}/" for kind in kinds)
         raise failed_precondition(f"this host has no {kinds[0]} model; its checkpoint directory lacks {lacking}")
@@ -165,14 +158,17 @@ def _model(hop: stage_pb2.Hop, plan: HostPlan, kinds: Sequence[ModelKind]) -> tu
 
 
 def _check_part(work: AnyWork, plan: HostPlan) -> None:
-    held = ",".join(map(str, plan.blocks))
     if isinstance(work, stage_pb2.Consult):
         if work.HasField("expert") and work.expert not in plan.blocks:
-            raise failed_precondition(f"expert {work.expert} is not here: this host holds {held}; check the topology")
+            raise failed_precondition(f"expert {work.expert} is not here: {_held(plan)}")
         return
     if isinstance(work, stage_pb2.Sweep | stage_pb2.Draw):
         part, noun = work.block, "block"
     else:
         part, noun = work.stage, "stage"
     if part != plan.blocks[0]:
-        raise failed_precondition(f"{noun} {part} does not start here: this host holds {held}; check the topology")
+        raise failed_precondition(f"{noun} {part} does not start here: {_held(plan)}")
+
+
+def _held(plan: HostPlan) -> str:
+    return f"this host holds {','.join(map(str, plan.blocks))}; check the topology"

@@ -19,7 +19,7 @@ from stages.importing.family import (
     sliding_layers,
     window,
 )
-from stages.model.decoder_options import Experts
+from stages.model.architecture import Experts
 
 # Llama and those that have its layers (SmolLM2, TinyLlama); Mistral, whose layers have a window, too; and Mixtral,
 # Mistral as a mixture of experts. In GGUF all are called llama.

@@ -7,8 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from stages.errors import CheckpointError
-from stages.model.architecture import MAX_LAYERS, check_whole
-from stages.model.decoder_options import Activation, LinearScaling, RopeScaling, SlidingWindow
+from stages.model.architecture import MAX_LAYERS, Activation, LinearScaling, RopeScaling, SlidingWindow, check_whole
 from stages.model.llama import LlamaArchitecture
 
 # Settings by their names in config.json; those of a GGUF file are renamed so.

@@ -17,9 +17,9 @@ from stages.importing.families import gguf_family
 from stages.importing.family import FULL, SLIDING, ModelFamily
 from stages.importing.gguf_tokenizer import gguf_speech
 from stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
-from stages.model.decoder_options import RopeScaling
+from stages.model.architecture import RopeScaling
+from stages.model.layers import GROUP, LARGEST
 from stages.model.llama import LlamaArchitecture, stretch
-from stages.model.quantised import GROUP, LARGEST
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
 MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary
@@ -257,11 +257,6 @@ class GgufSource(Source):
 def half_split(weight: Tensor, heads: int) -> Tensor:
     """Rows of a head from interleaved pairs (0, 1), (2, 3), ..., as GGUF has them for Llama, to the half-split form."""
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
-
-
-def interleaved(weight: Tensor, heads: int) -> Tensor:
-    """The inverse of `half_split`."""
-    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def our_names(name: str, family: ModelFamily) -> str:

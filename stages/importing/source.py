@@ -15,8 +15,8 @@ from torch import Tensor
 from stages.checkpoint.manifest import MAX_PROBE_TOKENS
 from stages.errors import CheckpointError, library_errors, regular
 from stages.importing.family import ModelFamily
+from stages.model.layers import quantised
 from stages.model.llama import LlamaArchitecture
-from stages.model.quantised import quantised
 
 MAX_ENDS = 64
 EMBEDDING, NORM, HEAD = "embedding.weight", "norm.weight", "head.weight"

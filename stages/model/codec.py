@@ -26,10 +26,6 @@ class StateCodec(ABC):
         """Payload bytes of a (positions, dim) matrix."""
 
     @abstractmethod
-    def dim(self, size: int, positions: int) -> int:
-        """Numbers in a row of a payload of `size` bytes (an even number, where two share a byte)."""
-
-    @abstractmethod
     def encode(self, matrix: Tensor) -> bytes: ...
 
     @abstractmethod
@@ -61,9 +57,6 @@ class Fp32(StateCodec):
     def size(self, positions: int, dim: int) -> int:
         return 4 * positions * dim
 
-    def dim(self, size: int, positions: int) -> int:
-        return size // (4 * positions)
-
     def round_trip(self, matrix: Tensor, limit: float) -> Tensor:
         """`matrix` itself: nothing is lost on the way."""
         return matrix
@@ -78,23 +71,17 @@ class Fp32(StateCodec):
         return matrix
 
 
-class _Scaled(StateCodec):
-    """Integers with one float32 scale a position: [scales, little-endian][rows].
+class Int8(StateCodec):
+    """One byte a number and a float32 scale a position: [scales, little-endian][rows].
 
+    256 positions x 32 numbers in 9 KB, one TCP flight. Estimates have numbers of like size, so a plain scale a row
+    serves them.
     A decoded matrix encodes to the same bytes again. For levels of 2^n - 1 the scale survives both roundings,
     (levels * s) / levels = s, because x / levels never falls where it would not (subnormal scales excepted).
     """
 
-    levels: int
-
-    @abstractmethod
-    def _row_bytes(self, dim: int) -> int: ...
-
-    @abstractmethod
-    def _pack(self, integers: NDArray[np.int8]) -> bytes: ...
-
-    @abstractmethod
-    def _unpack(self, payload: bytes, positions: int, dim: int) -> NDArray[np.int8]: ...
+    name = "int8"
+    levels = 127
 
     def size(self, positions: int, dim: int) -> int:
         return positions * (4 + self._row_bytes(dim))
@@ -116,19 +103,8 @@ class _Scaled(StateCodec):
             raise CodecError(f"{self.name} payload holds integers beyond {self.levels}")
         return integers.astype(np.float32) * scales[:, None]
 
-
-# Estimates have numbers of like size, so a plain scale a row serves them.
-class Int8(_Scaled):
-    """One byte a number and a scale a position: 256 positions x 32 numbers in 9 KB, one TCP flight."""
-
-    name = "int8"
-    levels = 127
-
     def _row_bytes(self, dim: int) -> int:
         return dim
-
-    def dim(self, size: int, positions: int) -> int:
-        return size // positions - 4
 
     def _pack(self, integers: NDArray[np.int8]) -> bytes:
         return integers.tobytes()
@@ -137,7 +113,7 @@ class Int8(_Scaled):
         return np.frombuffer(payload, dtype=np.int8).reshape(positions, dim)
 
 
-class Int4(_Scaled):
+class Int4(Int8):
     """Two numbers a byte, low nibble first, and a scale a position."""
 
     name = "int4"
@@ -145,9 +121,6 @@ class Int4(_Scaled):
 
     def _row_bytes(self, dim: int) -> int:
         return -(-dim // 2)
-
-    def dim(self, size: int, positions: int) -> int:
-        return 2 * (size // positions - 4)
 
     def _pack(self, integers: NDArray[np.int8]) -> bytes:
         padded = np.pad(integers, ((0, 0), (0, integers.shape[1] % 2)))
@@ -179,10 +152,6 @@ class HiddenInt8(StateCodec):
 
     def size(self, positions: int, dim: int) -> int:
         return 6 * positions * self._apart(dim) + self._rest.size(positions, dim)
-
-    def dim(self, size: int, positions: int) -> int:
-        row = size // positions - 4
-        return max(row - 6 * self.APART, row // 7)  # seven bytes a number where each of them travels apart
 
     def encode(self, matrix: Tensor) -> bytes:
         rest = matrix.detach().numpy().astype(np.float32)

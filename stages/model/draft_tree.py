@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stages.limits import MAX_DRAFT
 from stages.model.randomness import Purpose, gumbels, gumbels_of, uniforms
-from stages.model.shaping import PLAIN, Shaping
+from stages.model.scoring import PLAIN, Shaping
 from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, first_branch
 from stages.model.vocabulary import Alphabet
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.errors import ShapeError
-from stages.model.architecture import MAX_LAYERS, check_whole
-from stages.model.decoder_options import (
+from stages.model.architecture import (
     MAX_EXPERTS,
+    MAX_LAYERS,
     MAX_POSITIONS,
     Activation,
     Bias,
@@ -27,9 +27,20 @@ from stages.model.decoder_options import (
     SlidingWindow,
     Weights,
     check_number,
+    check_whole,
 )
-from stages.model.layers import CausalLayer, CausalStage, TiedHead, initialise, rotate, seen_keys, soft_capped
-from stages.model.quantised import GROUP, Bfloat16Linear, QuantLinear
+from stages.model.layers import (
+    GROUP,
+    Bfloat16Linear,
+    CausalLayer,
+    CausalStage,
+    QuantLinear,
+    TiedHead,
+    initialise,
+    rotate,
+    seen_keys,
+    soft_capped,
+)
 
 _BOUNDS = {
     "width": (2, 1 << 16),

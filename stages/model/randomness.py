@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.limits import MAX_SEED
-from stages.model.shaping import PLAIN, Shaping
+from stages.model.scoring import PLAIN, Shaping
 from stages.model.vocabulary import Alphabet
 
 _WORDS_PER_COUNTER = 4

@@ -13,15 +13,8 @@ from torch import Tensor, nn
 from stages.model.codec import StateCodec
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, uniforms
-from stages.pictures.architecture import PictureArchitecture
-from stages.pictures.part import PicturePart, normed
-from stages.pictures.trajectory import (
-    MAX_LEVELS,
-    DrawPlan,
-    PicturePiece,
-    Trajectory,
-    range_sigmas,
-)
+from stages.pictures.part import PictureArchitecture, PicturePart, normed
+from stages.pictures.trajectory import MAX_LEVELS, DrawPlan, PicturePiece, Trajectory
 
 # `once`: an expert is drawn at the first level, for all of them. `top1`: at each level the likeliest. To weight the two
 # likeliest is no better, nor are experts within ranges of noise (docs/research/pictures.md).
@@ -129,17 +122,7 @@ class Consultation:
         return self.net.read_out(hidden)[0].softmax(0)
 
     def _whole(self, turn: Turn) -> Trajectory:
-        high, low = self.partition.sigma_max, self.partition.sigma_min
-        return Trajectory(
-            self.architecture,
-            self.plan,
-            high,
-            range_sigmas(high, low, self.plan.levels),
-            is_last=True,
-            estimate=turn.estimate,
-            at=turn.level,
-            before=turn.before,
-        )
+        return Trajectory.whole(self.architecture, self.plan, self.partition, turn.estimate, turn.level, turn.before)
 
     def _rounded(self, rows: Tensor | None) -> Tensor | None:
         """As it comes out of a message."""

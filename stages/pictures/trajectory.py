@@ -19,8 +19,7 @@ from torch import Tensor
 from stages.limits import MAX_SEED
 from stages.model.partition import NoisePartition
 from stages.model.randomness import Purpose, normals
-from stages.pictures.architecture import PictureArchitecture
-from stages.pictures.part import in_scale, out_scale, skip_scale
+from stages.pictures.part import PictureArchitecture, in_scale, out_scale, skip_scale
 
 Solver = Literal["euler", "2m"]
 SOLVERS: tuple[Solver, ...] = get_args(Solver)
@@ -149,6 +148,21 @@ class Trajectory:
         self.estimate = torch.zeros(plan.pictures, a.tokens, a.patch_dim) if estimate is None else estimate
         self._held: Tensor | None = None  # z at the level that is due, once it is known
         self._noise = sigma_start * torch.stack([picture_noise(a, plan.seed + i) for i in range(plan.pictures)])
+
+    @classmethod
+    def whole(
+        cls,
+        architecture: PictureArchitecture,
+        plan: DrawPlan,
+        partition: NoisePartition,
+        estimate: Tensor | None,
+        at: int,
+        before: Tensor | None,
+    ) -> "Trajectory":
+        """Through all noise levels, of an undivided net."""
+        high, low = partition.sigma_max, partition.sigma_min
+        sigmas = range_sigmas(high, low, plan.levels)
+        return cls(architecture, plan, high, sigmas, is_last=True, estimate=estimate, at=at, before=before)
 
     @property
     def done(self) -> bool:

@@ -3,6 +3,8 @@
 No line of a log holds a prompt or a generated text.
 """
 
+from __future__ import annotations
+
 import argparse
 import asyncio
 import json
@@ -14,12 +16,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from stages.errors import InputError, one_of, printable
 from stages.settings import add_flags, from_flags, setting
-from stages.telemetry.histograms import MetricFamily, MetricValues
 from stages.telemetry.traces import Tracer
 from stages.wire.channel import is_loopback, parse_address
 
 if TYPE_CHECKING:
-    from stages.telemetry.prometheus import MetricsServer
+    from stages.telemetry.prometheus import MetricFamily, MetricsServer, MetricValues
 
 
 LogFormat = Literal["text", "json"]

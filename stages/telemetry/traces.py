@@ -6,10 +6,10 @@ The router chooses the traced requests and gives their hops a W3C trace context
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,11 @@ from stages.wire.channel import is_loopback, parse_address
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import ReadableSpan
-    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
 
-log = logging.getLogger(__name__)
-
-MOST_BYTES = 1 << 30  # size at which a span file takes no more: a full disk would end more than traces
+MOST_BATCH_BYTES = 1 << 22  # more than the spans of a batch
 FILE = "file:"
 HTTPS = "https://"
 EXPORT_S = 3.0  # time for a collector to take a batch; a batch that it does not take is dropped
@@ -98,43 +95,6 @@ class Tracer:
         self._provider.shutdown()
 
 
-class SpanFile:
-    """An exporter that writes spans as lines of JSON, for machines without a collector.
-
-    Several processes may share the file: a batch is one write to its end, so lines stay whole.
-    """
-
-    def __init__(self, path: str) -> None:
-        """Raises InputError."""
-        self._path, self._is_full = path, False
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}; name another file in --traces") from None
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        lines = "".join(span.to_json(indent=None) + "\n" for span in spans).encode()
-        try:
-            if os.fstat(self._file).st_size + len(lines) > MOST_BYTES:
-                if not self._is_full:
-                    log.warning("%s has %d bytes, the most: no more spans are written there", self._path, MOST_BYTES)
-                self._is_full = True
-                return SpanExportResult.FAILURE
-            while lines:
-                lines = lines[os.write(self._file, lines) :]
-        except OSError:
-            return SpanExportResult.FAILURE
-        return SpanExportResult.SUCCESS
-
-    def force_flush(self, timeout_millis: int = 30000) -> bool:
-        return True
-
-    def shutdown(self) -> None:
-        os.close(self._file)
-
-
 def check_target(target: str, insecure: bool) -> None:
     """Raise InputError unless spans can go to `target`: HOST:PORT or https://HOST:PORT of an OTLP collector, or
     file:PATH. HOST:PORT is not encrypted, so it must be loopback, or `insecure` said."""
@@ -160,8 +120,15 @@ def _within(parent: Span | None) -> Context:
 
 def _exporter(target: str) -> SpanExporter:
     if target.startswith(FILE):
-        exporter: Any = SpanFile(target.removeprefix(FILE))  # an exporter by its methods
-        return exporter
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        path = target.removeprefix(FILE)
+        try:
+            # several processes may share it: a batch is one write to its end, so lines stay whole
+            file = open(path, "a", MOST_BATCH_BYTES, opener=partial(os.open, mode=0o600))  # noqa: SIM115 - for good
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror}; name another file in --traces") from None
+        return ConsoleSpanExporter(out=file, formatter=lambda span: span.to_json(indent=None) + "\n")
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     secure = target.startswith(HTTPS)

@@ -54,12 +54,11 @@ def identity_of(context: Context) -> Identity | None:
     return Identity.of(uri.decode() for uri in context.auth_context().get("peer_uri", ()))
 
 
-def check_sender(context: Context, hop: stage_pb2.Hop) -> str:
+def check_sender(context: Context, peer: Identity | None, hop: stage_pb2.Hop) -> str:
     """The name of the host that sent a hop; empty for a router, or without TLS.
 
-    Raises StatusError unless the sender is the hop's own router, or a host of its path.
+    :param peer: of `identity_of`. Raises StatusError unless it is the hop's own router, or a host of its path.
     """
-    peer = identity_of(context)
     if peer is None:
         return ""
     if peer.role == ROUTER:

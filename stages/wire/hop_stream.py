@@ -7,10 +7,13 @@ hops of a request; gRPC's keepalive pings do not. A link that no request uses is
 
 import asyncio
 import contextlib
+import platform
+import statistics
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -44,10 +47,7 @@ class LinkDelay:
         self._held: dict[int, deque[Callable[[], object]]] = {}
 
     def after(self, delay_ms: int, call: Callable[[], object]) -> None:
-        """Call at once where there is no delay."""
-        if not delay_ms:
-            call()
-            return
+        """Call after a delay above 0."""
         held = self._held.setdefault(delay_ms, deque())
         held.append(call)
         # a timer takes the oldest call, not its own: the loop may run two timers of one moment in any order
@@ -120,9 +120,12 @@ class Relay:
     def send(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         """Hand a hop over; `settled` hears of it once, with a StatusError that names this address if it failed."""
         self.wake()
-        self._delay.after(hop.link_delay_ms, partial(self._hand_over, hop, settled))
+        if hop.link_delay_ms:
+            self._delay.after(hop.link_delay_ms, partial(self._enqueue, hop, settled))
+        else:
+            self._enqueue(hop, settled)
 
-    def _hand_over(self, hop: stage_pb2.Hop, settled: Settled) -> None:
+    def _enqueue(self, hop: stage_pb2.Hop, settled: Settled) -> None:
         handover = _Handover(hop, settled)
         left_s = hop.left_s
         loop = asyncio.get_running_loop()
@@ -174,9 +177,9 @@ class Relay:
 
     def wake(self) -> None:
         """Open the congestion window of an idle link: work is about to take it."""
-        if self.is_idle:
+        before, self._used_at = self._used_at, time.monotonic()
+        if self._used_at - before > IDLE_AFTER_S:
             self._woken.set()
-        self._used_at = time.monotonic()
 
     async def keep_warm(self, size: int, pause_s: float = KEEP_WARM_S) -> None:
         """Warm the link for ever, in pauses of `pause_s` while it is used; after a break, with `size` bytes."""
@@ -238,10 +241,15 @@ class Relay:
         try:
             # the receipt comes before the work, so nothing nests: a sweep takes H + 1 one-way trips, not 2 H
             async for ack in self.stub.Push(self._batch_stream(wake), wait_for_ready=True):
-                rejections = {rejection.index: rejection for rejection in ack.rejections}
-                for index, handover in enumerate(self._sent.pop(ack.number, [])):
+                handovers = self._sent.pop(ack.number, [])
+                for rejection in ack.rejections:
+                    if rejection.index < len(handovers):
+                        said = f"{self.host} refused: {rejection.message}"
+                        refused = StatusError.numbered(rejection.code, said, rejection.retry_after_ms or None)
+                        handovers[rejection.index].settle(refused)
+                for handover in handovers:
                     self.meter.handed_over(time.perf_counter() - handover.begin)
-                    handover.settle(self._rejected(rejections[index]) if index in rejections else None)
+                    handover.settle(None)
         except grpc.aio.AioRpcError as error:
             refusal = self.refusal(error, begin)
         except grpc.aio.UsageError:
@@ -282,7 +290,8 @@ class Relay:
                 handover.hop.left_s = seconds_until(handover.due_at)  # it waited here
                 taken.append(handover)
                 size += handover.hop.ByteSize()
-        self.meter.sent(size)
+        if taken:
+            self.meter.sent(size)
         return taken
 
     def _expire(self, handover: _Handover, left_s: float) -> None:
@@ -291,10 +300,6 @@ class Relay:
             handover.settle(StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, message))
         else:
             handover.settle(self._silent(handover.begin))
-
-    def _rejected(self, rejection: stage_pb2.Rejection) -> StatusError:
-        message = f"{self.host} refused: {rejection.message}"
-        return StatusError.numbered(rejection.code, message, rejection.retry_after_ms or None)
 
     def _closed(self) -> StatusError:
         return StatusError(grpc.StatusCode.UNAVAILABLE, f"the link to {self.host} was closed")
@@ -327,3 +332,60 @@ class Relay:
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return StatusError(code, f"{self.address} is no stage server; the last host's successor is the first host")
         return StatusError(code, f"{self.host} failed: {details}")
+
+
+# Measurements for the doctor: the kernel's TCP settings, and a link's round trip and rate.
+SETTINGS = Path("/proc/sys/net/ipv4")
+EXCHANGES = 9  # of small messages, and of states: a busy host delays some of them, but not all
+TRANSFERS = 3
+MAX_PROBE_BYTES = 1 << 20
+PROBE_TIMEOUT_S = 20.0
+
+
+def kernel_now() -> stage_pb2.Kernel:
+    """TCP settings of this machine, or of the network namespace that this process is in."""
+    return stage_pb2.Kernel(
+        system=f"{platform.system()} {platform.release()}",
+        congestion_control=_setting("tcp_congestion_control"),
+        slow_start_after_idle=_setting("tcp_slow_start_after_idle"),
+    )
+
+
+async def measure_link(relay: Relay, state_bytes: int, rate_bytes: int, receive: bool = False) -> stage_pb2.LinkQuality:
+    """Round trips and rate of a link. Of the states the quickest counts: a delay of the link delays that one, too.
+
+    :param state_bytes: size of the largest usual state.
+    :param rate_bytes: sent once to open the congestion window, then for the rate, the best of some.
+    :param receive: measure the rate from the other side to this one.
+    Raises AioRpcError.
+    """
+    await _exchange(relay, 0)
+    pings, states, rates = list[float](), list[float](), list[float]()
+    for _ in range(EXCHANGES):  # in turn, so that other load delays both alike
+        pings.append(await _exchange(relay, 0))
+        states.append(await _exchange(relay, state_bytes))
+    for _ in range(TRANSFERS):
+        elapsed_ms = await _exchange(relay, 0, rate_bytes) if receive else await _exchange(relay, rate_bytes)
+        rates.append(rate_bytes * 8 / 1000 / max(elapsed_ms - min(pings), 0.001))
+    return stage_pb2.LinkQuality(
+        address=relay.address,
+        rtt_ms=statistics.median(pings),
+        rtt_min_ms=min(pings),
+        state_ms=min(states),
+        rate_mbps=max(rates),
+    )
+
+
+async def _exchange(relay: Relay, size: int, reply_bytes: int = 0) -> float:
+    """Milliseconds of one message and its answer."""
+    request = stage_pb2.WarmRequest(padding=bytes(size), reply_bytes=reply_bytes)
+    begin = time.perf_counter()
+    await relay.stub.Warm(request, timeout=PROBE_TIMEOUT_S)
+    return (time.perf_counter() - begin) * 1000
+
+
+def _setting(name: str) -> str:
+    try:
+        return (SETTINGS / name).read_text().strip()
+    except OSError:
+        return ""

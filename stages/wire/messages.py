@@ -172,7 +172,7 @@ def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL
     return hops if len(hops) > 1 else [hop]
 
 
-def hand_on(hop: stage_pb2.Hop) -> None:
+def forward(hop: stage_pb2.Hop) -> None:
     """Address a hop to the host after the one that worked on it, or to that of the expert whose turn it is."""
     if hop.HasField("consult"):
         hop.place = hop.consult.places[hop.consult.expert]

@@ -240,12 +240,16 @@ class _Call:
 
     def __await__(self) -> Generator[Any, None, Any]:
         answer = yield from self._call.__await__()
-        return _decoded(answer)
+        if answer is UNDECODABLE:
+            raise _no_message()
+        return answer
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         try:
             async for answer in self._call:
-                yield _decoded(answer)
+                if answer is UNDECODABLE:
+                    raise _no_message()
+                yield answer
         finally:
             self._call.cancel()
 
@@ -257,13 +261,10 @@ def _calls(make: Callable[..., Any], *path: Any, **how: Any) -> Callable[..., _C
     return lambda *request, **options: _Call(begin(*request, **options))
 
 
-def _decoded(answer: object) -> object:
-    """Raises AioRpcError."""
-    if answer is UNDECODABLE:
-        nothing = grpc.aio.Metadata()
-        words = "the answer is no message of this call's type, or has too many parts"
-        raise NoMessageError(grpc.StatusCode.INTERNAL, nothing, nothing, words)
-    return answer
+def _no_message() -> NoMessageError:
+    nothing = grpc.aio.Metadata()
+    words = "the answer is no message of this call's type, or has too many parts"
+    return NoMessageError(grpc.StatusCode.INTERNAL, nothing, nothing, words)
 
 
 def _tolerant(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
@@ -312,4 +313,4 @@ def _checked_decoded(request: object) -> object:
 
 async def _each_decoded(requests: AsyncIterator[object]) -> AsyncIterator[object]:
     async for request in requests:
-        yield _checked_decoded(request)
+        yield request if request is not UNDECODABLE else _checked_decoded(request)

@@ -15,16 +15,15 @@ from serving.modes.drafters.local_model import LocalModel, LocalSequence
 from serving.router.request import SHAPES
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.backends.base import CleanPiece, StageRunner
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from stages.checkpoint.checkpoint import load_ar, load_chain
 from stages.checkpoint.manifest import read_manifest
+from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.architecture import Architecture
 from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
 from stages.model.pipeline import new_caches
 from stages.model.randomness import sample_symbols
 from stages.model.samplers import DEFAULT_SAMPLER
-from stages.model.scoring import log_probabilities
-from stages.model.shaping import Shaping
+from stages.model.scoring import Shaping, log_probabilities
 from stages.model.vocabulary import BYTES
 
 
@@ -60,10 +59,9 @@ def chain_text(directory: Path, prompt: bytes, request: dict[str, Any], count: i
     while left := count - len(text):
         slots, sampler = min(request.get("chunk", left), left), request.get("sampler", DEFAULT_SAMPLER)
         plan = SweepPlan(request["seed"], start + len(clean), slots, request["steps"], request["temperature"], sampler)
-        outcome: Boundary | bytes | None = None
+        outcome: bytes | None = None
         for index, runner in enumerate(runners):
-            before = outcome if isinstance(outcome, Boundary) else None
-            work = BlockWork(a, index, partition, caches[index], plan, codec, BYTES.decode(clean), before)
+            work = BlockWork(a, index, partition, caches[index], plan, codec, BYTES.decode(clean), outcome)
             outcome = run_unbatched(work, runner)
         assert isinstance(outcome, bytes)
         start, clean, text = start + len(clean), outcome, text + outcome

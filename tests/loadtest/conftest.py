@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from serving.cli.__main__ import main
-from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
+from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import Manifest
 from stages.model.architecture import Architecture
@@ -36,7 +36,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_manifest(root / "chain", Manifest("chain", TINY, nothing, codes, partition, probe_text=PROBE_TEXT))
     for index in range(2):
         torch.manual_seed(index)
-        save_block(root / "chain", Block(TINY, index, codes).eval())
+        save_part(root / "chain", Block(TINY, index, codes).eval())
     torch.manual_seed(0)
     write_manifest(root / "ar", Manifest("ar", TINY, nothing, probe_text=PROBE_TEXT))
     save_ar(root / "ar", ArModel(TINY).eval())

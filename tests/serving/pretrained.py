@@ -11,9 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stages.checkpoint.checkpoint import update_manifest
-from stages.checkpoint.draft_head import add_draft_head, write_draft_head
+from stages.checkpoint.draft_head import DraftHead, add_draft_head, write_draft_head
 from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
-from stages.model.draft_head import DraftHead
 from stages.model.llama import LlamaArchitecture, LlamaStage
 from stages.model.randomness import sample_symbols
 from stages.model.vocabulary import Alphabet

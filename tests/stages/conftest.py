@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from serving.cli.ports import free_port_block
-from stages.checkpoint.checkpoint import save_ar, save_block, write_manifest
+from stages.checkpoint.checkpoint import save_ar, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT, probe_bytes
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest
 from stages.host.parts import Parts, load_parts, plan_host
@@ -101,7 +101,7 @@ def write_chain(directory: Path, **changes: Any) -> None:
     for index in range(a.parts):
         block = Block(a, index, codes)
         fit(block, lambda block=block: block_loss(block))
-        save_block(directory, block.eval())
+        save_part(directory, block.eval())
 
 
 def write_ar(directory: Path) -> None:
@@ -158,7 +158,7 @@ def directory(tmp_path: Path, block: Block) -> Path:
     partition = NoisePartition("uniform", (8.0, 0.2))
     manifest = Manifest("chain", block.architecture, (None,), Codes(0, 8), partition, PROBE_TEXT)
     write_manifest(tmp_path / "chain", manifest)
-    save_block(tmp_path / "chain", block)
+    save_part(tmp_path / "chain", block)
     return tmp_path / "chain"
 
 
@@ -172,8 +172,9 @@ def whole(bundles: Path) -> Parts:
 @pytest.fixture
 def parts(whole: Parts) -> Parts:
     """Watched runners."""
-    chain = {i: Watched(runner) for i, runner in whole.chain.items()}
-    return Parts(whole.plan, chain, {i: Watched(stage) for i, stage in whole.ar.items()})  # type: ignore[arg-type]
+    chain = {i: Watched(runner) for i, runner in whole.runners["chain"].items()}
+    pipeline = {i: Watched(stage) for i, stage in whole.runners["ar"].items()}
+    return Parts(whole.plan, {**whole.runners, "chain": chain, "ar": pipeline})
 
 
 @pytest.fixture(scope="module")

@@ -45,12 +45,11 @@ class Paced(Scheduler):
 
     def _arrive(self, name: str, hops: Hops, hop: stage_pb2.Hop, at: int) -> ScheduledHop:
         kind, session = hop.router, self.store.sessions.get(hop.session)
-        source = self.parts.plan.model(kind)
         if session is None:
-            session = self.store.open(hop.session, "r", kind, hop.capacity, source.manifest, self.parts)
+            session = self.store.open(hop.session, "r", kind, hop.capacity, self.parts)
         sent = stage_pb2.Hop()
         sent.CopyFrom(hop)
-        sent.digest = source.digest
+        sent.digest = self.parts.plan.models[kind].digest
         job = ScheduledHop(sent, parse_hop(sent, self.parts.plan), session, 0)
         self.going[id(job)] = name, hops
         self.due.append((at, job))
@@ -113,7 +112,7 @@ class Watched(BlockRunner, StageRunner):
 
 
 def watched(parts: Parts, part: int, kind: str = "chain") -> Watched:
-    runner: Any = parts.chain[part] if kind == "chain" else parts.ar[part]
+    runner: Any = parts.runners["chain"][part] if kind == "chain" else parts.runners["ar"][part]
     assert isinstance(runner, Watched)
     return runner
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import replace_file, save_block, save_stage, update_manifest, write_manifest
+from stages.checkpoint.checkpoint import replace_file, save_part, update_manifest, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -183,9 +183,9 @@ def create_untrained(directory: Path, kind: Kind, architecture: Architecture, se
         torch.manual_seed(seed + index)
         if kind == "chain":
             codes = Codes(NoiseConfig().code_seed, architecture.code_dim)
-            save_block(directory, Block(architecture, index, codes).eval())
+            save_part(directory, Block(architecture, index, codes).eval())
         else:
-            hidden = save_stage(directory, ArStage(architecture, index).eval(), hidden)
+            hidden = save_part(directory, ArStage(architecture, index).eval(), hidden)
     return read_manifest(directory)
 
 

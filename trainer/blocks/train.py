@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from stages.checkpoint.checkpoint import load_chain, save_ar, save_block
+from stages.checkpoint.checkpoint import load_chain, save_ar, save_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import ConfigError, Interrupted
 from stages.model.block import Block
@@ -121,7 +121,7 @@ def _train_block(config: TrainingConfig, corpus: Corpus, out: Path, manifest: Ma
     block = Block(config.architecture, index, manifest.codes)
     task = BlockTask(block, manifest.partition, corpus, config)
 
-    run = _train(task, config, out, manifest, f"block-{index}", lambda: save_block(out, block.eval()))
+    run = _train(task, config, out, manifest, f"block-{index}", lambda: save_part(out, block.eval()))
     # The signal came after the last step: this block is saved, the next one is not begun.
     if run.asked_to_stop:
         raise Interrupted(f"block {index} is trained and saved; stopped as asked, run again to go on")

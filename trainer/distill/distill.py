@@ -14,18 +14,16 @@ from typing import Any
 
 import torch
 
-from stages.backends import drafting_runner
+from stages.backends import packed_stage
 from stages.backends.base import CleanPiece
-from stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_stage, write_manifest
+from stages.checkpoint.checkpoint import file_digest, load_stage, replace_file, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
 from stages.device import check_device
 from stages.errors import CheckpointError, InputError
-from stages.model.architecture import Architecture
-from stages.model.decoder_options import WEIGHT_WORDS
-from stages.model.families import PipelineStage
+from stages.model.architecture import WEIGHT_WORDS, Architecture
 from stages.model.llama import LlamaArchitecture
-from stages.model.pipeline import new_caches
+from stages.model.pipeline import PipelineStage, new_caches
 from trainer.blocks.checkpoint_dir import RUN_FOLDER
 from trainer.blocks.data import Corpus, quick_bfloat16, within_memory
 from trainer.blocks.run import Clock, Run, state_path
@@ -251,7 +249,7 @@ class DrafterDir:
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".new.") as made:
             new = Path(made)
             write_manifest(new, replace(self.plan, metrics={"distilled": metrics}))
-            save_stage(new, stage)
+            save_part(new, stage)
             manifest = read_manifest(new)
             for name in (*manifest.files, *(part.file for part in manifest.parts if part)):
                 source = new / name if (new / name).exists() else self.source / name
@@ -285,7 +283,7 @@ def draft_ms(stage: PipelineStage) -> float:
     Processor time, because a wall clock also counts whatever else the machine does. stage: the whole drafter; its
     matrices may be taken over.
     """
-    a, runner, taken = stage.architecture, drafting_runner(stage), list[float]()
+    a, runner, taken = stage.architecture, packed_stage(stage), list[float]()
     steps = min(DRAFT_STEPS, a.positions)
     caches = new_caches(a.layers_in(0), a, steps)
     for symbol in torch.arange(steps) % a.vocabulary:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stages.checkpoint.checkpoint import file_digest, replace_file
 from stages.checkpoint.draft_head import (
     DRAFT_HEAD_NAME,
+    DraftHead,
     add_draft_head,
     read_draft_head,
     takes_draft_head,
@@ -22,7 +23,6 @@ from stages.checkpoint.draft_head import (
 from stages.checkpoint.manifest import read_manifest
 from stages.device import check_device
 from stages.errors import InputError
-from stages.model.draft_head import DraftHead
 from stages.model.layers import rotate, seen_keys
 from stages.model.llama import LlamaArchitecture, LlamaLayer
 from trainer.blocks.data import quick_bfloat16

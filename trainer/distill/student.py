@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from stages.model.architecture import Architecture
-from stages.model.families import PipelineStage, new_stage, without_memory
 from stages.model.llama import LlamaArchitecture
+from stages.model.pipeline import PipelineStage, new_stage, without_memory
 from trainer.blocks.optimizer import LeastSquares
 from trainer.blocks.run import StepLoss
 from trainer.distill.samples import Samples

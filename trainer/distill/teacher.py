@@ -18,9 +18,8 @@ from torch.nn import functional as F
 from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import Manifest
 from stages.memory import require_memory
-from stages.model.families import PipelineStage
 from stages.model.layers import LayerCache
-from stages.model.pipeline import new_caches
+from stages.model.pipeline import PipelineStage, new_caches
 
 # Logits of a chunk in float32: they stay in a processor's cache; a GPU wants large products.
 CHUNK_BYTES, GPU_CHUNK_BYTES = 25 << 20, 2 << 30

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stages.errors import DataError
 from stages.model.randomness import Purpose, uniforms
-from stages.pictures.architecture import MAX_CLASSES, MAX_SIDE
+from stages.pictures.part import MAX_CLASSES, MAX_SIDE
 
 VALID_SHARE = 0.05
 MAX_BYTES = 2 << 30  # of decoded pixels: they are held in memory

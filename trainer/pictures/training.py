@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stages.checkpoint.checkpoint import DrawingPart, load_picture_part, save_picture_part
+from stages.checkpoint.checkpoint import DrawingPart, load_picture_part, save_part
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError, Interrupted
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.randomness import Purpose, uniforms
-from stages.pictures.architecture import DATA_STD, PictureArchitecture
 from stages.pictures.experts import RouterNet
-from stages.pictures.part import PictureKind, PicturePart
+from stages.pictures.part import DATA_STD, PictureArchitecture, PictureKind, PicturePart
 from stages.settings import check, limits
 from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
 from trainer.blocks.config import RunConfig
@@ -255,7 +254,7 @@ def train_parts(
     add_metrics(out, {task.name: losses})
     hidden: Tensor | None = None
     for part in parts:
-        hidden = save_picture_part(out, part.eval(), hidden)
+        hidden = save_part(out, part.eval(), hidden)
     run.finish()
     if run.asked_to_stop:
         raise Interrupted(f"{task.name} is trained and saved; stopped as asked, run again to go on")

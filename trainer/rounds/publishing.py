@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stages.checkpoint.checkpoint import save_ar, save_block
+from stages.checkpoint.checkpoint import save_ar, save_part
 from stages.checkpoint.gate import Measures, probe_block, probe_stage, probe_symbols
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
@@ -65,7 +65,7 @@ class Publisher:
             _check(part, probe_block(block.eval(), manifest.partition, probe_symbols(manifest)))
             checked.append(block)
         for block in checked:
-            save_block(self.out, block)
+            save_part(self.out, block)
 
     def _publish_pipeline(self, weights: Mapping[str, Tensors]) -> None:
         model = self.spec.pipeline(weights)

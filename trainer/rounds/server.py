@@ -15,8 +15,7 @@ from grpc_reflection.v1alpha import reflection
 from stages.errors import InputError, Interrupted
 from stages.signals import stop_on_signals
 from stages.wire.auth import HOST, ROUTER
-from stages.wire.channel import bind, is_loopback, new_server, parse_address
-from stages.wire.health import HealthChecks
+from stages.wire.channel import HealthChecks, bind, is_loopback, new_server, parse_address
 from stages.wire.tls import Security
 from stages.wire.tokens import Keyring
 from stages.wire.web_access import check_framework

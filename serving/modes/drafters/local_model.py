@@ -16,18 +16,17 @@ from torch import Tensor
 
 from serving.modes.drafters.passes import SharedPasses
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer, tokenizer_id
-from stages.backends import drafting_runner
-from stages.backends.base import CleanPiece, Continuations, GrowingPiece
-from stages.checkpoint.bundle import find_bundle
+from stages.backends import packed_stage
+from stages.backends.base import CleanPiece
+from stages.backends.packed import Growing, GrowingPiece
 from stages.checkpoint.checkpoint import load_stage
-from stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.manifest import find_bundle, read_manifest
 from stages.limits import MAX_CANDIDATES
 from stages.model.draft_tree import Forks, LocalText
 from stages.model.pipeline import cache_bytes, new_caches
 from stages.model.prefill import split_reads
 from stages.model.randomness import sample_symbols
-from stages.model.scoring import MAX_LOGITS
-from stages.model.shaping import PLAIN, Shaping
+from stages.model.scoring import MAX_LOGITS, PLAIN, Shaping
 from stages.model.vocabulary import Alphabet
 from stages.wire.status import StatusError
 
@@ -47,7 +46,7 @@ class LocalModel:
         """Load and gate the weights. Raises CheckpointError."""
         manifest = read_manifest(directory)
         self.architecture = a = manifest.text_architecture
-        self.stages = [drafting_runner(load_stage(directory, i)) for i in range(a.parts)]
+        self.stages = [packed_stage(load_stage(directory, i)) for i in range(a.parts)]
         self.alphabet, self.positions = Alphabet(a.vocabulary), a.positions
         # The `Tokenizer.id` of its symbols, and the name of the model.
         self.tokenizer_id, self.digest = tokenizer_id(manifest), manifest.digest()
@@ -184,7 +183,7 @@ class _NeuralText(LocalText):
 
 
 class _NeuralForks(Forks):
-    def __init__(self, model: LocalModel, grown: list[Continuations]) -> None:
+    def __init__(self, model: LocalModel, grown: list[Growing]) -> None:
         self.model, self.grown = model, grown
 
     def read(self, symbols: NDArray[np.int64]) -> Tensor:

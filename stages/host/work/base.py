@@ -1,23 +1,30 @@
-"""Interface of a hop's work on its host: parsed, begun, computed call by call; and checks that several kinds need."""
+"""Interface of a hop's work on its host: parsed, begun, computed call by call; and checks of several kinds."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from typing import Any
 
 from torch import Tensor
 
 from stages.backends.base import BranchPiece, CleanPiece, Denoised, NoisyPiece
+from stages.checkpoint.manifest import TOKENIZER_NAME
 from stages.errors import CodecError
-from stages.host.parts import ModelKind
+from stages.host.grammar import MAX_ENDS, GrammarSettings
+from stages.host.parts import ModelKind, ModelSource
+from stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
 from stages.host.sessions import HostSession
-from stages.model.vocabulary import Alphabet
+from stages.limits import MAX_LOGPROBS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
+from stages.model.scoring import Shaping, bias_problem
+from stages.model.vocabulary import BYTES, Alphabet
 from stages.pictures.trajectory import PicturePiece
 from stages.v1 import stage_pb2
 from stages.wire.messages import Outcome
-from stages.wire.status import invalid
+from stages.wire.status import failed_precondition, invalid
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ class HopWork(ABC):
 
     # AR steps are computed before all else: a few rows, and a user who waits for each.
     is_step = False
+    # The beginning of a long step, which has no result of its own; and whether other hops of the step follow.
+    is_prefill = has_more = False
 
     def begin(self, session: HostSession, following: int) -> None:
         """Enter the host's first part.
@@ -75,12 +84,12 @@ class TextWork(HopWork):
     clean: Tensor  # the new symbols, (symbols,) int64
     reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first of them came before
 
-    @property
+    @cached_property
     def positions(self) -> int:
         """Positions that the new symbols take."""
         return self.clean.shape[0]
 
-    @property
+    @cached_property
     def remembered(self) -> int:
         """Number of these positions that the session keeps."""
         return self.positions
@@ -107,3 +116,102 @@ def check_extent(capacity: int, start: int, new: int, positions: int) -> None:
         raise invalid(f"a session of {capacity} positions does not fit the context of {positions}")
     if start + new > capacity:
         raise invalid(f"{new} symbols at position {start} do not fit the session's {capacity} positions")
+
+
+# Sampling: seed, temperature, what shapes the distribution, and the grammar of a text.
+@dataclass(frozen=True)
+class SamplingPlan:
+    """Seed, temperature and what else decides which symbols are sampled."""
+
+    seed: int
+    temperature: float
+    shaping: Shaping
+    grammar: GrammarSettings | None  # None: any text
+    logprobs: int | None  # most likely symbols to tell of beside the one that is sampled; None tells nothing
+
+
+def parse_sampling(sampling: stage_pb2.Sampling, source: ModelSource, known: int, is_last: bool) -> SamplingPlan:
+    """Raises StatusError.
+
+    :param known: symbols before the first one that is sampled.
+    :param is_last: this host samples.
+    """
+    plan = _parse_sampling(sampling.SerializeToString(), source, is_last)
+    for prompt in (plan.shaping.prompt, plan.grammar.prompt if plan.grammar else 0):
+        if prompt > known:
+            raise invalid(f"a prompt of {prompt} symbols, where {known} are known")
+    return plan
+
+
+@lru_cache(256)  # it is the same in every step of a request
+def _parse_sampling(data: bytes, source: ModelSource, is_last: bool) -> SamplingPlan:
+    sampling = stage_pb2.Sampling.FromString(data)
+    if sampling.logprobs > MAX_LOGPROBS:
+        raise invalid(f"logprobs must be 0 to {MAX_LOGPROBS}, not {sampling.logprobs}")
+    return SamplingPlan(
+        sampling.seed,
+        check_temperature(sampling.temperature),
+        _parse_shaping(sampling.shaping, source.manifest.text_architecture.vocabulary),
+        _parse_grammar(sampling.grammar, source, is_last) if sampling.HasField("grammar") else None,
+        sampling.logprobs if sampling.HasField("logprobs") else None,
+    )
+
+
+def check_temperature(temperature: float) -> float:
+    """The temperature. Raises StatusError."""
+    if not math.isfinite(temperature) or not 0 <= temperature <= MAX_TEMPERATURE:
+        raise invalid(f"temperature must be 0 to {MAX_TEMPERATURE:g}, not {temperature}")
+    return temperature
+
+
+def plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float]:
+    """Seed and temperature of work that nothing shapes."""
+    if any(field.name not in ("seed", "temperature") for field, _ in sampling.ListFields()):
+        raise invalid(f"{what} takes seed and temperature alone: top_p and its like are for work that draws symbols")
+    return sampling.seed, check_temperature(sampling.temperature)
+
+
+def _parse_grammar(told: stage_pb2.Grammar, source: ModelSource, is_last: bool) -> GrammarSettings:
+    """:param is_last: this host draws the symbols."""
+    if is_last and (problem := grammar_absent()):
+        raise failed_precondition(problem)
+    if not 0 < len(told.json_schema.encode()) <= MAX_SCHEMA_BYTES:
+        raise invalid(f"a JSON schema has 1 to {MAX_SCHEMA_BYTES} bytes")
+    ends = tuple(told.ends)
+    if len(ends) > MAX_ENDS or any(end >= source.alphabet.size for end in ends):
+        raise invalid(f"at most {MAX_ENDS} symbols of the model end its texts")
+    if source.alphabet != BYTES and not ends:
+        raise invalid("a grammar for tokens needs one that ends a text")
+    if is_last and source.alphabet != BYTES and not (source.directory / TOKENIZER_NAME).exists():
+        raise failed_precondition(f"this host has no {TOKENIZER_NAME}: the last host needs that of its checkpoint")
+    return GrammarSettings(told.json_schema, ends, told.prompt)
+
+
+def _parse_shaping(told: stage_pb2.Shaping, vocabulary: int) -> Shaping:
+    shaping = Shaping(
+        told.top_k,
+        told.top_p if told.HasField("top_p") else 1.0,
+        told.min_p,
+        told.frequency_penalty,
+        told.presence_penalty,
+        told.repetition_penalty if told.HasField("repetition_penalty") else 1.0,
+        dict(told.logit_bias),
+        told.prompt,
+    )
+    if shaping.top_k > vocabulary:
+        raise invalid(f"top_k must be 0 to {vocabulary}, not {shaping.top_k}")
+    if not 0 < shaping.top_p <= 1:  # false for NaN, too
+        raise invalid(f"top_p must be above 0 and at most 1, not {shaping.top_p}")
+    if not 0 <= shaping.min_p <= 1:
+        raise invalid(f"min_p must be 0 to 1, not {shaping.min_p}")
+    for name in ("frequency_penalty", "presence_penalty"):
+        if not abs(getattr(shaping, name)) <= MAX_PENALTY:
+            raise invalid(f"{name} must be -{MAX_PENALTY:g} to {MAX_PENALTY:g}, not {getattr(shaping, name)}")
+    if not 0 < shaping.repetition_penalty <= MAX_REPETITION_PENALTY:
+        raise invalid(
+            f"repetition_penalty must be above 0 and at most {MAX_REPETITION_PENALTY:g}, not "
+            f"{shaping.repetition_penalty}"
+        )
+    if problem := bias_problem(shaping.logit_bias, vocabulary):
+        raise invalid(problem)
+    return shaping

@@ -21,8 +21,8 @@ from stages.host.parts import ModelSource
 from stages.host.sessions import HostSession
 from stages.host.work.base import HopWork, KernelCall
 from stages.model.codec import FEATURE_LIMIT, StateCodec, codec_named, hidden_codec
-from stages.pictures.architecture import PictureArchitecture
 from stages.pictures.experts import MAX_MOVES, RULES, Ask, Consultation, Rule, Turn
+from stages.pictures.part import PictureArchitecture
 from stages.pictures.trajectory import (
     MAX_GUIDANCE,
     MAX_LEVELS,
@@ -33,7 +33,6 @@ from stages.pictures.trajectory import (
     block_sigmas,
     evaluations,
     most_pictures,
-    range_sigmas,
 )
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_denoise
@@ -56,7 +55,7 @@ class PictureWork(HopWork):
         source = session.parts.plan.models[session.kind]
         assert source.manifest.partition is not None
         self.architecture, self.partition = source.manifest.picture_architecture, source.manifest.partition
-        self._left = deque(session.parts.pictures[session.kind].items())
+        self._left = deque(session.parts.runners[session.kind].items())
         self._runner: PictureRunner
         self._pieces = deque[PicturePiece]()
         self._results = list[Tensor]()
@@ -150,27 +149,16 @@ class DenoiseWork(PictureWork):
 
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
-        high, low = self.partition.range(0)
-        self._sigmas = range_sigmas(high, low, self.plan.levels)
-        self._enter(self._trajectory().piece().x if self.hidden is None else self.hidden)
-
-    def _trajectory(self) -> Trajectory:
-        return Trajectory(
-            self.architecture,
-            self.plan,
-            self._sigmas[0],
-            self._sigmas,
-            is_last=True,
-            estimate=self.estimate,
-            at=self.level,
-            before=self.before,
+        self._trajectory = Trajectory.whole(
+            self.architecture, self.plan, self.partition, self.estimate, self.level, self.before
         )
+        self._enter(self._trajectory.piece().x if self.hidden is None else self.hidden)
 
     def _enter(self, x: Tensor) -> None:
         """Enter the next stage with patches or hidden states."""
         self._stage, self._runner = self._left.popleft()
         classes = self.plan.conditions(self.architecture)
-        self._evaluate(PicturePiece(x, self._sigmas[self.level], classes))
+        self._evaluate(PicturePiece(x, self._trajectory.sigma, classes))
 
     def _go_on(self, out: Tensor) -> None:
         if self._stage == self.architecture.parts - 1:
@@ -183,7 +171,7 @@ class DenoiseWork(PictureWork):
 
     def _step(self, f: Tensor) -> None:
         """Make the solver's step."""
-        trajectory = self._trajectory()
+        trajectory = self._trajectory
         trajectory.supply(f)
         if trajectory.done:
             self.outcome = self._event(trajectory)
@@ -203,7 +191,7 @@ class ConsultWork(PictureWork):
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         self.number = self.hop.consult.number  # of the event: that of the hop counts moves as well
-        self._runners, net = session.parts.pictures[session.kind], session.parts.router_net
+        self._runners, net = session.parts.runners[session.kind], session.parts.router_net
         assert net is not None
         consultation = Consultation(net, self.partition, self.plan, self.rule, self.codec)
         self._steps = consultation.steps(self.turn)

@@ -7,6 +7,8 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,26 +17,27 @@ from torch import Tensor
 from stages.backends.base import CleanPiece, Denoised
 from stages.checkpoint.draft_head import has_draft_head
 from stages.errors import CodecError
-from stages.host.drafter import HeadDrafter, Law
+from stages.host.drafter import HeadDrafter
 from stages.host.grammar import Grammar
 from stages.host.parts import HostPlan, ModelKind, ModelSource
 from stages.host.schema_check import NOT_FOLLOWED
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
-from stages.host.work.sampling import SamplingPlan, parse_sampling
+from stages.host.work.base import (
+    KernelCall,
+    SamplingPlan,
+    TextWork,
+    check_extent,
+    check_reads,
+    parse_sampling,
+    parse_symbols,
+)
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
 from stages.model.draft_tree import Draft
 from stages.model.prefill import max_new_symbols, read_lengths
 from stages.model.randomness import sample_symbols
 from stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
-from stages.model.speculation import (
-    MAX_DRAFT_TREE,
-    DraftTree,
-    are_depths,
-    remembered_positions,
-    tree_positions,
-)
+from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, remembered_positions, tree_positions
 from stages.v1 import stage_pb2
 from stages.wire.messages import next_read
 from stages.wire.status import failed_precondition, invalid
@@ -51,7 +54,7 @@ class ReadWork(TextWork):
     at_once: int  # so many of the new symbols, the first, attend at once; the others give what they would one by one
     for_drafting: bool = False  # this host's draft head reads them, too
 
-    is_step = True
+    is_step = is_prefill = has_more = True
 
     @property
     def lengths(self) -> list[int]:
@@ -71,7 +74,7 @@ class ReadWork(TextWork):
             cache.length = self.start  # draft tokens from there on are forgotten
         end = self.start + self.remembered
         session.symbols[self.start : end] = self.clean[: self.remembered].numpy()
-        self._runners, self._stages = session.parts.pipeline(session.kind), tuple(session.caches)
+        self._runners, self._stages = session.parts.runners[session.kind], tuple(session.caches)
         self._unread = self._source()
         self._read = 0  # new symbols in the reads before this one
         self._at = 0
@@ -92,11 +95,11 @@ class ReadWork(TextWork):
         return self._x.shape[0]
 
     def next_op(self) -> KernelCall:
-        stage = self._stages[self._at]
+        stage, rows = self._stages[self._at], self._x.shape[0]
         # of the symbols of this read, those that do not attend at once
-        one_by_one = min(max(self._read + self.rows - self.at_once, 0), self.rows)
+        one_by_one = min(max(self._read + rows - self.at_once, 0), rows)
         piece = CleanPiece(self._x, self.session.caches[stage], one_by_one, () if self._unread else self.depths)
-        return KernelCall(self._runners[stage].read, piece, self.rows)
+        return KernelCall(self._runners[stage].read, piece, rows)
 
     def complete(self, result: Tensor | Denoised) -> None:
         assert isinstance(result, Tensor)
@@ -126,10 +129,10 @@ class ReadWork(TextWork):
         which host holds which stage. hidden: (..., width)."""
         return self.codec.round_trip(hidden.flatten(0, -2), FEATURE_LIMIT).view(hidden.shape)
 
-    @property
+    @cached_property
     def _ends_here(self) -> bool:
         """True if this host holds the last stage."""
-        return self._stages[-1] == self.session.parts.parts - 1
+        return self._stages[-1] == self.session.parts.plan.parts - 1
 
     def _forward(self, hidden: Tensor) -> None:
         read = self.hop.read
@@ -159,14 +162,6 @@ class ReadWork(TextWork):
         return self.session.parts.drafter(self.session.kind)
 
 
-@dataclass(frozen=True)
-class Drafting:
-    """Limits of the drafts that the host of the last stage makes: as in the message."""
-
-    most: int
-    branches: int
-
-
 @dataclass(eq=False, kw_only=True)
 class SampleWork(ReadWork):
     """New symbols after which one is sampled; and at the place of each draft token among them, as long as they agree.
@@ -179,13 +174,15 @@ class SampleWork(ReadWork):
     draft: int  # how many of the new symbols, the last ones, are draft tokens
     tree: tuple[int, ...]  # depth of each draft token of a tree; empty for a chain
     remaining: int  # symbols still to write where the hosts start the next step; 0 where the router does
-    drafting: Drafting | None  # limits of the last host's drafts; None where it makes none
+    drafting: stage_pb2.Drafting | None  # limits of the last host's drafts; None where it makes none
 
-    @property
+    is_prefill = has_more = False
+
+    @cached_property
     def positions(self) -> int:
         return tree_positions(self.clean.shape[0], self.tree)
 
-    @property
+    @cached_property
     def remembered(self) -> int:
         return remembered_positions(self.clean.shape[0], self.tree)
 
@@ -209,9 +206,7 @@ class SampleWork(ReadWork):
         """The session's, made at its first step."""
         session, settings = self.session, self.sampling.grammar
         if settings is not None and (session.grammar is None or session.grammar.settings != settings):
-            source = session.parts.plan.model(session.kind)
-            assert source is not None
-            session.grammar = Grammar(source, settings)
+            session.grammar = Grammar(session.parts.plan.models[session.kind], settings)
         return session.grammar if settings is not None else None
 
     def next_op(self) -> KernelCall:
@@ -280,7 +275,7 @@ class SampleWork(ReadWork):
             draft, kept = self._drafted(self.drafting, written, left)
         self.result, self.outcome = event, next_read(self.hop, event.text, alphabet, kept, draft)
 
-    def _drafted(self, limits: Drafting, written: list[int], left: int) -> tuple[Draft, int]:
+    def _drafted(self, limits: stage_pb2.Drafting, written: list[int], left: int) -> tuple[Draft, int]:
         """Drafts of what follows the symbols just written, and how many of the drafts before the hosts remember."""
         drafter, known = self._drafter, self.clean.shape[0] - self.draft
         before = self.clean.tolist()
@@ -290,11 +285,10 @@ class SampleWork(ReadWork):
         self._read_for_drafts(self._states[rows], before[:known] + written)
         text = np.append(self.session.symbols[: self.start], before[:known] + written)
         allowed = None if self._grammar is None else self._grammar.allowed_after(text[self._grammar.settings.prompt :])
-        law = Law(self.sampling.temperature, self.sampling.seed, self.sampling.shaping, allowed)
         with self._without_drafts():
             if drafter is not None and (state := self.session.draft) is not None:
                 drafter.learn(state, written)
-                return drafter.draft(state, text, left, limits.most, limits.branches, law), kept
+                return drafter.draft(state, text, left, limits, self.sampling, allowed), kept
         return Draft(), kept
 
     def _without_symbol(self, problem: str) -> stage_pb2.Event:
@@ -320,41 +314,25 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     count = clean.shape[0]
     if not count:
         raise invalid("an AR step needs at least one new symbol")
-    check_new_symbols(hop, count, tree := _parse_tree(sample, count), a.positions)
+    tree = _parse_tree(sample, count)
+    check_new_symbols(hop, count, positions := tree_positions(count, tree), a.positions)
     codec, hidden = parse_hidden(read, count, a.width)
-    at_once = min(max(read.prompt - read.start, 0), count)
+    begun: dict[str, Any] = {"hop": hop, "kind": kind, "number": read.number, "start": read.start, "clean": clean}
+    begun |= {"codec": codec, "hidden": hidden, "at_once": min(max(read.prompt - read.start, 0), count)}
     if not read.HasField("sample"):
-        return ReadWork(
-            hop=hop,
-            kind=kind,
-            number=read.number,
-            start=read.start,
-            clean=clean,
-            reads=tuple(read.reads),
-            codec=codec,
-            hidden=hidden,
-            at_once=at_once,
-            for_drafting=read.for_drafting,
-        )
+        return ReadWork(**begun, reads=tuple(read.reads), for_drafting=read.for_drafting)
     known = read.start + count - sample.draft
     if read.reads:
         raise invalid("a step that samples takes no reads: its symbols give the same in any")
     if read.prompt > known:
         raise invalid(f"a prompt of {read.prompt} symbols, where {known} are known")
-    _check_remaining(sample, read.start + tree_positions(count, tree), a.positions)
+    _check_remaining(sample, read.start + positions, a.positions)
     if (sample.draft + 1) * a.vocabulary > MAX_LOGITS:
         most = MAX_LOGITS // a.vocabulary - 1
         raise invalid(f"{sample.draft} draft tokens; with {a.vocabulary} symbols there are at most {most}")
     return SampleWork(
-        hop=hop,
-        kind=kind,
-        number=read.number,
-        start=read.start,
-        clean=clean,
+        **begun,
         reads=(),
-        codec=codec,
-        hidden=hidden,
-        at_once=at_once,
         sampling=parse_sampling(sample.sampling, source, known, plan.is_last),
         draft=sample.draft,
         tree=tree,
@@ -363,13 +341,14 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     )
 
 
-def check_new_symbols(hop: stage_pb2.Hop, count: int, tree: tuple[int, ...], positions: int) -> None:
+def check_new_symbols(hop: stage_pb2.Hop, count: int, taken: int, positions: int) -> None:
     """Raise StatusError unless the session and the model have room for the `count` new symbols of a read.
 
-    :param tree: depths of a tree of draft tokens among them.
+    :param taken: positions that they take.
     :param positions: that the model has."""
-    check_extent(hop.capacity, hop.read.start, tree_positions(count, tree), positions)
-    check_reads(hop.read.reads, count)
+    check_extent(hop.capacity, hop.read.start, taken, positions)
+    if hop.read.reads:
+        check_reads(hop.read.reads, count)
     if count > (most := max_new_symbols(positions)):
         raise invalid(f"{count} new symbols in one hop; at most {most}: send the step in pieces")
 
@@ -416,7 +395,7 @@ def _check_remaining(sample: stage_pb2.Sample, end: int, positions: int) -> None
         raise invalid(f"{remaining} symbols to generate do not fit the context of {positions}")
 
 
-def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource) -> Drafting | None:
+def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource) -> stage_pb2.Drafting | None:
     if not sample.HasField("drafting"):
         return None
     if not has_draft_head(source.manifest):
@@ -424,4 +403,4 @@ def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource) -> Drafting |
     limits = sample.drafting
     if limits.most > MAX_DRAFT_TREE or limits.branches > MAX_BRANCHES:
         raise invalid(f"a draft has at most {MAX_DRAFT_TREE} tokens and {MAX_BRANCHES} branches")
-    return Drafting(limits.most, limits.branches)
+    return limits

@@ -11,9 +11,8 @@ from torch import Tensor
 from stages.backends.base import BranchPiece, Denoised
 from stages.host.parts import ModelKind, ModelSource
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, parse_symbols
+from stages.host.work.base import KernelCall, check_temperature, parse_symbols
 from stages.host.work.read import ReadWork, check_new_symbols, parse_hidden
-from stages.host.work.sampling import check_temperature
 from stages.limits import MAX_CANDIDATES
 from stages.model.scoring import CandidateScores, branch_pieces, head_pieces, most_scored
 from stages.v1 import stage_pb2
@@ -34,7 +33,7 @@ class ScoreWork(ReadWork):
     batch: int
     has_more: bool  # batches of the step
 
-    is_step = False
+    is_step = is_prefill = False
 
     def begin(self, session: HostSession, following: int) -> None:
         inner = self.candidates[:, :-1]  # nothing is asked after a last symbol
@@ -105,7 +104,7 @@ def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> Sco
         _check_batch(read)
     elif not count:
         raise invalid("an AR step needs at least one new symbol")
-    check_new_symbols(hop, count, (), a.positions)
+    check_new_symbols(hop, count, count, a.positions)
     candidates = _parse_candidates(score, read.start + count, source)
     codec, hidden = parse_hidden(read, count + candidates[:, 1:].numel(), a.width)
     return ScoreWork(

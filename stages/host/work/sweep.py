@@ -3,23 +3,134 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import Tensor
 
-from stages.backends.base import CleanPiece, Denoised
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan
+from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.errors import CodecError
 from stages.host.parts import ModelSource
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols
-from stages.host.work.sampling import plain_sampling
+from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols, plain_sampling
 from stages.limits import MAX_STEPS
-from stages.model.codec import StateCodec, codec_named
-from stages.model.samplers import SAMPLERS, Ode
+from stages.model.architecture import Architecture
+from stages.model.codec import ESTIMATE_LIMIT, StateCodec, codec_named
+from stages.model.layers import LayerCache
+from stages.model.partition import NoisePartition
+from stages.model.prefill import split_reads
+from stages.model.randomness import sample_symbols
+from stages.model.samplers import SAMPLERS, Ode, step_sigmas
 from stages.model.scoring import MAX_LOGITS
 from stages.v1 import stage_pb2
 from stages.wire.status import invalid
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """Settings that every block must share to denoise the same chunk."""
+
+    seed: int
+    start: int  # position of the first noisy slot: the number of clean symbols before the chunk
+    slots: int
+    steps: int  # Euler steps in each block
+    temperature: float
+    sampler: str = "ode"  # A name in SAMPLERS
+
+
+class BlockWork:
+    """One block's work on one chunk: reads the new clean symbols, then denoises, a piece at a time.
+
+    Ask for `piece`, have a BlockRunner compute it, hand the result to `supply`, until it is `done`.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        index: int,
+        partition: NoisePartition,
+        caches: list[LayerCache],
+        plan: SweepPlan,
+        codec: StateCodec,
+        clean: Tensor,
+        before: Tensor | bytes | None,
+        reads: Sequence[int] = (),
+    ) -> None:
+        """clean: the new symbols, (positions,) int64.
+
+        :param before: E from the block before, (slots, code_dim), or encoded; None for block 0. Raises CodecError.
+        :param reads: of a replay, see `split_reads`.
+        """
+        a = self.architecture = architecture
+        self.index, self.caches, self.plan, self.codec = index, caches, plan, codec
+        self.is_last = index == a.parts - 1
+        if isinstance(before, bytes):
+            before = codec.decode(before, plan.slots, a.code_dim, ESTIMATE_LIMIT)
+        self._unread = deque(split_reads(clean, reads))
+        self._sampler = SAMPLERS[plan.sampler](
+            plan.seed, plan.start, plan.slots, a.code_dim, partition.sigma_max, plan.temperature
+        )
+        self._evaluation = index * plan.steps
+        self._estimate = torch.zeros(plan.slots, a.code_dim) if before is None else before
+        high, low = partition.range(index)
+        self._levels: deque[tuple[float, float | None]] = deque(pairwise(step_sigmas(high, low, plan.steps)))
+        if self.is_last:
+            # Once more at sigma_min, where the text is read out: the last logits belong to the sigma before last, and
+            # one evaluation more settles slots that agree with each other.
+            self._levels.append((low, None))
+        self._logits = torch.empty(0)
+
+    @property
+    def done(self) -> bool:
+        return not self._levels
+
+    @property
+    def piece(self) -> CleanPiece | NoisyPiece:
+        """The next piece to compute. Not to be asked for when `done`."""
+        if self._unread:
+            return CleanPiece(self._unread[0], self.caches)
+        sigma = self._levels[0][0]
+        z = self._sampler.state(self._estimate, sigma, self._evaluation)
+        temperature = self._sampler.point_temperature
+        return NoisyPiece(z, self._estimate, sigma, self.plan.start, self.caches, temperature)
+
+    @property
+    def rows(self) -> int:
+        """Positions in `piece`."""
+        return len(self._unread[0]) if self._unread else self.plan.slots
+
+    def supply(self, result: Tensor | Denoised) -> None:
+        """Go on with what a runner made of `piece`."""
+        if isinstance(result, Tensor):
+            self._unread.popleft()
+            return
+        sigma, sigma_next = self._levels.popleft()
+        if sigma_next is not None:
+            self._estimate = self._sampler.advance(self._estimate, result.point, sigma, sigma_next)
+        self._evaluation += 1
+        self._logits = result.logits
+
+    def outcome(self) -> bytes:
+        """E for the next block, encoded, or the chunk's text after the last."""
+        plan = self.plan
+        if self.is_last:
+            return sample_symbols(self._logits, plan.temperature, plan.seed, plan.start)
+        # also where the next block is on this host: a fraction of a millisecond, and the text does not depend on which
+        # host has which block
+        return self.codec.encode(self._estimate)
+
+
+def run_unbatched(work: BlockWork, runner: BlockRunner) -> bytes:
+    """One block's work from beginning to end, in no company."""
+    while not work.done:
+        piece = work.piece
+        if isinstance(piece, CleanPiece):
+            work.supply(runner.read([piece])[0])
+        else:
+            work.supply(runner.denoise([piece])[0])
+    return work.outcome()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -40,7 +151,7 @@ class SweepWork(TextWork):
         return self._block.rows
 
     def next_op(self) -> KernelCall:
-        runner, piece = self.session.parts.chain[self._block.index], self._block.piece
+        runner, piece = self.session.parts.runners["chain"][self._block.index], self._block.piece
         return KernelCall(runner.read if isinstance(piece, CleanPiece) else runner.denoise, piece, self.rows)
 
     def complete(self, result: Tensor | Denoised) -> None:
@@ -48,17 +159,16 @@ class SweepWork(TextWork):
         if not self._block.done:
             return
         outcome = self._block.outcome()
-        if isinstance(outcome, bytes):
+        if self._block.is_last:
             self.outcome = stage_pb2.Event(session=self.hop.session, number=self.number, text=outcome)
         elif self._left:
             self._enter(outcome)
         else:
             self.outcome, sweep = self.hop, self.hop.sweep
-            sweep.block, sweep.estimate = self.following, outcome.estimate
+            sweep.block, sweep.estimate = self.following, outcome
 
-    def _enter(self, before: Tensor | Boundary | None) -> None:
-        source, index = self.session.parts.chain_source, self._left.popleft()
-        assert source is not None
+    def _enter(self, before: Tensor | bytes | None) -> None:
+        source, index = self.session.parts.plan.models["chain"], self._left.popleft()
         architecture, partition = source.manifest.own_architecture, source.manifest.partition
         assert partition is not None
         caches = self.session.caches[index]
@@ -94,7 +204,7 @@ def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
     try:
         codec = codec_named(sweep.codec)
         if not first:
-            before = Boundary(sweep.estimate).decode(a, codec, sweep.slots)
+            before = codec.decode(sweep.estimate, sweep.slots, a.code_dim, ESTIMATE_LIMIT)
     except CodecError as error:
         raise invalid(str(error)) from None
     if first and sweep.estimate:

@@ -11,8 +11,7 @@ from loadtest.faults.settings import ChaosSettings
 from loadtest.lab.lab import lab_problem
 from loadtest.workload.testbed import LOOPBACK
 from serving.modes.frontier import read_frontier
-from stages.checkpoint.bundle import FRONTIER_NAME
-from stages.checkpoint.manifest import read_manifest
+from stages.checkpoint.manifest import FRONTIER_NAME, read_manifest
 from tests.serving.modes.test_auto import option
 from tests.serving.modes.test_auto import write as write_frontier
 from tests.stages.pictures.tiny import TINY, tiny_picture_bundle

@@ -56,7 +56,8 @@ def other_numbers(job: Any, outcome: Any) -> Any:
 
 
 def _turned(payload: bytes, codec: StateCodec, rows: int) -> bytes:
-    matrix = codec.decode(payload, rows, codec.dim(len(payload), rows), 1e6)
+    dim = next(dim for dim in range(2, 1 << 12, 2) if codec.size(rows, dim) == len(payload))
+    matrix = codec.decode(payload, rows, dim, 1e6)
     return codec.encode(matrix.roll(1, dims=1))
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stages.backends import BACKENDS, attention, backend_named
-from stages.backends.base import BranchPiece, CleanPiece, DraftingRunner, GrowingPiece, StageRunner
+from stages.backends.base import BranchPiece, CleanPiece, StageRunner
+from stages.backends.packed import GrowingPiece, PipelineRunner
 from stages.backends.packed_llama import Int8Product, Product
 from stages.backends.rows import independent_rows
-from stages.backends.runner_checks import OneAtATime, StageProbe
+from stages.backends.runner_checks import OneAtATime, Probe
 from stages.model.llama import LlamaArchitecture, LlamaStage
 from stages.model.pipeline import new_caches
 from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages
@@ -71,7 +72,7 @@ def clean(stage: LlamaStage, new: int, past: int, seed: int = 0) -> CleanPiece:
 
 @PARTS
 def test_it_computes_what_the_modules_compute(backend: str, key: tuple[LlamaArchitecture, int]) -> None:
-    StageProbe(STAGES[key]).check(runner_of(backend, key), backend == "onnxruntime-int8")
+    Probe(STAGES[key]).check(runner_of(backend, key), backend == "onnxruntime-int8")
 
 
 @PARTS
@@ -142,7 +143,7 @@ def test_continuations_grow_as_they_would_be_read(backend: str, key: tuple[Llama
     runner, shared, rows = runner_of(backend, key), clean(stage, 1, 9).caches, source(stage, (3, 8))
     for cache in shared:
         cache.keys, cache.values = (F.pad(x, (0, 0, 0, 8)) for x in (cache.keys, cache.values))
-    assert isinstance(runner, DraftingRunner)
+    assert isinstance(runner, PipelineRunner)
     grown = runner.fork(shared, 8, 3)
     found = torch.stack([runner.grow([GrowingPiece(rows[:, at], grown)])[0] for at in range(8)], dim=1)
     for one, other in zip(found, rows, strict=True):

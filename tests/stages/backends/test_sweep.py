@@ -10,8 +10,8 @@ from torch import Tensor
 
 from stages.backends import DEFAULT_BACKEND, backend_named
 from stages.backends.base import Denoised
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
 from stages.errors import CodecError
+from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.block import Block
 from stages.model.codec import Fp32, Int8, StateCodec
 from stages.model.partition import NoisePartition
@@ -40,11 +40,11 @@ class Sequence:
     def length(self) -> int:
         return self.caches[0].length
 
-    def work(self, plan: SweepPlan, codec: StateCodec, clean: bytes, before: Boundary | None) -> BlockWork:
+    def work(self, plan: SweepPlan, codec: StateCodec, clean: bytes, before: bytes | None) -> BlockWork:
         a, index = self.block.architecture, self.block.index
         return BlockWork(a, index, self.partition, self.caches, plan, codec, BYTES.decode(clean), before)
 
-    def run(self, plan: SweepPlan, codec: StateCodec, clean: bytes, before: Boundary | None) -> Boundary | bytes:
+    def run(self, plan: SweepPlan, codec: StateCodec, clean: bytes, before: bytes | None) -> bytes:
         return run_unbatched(self.work(plan, codec, clean, before), self.runner)
 
 
@@ -54,16 +54,12 @@ def open_sequences(chain: list[Block], partition: NoisePartition) -> list[Sequen
 
 def sweep(
     sequences: list[Sequence], plan: SweepPlan = PLAN, codec: StateCodec = FP32, clean: bytes = PROMPT
-) -> tuple[bytes, list[Boundary]]:
+) -> tuple[bytes, list[bytes]]:
     """The chunk's text, and what passed between the blocks."""
-    boundaries: list[Boundary] = []
-    result: Boundary | bytes | None = None
+    boundaries: list[bytes] = []
     for sequence in sequences:
-        result = sequence.run(plan, codec, clean, result if isinstance(result, Boundary) else None)
-        if isinstance(result, Boundary):
-            boundaries.append(result)
-    assert isinstance(result, bytes)
-    return result, boundaries
+        boundaries.append(sequence.run(plan, codec, clean, boundaries[-1] if boundaries else None))
+    return boundaries.pop(), boundaries
 
 
 def reference(chain: list[Block], partition: NoisePartition, plan: SweepPlan, clean: bytes) -> tuple[bytes, Tensor]:
@@ -111,12 +107,8 @@ def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(partition: Noi
     assert text == sample_symbols(logits[0], PLAN.temperature, PLAN.seed, PLAN.start)
 
 
-def sweep_boundary(sequences: list[Sequence]) -> Boundary:
-    result: Any = None
-    for sequence in sequences:
-        result = sequence.run(PLAN, Fp32(), PROMPT, result)
-    assert isinstance(result, Boundary)
-    return result
+def sweep_boundary(sequences: list[Sequence]) -> bytes:
+    return sweep(sequences)[0]
 
 
 @PLANS
@@ -126,14 +118,13 @@ def test_it_does_not_matter_how_blocks_are_shared_out(
 ) -> None:
     """One process with all blocks, and blocks of their own that get nothing but a boundary's bytes."""
     text, boundaries = sweep(open_sequences(make_chain(), partition), plan, codec)
-    before: Boundary | None = None
+    before: bytes | None = None
     for index in range(3):
         alone = Sequence(make_chain()[index], partition)
         result = alone.run(plan, codec, PROMPT, before)
         if index < 2:
             assert result == boundaries[index]
-            assert isinstance(result, Boundary)
-            before = Boundary(bytes(bytearray(result.estimate)))
+            before = bytes(bytearray(result))
     assert result == text
 
 
@@ -182,14 +173,13 @@ def test_each_block_keeps_to_its_range_and_the_last_reads_out_at_sigma_min(
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda b: replace(b, estimate=b.estimate[:-1]),
-        lambda b: replace(b, estimate=b"\xff" * len(b.estimate)),
+        lambda b: b[:-1],
+        lambda b: b"\xff" * len(b),
     ],
 )
 def test_a_damaged_boundary_is_refused(partition: NoisePartition, damage) -> None:
     sequences = open_sequences(make_chain(), partition)
     before = sequences[0].run(PLAN, Int8(), PROMPT, None)
-    assert isinstance(before, Boundary)
     with pytest.raises(CodecError):
         sequences[1].run(PLAN, Int8(), PROMPT, damage(before))
 

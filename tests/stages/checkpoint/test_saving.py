@@ -12,7 +12,7 @@ from stages.checkpoint.checkpoint import (
     load_block,
     replace_file,
     save_ar,
-    save_block,
+    save_part,
     update_manifest,
     write_manifest,
 )
@@ -26,7 +26,7 @@ from tests.stages.conftest import make_ar
 def test_saving_needs_a_manifest(tmp_path: Path, block: Block) -> None:
     for directory in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match="no checkpoint in"):
-            save_block(directory, block)
+            save_part(directory, block)
         with pytest.raises(CheckpointError, match="no checkpoint in"):
             save_ar(directory, make_ar())
         with pytest.raises(CheckpointError, match="no checkpoint in"):
@@ -58,11 +58,11 @@ def test_a_manifest_that_cannot_be_written_leaves_no_orphan(directory: Path, blo
 
     monkeypatch.setattr("stages.checkpoint.checkpoint.write_manifest", fail)
     with pytest.raises(CheckpointError, match="cannot save the manifest"):
-        save_block(directory, block)  # the same weights, so the same file
+        save_part(directory, block)  # the same weights, so the same file
     assert files(directory) == before
     block.clean_head.bias[0] += 1
     with pytest.raises(CheckpointError, match="cannot save the manifest"):
-        save_block(directory, block)
+        save_part(directory, block)
     assert files(directory) == before
 
 
@@ -72,7 +72,7 @@ def test_what_a_killed_process_left_is_cleared_away(checkpoint: Copy) -> None:
     of_another = "block-10-0123456789ab.safetensors"
     for name in ("block-0-0123456789ab.safetensors", ".block-0.safetensors.k1ll3d", of_another):
         (directory / name).write_bytes(b"left over")
-    save_block(directory, load_block(directory, 0))
+    save_part(directory, load_block(directory, 0))
     assert files(directory).keys() == {*others, part_file(directory, 0).name, of_another}
 
 
@@ -80,7 +80,7 @@ def check_a_save_that_does_not_fit(directory: Path, block: Block) -> None:
     before = files(directory)
     block.clean_head.bias[0] += 1
     with pytest.raises(CheckpointError, match="what was saved before is untouched"):
-        save_block(directory, block)
+        save_part(directory, block)
     assert files(directory) == before
     assert float(load_block(directory, 0).clean_head.bias[0]) == pytest.approx(float(block.clean_head.bias[0]) - 1)
 
@@ -101,10 +101,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk(small_disk: Path, directory: Path, block: Block) -> None:
     place = small_disk / "chain"
     write_manifest(place, replace(read_manifest(directory), parts=(None,)))
-    save_block(place, block)
+    save_part(place, block)
     room = os.statvfs(small_disk)
     (small_disk / "ballast").write_bytes(bytes(room.f_bavail * room.f_bsize - 50_000))
     check_a_save_that_does_not_fit(place, block)
     (small_disk / "ballast").unlink()
-    save_block(place, block)
+    save_part(place, block)
     assert float(load_block(place, 0).clean_head.bias[0]) == float(block.clean_head.bias[0])

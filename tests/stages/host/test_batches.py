@@ -191,4 +191,4 @@ async def test_what_waits_for_the_next_host_or_the_router_is_bounded_too(
 
 
 def batches(parts: Parts, session: str = "s") -> list[stage_pb2.Hop]:
-    return cut(scoring(parts.plan.ar.digest, session, clean=b"The sea "))
+    return cut(scoring(parts.plan.models["ar"].digest, session, clean=b"The sea "))

@@ -62,7 +62,7 @@ class Line:
         self.stores = [SessionStore(1 << 30, 60.0) for _ in self.hosts]
 
     def step(self, clean: bytes, start: int = 0, **fields: Any) -> stage_pb2.Event:
-        source = self.hosts[0].plan.model(self.kind)
+        source = self.hosts[0].plan.models[self.kind]
         hop = stage_pb2.Hop(router="r", session="s", capacity=self.capacity, digest=source.digest)
         hop.left_s = 600
         sampling = stage_pb2.Sampling(seed=self.seed, temperature=self.temperature)
@@ -81,8 +81,8 @@ class Line:
             work = parse_hop(outcome, parts.plan)
             session = store.sessions.get("s")
             if session is None:
-                source = parts.plan.models[work.kind]
-                session = store.open("s", "r", work.kind, hop.capacity, source.manifest, parts)
+                parts.plan.models[work.kind]
+                session = store.open("s", "r", work.kind, hop.capacity, parts)
             work.begin(session, parts.plan.blocks[-1] + 1)
             while work.outcome is None:
                 call = work.next_op()

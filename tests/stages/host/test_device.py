@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from serving.router.session import ELSEWHERE
-from stages.backends import TorchBackend, backend_named
+from stages.backends import DeviceRunner, TorchBackend, backend_named
 from stages.backends.base import BranchPiece, CleanPiece
-from stages.backends.on_device import DeviceRunner
 from stages.errors import InputError
 from stages.host.loading import warm_up
 from stages.host.parts import HostPlan, Parts, device_for, load_parts, plan_host
-from stages.model.families import PipelineStage
-from stages.model.pipeline import new_caches
+from stages.model.pipeline import PipelineStage, new_caches
 from tests.stages.fake_gpu import NAME, introduced
 from tests.stages.hops import PROMPT, Hops, scores, steps, sweeps
 from tests.stages.model.tiny_llama import OPTIONS, TINY, random_stages, write_tiny
@@ -87,7 +85,9 @@ def on_the_device(bundle: Path, report: Path) -> int:
                     torch.testing.assert_close(found, due, atol=NEAR, rtol=NEAR, msg=f"{model} {stage.index}")
         plan = plan_host(bundle, (0, 1, 2))
         parts = load_parts(plan, backend_named("torch", pretend))
-        assert all(isinstance(x, DeviceRunner) for x in (*parts.chain.values(), *parts.ar.values()))
+        assert all(
+            isinstance(x, DeviceRunner) for x in (*parts.runners["chain"].values(), *parts.runners["ar"].values())
+        )
         warm_up(parts)
         one_by_one = {name: alone(parts, make()).hex() for name, make in REQUESTS.items()}
         before, engine = device.reads, Paced(parts)

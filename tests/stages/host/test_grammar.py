@@ -30,7 +30,7 @@ TEXT = b'{"a": 12, "b": "yy"}'
 
 @pytest.fixture(scope="module")
 def source(bundles: Path) -> ModelSource:
-    return plan_host(bundles / "own", (0,)).ar
+    return plan_host(bundles / "own", (0,)).models["ar"]
 
 
 def grammar(source: ModelSource, schema: str = SCHEMA) -> Grammar:

@@ -34,11 +34,13 @@ def loaded(plan: HostPlan) -> Parts:
 @pytest.fixture
 def parts(loaded: Parts) -> Parts:
     """Runners to be exchanged at will."""
-    return Parts(loaded.plan, dict(loaded.chain), dict(loaded.ar))
+    return Parts(loaded.plan, {kind: dict(runners) for kind, runners in loaded.runners.items()})
 
 
 def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
-    request = stage_pb2.Hop(router=ROUTER, session=session, capacity=30, digest=host.releases.newest.plan.chain.digest)
+    request = stage_pb2.Hop(
+        router=ROUTER, session=session, capacity=30, digest=host.releases.newest.plan.models["chain"].digest
+    )
     request.left_s = 30
     fields = {"clean": b"Once ", "slots": 8, "steps": 1, "codec": "fp32", **changes}
     request.sweep.CopyFrom(stage_pb2.Sweep(**fields))
@@ -47,7 +49,7 @@ def hop(host: Host, session: str = "s", **changes: Any) -> stage_pb2.Hop:
 
 def chain_of(host: Host) -> dict[int, BlockRunner]:
     parts = host.releases.newest.parts
-    return parts.chain
+    return parts.runners["chain"]
 
 
 class Meddling(BlockRunner):

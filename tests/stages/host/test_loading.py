@@ -66,7 +66,7 @@ def step(digest: str, session: str, number: int = 0, clean: bytes = b"Once ", st
 
 
 def ar_of(host: Host) -> str:
-    return str(host.releases.newest.plan.ar.digest)
+    return str(host.releases.newest.plan.models["ar"].digest)
 
 
 async def outcome(host: Host, hop: stage_pb2.Hop) -> stage_pb2.Event:
@@ -189,7 +189,7 @@ def test_parts_are_freed_when_nobody_holds_them(bundles: Path, backend: str) -> 
     try:
         parts = load_parts(plan, backend_named(backend))
         warm_up(parts)
-        runners = [weakref.ref(parts.chain[0]), weakref.ref(parts.ar[0])]
+        runners = [weakref.ref(parts.runners["chain"][0]), weakref.ref(parts.runners["ar"][0])]
         del parts
         assert [runner() for runner in runners] == [None, None]
     finally:

@@ -82,7 +82,7 @@ def test_a_tree_is_one_read(known: int, tree: int) -> None:
 
 # What a host does with them
 def pieces(parts: Parts, session: str = "s", **fields: Any) -> list[stage_pb2.Hop]:
-    return prefill_hops(opening(parts.plan.ar.digest, session, **fields), Alphabet(256))
+    return prefill_hops(opening(parts.plan.models["ar"].digest, session, **fields), Alphabet(256))
 
 
 @pytest.mark.parametrize(

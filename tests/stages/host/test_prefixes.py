@@ -30,7 +30,7 @@ def hops_of(
     parts: Parts, session: str, clean: bytes, space: bytes = MINE, kept: int = 0, **fields: Any
 ) -> list[stage_pb2.Hop]:
     """A step as a router sends it, which goes on from `kept` pieces."""
-    hop = opening(parts.plan.ar.digest, session, clean=clean, **fields)
+    hop = opening(parts.plan.models["ar"].digest, session, clean=clean, **fields)
     if space:
         hop.memory.space = space
     if kept:
@@ -165,7 +165,7 @@ async def test_nonsense_about_memory_is_refused(whole: Parts, change: dict[str, 
     async with open_host(whole) as host:
         (hop,) = hops_of(whole, "1", FIRST, kept=6)
         if "sweep" in change:
-            hop.digest = whole.plan.chain.digest
+            hop.digest = whole.plan.models["chain"].digest
             hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"a", slots=1, steps=1, codec="fp32"))
         elif "start" in change:
             hop.read.start = change["start"]

@@ -136,9 +136,8 @@ def test_shares_of_passes_add_up_to_no_more_than_the_time_there_was(parts: Parts
 def job_of(engine: Scheduler, parts: Parts, hops: Hops) -> ScheduledHop:
     """A request's first hop, submitted."""
     hop = next(hops)
-    source = parts.plan.model(hop.router)
-    session = SessionStore(1 << 30, 60.0).open("s", "r", hop.router, hop.capacity, source.manifest, parts)
-    hop.digest = source.digest
+    session = SessionStore(1 << 30, 60.0).open("s", "r", hop.router, hop.capacity, parts)
+    hop.digest = parts.plan.models[hop.router].digest
     job = ScheduledHop(hop, parse_hop(hop, parts.plan), session, 0)
     engine.submit(job)
     return job
@@ -181,7 +180,7 @@ def test_a_sweep_is_computed_on_the_thread_which_then_sleeps(whole: Parts) -> No
 def quick(whole: Parts, monkeypatch: pytest.MonkeyPatch) -> Parts:
     """Parts whose warm-up was quick."""
     own = whole
-    monkeypatch.setitem(own.quick_rows, own.plan.ar.digest, engines.QUICK_ROWS)
+    monkeypatch.setitem(own.quick_rows, own.plan.models["ar"].digest, engines.QUICK_ROWS)
     return own
 
 

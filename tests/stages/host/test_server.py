@@ -92,7 +92,7 @@ def test_wiring_is_checked_for_each_model(bundles: Path) -> None:
     other = stage_pb2.DescribeResponse(name="b", blocks=[2])
     assert "b at x:1 says nothing of its weights" in wiring_problem([plan], "x:1", other)
     good = other.releases.add()
-    good.chain.digest, good.ar.digest = plan.chain.digest, plan.ar.digest
+    good.chain.digest, good.ar.digest = plan.models["chain"].digest, plan.models["ar"].digest
     assert wiring_problem([plan], "x:1", other) == ""
     good.scorer.digest = "f" * 64
     assert "b at x:1 has the scorer checkpoint ffffffffffff, this host (none)" in wiring_problem([plan], "x:1", other)

@@ -5,7 +5,6 @@ from pathlib import Path
 import grpc
 import pytest
 
-from stages.checkpoint.manifest import Manifest
 from stages.host.parts import HostPlan, Parts, load_parts, plan_host, session_bytes
 from stages.host.sessions import REMEMBERED, HostSession, SessionStore
 from stages.wire.status import StatusError
@@ -27,13 +26,12 @@ class Fixture:
     """A store for two sessions, on a clock that stands still."""
 
     def __init__(self, plan: HostPlan, parts: Parts) -> None:
-        self.manifest: Manifest = plan.chain.manifest
         self.parts, self.now = parts, 0.0
-        self.need = session_bytes(self.manifest, (0, 1), CAPACITY)
+        self.need = session_bytes(plan.models["chain"].manifest, (0, 1), CAPACITY)
         self.store = SessionStore(2 * self.need, lease_s=10.0, clock=lambda: self.now)
 
     def open(self, name: str, router: str = "r", capacity: int = CAPACITY) -> HostSession:
-        return self.store.open(name, router, "chain", capacity, self.manifest, self.parts)
+        return self.store.open(name, router, "chain", capacity, self.parts)
 
 
 @pytest.fixture
@@ -53,12 +51,12 @@ def test_a_session_takes_what_was_calculated(held: Fixture) -> None:
 
 
 def test_an_ar_session_holds_stages(plan: HostPlan, parts: Parts, held: Fixture) -> None:
-    session = held.store.open("a", "r", "ar", CAPACITY, plan.ar.manifest, parts)
+    session = held.store.open("a", "r", "ar", CAPACITY, parts)
     assert (session.kind, list(session.caches)) == ("ar", [1, 2])
 
 
 def test_ar_steps_may_go_back_behind_guesses_and_sweeps_may_not(plan: HostPlan, parts: Parts, held: Fixture) -> None:
-    steps, sweeps = held.store.open("a", "r", "ar", CAPACITY, plan.ar.manifest, parts), held.open("b")
+    steps, sweeps = held.store.open("a", "r", "ar", CAPACITY, parts), held.open("b")
     for session in (steps, sweeps):
         session.next_number, session.length = 1, 30
     assert held.store.due("a", "ar", 1, 22) is steps

@@ -37,7 +37,7 @@ def plans(bundles: Path) -> dict[str, HostPlan]:
 
 def hop(plan: HostPlan, kind: str) -> Hop:
     """kind: of the model, or `score` or `verify` for such a step of the AR model."""
-    source = plan.model("ar" if kind in ("score", "verify") else kind)
+    source = plan.models.get("ar" if kind in ("score", "verify") else kind)
     request = Hop(router="r", session="s", capacity=40, digest=source.digest)
     request.left_s = 60
     clean, first = b"0123456789", plan.is_first
@@ -102,7 +102,7 @@ def test_a_wide_model_scores_fewer_symbols(tmp_path: Path) -> None:
     """Their hidden states are in a host's memory and in messages."""
     wide = LlamaArchitecture((1, 1), 1 << 15, 256, 8, 128, 4, 4096, 128_000, 1e-5, 1e4)
     source = ModelSource(tmp_path, Manifest("ar", wide, (None, None), probe_tokens=(1,)), "d")
-    plan = HostPlan((0,), 2, ar=source)
+    plan = HostPlan((0,), 2, {"ar": source})
     request = Hop(router="r", session="s", capacity=40, digest="d", left_s=60)
     symbol = source.alphabet.encode([7])
     put_work(request, step(clean=symbol, remaining=1, codec="int8", candidates=[symbol * 16] * 32))

@@ -6,7 +6,7 @@ import pytest
 
 from stages.errors import ShapeError
 from stages.model.architecture import Architecture
-from stages.model.families import read_architecture
+from stages.model.pipeline import read_architecture
 
 
 def test_the_default_is_a_model() -> None:

@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from stages.model.randomness import sample_symbols
-from stages.model.shaping import PLAIN, Shaping
+from stages.model.scoring import PLAIN, Shaping
 
 NONE = torch.zeros(1, 1, dtype=torch.int64)
 

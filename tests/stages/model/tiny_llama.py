@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from stages.checkpoint.checkpoint import save_stage, write_manifest
+from stages.checkpoint.checkpoint import save_part, write_manifest
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from stages.model.decoder_options import Experts, LinearScaling
-from stages.model.decoder_options import SlidingWindow as Window
+from stages.model.architecture import Experts, LinearScaling
+from stages.model.architecture import SlidingWindow as Window
+from stages.model.layers import QuantLinear, quantised
 from stages.model.llama import LlamaArchitecture, LlamaStage
-from stages.model.quantised import QuantLinear, quantised
 
 needs_bfloat16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no products in bfloat16"
@@ -87,5 +87,5 @@ def write_tiny(directory: Path, architecture: LlamaArchitecture = TINY, seed: in
     )
     stages, hidden = random_stages(architecture, seed), None
     for stage in stages:
-        hidden = save_stage(directory, stage, hidden)
+        hidden = save_part(directory, stage, hidden)
     return stages

@@ -11,7 +11,7 @@ from torch import Tensor
 from stages.backends import BACKENDS, backend_named
 from stages.backends.base import PictureRunner
 from stages.backends.pictures import PackedPictures
-from stages.backends.runner_checks import checked_pictures
+from stages.backends.runner_checks import checked
 from stages.pictures.part import PicturePart
 from stages.pictures.trajectory import PicturePiece
 from tests.stages.pictures.tiny import TINY, tiny_part
@@ -67,7 +67,7 @@ class Sociable(PictureRunner):
 def test_where_company_changes_a_picture_each_is_computed_alone(caplog: pytest.LogCaptureFixture) -> None:
     part = tiny_part()
     sociable = Sociable(part)
-    runner = checked_pictures(sociable, part)
+    runner = checked(sociable, part)
     assert "computed one at a time" in caplog.text
     sociable.most, given = 0, piece(part, 3, 1.0)
     (found,) = runner.evaluate([given])

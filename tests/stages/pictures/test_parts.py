@@ -24,9 +24,9 @@ WIDE = replace(TINY, height=64, width=64, channels=3, patch=4, features=512)
 
 def test_a_model_that_is_held_already_is_not_read_again(drawing: Path) -> None:
     held = load_parts(plan_host(drawing, (1,)))
-    assert (held.held("chain"), held.held("steps")) == ([1], [1])
+    assert (list(held.runners["chain"]), list(held.runners["steps"])) == ([1], [1])
     again = load_parts(plan_host(drawing, (1,)), held=[held])
-    assert all(again.pictures[kind][1] is held.pictures[kind][1] for kind in ("chain", "steps"))
+    assert all(again.runners[kind][1] is held.runners[kind][1] for kind in ("chain", "steps"))
 
 
 def test_a_plan_has_the_models_that_are_there(drawing: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_plan_has_the_models_that_are_there(drawing: Path) -> None:
 @pytest.mark.parametrize("architecture", [TINY, WIDE], ids=["tiny", "wide"])
 def test_the_most_pictures_fit_a_message_and_one_more_is_refused(architecture: Any, kind: Any, guidance: float) -> None:
     manifest = Manifest(kind, architecture, (None,) * 3, partition=tiny_partition(kind))
-    plan = HostPlan((1,), 3, **{kind: ModelSource(Path("nowhere"), manifest, "d")})
+    plan = HostPlan((1,), 3, {kind: ModelSource(Path("nowhere"), manifest, "d")})
     draws = DrawPlan(0, (1,) * most_pictures(architecture, guidance), 256, "2m", guidance)
     state = bytes(4 * draws.pictures * architecture.tokens * architecture.patch_dim)
     work: stage_pb2.Draw | stage_pb2.Denoise = stage_pb2.Draw(block=1, codec="fp32", estimate=state)

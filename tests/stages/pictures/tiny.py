@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 
-from stages.checkpoint.checkpoint import save_picture_part, write_manifest
+from stages.checkpoint.checkpoint import save_part, write_manifest
 from stages.checkpoint.manifest import Manifest
 from stages.model.partition import NoisePartition, equal_probability
-from stages.pictures.architecture import PictureArchitecture
 from stages.pictures.experts import RouterNet
-from stages.pictures.part import PictureKind, PicturePart
+from stages.pictures.part import PictureArchitecture, PictureKind, PicturePart
 
 SIGMA_MIN, SIGMA_MAX = 0.002, 80.0
 TINY = PictureArchitecture(
@@ -60,7 +59,7 @@ def save_pictures(directory: Path, parts: Sequence[PicturePart]) -> None:
     write_manifest(directory, Manifest(kind, a, (None,) * a.parts, partition=tiny_partition(kind, a)))
     hidden = None
     for part in parts:
-        hidden = save_picture_part(directory, part, hidden)
+        hidden = save_part(directory, part, hidden)
 
 
 def tiny_picture_bundle(
@@ -80,10 +79,10 @@ def tiny_experts(directory: Path, experts: int = 3, alike: bool = False) -> Path
     partition = equal_probability(1, SIGMA_MIN, SIGMA_MAX)
     write_manifest(directory, Manifest("experts", a, (None,) * (a.parts + 1), partition=partition))
     for index in range(a.parts):
-        save_picture_part(directory, tiny_part(index, "experts", a, -100 * index if alike else 0))
+        save_part(directory, tiny_part(index, "experts", a, -100 * index if alike else 0))
     torch.manual_seed(1)
     net = RouterNet(a).eval().requires_grad_(False)
     for parameter in net.parameters():
         parameter.add_(0.3 * torch.randn(parameter.shape))
-    save_picture_part(directory, net)
+    save_part(directory, net)
     return directory

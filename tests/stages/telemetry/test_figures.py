@@ -129,7 +129,7 @@ def host_that_fails(bundles: Path) -> Callable[[], Host]:
     def broken(pieces: object) -> None:
         raise RuntimeError("it broke")
 
-    parts.chain[0] = SimpleNamespace(read=broken, denoise=broken)  # type: ignore[assignment]
+    parts.runners["chain"][0] = SimpleNamespace(read=broken, denoise=broken)  # type: ignore[assignment]
 
     def make() -> Host:
         return Host(Release("r", plan, parts), HostSettings("h"), None, HostCounters())
@@ -138,7 +138,7 @@ def host_that_fails(bundles: Path) -> Callable[[], Host]:
 
 
 def sweep_for(host: Host, **names: str) -> stage_pb2.Hop:
-    source = host.releases.newest.plan.chain
+    source = host.releases.newest.plan.models["chain"]
     hop = stage_pb2.Hop(router=ROUTER, session="s", capacity=40, digest=source.digest, left_s=60, **names)
     hop.sweep.CopyFrom(stage_pb2.Sweep(clean=b"A secret prompt", slots=4, steps=1, codec="int8"))
     return hop

@@ -14,7 +14,6 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from stages.errors import InputError
 from stages.host.metrics import record_hop
-from stages.telemetry import traces
 from stages.telemetry.traces import Tracer, check_target, traceparent_of
 from stages.v1 import stage_pb2
 from stages.wire.status import invalid
@@ -119,17 +118,3 @@ def test_without_opentelemetry_it_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(InputError, match=r"pip install 'onesweep\[traces\]'"):
         Tracer("127.0.0.1:4317", "onesweep-router", "router")
-
-
-def span(name: str) -> Any:
-    return SimpleNamespace(to_json=lambda indent: json.dumps({"name": name}))
-
-
-def test_a_file_of_spans_does_not_fill_the_disk(tmp_path, monkeypatch, caplog) -> None:
-    monkeypatch.setattr(traces, "MOST_BYTES", 40)
-    spans = traces.SpanFile(str(tmp_path / "spans"))
-    for _ in range(9):
-        spans.export([span("hop")])
-    spans.shutdown()
-    assert (tmp_path / "spans").read_text() == '{"name": "hop"}\n' * 2
-    assert caplog.messages == [f"{tmp_path / 'spans'} has 40 bytes, the most: no more spans are written there"]

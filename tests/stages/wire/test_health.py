@@ -10,9 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from stages.wire import health
-from stages.wire.channel import bind, new_server, open_channel
-from stages.wire.health import HealthChecks
+from stages.wire import channel as channels
+from stages.wire.channel import HealthChecks, bind, new_server, open_channel
 
 Status = health_pb2.HealthCheckResponse
 WITHIN_S = 30.0
@@ -90,7 +89,7 @@ async def test_a_client_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.M
         assert (await anext(call)).status == Status.NOT_SERVING
         deaf.close()
         await watched(checks, 1)
-    monkeypatch.setattr(health, "MOST_WATCHERS", 0)
+    monkeypatch.setattr(channels, "MOST_WATCHERS", 0)
     async with asyncio.timeout(WITHIN_S), served(HealthChecks()) as (address, _), open_channel(address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="0 clients watch already: use Check"):
             await anext(aiter(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())))

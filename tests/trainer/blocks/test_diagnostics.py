@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from stages.backends import DEFAULT_BACKEND, backend_named
-from stages.backends.sweep import BlockWork, Boundary, SweepPlan, run_unbatched
+from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.codec import Fp32
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import new_caches
@@ -73,11 +73,10 @@ def test_from_noise_is_what_a_sweep_does_at_each_position(known: torch.Tensor) -
     losses = []
     for position in range(1, LENGTH):
         plan = SweepPlan(seed=0, start=position, slots=1, steps=steps, temperature=0.0)
-        before: Boundary | bytes | None = None
+        before: bytes | None = None
         for block in blocks:
             a, caches = block.architecture, new_caches(block.architecture.layers, block.architecture, LENGTH)
             clean = bytes(known[0, :position].tolist())
-            assert not isinstance(before, bytes)
             work = BlockWork(a, block.index, partition, caches, plan, Fp32(), BYTES.decode(clean), before)
             before = run_unbatched(work, backend_named(DEFAULT_BACKEND).block(block))
         losses.append(float(F.cross_entropy(work._logits, known[0, position : position + 1])))

@@ -87,7 +87,7 @@ def test_a_kill_between_measuring_and_saving_loses_no_measurement(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(local, "save_block", killed)
+        patch.setattr(local, "save_part", killed)
         with pytest.raises(KeyboardInterrupt):
             train_blocks(short, corpus, tmp_path / "killed")
     train_blocks(short, corpus, tmp_path / "killed")

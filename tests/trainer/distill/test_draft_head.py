@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from stages.checkpoint.checkpoint import load_stage
-from stages.checkpoint.draft_head import DRAFT_HEAD_NAME, add_draft_head, load_draft_head, write_draft_head
+from stages.checkpoint.draft_head import DRAFT_HEAD_NAME, DraftHead, add_draft_head, load_draft_head, write_draft_head
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.host.drafter import HeadDrafter, _HeadText
-from stages.model.draft_head import DraftHead
 from stages.model.llama import LlamaArchitecture
 from tests.stages.model.tiny_llama import TINY, write_tiny
 from trainer.blocks.data import Corpus
