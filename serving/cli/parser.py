@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from serving.cli.commands import Command, Family, Words, find, near
 from stages.errors import InputError, close_to
+from stages.settings import SetAction
 
 WIDTH = 100
 _NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}
@@ -84,10 +85,19 @@ def parser_of(path: Words, command: Command) -> CommandParser:
     example = " ".join([*path, command.arguments]).strip()
     parser = CommandParser(" ".join(path), description=sentence, epilog=f"example:\n  {example}")
     command.add_options(parser)
+    if settable := settings_of(parser):
+        lines = [f"  {name.ljust(20)}  {about}" for name, about in settable.items()]
+        parser.epilog = "\n".join(["settings of --set NAME=VALUE:", *lines, "", parser.epilog or ""])
     if parser.usage is None:
         needed = [_written(action) for action in parser._actions if action.required or not action.option_strings]
         parser.usage = " ".join(["%(prog)s", *needed, "[options]"])
     return parser
+
+
+def settings_of(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """The settings that `--set` takes: the help of each, by its name."""
+    found = (action.about for action in parser._actions if isinstance(action, SetAction))
+    return next(found, {})
 
 
 def _written(action: argparse.Action) -> str:

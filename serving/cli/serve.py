@@ -1,4 +1,4 @@
-"""Commands of those who run a service: `router`, `host`, `doctor`, `up`, `down`, `deploy` and `status`."""
+"""Commands of those who run a service: `router`, `doctor`, `up`, `down`, `deploy` and `status`."""
 
 import argparse
 import json
@@ -24,10 +24,10 @@ from serving.router.settings import RouterSettings
 from serving.router.topology import Topology, local_topology, read_topology
 from stages.device import AUTO
 from stages.errors import InputError
-from stages.host.commands import add_device, add_host_options, check_positive, host_settings
+from stages.host.commands import add_device, check_positive
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
-from stages.telemetry.observability import observability_of, start_log
+from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.flags import add_registry_flags, add_server_options
 from stages.wire.registry import registry_settings
 from stages.wire.tls import security_of
@@ -43,13 +43,6 @@ def add_router(router: argparse.ArgumentParser) -> None:
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
     add_flags(router, RouterSettings)
     add_server_options(router)
-
-
-def add_host(host: argparse.ArgumentParser) -> None:
-    host.add_argument("name", metavar="NAME")
-    host.add_argument("--topology", type=Path, required=True, metavar="FILE", help="the hosts")
-    host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
-    add_host_options(host)
 
 
 def add_doctor(doctor: argparse.ArgumentParser) -> None:
@@ -103,9 +96,7 @@ def add_status(status: argparse.ArgumentParser) -> None:
 def run_router(options: argparse.Namespace) -> int:
     from serving.router.server import serve
 
-    check_positive(options, "threads")
-    seeing = observability_of(options)
-    start_log(seeing.log_format, "router")
+    start_log(from_flags(ObservabilitySettings, options).log_format, "router")
     topology = _topology_of(options)
     settings = from_flags(
         RouterSettings,
@@ -115,7 +106,6 @@ def run_router(options: argparse.Namespace) -> int:
         checkpoint=options.checkpoint or topology.checkpoint,
         security=security_of(options, topology.tls_of("router")),
         registry=registry_settings(options),
-        seeing=seeing,
     )
     serve(settings)
     return 0
@@ -129,38 +119,6 @@ def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> 
     if (registry is None) == (options.topology is None):
         raise InputError("give either --topology FILE, or --registry URL where hosts register")
     return await_topology(registry, DEFAULT_ROUTER, within_s) if registry else read_topology(options.topology)
-
-
-def run_host(options: argparse.Namespace) -> int:
-    from stages.checkpoint.bundle import has_experts
-    from stages.host.server import StageSettings, serve
-
-    topology = read_topology(options.topology)
-    host = topology.host(options.name)
-    checkpoint = options.checkpoint or topology.checkpoint
-    if checkpoint is None:
-        raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
-    options.device = options.device or host.device
-    settings = host_settings(options, host.name)
-    seeing = observability_of(options)
-    start_log(seeing.log_format, host.name)
-    serve(
-        StageSettings(
-            checkpoint,
-            host.blocks,
-            host.listen,
-            tuple(topology.successors(host, has_experts(checkpoint))),
-            settings,
-            options.threads,
-            security=security_of(options, topology.tls_of(host.name)),
-            shelf=options.shelf,
-            health=options.health,
-            seeing=seeing,
-            drain_s=options.drain_s,
-            signers=options.signers,
-        )
-    )
-    return 0
 
 
 def run_doctor(options: argparse.Namespace) -> int:

@@ -56,8 +56,6 @@ def test_no_help_waits_for_torch_or_numpy() -> None:
 SHARED = (
     "add_chat_options",
     "add_device",
-    "add_drain_flag",
-    "add_host_options",
     "add_import_options",
     "add_router_options",
 )

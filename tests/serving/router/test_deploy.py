@@ -240,11 +240,11 @@ def test_hosts_take_only_what_a_key_that_they_trust_has_signed(
 ) -> None:
     certs, signers, bundle = tmp_path / "certs", tmp_path / "signers.pem", tmp_path / "new"
     for name in ("ada", "ben"):
-        assert onesweep("certs", "signer", name, "--dir", certs)[0] == 0
+        assert onesweep("certs", "issue", "signer", name, "--dir", certs)[0] == 0
     signers.write_bytes((certs / "ada.pub").read_bytes())
     shutil.copytree(new, bundle)
     topology = local_topology(1, 3, old, free_port_block(2) + 1)
-    with temporary_deployment(topology, old, host_options=("--signers", str(signers))):
+    with temporary_deployment(topology, old, host_options=("--set", f"signers={signers}")):
 
         def deployed() -> tuple[int, str]:
             code, out, err = onesweep("deploy", bundle, "--router", topology.router)
