@@ -7,11 +7,31 @@ from os.path import commonprefix
 
 import numpy as np
 
-from serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
+from serving.modes.candidates import Candidates, ImportanceWeights
 from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
 from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
+
+# A client that gives up so shortly before its deadline was told by its own clock that it had passed.
+JITTER_S = 0.02
+
+
+class RequestContext:
+    """What hosts are told of a request besides its work."""
+
+    # Added to every hop.
+    link_ms = 0
+    # It gives way to others, on the hosts too.
+    batch = False
+    # Where hosts may keep the beginnings of its texts; empty: nowhere.
+    space = b""
+
+    def stamp(self, hop: stage_pb2.Hop) -> None:
+        """Name the request, and its trace, in work that leaves for the hosts."""
+
+    def arrived(self) -> None:
+        """A result of that work came."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +54,7 @@ def _drawn(alphabet: Alphabet, symbols: bytes, told: stage_pb2.Logprobs) -> list
 class Account:
     """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
 
+    context: RequestContext = field(default_factory=RequestContext)
     begin: float = field(default_factory=time.perf_counter)
     # Of what is written.
     alphabet: Alphabet = BYTES
@@ -147,15 +168,11 @@ class Account:
     def add_candidates(self, drafted: Candidates, weights: ImportanceWeights) -> None:
         """Book the candidates of a sweep, and what the scorer made of them."""
         count, length = drafted.nats.shape
-        self.add_choice(length, weights.shares, drafted.compute_ms)
+        self.chunk, self.candidates = max(self.chunk, length), max(self.candidates, count)
+        self.effective_samples.append(weights.effective)
+        self.local_compute_ms += drafted.compute_ms
         self.divergence_bits.append((weights.divergence_bits, count * length))
         self.distance_bound = min(self.distance_bound + weights.distance_bound, 1.0)
-
-    def add_choice(self, length: int, shares: Floats, compute_ms: float) -> None:
-        """Book a choice among candidates of `length` symbols by their shares, and the router's arithmetic for them."""
-        self.chunk, self.candidates = max(self.chunk, length), max(self.candidates, len(shares))
-        self.effective_samples.append(effective(shares))
-        self.local_compute_ms += compute_ms
 
     def add_text(self, symbols: bytes, told: stage_pb2.Logprobs | None = None) -> None:
         """Book what was written, and with it the log-probabilities of its symbols, which may be of more than these."""

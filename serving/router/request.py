@@ -128,8 +128,8 @@ class Request:
     )
     scorer: str | None = _name("scorer, ar: resample (what is there)", "scorer, ar: resample")
     candidates: int | None = _count(
-        "scored in a sweep: resample (16); written, the likeliest kept: local",
-        "continuations scored in a sweep: resample; written, the likeliest kept: local",
+        "continuations scored in a sweep: resample (16)",
+        "continuations scored in a sweep: resample",
         most=MAX_CANDIDATES,
     )
     budget_ms: int | None = _count(

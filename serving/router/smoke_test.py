@@ -16,7 +16,7 @@ import grpc
 from serving.drawing.modes import DrawingMode, retry_drawing
 from serving.drawing.validation import check_drawing
 from serving.modes.base import Generation, Mode
-from serving.modes.scored import score
+from serving.modes.resample import score
 from serving.router.accounting import Account
 from serving.router.active_release import ActiveRelease
 from serving.router.audit import AuditFailed, retry_after_audit
@@ -128,19 +128,14 @@ async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
     known = probe_symbols(manifest)[0].tolist()
     total = 0.0
     with Session(view, kind, len(known), _deadline(), Account()) as session:
-        number, read = 0, 0
         for at in range(1, len(known), most):
             piece = known[at : at + most]
             step = stage_pb2.Read(
-                number=number,
-                start=read,
-                clean=alphabet.encode(known[read:at]),
                 codec="fp32",
                 score=stage_pb2.Score(temperature=1.0, candidates=[alphabet.encode(piece)]),
             )
-            _, nats = await score(session, step)
+            _, nats = await score(session, step, alphabet.encode(known[:at]))
             total -= float(nats.sum())
-            number, read = number + 1, at
     return total / (len(known) - 1)
 
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.modes.auto import choose
-from serving.modes.frontier import Option
-from serving.modes.latency_model import Forecast
+from serving.modes.frontier import Forecast, Option
 
 
 def forecast(bits: float, ms: float, over: float = 1.0) -> Forecast:

@@ -47,10 +47,6 @@ def sentence(err: str) -> str:
             ["x", "--mode", "sweep", "--set", "top_p=0.5"],
             "mode sweep does not take top_p: leave it out, or use mode ar, ar-speculative, local, auto",
         ),
-        (
-            ["x", "--mode", "local", "--set", "candidates=4", "--set", "min_p=0.1"],
-            "mode local draws candidates without min_p",
-        ),
         (["x", "--max-bytes", 0], "max_bytes must be a whole number from 1"),
         (["x", "--seed", 1 << 64], "seed must be a whole number from 0"),
         (["x", "--mode", "sweep", "--set", "steps=65"], "steps must be a whole number from 1 to 64, not 65"),

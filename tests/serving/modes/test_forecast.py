@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.modes.frontier import Option
-from serving.modes.latency_model import HANDLING_MS, UNIT_MS, LatencyModel, TripOverhead
+from serving.modes.frontier import HANDLING_MS, UNIT_MS, LatencyModel, Option, TripOverhead
 from serving.router.accounting import Account
 
 RESAMPLE = Option("resample", (("chunk", 32),), 2.0, 256, 8, 8, 160.0, 80.0, 400_000)
