@@ -225,7 +225,6 @@ ROOT = Family(
             ),
             "serving.cli.serve:",
             ("router", "run the router of a topology", "--topology topology.toml"),
-            "serving.gateway.commands:",
             (
                 "http",
                 "serve an OpenAI-compatible API and a page, in front of a router",
@@ -267,7 +266,7 @@ ROOT = Family(
         )
         + _IDENTITIES
         + _commands(
-            "serving.cli.completion:",
+            "serving.cli.parser:",
             (
                 "completion",
                 "print a script that completes commands and options in a shell",

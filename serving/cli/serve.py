@@ -1,4 +1,4 @@
-"""Commands of those who run a service: `router`, `doctor`, `up`, `down`, `deploy` and `status`."""
+"""Commands of those who run a service: `router`, `http`, `doctor`, `up`, `down`, `deploy` and `status`."""
 
 import argparse
 import json
@@ -14,11 +14,12 @@ from serving.cli.deployment import (
     find_deployment,
     present,
     require_deployment,
+    router_here,
     state_directory,
 )
 from serving.cli.generate import add_router_options, async_client_of, client_of
 from serving.client.result import record_of
-from serving.gateway.settings import DEFAULT_LISTEN
+from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.settings import RouterSettings
 from serving.router.topology import Topology, local_topology, read_topology
@@ -43,6 +44,11 @@ def add_router(router: argparse.ArgumentParser) -> None:
     router.add_argument("--listen", metavar="HOST:PORT", help=f"default: the topology's, else {DEFAULT_ROUTER}")
     add_flags(router, RouterSettings)
     add_server_options(router)
+
+
+def add_http(http: argparse.ArgumentParser) -> None:
+    add_flags(http, HttpSettings)
+    add_flags(http, ObservabilitySettings, only=("metrics", "log_format"))
 
 
 def add_doctor(doctor: argparse.ArgumentParser) -> None:
@@ -119,6 +125,17 @@ def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> 
     if (registry is None) == (options.topology is None):
         raise InputError("give either --topology FILE, or --registry URL where hosts register")
     return await_topology(registry, DEFAULT_ROUTER, within_s) if registry else read_topology(options.topology)
+
+
+def run_http(options: argparse.Namespace) -> int:
+    check_framework("`onesweep http`")
+    from serving.gateway.app import serve
+
+    options.router, _ = router_here(options.router)
+    settings = from_flags(HttpSettings, options, seeing=from_flags(ObservabilitySettings, options))
+    start_log(settings.seeing.log_format, "http")
+    serve(settings)
+    return 0
 
 
 def run_doctor(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Settings of the HTTP gateway, and their flags."""
+"""Settings of the HTTP gateway, from which the flags of `onesweep http` derive."""
 
 import re
 from dataclasses import dataclass

@@ -149,22 +149,18 @@ class AutoMode(Mode):
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         if problem := self.unguided:
             mode, account.reason = self._first_of(request, account, problem)
-            option, own = None, replace(request, codec=mode.default_codec, budget_ms=None)
+            own = replace(request, codec=mode.default_codec, budget_ms=None)
         else:
             if request.budget_ms is None:
                 await self.ring.usable(self.ring.settings.hop_timeout_s)
             choice = self._choose(request, account)
             account.reason = choice.reason + (f"; hosts are left out: {self.ring.problem}" if self.ring.problem else "")
-            option = choice.picked.option
-            mode, own = self.modes[option.mode], self._part(option, request)
+            picked = choice.picked.option
+            mode, own = self.modes[picked.mode], self._part(picked, request)
         account.mode = mode.name
-        try:
-            async with aclosing(mode.generate(own, account)) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:  # a text of tokens that reaches its limit of bytes is given up here
-            if option is not None:
-                self.conditions.learn_option(option, account)
+        async with aclosing(mode.generate(own, account)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def _preferred(self) -> list[Mode]:
         """The modes of PREFERENCE that are served, in their order."""

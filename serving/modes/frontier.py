@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +15,7 @@ from serving.modes.base import DEFAULT_TEMPERATURE
 from serving.router.accounting import Account
 from serving.router.request import Request
 from stages.errors import InputError, regular
+from stages.settings import from_toml, limits
 
 VERSION = 1
 WRITTEN_BY = "onesweep bench quality --write FILE"
@@ -34,17 +34,17 @@ class Option:
     mode: str
     settings: tuple[tuple[str, Any], ...]
     # Judge bits for a byte: fewer are better.
-    bits: float
-    output_symbols: int
+    bits: float = field(metadata=limits(least=0))
+    output_symbols: int = field(metadata=limits(least=1))
     # Mean over texts; likewise those below.
-    sweeps: float
+    sweeps: float = field(metadata=limits(least=0))
     # As many as most texts need: a high quantile.
-    sweeps_high: float
+    sweeps_high: float = field(metadata=limits(least=0))
     # Arithmetic on all hosts together.
-    host_ms: float
-    router_ms: float
+    host_ms: float = field(metadata=limits(least=0))
+    router_ms: float = field(metadata=limits(least=0))
     # Payload of all hops.
-    wire_bytes: float
+    wire_bytes: float = field(metadata=limits(least=0))
     bits_low: float | None = None
     bits_high: float | None = None
 
@@ -85,26 +85,16 @@ class Option:
 
     @classmethod
     def from_record(cls, record: object) -> Self:
-        """Raises InputError that says which key is wrong."""
+        """Keys that it does not know are left out. Raises InputError that says which key is wrong."""
         table = _table(record, "an option")
         mode, settings = table.get("mode"), _table(table.get("settings", {}), "settings")
         if mode not in CHOOSABLE:
             raise InputError(f"there is no mode {mode!r}; there are {', '.join(CHOOSABLE)}")
         for name, value in settings.items():
             kind = SETTINGS.get(name)
-            fits = isinstance(value, str) if kind is str else _is_number(value)
-            if kind is None or not fits:
+            if kind is None or not isinstance(value, (int, float) if kind is float else kind):
                 raise InputError(f"{mode}: {name} = {value!r} is not a setting; there are {', '.join(SETTINGS)}")
-        whole = tuple((name, int(v) if SETTINGS[name] is int else v) for name, v in settings.items())
-        numbers = {key: _number(table, key, mode) for key in COSTS}
-        count = int(numbers.pop("output_symbols"))
-        if count < 1:
-            raise InputError(f"{mode}: output_symbols must be at least 1, not {count}")
-        ends = {key: table[key] for key in ("bits_low", "bits_high") if _is_number(table.get(key))}
-        return cls(mode=mode, settings=whole, output_symbols=count, **numbers, **ends)
-
-
-COSTS = ("bits", "output_symbols", "sweeps", "sweeps_high", "host_ms", "router_ms", "wire_bytes")
+        return from_toml(cls, _known(cls, table) | {"settings": tuple(settings.items())}, mode)
 
 
 @dataclass(frozen=True)
@@ -155,18 +145,9 @@ class Frontier:
         options = table.get("options")
         if not isinstance(options, list) or not options:
             raise InputError("'options' must be a list with one entry or more")
-        weights = _table(table.get("weights"), "weights")
-        for key in ("judge", "basis"):
-            if not isinstance(table.get(key), str):
-                raise InputError(f"'{key}' must be text, not {table.get(key)!r}")
-        human: Any = table.get("human_bits")
-        return cls(
-            tuple(map(Option.from_record, options)),
-            {str(name): str(digest) for name, digest in weights.items()},
-            table["judge"],
-            table["basis"],
-            float(human) if _is_number(human) else None,
-        )
+        weights = {str(name): str(digest) for name, digest in _table(table.get("weights"), "weights").items()}
+        parsed = {"options": tuple(map(Option.from_record, options)), "weights": weights}
+        return from_toml(cls, _known(cls, table) | parsed, "it")
 
 
 def read_frontier(path: Path) -> Frontier:
@@ -187,17 +168,9 @@ def _table(value: object, what: str) -> dict[str, Any]:
     return value
 
 
-def _number(table: dict[str, Any], key: str, where: str) -> float:
-    if key not in table:
-        raise InputError(f"{where}: {key!r} is missing")
-    if not _is_number(table[key]) or table[key] < 0:
-        raise InputError(f"{where}: {key!r} must be a number from 0, not {table[key]!r}")
-    return float(table[key])
-
-
-def _is_number(value: object) -> bool:
-    # not isfinite: a whole number can be larger than any float
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def _known(cls: type, table: dict[str, Any]) -> dict[str, Any]:
+    """The keys that are fields of a dataclass, unless they are null."""
+    return {f.name: table[f.name] for f in fields(cls) if table.get(f.name) is not None}
 
 
 # Links and machines as they are now, and how long an option takes on them.
@@ -237,17 +210,6 @@ class TripOverhead:
         return max((y - unit * self._x) / n + unit * payload / UNIT_BYTES, 0.0)
 
 
-class CostRatio:
-    """Running mean of measured arithmetic over the frontier's, which may be of other machines."""
-
-    def __init__(self) -> None:
-        self.value = 1.0
-
-    def learn(self, took: float, expected: float) -> None:
-        if expected > 0:
-            self.value += LEARN * (took / expected - self.value)
-
-
 @dataclass(frozen=True)
 class Forecast:
     """Expected cost of an option now."""
@@ -270,7 +232,6 @@ class LatencyModel:
         """:param rtts: last round trips of the router to each host in ring order, milliseconds; None = not known."""
         self.rtts = rtts
         self._extra = {"sweep": TripOverhead(), "step": TripOverhead()}
-        self._hosts, self._router = CostRatio(), CostRatio()
         # Milliseconds and symbols of each mode's texts, running means.
         self._texts: dict[str, tuple[float, float]] = {}
 
@@ -290,9 +251,7 @@ class LatencyModel:
         """`option` for a text of `count` symbols."""
         mean, high = option.sweeps_for(count)
         share = count / option.output_symbols
-        host_ms = option.host_ms * share * self._hosts.value
-        router_ms = option.router_ms * share * self._router.value
-        compute_ms, payload = host_ms + router_ms, option.wire_bytes * share / max(mean, 1.0)
+        compute_ms, payload = (option.host_ms + option.router_ms) * share, option.wire_bytes * share / max(mean, 1.0)
         if not mean:
             return Forecast(option, compute_ms, compute_ms, 0, 0.0, compute_ms)
         trips_ms = mean * self.trip_ms(payload, link_ms)
@@ -329,12 +288,6 @@ class LatencyModel:
             self._extra["sweep"].learn(rest_ms / sweeps - sweep_ms, payload)
         elif sweeps > 1:
             self._extra["step"].learn((rest_ms - self.trip_ms(payload, link_ms)) / (sweeps - 1) - step_ms, payload)
-
-    def learn_option(self, option: Option, account: Account) -> None:
-        """Book the arithmetic of a text that `option` wrote."""
-        share = account.output_tokens / option.output_symbols
-        self._hosts.learn(sum(account.compute_ms.values()), option.host_ms * share)
-        self._router.learn(account.local_compute_ms, option.router_ms * share)
 
     def _delays(self, link_ms: int) -> tuple[float, float]:
         """Delay of one sweep, and of one step of `ar`, from the router's own links.

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from serving.cli.commands import Command, find, walk
-from serving.cli.completion import SHELLS, script_for
-from serving.cli.parser import parser_of
+from serving.cli.parser import SHELLS, parser_of, script_for
 
 LOADED = "print(*sorted({'torch', 'grpc', 'numpy', 'tokenizers'} & set(sys.modules)))"
 ASK = f"""

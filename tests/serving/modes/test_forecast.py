@@ -48,16 +48,6 @@ def test_what_the_links_do_not_tell_is_learned(mode: str) -> None:
     assert conditions.forecast(option, 256).ms == pytest.approx(truth_ms, rel=0.03)
 
 
-def test_slow_machines_are_learned() -> None:
-    conditions = LatencyModel(lambda: [60.0])
-    for _ in range(20):
-        conditions.learn_option(RESAMPLE, account(8, 480.0, 80.0, 0))
-    assert conditions.forecast(RESAMPLE, 256).compute_ms == pytest.approx(480 + 80, rel=0.02)
-    # another mode's hosts are the same machines
-    assert conditions.forecast(AR, 256).compute_ms == pytest.approx(3 * 256, rel=0.02)
-    assert conditions.forecast(LOCAL, 256).compute_ms == pytest.approx(120.0, rel=0.02)
-
-
 def test_fixed_and_payload_are_told_apart() -> None:
     extra, numbers = TripOverhead(), random.Random(1)
     for _ in range(200):
