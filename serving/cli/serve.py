@@ -207,7 +207,7 @@ def run_down(options: argparse.Namespace) -> int:
 
 
 def run_deploy(options: argparse.Namespace) -> int:
-    from serving.cli.deploy import deploy, lines_of, read_release, record_of, roll_back
+    from serving.cli.deploy import deploy, line_of, read_release, roll_back
 
     if options.rollback == (options.checkpoint is not None):
         raise InputError("give the directory of a checkpoint to deploy, or --rollback to go back to the one before")
@@ -220,7 +220,7 @@ def run_deploy(options: argparse.Namespace) -> int:
         switch = roll_back(client, show, options.timeout_s)
     else:
         switch = deploy(client, read_release(options.checkpoint), without, show, options.timeout_s)
-    print(json.dumps(record_of(switch)) if options.json else "\n".join(lines_of(switch)))
+    print(json.dumps(record_of(switch)) if options.json else line_of(switch))
     return 0
 
 

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, fields
+from itertools import starmap, zip_longest
 from os.path import commonprefix
 
 import numpy as np
 
 from serving.modes.candidates import Candidates, ImportanceWeights
+from serving.router.paths import HostLink
 from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
 from stages.model.vocabulary import BYTES, Alphabet
@@ -110,7 +112,7 @@ class Account:
     trips: list[router_pb2.Trip] | None = None
     trip_begin_ms: float = 0.0
     # Those of the last sweep, by the name that a host has in its own account.
-    hosts: dict[str, HostEntry] = field(default_factory=dict)
+    hosts: dict[str, HostLink] = field(default_factory=dict)
     compute_ms: dict[HostEntry, float] = field(default_factory=dict)
     queue_ms: dict[HostEntry, float] = field(default_factory=dict)
 
@@ -125,18 +127,21 @@ class Account:
 
     def add_sweep(self, event: stage_pb2.Event) -> None:
         """Book one sweep: a payload for each message that brought work to a host, and the one with the result."""
-        payloads = [p.received_bytes for p in event.timings if p.received_bytes] + [event.ByteSize()]
+        payloads = list[int]()
+        for timing in event.timings:
+            if timing.received_bytes:
+                payloads.append(timing.received_bytes)
+            if (link := self.hosts.get(timing.host)) is not None:
+                host = link.entry
+                self.compute_ms[host] = self.compute_ms.get(host, 0.0) + timing.compute_ms
+                self.queue_ms[host] = self.queue_ms.get(host, 0.0) + timing.queue_ms
+        payloads.append(event.ByteSize())
         self.sweeps += 1
         self.hops += len(payloads)
         self.wire_bytes_total += sum(payloads)
-        longest = max(len(payloads), len(self.wire_bytes))
         # a later step of a ring of one host has no message that brings work: its result is still the last hop
-        padded = [[0] * (longest - len(row)) + row for row in (payloads, self.wire_bytes)]
-        self.wire_bytes = [max(pair) for pair in zip(*padded, strict=True)]
-        for timing in event.timings:
-            if (host := self.hosts.get(timing.host)) is not None:
-                self.compute_ms[host] = self.compute_ms.get(host, 0.0) + timing.compute_ms
-                self.queue_ms[host] = self.queue_ms.get(host, 0.0) + timing.queue_ms
+        padded = zip_longest(reversed(payloads), reversed(self.wire_bytes), fillvalue=0)
+        self.wire_bytes = list(starmap(max, padded))[::-1]
         if self.trips is not None:
             self.trips.append(self._trip(event, sum(payloads)))
 
@@ -204,7 +209,7 @@ class Account:
         begin_ms, self.trip_begin_ms = self.trip_begin_ms, self.elapsed_ms()
         hosts = [
             router_pb2.TripHost(
-                name=self.hosts[p.host].name if p.host in self.hosts else p.host,
+                name=self.hosts[p.host].entry.name if p.host in self.hosts else p.host,
                 queue_ms=p.queue_ms,
                 compute_ms=p.compute_ms,
                 received_bytes=p.received_bytes,

@@ -233,19 +233,19 @@ class Session:
 
     def _settle(self, attempt: Attempt, event: stage_pb2.Event) -> None:
         """A result is here: other attempts can stop."""
-        for other in [other for other in self.attempts if other is not attempt]:
-            self._give_up(other)
+        while len(self.attempts) > 1:
+            self._give_up(self.attempts[0] if self.attempts[0] is not attempt else self.attempts[1])
         self.account.batches = max(self.account.batches, attempt.results)
         if attempt.recalled:
             self.account.cached_tokens, attempt.recalled = attempt.recalled, 0
         attempt.step, self._number = event.number, event.number + 1
-        self._helpers.update(attempt.path)
-        self._path = attempt.path
-        hosts = {link.info.name: link for link in attempt.path if link.info}
-        self.account.hosts = {name: link.entry for name, link in hosts.items()}
+        if attempt.path is not self._path:
+            self._path = attempt.path
+            self._helpers.update(attempt.path)
+            self.account.hosts = {link.info.name: link for link in attempt.path if link.info}
         for timing in event.timings:
-            if timing.host in hosts:
-                hosts[timing.host].learn(timing)
+            if timing.host in self.account.hosts:
+                self.account.hosts[timing.host].learn(timing)
         assert self._work is not None
         if isinstance(self._work, stage_pb2.Read) and self._work.sample.remaining > 1:  # the hosts start the next one
             self._written, self._steps = self._written + event.text, self._steps + 1
@@ -381,13 +381,6 @@ class Session:
     def _hops(
         self, attempt: Attempt, work: Work | PictureMessage, memory: stage_pb2.Memory | None = None
     ) -> list[stage_pb2.Hop]:
-        hop = self._hop(attempt, work)
-        if memory is not None:
-            hop.memory.CopyFrom(memory)
-        self.account.context.stamp(hop)
-        return self._cut(hop)
-
-    def _hop(self, attempt: Attempt, work: Work | PictureMessage) -> stage_pb2.Hop:
         hop = stage_pb2.Hop(
             router=self.ring.name,
             session=attempt.name,
@@ -395,11 +388,13 @@ class Session:
             digest=self._digest,
             capacity=self.capacity,
             path=[link.entry.address for link in attempt.path],
+            memory=memory,
         )
         put_work(hop, work)
         if isinstance(work, stage_pb2.Consult):
             hop.consult.places.extend(places_of(attempt.path))
-        return hop
+        self.account.context.stamp(hop)
+        return self._cut(hop)
 
     def _audited(self) -> AuditedAnswer | None:
         """The answer since the last call, if it is to be audited."""
