@@ -177,7 +177,6 @@ def _known(cls: type, table: dict[str, Any]) -> dict[str, Any]:
 
 # Weight of what was measured, at each further request: links change.
 FORGET = 0.8
-LEARN = 0.3
 # Of a link that was not measured (keep-warm messages are off).
 UNKNOWN_RTT_MS = 100.0
 # What a trip takes besides the links' delay, before one was seen.
@@ -232,8 +231,6 @@ class LatencyModel:
         """:param rtts: last round trips of the router to each host in ring order, milliseconds; None = not known."""
         self.rtts = rtts
         self._extra = {"sweep": TripOverhead(), "step": TripOverhead()}
-        # Milliseconds and symbols of each mode's texts, running means.
-        self._texts: dict[str, tuple[float, float]] = {}
 
     def trip_ms(self, payload: float = 0.0, link_ms: int = 0) -> float:
         """One sweep from the router round the hosts and back, without arithmetic.
@@ -260,23 +257,9 @@ class LatencyModel:
         expected_ms = trips_ms + compute_ms
         return Forecast(option, expected_ms, expected_ms * (high / mean), mean, trips_ms / mean, compute_ms)
 
-    def text_ms(self, mode: str, count: int) -> float | None:
-        """A text of `count` symbols, as that mode's texts took so far; None before the first of them.
-
-        A shorter text is not promised to be quicker: a sweep is a sweep.
-        """
-        took = self._texts.get(mode)
-        return took[0] * max(count / took[1], 1.0) if took else None
-
     def learn(self, mode: str, account: Account, latency_ms: float) -> None:
         """Book the trips of a request."""
         mode = account.mode or mode
-        if account.output_tokens:
-            ms, symbols = self._texts.get(mode, (latency_ms, float(account.output_tokens)))
-            self._texts[mode] = (
-                ms + LEARN * (latency_ms - ms),
-                symbols + LEARN * (account.output_tokens - symbols),
-            )
         if not (sweeps := account.sweeps):
             return
         # hosts that compute batches of candidates side by side take less time than their sum

@@ -20,7 +20,7 @@ JITTER_S = 0.02
 
 
 class RequestContext:
-    """What hosts are told of a request besides its work."""
+    """The properties of a request that travel to the hosts beside its work."""
 
     # Added to every hop.
     link_ms = 0
@@ -108,7 +108,7 @@ class Account:
     # Of the symbols that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
-    # Of the sweeps since `take_trips`; None where nobody asked for them.
+    # Of the sweeps that nobody was told of yet; None where nobody asked for them.
     trips: list[router_pb2.Trip] | None = None
     trip_begin_ms: float = 0.0
     # Those of the last sweep, by the name that a host has in its own account.
@@ -155,13 +155,6 @@ class Account:
         """Book text that is handed out. `resumed`: all that another router had handed out, as the client says."""
         self.resumed_bytes += len(commonprefix([text, resumed[self.output_bytes :]]))  # noqa: RUF071 - no path
         self.output_bytes += len(text)
-
-    def take_trips(self) -> list[router_pb2.Trip]:
-        """The trips that came back since the last call."""
-        if not self.trips:
-            return []
-        taken, self.trips = self.trips, []
-        return taken
 
     def add_draft(self, drafted: int, accepted: int, compute_ms: float) -> None:
         """Book guesses: how many, how many were right, and the router's arithmetic for them."""

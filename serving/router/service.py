@@ -289,10 +289,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     text, read = text + reading.feed(each), read + 1
                     if reading.over:
                         break
-                told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
+                if generation.logprobs is not None:
+                    told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
                 account.wrote(text, request.resumed)
-                for trip in account.take_trips():
-                    yield router_pb2.GenerateResponse(trip=trip)
+                while account.trips:
+                    yield router_pb2.GenerateResponse(trip=account.trips.pop(0))
                 if request.whole:
                     held += text
                 elif text:
