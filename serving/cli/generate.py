@@ -116,21 +116,17 @@ def run_compare(options: argparse.Namespace) -> int:
                 raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")
             entrants = all_entrants(status.modes, options.scorer)
         outcomes = run_entrants(client, options.prompt, entrants, settings)
-    print_outcomes(options.prompt, outcomes, options.json)
+    if options.json:
+        rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
+        print(json.dumps(list(rows.values())))
+    else:
+        print(comparison(options.prompt, outcomes))
     return 0 if all(not isinstance(outcome, str) for outcome in outcomes.values()) else 1
 
 
 def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
     names = [f.name for f in SETTINGS if "flag" in f.metadata]
     return {name: getattr(options, name) for name in (*names, "timeout_s")}
-
-
-def print_outcomes(prompt: str, outcomes: dict[str, Result | str], as_json: bool) -> None:
-    if as_json:
-        rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
-        print(json.dumps(list(rows.values())))
-    else:
-        print(comparison(prompt, outcomes))
 
 
 def _print_cost(result: Result) -> None:

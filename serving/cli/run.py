@@ -112,13 +112,9 @@ def find_checkpoint(
     if not (model.suffix == ".gguf" and model.is_file()) and not (model / "config.json").is_file():
         there = "is none of these" if model.exists() else "is not there"
         raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
-    checkpoint = ImportCache(default_cache()).checkpoint(model, blocks, options.context, progress, hosts)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
+    checkpoint = ImportCache(cache).checkpoint(model, blocks, options.context, progress, hosts)
     return checkpoint.resolve(), parts_of(checkpoint)
-
-
-def default_cache() -> Path:
-    """$XDG_CACHE_HOME/onesweep, else ~/.cache/onesweep."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
 
 
 # The checkpoint's own reader imports torch, which takes longer than all the rest of a second start; hosts read the

@@ -171,11 +171,14 @@ class Request:
         for f in SETTINGS:
             if values.get(f.name) is not None and (problem := bounds_problem(f, values[f.name])):
                 raise InputError(problem)
+        for token, bias in self.logit_bias.items():
+            if not isinstance(token, int) or not 0 <= token <= MAX_COUNT or not isinstance(bias, int | float):
+                raise InputError(f"logit_bias must map whole numbers of tokens to numbers, not {token!r} to {bias!r}")
         return router_pb2.GenerateRequest(
             prompt=_raw("prompt", self.prompt),
             **values,
             json_schema=_raw("JSON schema", self.json_schema).decode(),
-            logit_bias=_checked_biases(self.logit_bias),
+            logit_bias=self.logit_bias,
             stops=[_raw("stop string", stop) for stop in self.stops],
             messages=[
                 router_pb2.Message(
@@ -221,13 +224,6 @@ def bounds_problem(f: Field[Any], value: object) -> str:
         return f"{f.name} must be a {'' if decimal else 'whole '}number, not {value!r}"
     noun = "" if decimal else "a whole number "
     return "" if bounds.hold(value) else f"{f.name} must be {noun}{bounds.words(value)}, not {value!r}"
-
-
-def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
-    for token, bias in biases.items():
-        if not isinstance(token, int) or not 0 <= token <= MAX_COUNT or not isinstance(bias, int | float):
-            raise InputError(f"logit_bias must map whole numbers of tokens to numbers, not {token!r} to {bias!r}")
-    return biases
 
 
 def is_decimal(f: Field[Any]) -> bool:

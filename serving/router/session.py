@@ -280,7 +280,12 @@ class Session:
         """End an attempt; if it was the last one, begin another. Raises Refusal where that is no use."""
         self._give_up(attempt)
         if attempt.recalled and fault.code == _Code.NOT_FOUND.value[0]:
-            await self._read_anew(attempt)
+            # a host no longer had in memory what it had listed: that is no reason to avoid it
+            self._forgotten = True
+            for link in attempt.path:
+                link.forget_prefixes()
+            if not self.attempts:
+                await self._try()
             return
         has_schema = isinstance(self._work, stage_pb2.Read) and self._work.sample.sampling.HasField("grammar")
         if has_schema and fault.message.startswith(NOT_FOLLOWED):
@@ -307,14 +312,6 @@ class Session:
         if self._tries > 1:
             await asyncio.sleep(min(PAUSE_S * 2**self._tries, MOST_PAUSE_S))
         await self._try(refusal)
-
-    async def _read_anew(self, attempt: Attempt) -> None:
-        """Go on where a host no longer had in memory what it had listed: that is no reason to avoid it."""
-        self._forgotten = True
-        for link in attempt.path:
-            link.forget_prefixes()
-        if not self.attempts:
-            await self._try()
 
     async def _try(self, because: StatusError | None = None) -> None:
         """Begin an attempt, once there are hosts for it. Raises Refusal when there are none for too long."""
