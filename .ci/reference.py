@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from serving.cli.commands import ROOT, Command, Words, walk
-from serving.cli.parser import parser_of
+from serving.cli.parser import parser_of, settings_of
 from serving.client import result
 from serving.modes import MODES
 from serving.modes.auto import PREFERENCE
@@ -21,17 +21,9 @@ WIDTH = 120
 
 # Options that go together, by the name that a command's line has for them, and a command that has them all.
 SETS = {
-    "request": (
-        "generate",
-        "--max-bytes --max-tokens --seed --chunk --temperature --top-p --top-k --min-p "
-        "--frequency-penalty --presence-penalty --repetition-penalty --steps --codec --sampler "
-        "--drafter --draft --branches --scorer --candidates --budget-ms --timeout-s",
-    ),
-    "host": ("stage", "--session-mb --prefix-mb --lease-s --queue --batch --backend --hop-timeout-s"),
-    "server": ("stage", "--threads --keep-warm-ms --shelf --health --drain-s --metrics --traces --log-format"),
-    "registry": ("stage", "--registry --registry-ca --registry-cert --registry-key"),
-    "token": ("generate", "--token-file --token"),
-    "TLS server": ("stage", "--tls-cert --tls-key --tls-ca --insecure"),
+    "request": ("generate", "--max-bytes --max-tokens --seed --temperature --budget-ms --timeout-s"),
+    "server": ("host", "--threads --shelf --health --metrics"),
+    "TLS server": ("host", "--tls-cert --tls-key --tls-ca --insecure"),
     "TLS": ("generate", "--tls-ca --insecure"),
     "settings": ("train ar", "--config --data --threads"),
 }
@@ -141,6 +133,12 @@ def page() -> str:
     in_sets = {option for found in shared.sets.values() for option in found}
     rest = [option for _, option in sorted(shared.others.items()) if option not in in_sets]
     options.append(f"**others**: {'; '.join(map(described, rest))}.")
+    settable: dict[str, list[str]] = {}
+    for path, node in walk():
+        if isinstance(node, Command) and (found := settings_of(parser_of(path, node))):
+            about = "; ".join(map(described, found.items()))
+            settable.setdefault(about, []).append(f"`{' '.join(path[1:])}`")
+    options += [f"**`--set` of {', '.join(names)}**: {about}." for about, names in settable.items()]
     options = [line for option in options for line in (wrapped(option), "")][:-1]
     modes = ["| mode | sweeps | what it does |", "|---|---|---|"]
     modes += [f"| `{name}` | {sweeps} | {does} |" for name, (sweeps, does) in MODES.items()]

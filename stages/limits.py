@@ -1,4 +1,4 @@
-"""Bounds of a request's fields, which clients, routers and hosts share. It must not import torch: clients import it."""
+"""Bounds that clients, routers and hosts share. It must not import torch: clients import it."""
 
 MAX_COUNT = (1 << 32) - 1
 MAX_SEED = (1 << 64) - 1
@@ -19,3 +19,5 @@ MAX_REPETITION_PENALTY = 10.0
 MAX_LINK_MS = 500
 # Characters of HOST:PORT.
 MAX_ADDRESS = 255
+# Processor threads of a process.
+MAX_THREADS = 1024

@@ -9,6 +9,7 @@
         codec: Literal["fp32", "int8"] = setting("int8", "what travels")  # --codec {fp32,int8}
         report: Path | None = setting(None, "write a report")  # --report FILE
         verify: bool = setting(True, "accept any text")  # --no-verify
+        lease_s: float = setting(9.0, "free it after", rare=True)  # --set lease_s=S
         lab: LabSettings = field(default_factory=LabSettings)  # its flags too; in TOML the section [lab]
         seed: int = field(default=0, metadata=limits(least=0))  # no flag, but bounds for TOML and `check`
 
@@ -102,14 +103,17 @@ def flag(
     least: float | None = None,
     most: float | None = None,
     above: float | None = None,
+    rare: bool = False,
     **argument: Any,  # noqa: ANN401 - whatever `add_argument` takes
 ) -> dict[str, Any]:
     """Metadata of a field with a flag, `name` or else the field's own; without dashes it is a positional argument.
 
     The default is shown in brackets after `help`, or `shown` is in its place ("" for nothing). A tuple's flag takes
     entries parted by commas; with `action="append"` or `nargs` one entry a word. `argument` goes to `add_argument`.
+    A `rare` field has no flag of its own: `--set NAME=VALUE` gives it.
     """
-    return {"flag": name, "help": help, "shown": shown, "argument": argument, "bounds": Bounds(least, most, above)}
+    bounds = Bounds(least, most, above)
+    return {"flag": name, "help": help, "shown": shown, "argument": argument, "bounds": bounds, "rare": rare}
 
 
 def setting(default: T, help: str, **more: Any) -> T:  # noqa: ANN401 - of `flag`
@@ -124,7 +128,7 @@ def add_flags(parser: argparse._ActionsContainer, cls: type[S], only: Collection
         if section := _section(f):
             add_flags(parser, section, only)
         elif "flag" in f.metadata and (only is None or f.name in only):
-            _add_flag(parser, f, *_kind(cls, f))
+            (_add_rare if f.metadata["rare"] else _add_flag)(parser, f, *_kind(cls, f))
 
 
 def from_flags(cls: type[S], options: argparse.Namespace, base: S | None = None, **values: object) -> S:
@@ -219,12 +223,56 @@ def write_destination(path: Path, text: str) -> None:
         raise OnesweepError(f"cannot write {path}: {error.strerror}; the figures above are complete") from None
 
 
-def _add_flag(parser: argparse._ActionsContainer, f: Field[Any], kind: Any, entry: Any) -> None:  # noqa: ANN401
-    argument = dict(f.metadata["argument"])
+class SetAction(argparse.Action):
+    """`--set NAME=VALUE`, which gives a setting that has no flag of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(["--set"], argparse.SUPPRESS, metavar="NAME=VALUE", help="a setting that has no flag; repeat")
+        self._fields: dict[str, tuple[Field[Any], Any, Any]] = {}
+
+    def add(self, f: Field[Any], kind: Any, entry: Any) -> None:  # noqa: ANN401 - types
+        self._fields[f.name] = f, kind, entry
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The help of each setting, by its name."""
+        return {name: _help_of(f) for name, (f, _, _) in self._fields.items()}
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, options: argparse.Namespace, given: object, option: str | None = None
+    ) -> None:
+        name, _, text = str(given).partition("=")
+        if name not in self._fields:
+            raise InputError(
+                f"--set {given}: unknown setting {name!r}{one_of(name, sorted(self._fields), 'there are')}"
+            )
+        f, kind, entry = self._fields[name]
+        convert = f.metadata["argument"].get("type") or (_listed(entry) if kind is tuple else kind)
+        try:
+            setattr(options, name, convert(text))
+        except ValueError:
+            raise InputError(f"{name} must be {_described(kind, Bounds(), text)}, not {text!r}") from None
+
+
+def _add_rare(parser: argparse._ActionsContainer, f: Field[Any], kind: Any, entry: Any) -> None:  # noqa: ANN401
+    found = next((action for action in parser._actions if isinstance(action, SetAction)), None)
+    action = found or SetAction()
+    if found is None:
+        parser._add_action(action)
+    action.add(f, kind, entry)
+    parser.set_defaults(**{f.name: None})
+
+
+def _help_of(f: Field[Any]) -> str:
     default = None if f.default is MISSING else f.default
     shown = f.metadata["shown"] if f.metadata["shown"] is not None else _shown(default)
-    text = f"{f.metadata['help']} ({shown})".lstrip() if shown else f.metadata["help"]
-    argument["help"] = text.replace("%", "%%") or None
+    return f"{f.metadata['help']} ({shown})".lstrip() if shown else f.metadata["help"]
+
+
+def _add_flag(parser: argparse._ActionsContainer, f: Field[Any], kind: Any, entry: Any) -> None:  # noqa: ANN401
+    argument = dict(f.metadata["argument"])
+    argument["help"] = _help_of(f).replace("%", "%%") or None
+    default = None if f.default is MISSING else f.default
     name = _name(f)
     if kind is bool:
         parser.add_argument(name, dest=f.name, action="store_const", const=not default, default=None, **argument)
@@ -247,6 +295,8 @@ def _add_flag(parser: argparse._ActionsContainer, f: Field[Any], kind: Any, entr
 
 
 def _name(f: Field[Any]) -> str:
+    if f.metadata["rare"]:
+        return f.name
     return f.metadata["flag"] or f"--{'no-' * (f.default is True)}{f.name.replace('_', '-')}"
 
 

@@ -231,7 +231,7 @@ def open_serving_testbed(settings: ChaosSettings, checkpoint: Path, request_limi
 
     :param request_limit: requests that a router takes at once.
     """
-    options = ("--max-requests", str(request_limit), "--audit", str(settings.audit))
+    options = ("--max-requests", str(request_limit), "--set", f"audit_share={settings.audit}")
     with open_network(settings.profile, MOST_HOSTS, settings.profiles) as network:
         addresses = [network.address(node) for node in network.nodes]
         topology = replicated(checkpoint, addresses[1:], addresses[0])

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from serving.cli.generate import Credentials
 from serving.client.client import Client, Result
 from stages.errors import InputError, OnesweepError, ServiceError
 from stages.wire.channel import check_target
@@ -59,7 +58,7 @@ class Access:
         check_target(options.router, security, "--router")
         return cls(options.router, str(security.tls.authority) if security.tls else "", security.insecure)
 
-    def who(self, token: str = "") -> Credentials:
+    def who(self, token: str = "") -> dict[str, Any]:
         """Settings of a client. An empty `token` stands for $ONESWEEP_TOKEN."""
         tls = Tls(Path(self.authority)) if self.authority else None
         return {"tls": tls, "token": token or token_for(self.router, tls), "insecure": self.insecure}

@@ -31,7 +31,7 @@ DEFAULT_HOSTS = 3  # the fewest with a host that is neither first nor last
 FIRST_PORT = parse_address(DEFAULT_ROUTER)[1]
 INSECURE, ANYBODY = "--insecure", "--anybody"  # a lab's addresses are not loopback, and nobody else can reach them
 # Benchmarks ask the same prompts again and again: a host that had them in memory would not be measured at all.
-NO_MEMORY = ("--prefix-mb", "0")
+NO_MEMORY = ("--set", "prefix_mb=0")
 # Before a command on loopback: the process ends with the thread that started it, as everything in a lab does.
 MORTAL = ("setpriv", "--pdeathsig", "KILL", "--")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DIRECTORY = Path("certs")
 AUTHORITY_DAYS, LEAF_DAYS = 5 * 365, 30
+SIGNER = "signer"  # of releases: it has a key and no certificate
 
 
 def add_certs_init(init: argparse.ArgumentParser) -> None:
@@ -24,17 +24,15 @@ def add_certs_init(init: argparse.ArgumentParser) -> None:
     init.add_argument("--force", action="store_true", help="replace the one that is there")
 
 
-def _add_issue(action: argparse.ArgumentParser, default: str | None = None) -> None:
-    action.add_argument("name", metavar="NAME", nargs="?" if default else None, default=default)
+def add_certs_issue(action: argparse.ArgumentParser) -> None:
+    roles = (HOST, ROUTER, CLIENT, SIGNER)
+    action.add_argument("role", metavar="ROLE", choices=roles, help=f"{', '.join(roles)}: whose it is")
+    action.add_argument("name", metavar="NAME")
     _add_common(action, LEAF_DAYS)
     action.add_argument(
         "--address", action="append", default=[], metavar="HOST", help="IP address or name that others dial"
     )
     action.add_argument("--force", action="store_true", help="replace the one that is there, with a new key")
-
-
-add_certs_host = add_certs_client = _add_issue
-add_certs_router = partial(_add_issue, default=ROUTER)
 
 
 def add_certs_renew(renew: argparse.ArgumentParser) -> None:
@@ -52,19 +50,21 @@ def run_certs_init(options: argparse.Namespace) -> int:
     return 0
 
 
-def _issue(role: str, options: argparse.Namespace) -> int:
+def run_certs_issue(options: argparse.Namespace) -> int:
     _check_installed()
-    from stages.wire.certificates import Authority
+    from stages.wire.certificates import Authority, make_signer
 
-    authority = Authority.open(options.dir)
-    identity = Identity(role, options.name)
-    leaf = authority.issue(identity, options.address, options.days, options.force)
+    if options.role == SIGNER:
+        public = make_signer(options.dir, options.name, options.force)
+        print(f"{public.with_suffix('.key')}: signs releases (`onesweep sign`); keep it here, and nowhere else")
+        print(f"{public}: its public key; add it to the file that routers and hosts have as `signers`")
+        return 0
+    leaf = Authority.open(options.dir).issue(
+        Identity(options.role, options.name), options.address, options.days, options.force
+    )
     _print_leaf(leaf)
     print(f"{leaf.path.with_suffix('.key')}: its key; take both, and ca.pem, to where {options.name} runs")
     return 0
-
-
-run_certs_host, run_certs_router, run_certs_client = (partial(_issue, role) for role in (HOST, ROUTER, CLIENT))
 
 
 def run_certs_renew(options: argparse.Namespace) -> int:
@@ -88,27 +88,13 @@ def run_certs_renew(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def add_certs_signer(action: argparse.ArgumentParser) -> None:
-    action.add_argument("name", metavar="NAME")
-    action.add_argument("--dir", type=Path, default=DEFAULT_DIRECTORY, metavar="DIR", help="where it goes (certs)")
-    action.add_argument("--force", action="store_true", help="replace the one that is there")
-
-
-def run_certs_signer(options: argparse.Namespace) -> int:
-    _check_installed()
-    from stages.wire.certificates import make_signer
-
-    public = make_signer(options.dir, options.name, options.force)
-    print(f"{public.with_suffix('.key')}: signs releases (`onesweep sign`); keep it here, and nowhere else")
-    print(f"{public}: its public key; add it to the file that routers and hosts have as --signers")
-    return 0
-
-
 def add_sign(action: argparse.ArgumentParser) -> None:
     action.add_argument(
         "checkpoint", type=Path, metavar="DIR", help="bundle or checkpoint, as `onesweep deploy` sends it"
     )
-    action.add_argument("--key", type=Path, required=True, metavar="FILE", help="a key of `onesweep certs signer`")
+    action.add_argument(
+        "--key", type=Path, required=True, metavar="FILE", help="a key of `onesweep certs issue signer`"
+    )
 
 
 def run_sign(options: argparse.Namespace) -> int:

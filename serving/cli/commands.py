@@ -72,11 +72,12 @@ _CERTS = Family(
         "": _commands(
             "serving.cli.admin:certs_",
             ("init", "make the authority that signs the others", ""),
-            ("host", "make the certificate of a host", "host-1 --address 10.8.0.1"),
-            ("router", "make the certificate of a router", "--address 10.8.0.9"),
-            ("client", "make the certificate of a client", "laptop"),
+            (
+                "issue",
+                "make a certificate of a host, router or client, or a key that signs releases",
+                "host paris --address 10.8.0.1",
+            ),
             ("renew", "renew certificates, with the same keys and addresses", ""),
-            ("signer", "make a key that signs releases", "ada"),
         )
     },
 )
@@ -216,17 +217,14 @@ ROOT = Family(
             ("status", "show hosts, modes and requests of a router", ""),
             "serving.cli.demo:",
             ("demo", "start three hosts here, run one prompt in every mode, stop", ""),
-            "serving.cli.serve:",
-            ("host", "run one host of a topology on this machine", "host-1 --topology topology.toml"),
-            "stages.host.commands:",
+            "serving.cli.host:",
             (
-                "stage",
-                "run a stage server: one host, without a topology file",
-                "--checkpoint weights --blocks 0 --listen 127.0.0.1:7701",
+                "host",
+                "run one host: of a topology, by itself, or to be given its stage",
+                "host-1 --topology topology.toml",
             ),
             "serving.cli.serve:",
             ("router", "run the router of a topology", "--topology topology.toml"),
-            "serving.gateway.commands:",
             (
                 "http",
                 "serve an OpenAI-compatible API and a page, in front of a router",
@@ -268,7 +266,7 @@ ROOT = Family(
         )
         + _IDENTITIES
         + _commands(
-            "serving.cli.completion:",
+            "serving.cli.parser:",
             (
                 "completion",
                 "print a script that completes commands and options in a shell",

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -88,31 +87,11 @@ def roll_back(open_client: OpenClient, show: Show, timeout_s: float) -> router_p
     return asyncio.run(main())
 
 
-def lines_of(switch: router_pb2.Switch) -> list[str]:
-    """Lines for a terminal about a finished deployment."""
+def line_of(switch: router_pb2.Switch) -> str:
+    """A line for a terminal about a finished deployment."""
     if not switch.changed:
-        return [f"release {switch.release} is served already: nothing to do"]
-    lines = [f"new requests use release {switch.release}; before: {switch.previous} (onesweep deploy --rollback)"]
-    for row in record_of(switch)["models"]:
-        digests = f"{row['previous_digest'][:12] or '(none)':<12} -> {row['digest'][:12] or '(none)':<12}"
-        losses = [
-            f"{what} {_figure(row[f'previous_{name}'])} -> {_figure(row[name])}"
-            for what, name in (("nats on its probe text", "probe_nats"), ("bits on validation text", "valid_bits"))
-            if row[name] is not None or row[f"previous_{name}"] is not None
-        ]
-        lines.append(f"{row['folder']:<8} {digests}  {'; '.join(losses)}".rstrip())
-    return lines
-
-
-def record_of(switch: router_pb2.Switch) -> dict[str, Any]:
-    """The same as a JSON record."""
-    names = ("probe_nats", "previous_probe_nats", "measured_nats", "valid_bits", "previous_valid_bits")
-    models = []
-    for model in switch.models:
-        there = {field.name: value for field, value in model.ListFields()}
-        digests = {name: there.get(name, "") for name in ("digest", "previous_digest")}
-        models.append({"folder": model.folder, **digests, **{name: there.get(name) for name in names}})
-    return {"release": switch.release, "previous": switch.previous, "changed": switch.changed, "models": models}
+        return f"release {switch.release} is served already: nothing to do"
+    return f"new requests use release {switch.release}; before: {switch.previous} (onesweep deploy --rollback)"
 
 
 async def _switch(
@@ -135,7 +114,3 @@ async def _switch(
             raise InputError(str(delivery.failure)) from None
         raise
     raise RouterError("the router ended the answer without a result", grpc.StatusCode.INTERNAL)
-
-
-def _figure(loss: float | None) -> str:
-    return "-" if loss is None else f"{loss:.3f}"

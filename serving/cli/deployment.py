@@ -94,7 +94,7 @@ class Deployment:
 
         :param place: puts each process elsewhere, such as into a network namespace, by its name; addresses need not be
             loopback then. What asks for the router's status is placed as `router`, too.
-        :param host_options: more options of every `onesweep stage`, such as ("--insecure",).
+        :param host_options: more options of every `onesweep host`, such as ("--insecure",).
         :param router_options: more options of `onesweep router`.
         :param metrics: where the router's metrics are; each host's are on a port of its own after it.
         :param http: where a gateway listens, too.
@@ -120,7 +120,7 @@ class Deployment:
         shutil.rmtree(shelves, ignore_errors=True)  # it begins with the checkpoint, whatever was deployed before
         try:
             for host in () if hosts_run else topology.hosts:
-                arguments = _stage_arguments(topology, host, checkpoint, threads)
+                arguments = _host_arguments(topology, host, checkpoint, threads)
                 arguments += ["--shelf", str(shelves / host.name)]
                 deployment._spawn(host.name, [*arguments, *host_options, *seen[host.name]])
             router = ["router", "--topology", str(topology_path), "--checkpoint", str(checkpoint)]
@@ -367,13 +367,13 @@ def watch(deployment: Deployment) -> None:
     deployment.stop()
 
 
-def _stage_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
+def _host_arguments(topology: Topology, host: HostEntry, checkpoint: Path, threads: int) -> list[str]:
     from stages.checkpoint.manifest import has_experts  # torch, which other commands need not wait for
 
     successors = topology.successors(host, has_experts(checkpoint))
     return [
-        *("stage", "--checkpoint", str(checkpoint), "--blocks", host.span),
-        *("--listen", host.listen, "--name", host.name, "--threads", str(threads)),
+        *("host", host.name, "--checkpoint", str(checkpoint), "--blocks", host.span),
+        *("--listen", host.listen, "--threads", str(threads)),
         *(("--next", ",".join(successors)) if successors else ()),
         *(("--device", host.device) if host.device else ()),
         *tls_arguments(topology.tls_of(host.name)),
@@ -403,7 +403,7 @@ def check_free(topology: Topology, http: str | None, hosts: Sequence[HostEntry])
         if not is_loopback(address):
             raise ServiceError(
                 f"{name} listens on {address}, which is not loopback: `up` starts processes of this machine only; "
-                "start that one there with `onesweep stage`, `onesweep router` or `onesweep http`"
+                "start that one there with `onesweep host`, `onesweep router` or `onesweep http`"
             )
         if not port_free(*parse_address(address)):
             raise ServiceError(

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from serving.cli.generate import add_router_options, client_of
 from serving.cli.run import HOSTS, draws, parts_of
+from serving.client.comparison import aligned
 from serving.drawing import DRAWING_MODES
 from serving.drawing.request import DrawingRequest
 from serving.router.request import DEFAULT_TIMEOUT_S
@@ -50,15 +51,24 @@ def run_draw(options: argparse.Namespace) -> int:
         raise InputError("name a class, such as `onesweep draw sneaker --out sneaker.png`, or give --all")
     if options.checkpoint and options.router:
         raise InputError("give either --router HOST:PORT, or --checkpoint DIR for hosts that are started here")
-    _check_out(options.out)
+    # before anything is drawn: a picture may take minutes over far links, and nobody wants to lose one to a typo
+    if options.out.suffix.lower() != ".png":
+        raise InputError(f"--out {options.out}: pictures are written as PNG; give a name that ends in .png")
+    if options.out.exists():
+        raise InputError(f"{options.out} is there already: name another file, or remove it")
+    check_destination(options.out, "--out")
     names = ("pictures", "mode", "seed", "levels", "solver", "guidance", "codec", "link_ms", "timeout_s")
     settings = {name: value for name in names if (value := getattr(options, name)) is not None}
     with _client(options) as client:
-        classes = tuple(options.classes) or _all_classes(client)
+        status = client.status() if options.all or options.compare else None
+        if status is not None and not status.HasField("pictures"):
+            raise InputError(f"the router at {client.address} serves no model that draws: serve a bundle of pictures")
+        classes = tuple(options.classes) or tuple(status.pictures.classes if status else ())
         # Pictures of one class go into a row; with one of each, several classes do.
         columns = settings.get("pictures", 1) if settings.get("pictures", 1) > 1 else len(classes)
-        if options.compare:
-            rows = _in_every_mode(client, classes, settings)
+        if status is not None and options.compare:
+            served = [mode for mode in DRAWING_MODES if mode in status.drawing_modes]
+            rows = [client.draw(classes, **{**settings, "mode": mode}) for mode in served]
         elif options.previews:
             shown: list[DrawnPictures] = []
             drawn = client.draw(classes, preview=shown.append, **settings)
@@ -97,8 +107,7 @@ def _table(results: list[DrawnPictures]) -> str:
         )
         for result in results
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(aligned(rows, [max(map(len, column)) for column in zip(*rows, strict=True)]))
 
 
 def _counted(count: int, noun: str) -> str:
@@ -134,29 +143,6 @@ def _client(options: argparse.Namespace) -> Iterator[Client]:
                     yield client
         finally:
             progress.close()
-
-
-# Refused before anything is drawn: a picture may take minutes over far links, and nobody wants to lose one to a typo.
-def _check_out(path: Path) -> None:
-    if path.suffix.lower() != ".png":
-        raise InputError(f"--out {path}: pictures are written as PNG; give a name that ends in .png")
-    if path.exists():
-        raise InputError(f"{path} is there already: name another file, or remove it")
-    check_destination(path, "--out")
-
-
-def _all_classes(client: Client) -> tuple[str, ...]:
-    status = client.status()
-    if not status.HasField("pictures"):
-        raise InputError(f"the router at {client.address} serves no model that draws: serve a bundle of pictures")
-    return tuple(status.pictures.classes)
-
-
-def _in_every_mode(client: Client, classes: tuple[str, ...], settings: dict[str, Any]) -> list[DrawnPictures]:
-    served = [mode for mode in DRAWING_MODES if mode in client.status().drawing_modes]
-    if not served:
-        raise InputError(f"the router at {client.address} serves no model that draws: serve a bundle of pictures")
-    return [client.draw(classes, **{**settings, "mode": mode}) for mode in served]
 
 
 def _write(path: Path, rows: list[DrawnPictures], columns: int) -> None:

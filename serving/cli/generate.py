@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from serving.client.comparison import all_entrants, comparison, named_entrants, run_entrants
 from serving.client.result import Result
@@ -18,17 +18,8 @@ from stages.wire.flags import add_client_options, add_token_options
 
 if TYPE_CHECKING:
     from serving.client.client import AsyncClient, Client
-    from stages.wire.tls import Tls
 
 # Modules that need gRPC are imported when a command runs.
-
-
-class Credentials(TypedDict):
-    """Settings of a client."""
-
-    tls: Tls | None
-    token: str
-    insecure: bool
 
 
 def add_router_options(parser: argparse.ArgumentParser) -> None:
@@ -41,19 +32,18 @@ def client_of(options: argparse.Namespace) -> Client:
     """A client of the router that the options name. Raises InputError."""
     from serving.client.client import Client
 
-    address, who = _connection(options)
-    return Client(address, **who)
+    return Client(**_connection(options))
 
 
 def async_client_of(options: argparse.Namespace) -> AsyncClient:
     """Like `client_of`, where an event loop runs."""
     from serving.client.client import AsyncClient
 
-    address, who = _connection(options)
-    return AsyncClient(address, **who)
+    return AsyncClient(**_connection(options))
 
 
-def _connection(options: argparse.Namespace) -> tuple[str, Credentials]:
+def _connection(options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of a client."""
     from serving.cli.deployment import router_here
     from stages.wire.tls import security_of
     from stages.wire.tokens import token_of
@@ -61,7 +51,7 @@ def _connection(options: argparse.Namespace) -> tuple[str, Credentials]:
     address, topology = router_here(options.router)
     security = security_of(options, topology.client_tls if topology else None)
     token = token_of(options, address, security.tls)
-    return address, {"tls": security.tls, "token": token, "insecure": security.insecure}
+    return {"address": address, "tls": security.tls, "token": token, "insecure": security.insecure}
 
 
 def add_generate(generate: argparse.ArgumentParser) -> None:
@@ -126,7 +116,11 @@ def run_compare(options: argparse.Namespace) -> int:
                 raise ServiceError("there is no text to compare: ask for pictures with `onesweep draw --compare`")
             entrants = all_entrants(status.modes, options.scorer)
         outcomes = run_entrants(client, options.prompt, entrants, settings)
-    print_outcomes(options.prompt, outcomes, options.json)
+    if options.json:
+        rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
+        print(json.dumps(list(rows.values())))
+    else:
+        print(comparison(options.prompt, outcomes))
     return 0 if all(not isinstance(outcome, str) for outcome in outcomes.values()) else 1
 
 
@@ -135,33 +129,17 @@ def _request_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(options, name) for name in (*names, "timeout_s")}
 
 
-def print_outcomes(prompt: str, outcomes: dict[str, Result | str], as_json: bool) -> None:
-    if as_json:
-        rows = {m: {"mode": m, "error": o} if isinstance(o, str) else o.as_json() for m, o in outcomes.items()}
-        print(json.dumps(list(rows.values())))
-    else:
-        print(comparison(prompt, outcomes))
-
-
-def _tokens(result: Result) -> str:
-    """Nothing where tokens are bytes."""
-    return f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
-
-
-def _cached(result: Result) -> str:
-    """Nothing where the hosts had nothing of the prompt in memory."""
-    told = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens from memory"
-    return told if result.cached_tokens else ""
-
-
 def _print_cost(result: Result) -> None:
+    tokens = f" in {result.output_tokens} tokens" if result.output_tokens != result.output_bytes else ""
+    cached = f", {result.cached_tokens} of {result.prompt_tokens} prompt tokens from memory"
     print(
-        f"[{result.mode}, seed {result.seed}: {result.output_bytes} bytes{_tokens(result)}, "
+        f"[{result.mode}, seed {result.seed}: {result.output_bytes} bytes{tokens}, "
         f"{result.sweeps} sweeps, {result.hops} hops, {result.wire_bytes_total} bytes on the wire, "
-        f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute{_cached(result)}]",
+        f"{result.latency_ms:.0f} ms, {result.compute_ms:.0f} ms of compute{cached if result.cached_tokens else ''}]",
         file=sys.stderr,
     )
-    if distance := _distance(result):
+    if bound := result.distance_bound:
+        distance = f"<= {bound:.2f}" if bound < 1 else "unknown"
         print(
             f"[{result.candidates} candidates, {result.effective_samples:.1f} effective; distance of the text from the "
             f"distribution of {result.scorer}: {distance}, in total variation, as the weights estimate it]",
@@ -169,9 +147,3 @@ def _print_cost(result: Result) -> None:
         )
     if result.reason:
         print(f"[{result.reason}]", file=sys.stderr)
-
-
-def _distance(result: Result) -> str:
-    """The bound on the distance from the scorer's distribution; empty where the mode has none."""
-    bound = result.distance_bound
-    return "" if not bound else f"<= {bound:.2f}" if bound < 1 else "unknown"

@@ -1,4 +1,4 @@
-"""The parser of a command: no abbreviations, and errors of one sentence that name a remedy."""
+"""The parser of a command: no abbreviations, and errors of one sentence that name a remedy. And `completion`."""
 
 import argparse
 import re
@@ -7,8 +7,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from serving.cli.commands import Command, Family, Words, find, near
+from serving.cli.commands import ROOT, Command, Family, Words, find, near
 from stages.errors import InputError, close_to
+from stages.settings import SetAction
 
 WIDTH = 100
 _NOUNS = {"int": "a whole number", "float": "a number", "numbers": "whole numbers such as 1,3"}
@@ -84,10 +85,19 @@ def parser_of(path: Words, command: Command) -> CommandParser:
     example = " ".join([*path, command.arguments]).strip()
     parser = CommandParser(" ".join(path), description=sentence, epilog=f"example:\n  {example}")
     command.add_options(parser)
+    if settable := settings_of(parser):
+        lines = [f"  {name.ljust(20)}  {about}" for name, about in settable.items()]
+        parser.epilog = "\n".join(["settings of --set NAME=VALUE:", *lines, "", parser.epilog or ""])
     if parser.usage is None:
         needed = [_written(action) for action in parser._actions if action.required or not action.option_strings]
         parser.usage = " ".join(["%(prog)s", *needed, "[options]"])
     return parser
+
+
+def settings_of(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """The settings that `--set` takes: the help of each, by its name."""
+    found = (action.about for action in parser._actions if isinstance(action, SetAction))
+    return next(found, {})
 
 
 def _written(action: argparse.Action) -> str:
@@ -142,3 +152,35 @@ def help_of(path: Words, family: Family) -> str:
         f"`{called} COMMAND --help` shows the options of a command, and an example.",
     ]
     return "\n".join(lines)
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+
+
+def run_completion(options: argparse.Namespace) -> int:
+    print(script_for(options.shell))
+    return 0
+
+
+def script_for(shell: str) -> str:
+    """A script for a shell that completes commands, options and their choices, from the tree of commands."""
+    import shtab
+
+    parser = argparse.ArgumentParser(ROOT.name)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    _add_members(parser, ROOT)
+    return shtab.complete(parser, shell)
+
+
+def _add_members(parser: argparse.ArgumentParser, family: Family) -> None:
+    members = parser.add_subparsers()
+    for member in family.members:
+        below = members.add_parser(member.name, help=member.sentence)
+        if isinstance(member, Family):
+            _add_members(below, member)
+        else:
+            member.add_options(below)

@@ -38,7 +38,7 @@ MEGABYTE = 1e6
 def add_serve(serve: argparse.ArgumentParser) -> None:
     add = serve.add_argument
     add("model", type=Path, metavar="MODEL", help="a .gguf file, a Hugging Face folder or a checkpoint")
-    add("--hosts", required=True, metavar="HOST:PORT[,...]", help="hosts of `onesweep stage --empty`, in their order")
+    add("--hosts", required=True, metavar="HOST:PORT[,...]", help="hosts of `onesweep host --empty`, in their order")
     add("--port", type=int, default=7700, metavar="P", help="the router's, on loopback (7700)")
     add("--http", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"the API and the page ({DEFAULT_LISTEN})")
     add("--threads", type=int, default=1, metavar="N", help="processor threads of the router (1)")
@@ -133,7 +133,7 @@ async def _describe_all(topology: Topology, security: Security) -> list[StageHos
             hosts.append(StageHost(room.speed, room.memory_bytes, address))
     if problems:
         raise ServiceError(
-            f"{'; '.join(problems)}; each must run `onesweep stage --empty --listen HOST:PORT --shelf DIR` "
+            f"{'; '.join(problems)}; each must run `onesweep host --empty --listen HOST:PORT --shelf DIR` "
             "(with certificates: give --tls-dir here)"
         )
     return hosts

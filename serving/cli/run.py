@@ -53,7 +53,6 @@ def add_run(run: argparse.ArgumentParser) -> None:
 def add_import_options(parser: argparse.ArgumentParser) -> None:
     """The options of every command that takes a MODEL."""
     parser.add_argument("--context", type=int, metavar="N", help="positions to keep (the model's, up to 8192)")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="imported models are kept there (~/.cache/onesweep)")
 
 
 def run_run(options: argparse.Namespace) -> int:
@@ -113,14 +112,9 @@ def find_checkpoint(
     if not (model.suffix == ".gguf" and model.is_file()) and not (model / "config.json").is_file():
         there = "is none of these" if model.exists() else "is not there"
         raise InputError(f"{model} {there}: give a .gguf file, a Hugging Face folder, a checkpoint or a bundle")
-    cache = ImportCache(options.cache or default_cache())
-    checkpoint = cache.checkpoint(model, blocks, options.context, progress, hosts)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
+    checkpoint = ImportCache(cache).checkpoint(model, blocks, options.context, progress, hosts)
     return checkpoint.resolve(), parts_of(checkpoint)
-
-
-def default_cache() -> Path:
-    """$XDG_CACHE_HOME/onesweep, else ~/.cache/onesweep."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onesweep"
 
 
 # The checkpoint's own reader imports torch, which takes longer than all the rest of a second start; hosts read the
@@ -205,7 +199,9 @@ class ImportCache:
             self.directory.mkdir(parents=True, exist_ok=True)
             lock = (self.directory / f"{entry.name}.lock").open("wb")
         except OSError as error:
-            raise ServiceError(f"cannot keep models in {self.directory} ({error.strerror}); name --cache DIR") from None
+            raise ServiceError(
+                f"cannot keep models in {self.directory} ({error.strerror}); name another in XDG_CACHE_HOME"
+            ) from None
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Commands of those who run a service: `router`, `host`, `doctor`, `up`, `down`, `deploy` and `status`."""
+"""Commands of those who run a service: `router`, `http`, `doctor`, `up`, `down`, `deploy` and `status`."""
 
 import argparse
 import json
@@ -14,20 +14,21 @@ from serving.cli.deployment import (
     find_deployment,
     present,
     require_deployment,
+    router_here,
     state_directory,
 )
 from serving.cli.generate import add_router_options, async_client_of, client_of
 from serving.client.result import record_of
-from serving.gateway.settings import DEFAULT_LISTEN
+from serving.gateway.settings import DEFAULT_LISTEN, HttpSettings
 from serving.router.request import DEFAULT_ROUTER
 from serving.router.settings import RouterSettings
 from serving.router.topology import Topology, local_topology, read_topology
 from stages.device import AUTO
 from stages.errors import InputError
-from stages.host.commands import add_device, add_host_options, check_positive, host_settings
+from stages.host.commands import add_device, check_positive
 from stages.settings import add_flags, from_flags
 from stages.signals import ends_cleanly
-from stages.telemetry.observability import observability_of, start_log
+from stages.telemetry.observability import ObservabilitySettings, start_log
 from stages.wire.flags import add_registry_flags, add_server_options
 from stages.wire.registry import registry_settings
 from stages.wire.tls import security_of
@@ -45,11 +46,9 @@ def add_router(router: argparse.ArgumentParser) -> None:
     add_server_options(router)
 
 
-def add_host(host: argparse.ArgumentParser) -> None:
-    host.add_argument("name", metavar="NAME")
-    host.add_argument("--topology", type=Path, required=True, metavar="FILE", help="the hosts")
-    host.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the topology's")
-    add_host_options(host)
+def add_http(http: argparse.ArgumentParser) -> None:
+    add_flags(http, HttpSettings)
+    add_flags(http, ObservabilitySettings, only=("metrics", "log_format"))
 
 
 def add_doctor(doctor: argparse.ArgumentParser) -> None:
@@ -103,9 +102,7 @@ def add_status(status: argparse.ArgumentParser) -> None:
 def run_router(options: argparse.Namespace) -> int:
     from serving.router.server import serve
 
-    check_positive(options, "threads")
-    seeing = observability_of(options)
-    start_log(seeing.log_format, "router")
+    start_log(from_flags(ObservabilitySettings, options).log_format, "router")
     topology = _topology_of(options)
     settings = from_flags(
         RouterSettings,
@@ -115,7 +112,6 @@ def run_router(options: argparse.Namespace) -> int:
         checkpoint=options.checkpoint or topology.checkpoint,
         security=security_of(options, topology.tls_of("router")),
         registry=registry_settings(options),
-        seeing=seeing,
     )
     serve(settings)
     return 0
@@ -131,35 +127,14 @@ def _topology_of(options: argparse.Namespace, within_s: float | None = None) -> 
     return await_topology(registry, DEFAULT_ROUTER, within_s) if registry else read_topology(options.topology)
 
 
-def run_host(options: argparse.Namespace) -> int:
-    from stages.checkpoint.manifest import has_experts
-    from stages.host.server import StageSettings, serve
+def run_http(options: argparse.Namespace) -> int:
+    check_framework("`onesweep http`")
+    from serving.gateway.app import serve
 
-    topology = read_topology(options.topology)
-    host = topology.host(options.name)
-    checkpoint = options.checkpoint or topology.checkpoint
-    if checkpoint is None:
-        raise InputError(f"{options.topology} names no checkpoint: add one, or give --checkpoint")
-    options.device = options.device or host.device
-    settings = host_settings(options, host.name)
-    seeing = observability_of(options)
-    start_log(seeing.log_format, host.name)
-    serve(
-        StageSettings(
-            checkpoint,
-            host.blocks,
-            host.listen,
-            tuple(topology.successors(host, has_experts(checkpoint))),
-            settings,
-            options.threads,
-            security=security_of(options, topology.tls_of(host.name)),
-            shelf=options.shelf,
-            health=options.health,
-            seeing=seeing,
-            drain_s=options.drain_s,
-            signers=options.signers,
-        )
-    )
+    options.router, _ = router_here(options.router)
+    settings = from_flags(HttpSettings, options, seeing=from_flags(ObservabilitySettings, options))
+    start_log(settings.seeing.log_format, "http")
+    serve(settings)
     return 0
 
 
@@ -232,7 +207,7 @@ def run_down(options: argparse.Namespace) -> int:
 
 
 def run_deploy(options: argparse.Namespace) -> int:
-    from serving.cli.deploy import deploy, lines_of, read_release, record_of, roll_back
+    from serving.cli.deploy import deploy, line_of, read_release, roll_back
 
     if options.rollback == (options.checkpoint is not None):
         raise InputError("give the directory of a checkpoint to deploy, or --rollback to go back to the one before")
@@ -245,7 +220,7 @@ def run_deploy(options: argparse.Namespace) -> int:
         switch = roll_back(client, show, options.timeout_s)
     else:
         switch = deploy(client, read_release(options.checkpoint), without, show, options.timeout_s)
-    print(json.dumps(record_of(switch)) if options.json else "\n".join(lines_of(switch)))
+    print(json.dumps(record_of(switch)) if options.json else line_of(switch))
     return 0
 
 

@@ -100,26 +100,29 @@ _COLUMNS = ("mode", "latency", "first byte", "sweeps", "hops", "wire bytes", "co
 
 def comparison(prompt: str, outcomes: dict[str, Result | str]) -> str:
     """A table of what each mode cost, and its text; a mode that failed has its error in place of figures."""
-    rows: list[tuple[str, ...]] = [_COLUMNS]
+    rows: list[tuple[str, ...]] = [_COLUMNS, ("",) * len(_COLUMNS)]
     for mode, outcome in outcomes.items():
         rows.append(_row(mode, outcome) if isinstance(outcome, Result) else (mode, outcome))
     widths = [max(len(row[i]) for row in rows if len(row) == len(_COLUMNS)) for i in range(len(_COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    rows[1] = tuple("-" * width for width in widths)
+    lines = aligned(rows, widths)
     for mode, outcome in outcomes.items():
         if isinstance(outcome, Result):
-            lines += ["", f"{mode}:", _wrapped(prompt, outcome.text)]
+            shown = f"{printable(prompt)}|{printable(outcome.text)}"
+            wrapped = "\n".join(textwrap.wrap(shown, TEXT_WIDTH, drop_whitespace=False))
+            lines += ["", f"{mode}:", textwrap.indent(wrapped, "  ")]
     return "\n".join(lines)
 
 
-def titled(label: str, result: Result) -> str:
-    """The label, and the mode that ran where that is another."""
-    return label if label.partition(":")[0] == result.mode else f"{label}: {result.mode}"
+def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
+    """Lines of a table."""
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
 
 
 def _row(mode: str, result: Result) -> tuple[str, ...]:
     return (
-        titled(mode, result),
+        # and the mode that ran, where that is another
+        mode if mode.partition(":")[0] == result.mode else f"{mode}: {result.mode}",
         f"{result.latency_ms:.0f} ms",
         f"{result.first_byte_ms:.0f} ms",
         str(result.sweeps),
@@ -128,8 +131,3 @@ def _row(mode: str, result: Result) -> tuple[str, ...]:
         f"{result.compute_ms:.0f} ms",
         f"{result.host_seconds:.3f}",
     )
-
-
-def _wrapped(prompt: str, text: str) -> str:
-    shown = f"{printable(prompt)}|{printable(text)}"
-    return textwrap.indent("\n".join(textwrap.wrap(shown, TEXT_WIDTH, drop_whitespace=False)), "  ")

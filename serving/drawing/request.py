@@ -28,15 +28,15 @@ class DrawingRequest:
     levels: int | None = setting(
         None, f"steps from noise to picture ({DEFAULT_LEVELS})", least=1, most=MAX_COUNT, metavar="K"
     )
-    solver: str | None = setting(None, "euler, 2m (2m)", metavar="NAME")
+    solver: str | None = setting(None, "euler, 2m (2m)", rare=True)
     guidance: float | None = setting(None, f"pull towards the class; 1 is none ({DEFAULT_GUIDANCE:g})", metavar="G")
-    codec: str | None = setting(None, "what travels: fp32, int8, int4 (int8; steps: fp32, int8)", metavar="NAME")
+    codec: str | None = setting(None, "what travels: fp32, int8, int4 (int8; steps: fp32, int8)", rare=True)
     link_ms: int | None = setting(
         None,
         "delay added to every hop, one way, on a ring on this machine (0)",
         least=0,
         most=MAX_LINK_MS,
-        metavar="MS",
+        rare=True,
     )
 
     # Bounds are the message's; the router knows the model and checks the rest.

@@ -26,7 +26,6 @@ from serving.gateway.fields import (
     ChatMessage,
     ChatRequest,
     CompletionRequest,
-    FunctionTool,
     JsonSchemaFormat,
     PlainFormat,
     TextRequest,
@@ -63,6 +62,8 @@ def order_of(request: TextRequest, prompt: str, mode: str) -> CompletionOrder:
     own, chat = request.onesweep, request if isinstance(request, ChatRequest) else None
     newer, messages = (chat.max_completion_tokens, chat.messages) if chat else (None, [])
     offered = chat.offered if chat else []
+    # as chat templates know them
+    tools = [{"type": "function", "function": tool.model_dump(exclude_none=True)} for tool in offered]
     logprobs = (chat.top_logprobs or 0) if chat and chat.logprobs else None
     if isinstance(request, CompletionRequest):
         logprobs = request.logprobs
@@ -80,7 +81,7 @@ def order_of(request: TextRequest, prompt: str, mode: str) -> CompletionOrder:
         "json_schema": _json_schema(chat) if chat else "",
         "stops": request.stop or (),
         "messages": _told_messages(messages),
-        "tools": _tools_json(offered) if offered else "",
+        "tools": json.dumps(tools) if tools else "",
         "must_call": chat.must_call if chat else (),
         "timeout_s": own.timeout_s,
         **{f.name: getattr(own, f.name) for f in OF_REQUESTS},
@@ -103,12 +104,6 @@ def _told_messages(messages: Sequence[ChatMessage]) -> list[tuple[str, ...]]:
         names |= {call.id: call.function.name for call in each.tool_calls or []}
         told.append((each.role, each.content or "", *([json.dumps(more)] if more else [])))
     return told
-
-
-def _tools_json(tools: Sequence[FunctionTool]) -> str:
-    """Tools as chat templates know them."""
-    told = [tool.model_dump(exclude_none=True) for tool in tools]
-    return json.dumps([{"type": "function", "function": each} for each in told])
 
 
 def _json_schema(chat: ChatRequest) -> str:

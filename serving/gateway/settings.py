@@ -1,4 +1,4 @@
-"""Settings of the HTTP gateway, and their flags."""
+"""Settings of the HTTP gateway, from which the flags of `onesweep http` derive."""
 
 import re
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ class HttpSettings:
     allow_hosts: tuple[str, ...] = setting(
         (), "a name that this server is called by; repeat", name="--allow-host", metavar="NAME", action="append"
     )
-    timeout_s: float = setting(120.0, "of requests that name none", above=0, most=MAX_TIMEOUT_S)
+    timeout_s: float = setting(120.0, "of requests that name none", above=0, most=MAX_TIMEOUT_S, rare=True)
     seeing: ObservabilitySettings = UNOBSERVED
-    drain_s: float = DRAIN_S  # time for running answers to end after SIGTERM
+    drain_s: float = setting(DRAIN_S, "time for running answers to end", above=0, rare=True)
 
     def __post_init__(self) -> None:
         parse_address(self.listen, "listen address")

@@ -31,11 +31,11 @@ class ArMode(PipelineMode):
             # the last host's next is the first host, not the router: a byte costs H trips instead of H + 1
             await session.push(
                 stage_pb2.Read(
-                    clean=request.prompt,
                     prompt=request.given_symbols,
                     codec=request.codec,
                     sample=stage_pb2.Sample(sampling=request.sampling, remaining=request.max_symbols),
-                )
+                ),
+                request.prompt,
             )
             for left in reversed(range(request.max_symbols)):
                 event = await session.event(partial(check_symbols, request=request, alphabet=alphabet))

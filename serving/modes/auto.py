@@ -9,11 +9,11 @@ import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from serving.modes import SHAPED, TELLING
 from serving.modes.base import Generation, Mode
-from serving.modes.frontier import WRITTEN_BY, Frontier, Option
-from serving.modes.latency_model import Forecast, LatencyModel
+from serving.modes.frontier import WRITTEN_BY, Forecast, Frontier, LatencyModel, Option
 from serving.modes.resample import ResampleMode
 from serving.modes.tokenizer import BYTE_TOKENIZER, Tokenizer
 from serving.router.accounting import Account
@@ -31,39 +31,12 @@ PREFERENCE = ("resample", "ar-speculative", "ar", "chunked", "sweep", "local")
 # What `auto` picks with a frontier: the best text that can be had in time, from forecasts alone.
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The option that was picked, and those it was picked from."""
+class Choice(NamedTuple):
+    """The option that was picked, and a sentence for the user on why; the option's label comes first in it, so that it
+    can be asked for by name."""
 
     picked: Forecast
-    # The option whose text is the aim, where the judge cannot tell the picked one's from it.
-    equal: Option | None
-    # Options that fit the budget.
-    fitting: int
-    options: int
-    # The cheapest option of better text, which does not fit; None where there is none.
-    better: Forecast | None
-    budget_ms: float | None
-
-    @property
-    def reason(self) -> str:
-        """A sentence for the user; the picked option's label comes first, so that it can be asked for by name."""
-        f, which = self.picked, f"{self.options} settings"
-        if self.budget_ms is not None:
-            which = f"the {self.fitting} of {self.options} settings that fit {self.budget_ms:.0f} ms"
-        what = f"{f.option.label} with {f.option.bits:.3f} judge bits a byte has the best text of {which}"
-        if self.equal is not None and self.equal != f.option:
-            how = "the fewest sweeps" if self.budget_ms is None else "the least time"
-            what = (
-                f"{f.option.label} with {f.option.bits:.3f} judge bits a byte is no worse than {self.equal.label} "
-                f"({self.equal.bits:.3f}) to the judge, and takes {how} of {which}"
-            )
-        trips = f"{f.sweeps:.0f} sweep{'s' * (round(f.sweeps) != 1)} of {f.trip_ms:.0f} ms and " if f.sweeps else ""
-        what += f"; {f.high_ms:.0f} ms expected now: {trips}{f.compute_ms:.0f} ms of arithmetic"
-        if self.better is not None:
-            other = self.better
-            what += f"; {other.option.label} ({other.option.bits:.3f} bits) would take {other.high_ms:.0f} ms"
-        return what
+    reason: str
 
 
 def choose(forecasts: Sequence[Forecast], budget_ms: float | None) -> Choice | None:
@@ -78,16 +51,23 @@ def choose(forecasts: Sequence[Forecast], budget_ms: float | None) -> Choice | N
     fitting = [f for f in forecasts if budget_ms is None or f.high_ms <= budget_ms]
     if not fitting:
         return None
-    options = [f.option for f in forecasts]
-    aim = min(options, key=lambda option: (option.mode != "ar", option.bits))
+    which = f"{len(forecasts)} settings"
+    if budget_ms is not None:
+        which = f"the {len(fitting)} of {which} that fit {budget_ms:.0f} ms"
+    aim = min((f.option for f in forecasts), key=lambda option: (option.mode != "ar", option.bits))
     equal = [f for f in fitting if f.option.bits <= (aim.bits if aim.bits_high is None else aim.bits_high)]
     if equal:
-        picked = min(equal, key=lambda f: (f.sweeps if budget_ms is None else 0, f.high_ms, f.option.bits))
-        return Choice(picked, aim, len(fitting), len(forecasts), None, budget_ms)
-    picked = min(fitting, key=lambda f: (f.option.bits, f.high_ms))
-    better = [f for f in forecasts if f.option.bits < picked.option.bits]
-    nearest = min(better, key=lambda f: f.high_ms, default=None)
-    return Choice(picked, None, len(fitting), len(forecasts), nearest, budget_ms)
+        f = min(equal, key=lambda f: (f.sweeps if budget_ms is None else 0, f.high_ms, f.option.bits))
+    else:
+        f = min(fitting, key=lambda f: (f.option.bits, f.high_ms))
+    what = f"{f.option.label} with {f.option.bits:.3f} judge bits a byte"
+    if equal and f.option != aim:
+        how = "the fewest sweeps" if budget_ms is None else "the least time"
+        what += f" is no worse than {aim.label} ({aim.bits:.3f}) to the judge, and takes {how} of {which}"
+    else:
+        what += f" has the best text of {which}"
+    trips = f"{f.sweeps:.0f} sweep{'s' * (round(f.sweeps) != 1)} of {f.trip_ms:.0f} ms and " if f.sweeps else ""
+    return Choice(f, f"{what}; {f.high_ms:.0f} ms expected now: {trips}{f.compute_ms:.0f} ms of arithmetic")
 
 
 ABSENT = f"the router has no frontier ({WRITTEN_BY!r} measures one)"
@@ -149,66 +129,44 @@ class AutoMode(Mode):
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         if problem := self.unguided:
-            mode, account.reason = self._first_of(request, account, problem)
-            option, own = None, replace(request, codec=mode.default_codec, budget_ms=None)
+            mode, account.reason = self._first_of(request, problem)
+            own = replace(request, codec=mode.default_codec)
         else:
             if request.budget_ms is None:
                 await self.ring.usable(self.ring.settings.hop_timeout_s)
             choice = self._choose(request, account)
             account.reason = choice.reason + (f"; hosts are left out: {self.ring.problem}" if self.ring.problem else "")
-            option = choice.picked.option
-            mode, own = self.modes[option.mode], self._part(option, request)
+            picked = choice.picked.option
+            mode, own = self.modes[picked.mode], self._part(picked, request)
         account.mode = mode.name
-        try:
-            async with aclosing(mode.generate(own, account)) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:  # a text of tokens that reaches its limit of bytes is given up here
-            if option is not None:
-                self.conditions.learn_option(option, account)
+        async with aclosing(mode.generate(own, account)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     def _preferred(self) -> list[Mode]:
         """The modes of PREFERENCE that are served, in their order."""
         served = [self.modes[name] for name in PREFERENCE if name in self.modes and not self.modes[name].problem]
         return [mode for mode in served if not isinstance(mode, ResampleMode) or mode.is_near]
 
-    def _first_of(self, request: Generation, account: Account, why: str) -> tuple[Mode, str]:
+    def _first_of(self, request: Generation, why: str) -> tuple[Mode, str]:
         """The mode for a request that no frontier decides, and a sentence. Raises Refusal.
 
         :param why: no frontier does.
         """
+        if request.budget_ms is not None:
+            raise failed_precondition(f"mode auto cannot keep a budget: {why}: leave budget_ms out, or name a mode")
         refusal: StatusError | None = None
-        able: list[Mode] = []
         for mode in self._preferred():
             length = mode.tokenizer.alphabet.count(request.prompt) + request.max_symbols
             if mode.tokenizer.id != self.tokenizer.id or length > mode.positions or not _takes(mode, request):
                 continue
             try:
-                mode.check(replace(request, codec=mode.default_codec, budget_ms=None))
+                mode.check(replace(request, codec=mode.default_codec))
             except StatusError as error:
                 refusal = refusal or error
             else:
-                able.append(mode)
-        if not able:
-            raise refusal or failed_precondition("no mode that is served can do this request: name one")
-        if request.budget_ms is None:
-            order = f"{able[0].name} is the first of {', '.join(PREFERENCE)} that these weights allow"
-            return able[0], f"{order}; {why}"
-        count = _expected(request, account)
-        took = {mode: ms for mode in able if (ms := self.conditions.text_ms(mode.name, count))}
-        if not took:
-            raise failed_precondition(
-                f"mode auto cannot keep a budget yet: {why}, and this router has timed no text of "
-                f"{', '.join(mode.name for mode in able)} so far: leave budget_ms out once"
-            )
-        for mode, ms in took.items():
-            if ms <= request.budget_ms:
-                return mode, f"{mode.name} is expected to take {ms:.0f} ms, as its last texts did; {why}"
-        quick = min(took, key=lambda mode: took[mode])
-        raise invalid(
-            f"a budget of {request.budget_ms} ms is too small for {request.max_symbols} {self.tokenizer.noun}: of "
-            f"the modes timed so far {quick.name} is the quickest and takes {took[quick]:.0f} ms; give more time"
-        )
+                return mode, f"{mode.name} is the first of {', '.join(PREFERENCE)} that these weights allow; {why}"
+        raise refusal or failed_precondition("no mode that is served can do this request: name one")
 
     def _choose(self, request: Generation, account: Account) -> Choice:
         """Raises Refusal where nothing can be had, or nothing in time."""
@@ -218,7 +176,7 @@ class AutoMode(Mode):
                 raise unavailable(f"{problem}; no setting of the frontier does without hosts")
             raise failed_precondition("no setting of the frontier can do this request: shorten it, or name a mode")
         budget_ms = request.budget_ms
-        sweep_ms = self.conditions.trip_ms()
+        sweep_ms = self.conditions.trip_ms(link_ms=request.link_ms or 0)
         if budget_ms is not None and not self.ring.problem and budget_ms < sweep_ms:
             raise invalid(
                 f"a budget of {budget_ms} ms is below one sweep, which takes {sweep_ms:.0f} ms on the links as they "
@@ -245,7 +203,7 @@ class AutoMode(Mode):
         assert self.guide.frontier is not None
         options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
         whole, count = request.whole(self.tokenizer.alphabet), _expected(request, account)
-        return [self.conditions.forecast(o, whole if o.one_piece else count) for o in options]
+        return [self.conditions.forecast(o, whole if o.one_piece else count, request.link_ms or 0) for o in options]
 
     def _can_do(self, option: Option, request: Generation) -> bool:
         mode = self.modes[option.mode]

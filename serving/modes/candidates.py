@@ -44,7 +44,8 @@ class ImportanceWeights:
 
     @property
     def effective(self) -> float:
-        return effective(self.shares)
+        """Effective sample size, 1 / sum of squares: 1 to the number of candidates."""
+        return float(1 / np.square(self.shares).sum())
 
     @property
     def distance_bound(self) -> float:
@@ -65,11 +66,6 @@ class ImportanceWeights:
     def choose(self, seed: int, position: int) -> int:
         """One candidate, drawn by weight with the numbers of `position`, that of its first symbol."""
         return int(draw(self.shares[None], uniforms(seed, Purpose.CHOICE, position, 1, 1)[:, 0])[0])
-
-
-def effective(shares: Floats) -> float:
-    """Effective sample size, 1 / sum of squares: 1 to the number of candidates. shares: together 1."""
-    return float(1 / np.square(shares).sum())
 
 
 def weigh(drafted: Candidates, nats: Floats) -> ImportanceWeights:
@@ -108,26 +104,21 @@ def draw(odds: Floats, u: Floats) -> NDArray[np.int64]:
 ROUND = 1 << 16
 
 
-class Branches:
-    """Writes candidates after a sequence's text, a symbol of all of them at a time, in passes that requests share."""
+async def write_candidates(sequence: LocalSequence, text: bytes, length: int, count: int, number: int) -> Candidates:
+    """`count` continuations of `text`, each of `length` symbols, a symbol of all of them at a time, in passes that
+    requests share. Raises StatusError at the request's deadline.
 
-    def __init__(self, sequence: LocalSequence) -> None:
-        self.sequence = sequence
+    :param number: of the round. Another round draws other numbers, even for the same positions.
+    """
+    alphabet = sequence.model.alphabet
 
-    async def write(self, text: bytes, length: int, count: int, number: int) -> Candidates:
-        """`count` continuations of `text`, each of `length` symbols. Raises StatusError at the request's deadline.
+    def numbers() -> Floats:
+        at, first = alphabet.count(text), number * ROUND
+        streams = (uniforms(sequence.seed, Purpose.CANDIDATE, at, length, 1, first + i) for i in range(count))
+        return np.concatenate(list(streams), axis=1)
 
-        :param number: of the round. Another round draws other numbers, even for the same positions.
-        """
-        sequence, alphabet = self.sequence, self.sequence.model.alphabet
-
-        def numbers() -> Floats:
-            at, first = alphabet.count(text), number * ROUND
-            streams = (uniforms(sequence.seed, Purpose.CANDIDATE, at, length, 1, first + i) for i in range(count))
-            return np.concatenate(list(streams), axis=1)
-
-        cache_bytes = count * sequence.model.branch_bytes(length)
-        job = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.due_at, cache_bytes)
-        written = await sequence.model.passes.draft(job)
-        texts = [alphabet.encode(row) for row in written.symbols]
-        return Candidates(texts, np.log(written.odds, dtype=np.float64), written.compute_ms)
+    cache_bytes = count * sequence.model.branch_bytes(length)
+    job = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.due_at, cache_bytes)
+    written = await sequence.model.passes.draft(job)
+    texts = [alphabet.encode(row) for row in written.symbols]
+    return Candidates(texts, np.log(written.odds, dtype=np.float64), written.compute_ms)

@@ -38,19 +38,19 @@ class ChunkedMode(PipelineMode):
         # the last chunk is never read back, so the hosts need not cache it
         capacity = alphabet.count(request.prompt) + (left - 1) // chunk * chunk
         with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
-            clean, start, number = request.prompt, 0, 0
+            text = request.prompt
             while True:
-                event = await _sweep(session, request, alphabet, number, start, clean, min(chunk, left))
+                event = await _sweep(session, request, alphabet, text, min(chunk, left))
                 account.add_sweep(event)
                 piece, ended = request.until_end(event.text, alphabet)
                 account.add_text(piece)
-                left, number = left - alphabet.count(piece), number + 1
+                left -= alphabet.count(piece)
                 if ended := ended or not left:
                     await session.finish()
                 yield piece
                 if ended:
                     return
-                start, clean = start + alphabet.count(clean), piece
+                text += piece
 
     def _chunk(self, request: Generation) -> int:
         return min(request.chunk or usual_chunk(self.tokenizer.alphabet), request.max_symbols)
@@ -68,20 +68,16 @@ class SweepMode(ChunkedMode):
         return self.length(request)
 
 
-async def _sweep(
-    session: Session, request: Generation, alphabet: Alphabet, number: int, start: int, clean: bytes, slots: int
-) -> stage_pb2.Event:
+async def _sweep(session: Session, request: Generation, alphabet: Alphabet, text: bytes, slots: int) -> stage_pb2.Event:
     await session.push(
         stage_pb2.Sweep(
-            number=number,
-            start=start,
-            clean=clean,
             slots=slots,
             steps=request.steps,
             sampling=request.sampling,
             codec=request.codec,
             sampler=request.sampler,
-        )
+        ),
+        text,
     )
 
     def check(event: stage_pb2.Event) -> None:

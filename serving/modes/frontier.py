@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 from serving.modes import MODES
 from serving.modes.base import DEFAULT_TEMPERATURE
+from serving.router.accounting import Account
 from serving.router.request import Request
 from stages.errors import InputError, regular
+from stages.settings import from_toml, limits
 
 VERSION = 1
 WRITTEN_BY = "onesweep bench quality --write FILE"
@@ -32,17 +34,17 @@ class Option:
     mode: str
     settings: tuple[tuple[str, Any], ...]
     # Judge bits for a byte: fewer are better.
-    bits: float
-    output_symbols: int
+    bits: float = field(metadata=limits(least=0))
+    output_symbols: int = field(metadata=limits(least=1))
     # Mean over texts; likewise those below.
-    sweeps: float
+    sweeps: float = field(metadata=limits(least=0))
     # As many as most texts need: a high quantile.
-    sweeps_high: float
+    sweeps_high: float = field(metadata=limits(least=0))
     # Arithmetic on all hosts together.
-    host_ms: float
-    router_ms: float
+    host_ms: float = field(metadata=limits(least=0))
+    router_ms: float = field(metadata=limits(least=0))
     # Payload of all hops.
-    wire_bytes: float
+    wire_bytes: float = field(metadata=limits(least=0))
     bits_low: float | None = None
     bits_high: float | None = None
 
@@ -83,26 +85,16 @@ class Option:
 
     @classmethod
     def from_record(cls, record: object) -> Self:
-        """Raises InputError that says which key is wrong."""
+        """Keys that it does not know are left out. Raises InputError that says which key is wrong."""
         table = _table(record, "an option")
         mode, settings = table.get("mode"), _table(table.get("settings", {}), "settings")
         if mode not in CHOOSABLE:
             raise InputError(f"there is no mode {mode!r}; there are {', '.join(CHOOSABLE)}")
         for name, value in settings.items():
             kind = SETTINGS.get(name)
-            fits = isinstance(value, str) if kind is str else _is_number(value)
-            if kind is None or not fits:
+            if kind is None or not isinstance(value, (int, float) if kind is float else kind):
                 raise InputError(f"{mode}: {name} = {value!r} is not a setting; there are {', '.join(SETTINGS)}")
-        whole = tuple((name, int(v) if SETTINGS[name] is int else v) for name, v in settings.items())
-        numbers = {key: _number(table, key, mode) for key in COSTS}
-        count = int(numbers.pop("output_symbols"))
-        if count < 1:
-            raise InputError(f"{mode}: output_symbols must be at least 1, not {count}")
-        ends = {key: table[key] for key in ("bits_low", "bits_high") if _is_number(table.get(key))}
-        return cls(mode=mode, settings=whole, output_symbols=count, **numbers, **ends)
-
-
-COSTS = ("bits", "output_symbols", "sweeps", "sweeps_high", "host_ms", "router_ms", "wire_bytes")
+        return from_toml(cls, _known(cls, table) | {"settings": tuple(settings.items())}, mode)
 
 
 @dataclass(frozen=True)
@@ -153,18 +145,9 @@ class Frontier:
         options = table.get("options")
         if not isinstance(options, list) or not options:
             raise InputError("'options' must be a list with one entry or more")
-        weights = _table(table.get("weights"), "weights")
-        for key in ("judge", "basis"):
-            if not isinstance(table.get(key), str):
-                raise InputError(f"'{key}' must be text, not {table.get(key)!r}")
-        human: Any = table.get("human_bits")
-        return cls(
-            tuple(map(Option.from_record, options)),
-            {str(name): str(digest) for name, digest in weights.items()},
-            table["judge"],
-            table["basis"],
-            float(human) if _is_number(human) else None,
-        )
+        weights = {str(name): str(digest) for name, digest in _table(table.get("weights"), "weights").items()}
+        parsed = {"options": tuple(map(Option.from_record, options)), "weights": weights}
+        return from_toml(cls, _known(cls, table) | parsed, "it")
 
 
 def read_frontier(path: Path) -> Frontier:
@@ -185,14 +168,117 @@ def _table(value: object, what: str) -> dict[str, Any]:
     return value
 
 
-def _number(table: dict[str, Any], key: str, where: str) -> float:
-    if key not in table:
-        raise InputError(f"{where}: {key!r} is missing")
-    if not _is_number(table[key]) or table[key] < 0:
-        raise InputError(f"{where}: {key!r} must be a number from 0, not {table[key]!r}")
-    return float(table[key])
+def _known(cls: type, table: dict[str, Any]) -> dict[str, Any]:
+    """The keys that are fields of a dataclass, unless they are null."""
+    return {f.name: table[f.name] for f in fields(cls) if table.get(f.name) is not None}
 
 
-def _is_number(value: object) -> bool:
-    # not isfinite: a whole number can be larger than any float
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+# Links and machines as they are now, and how long an option takes on them.
+
+# Weight of what was measured, at each further request: links change.
+FORGET = 0.8
+# Of a link that was not measured (keep-warm messages are off).
+UNKNOWN_RTT_MS = 100.0
+# What a trip takes besides the links' delay, before one was seen.
+HANDLING_MS = 4.0
+UNIT_BYTES = 100_000
+# What a unit of payload takes on 100 Mbit/s, before any was seen to travel.
+UNIT_MS = 8.0
+# How many requests the two are worth.
+PRIOR, UNIT_PRIOR = 0.1, 0.2
+
+
+class TripOverhead:
+    """Time of trips besides the delay of the links: `fixed` and `unit` for each UNIT_BYTES of payload.
+
+    Least squares over the requests so far, later ones weighing more, towards the values that are assumed before any.
+    """
+
+    def __init__(self) -> None:
+        self._n = self._x = self._xx = self._y = self._xy = 0.0
+
+    def learn(self, extra_ms: float, payload: float) -> None:
+        x = payload / UNIT_BYTES
+        for name, value in (("_n", 1.0), ("_x", x), ("_xx", x * x), ("_y", extra_ms), ("_xy", x * extra_ms)):
+            setattr(self, name, FORGET * getattr(self, name) + value)
+
+    def ms(self, payload: float) -> float:
+        n, xx = self._n + PRIOR, self._xx + UNIT_PRIOR
+        y, xy = self._y + PRIOR * HANDLING_MS, self._xy + UNIT_PRIOR * UNIT_MS
+        unit = max((n * xy - self._x * y) / (n * xx - self._x**2), 0.0)
+        return max((y - unit * self._x) / n + unit * payload / UNIT_BYTES, 0.0)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Expected cost of an option now."""
+
+    option: Option
+    # Expected.
+    ms: float
+    # With as many sweeps as most texts need.
+    high_ms: float
+    sweeps: float
+    # Of one sweep, without arithmetic; 0 where there is none.
+    trip_ms: float
+    compute_ms: float
+
+
+class LatencyModel:
+    """Running estimates for one ring, fed by the links' round trips and by every request's account."""
+
+    def __init__(self, rtts: Callable[[], Sequence[float | None]]) -> None:
+        """:param rtts: last round trips of the router to each host in ring order, milliseconds; None = not known."""
+        self.rtts = rtts
+        self._extra = {"sweep": TripOverhead(), "step": TripOverhead()}
+
+    def trip_ms(self, payload: float = 0.0, link_ms: int = 0) -> float:
+        """One sweep from the router round the hosts and back, without arithmetic.
+
+        :param payload: bytes of all its hops.
+        :param link_ms: delay that the request adds to every hop.
+        """
+        return self._delays(link_ms)[0] + self._extra["sweep"].ms(payload)
+
+    def step_ms(self, payload: float = 0.0, link_ms: int = 0) -> float:
+        """One further symbol of `ar`, which goes from the last host to the first."""
+        return self._delays(link_ms)[1] + self._extra["step"].ms(payload)
+
+    def forecast(self, option: Option, count: int, link_ms: int = 0) -> Forecast:
+        """`option` for a text of `count` symbols."""
+        mean, high = option.sweeps_for(count)
+        share = count / option.output_symbols
+        compute_ms, payload = (option.host_ms + option.router_ms) * share, option.wire_bytes * share / max(mean, 1.0)
+        if not mean:
+            return Forecast(option, compute_ms, compute_ms, 0, 0.0, compute_ms)
+        trips_ms = mean * self.trip_ms(payload, link_ms)
+        if option.mode == "ar":
+            trips_ms = self.trip_ms(payload, link_ms) + (mean - 1) * self.step_ms(payload, link_ms)
+        expected_ms = trips_ms + compute_ms
+        return Forecast(option, expected_ms, expected_ms * (high / mean), mean, trips_ms / mean, compute_ms)
+
+    def learn(self, mode: str, account: Account, latency_ms: float) -> None:
+        """Book the trips of a request."""
+        mode = account.mode or mode
+        if not (sweeps := account.sweeps):
+            return
+        # hosts that compute batches of candidates side by side take less time than their sum
+        rest_ms = max(latency_ms - account.local_compute_ms - sum(account.compute_ms.values()), 0.0)
+        payload = account.wire_bytes_total / sweeps
+        link_ms = account.context.link_ms
+        sweep_ms, step_ms = self._delays(link_ms)
+        if mode != "ar":
+            self._extra["sweep"].learn(rest_ms / sweeps - sweep_ms, payload)
+        elif sweeps > 1:
+            self._extra["step"].learn((rest_ms - self.trip_ms(payload, link_ms)) / (sweeps - 1) - step_ms, payload)
+
+    def _delays(self, link_ms: int) -> tuple[float, float]:
+        """Delay of one sweep, and of one step of `ar`, from the router's own links.
+
+        Two hosts are taken to be as far apart as the farther of them is from the router; what that is wrong by is
+        learned with the first requests.
+        """
+        rtts = [UNKNOWN_RTT_MS if rtt is None else rtt + 2 * link_ms for rtt in self.rtts()]
+        within_ms = sum(max(pair) for pair in pairwise(rtts)) / 2
+        back_ms = max(rtts[0], rtts[-1]) / 2 if len(rtts) > 1 else 0.0
+        return within_ms + (rtts[0] + rtts[-1]) / 2, within_ms + back_ms

@@ -184,22 +184,19 @@ class SpeculativeMode(ArMode):
         drafter, worth, alphabet = self._drafter(name, request), self._worth[name], self.tokenizer.alphabet
         capacity = self._reach(request) - 1  # the last symbol is never read back
         with Session(self.ring, "ar", capacity, request.due_at, account) as session:
-            text, read, left, number = request.prompt, 0, request.max_symbols, 0
+            text, left = request.prompt, request.max_symbols
             with closing(AsyncDrafting(drafter, worth, alphabet, account)) as ahead:
                 draft = await drafter.draft(text, _plan(request, left)) if left > 1 else Draft()
                 while True:
                     begin, drafted = time.perf_counter(), len(draft.symbols)
                     tree = stage_pb2.DraftTree(depths=draft.depths) if draft.is_tree else None
                     step = stage_pb2.Read(
-                        number=number,
-                        start=read,
-                        clean=alphabet.cut(text, read) + alphabet.encode(draft.symbols),
                         prompt=request.given_symbols,
                         codec=request.codec,
                         sample=stage_pb2.Sample(sampling=request.sampling, draft=drafted, tree=tree),
                     )
                     # guesses need the result before, so a sweep ends at the router: H + 1 trips, where a byte costs H
-                    await session.push(step)
+                    await session.push(step, text, alphabet.encode(draft.symbols))
                     ahead.begin(text, draft, _plan(request, left))
                     event = await session.event(
                         partial(check_symbols, request=request, alphabet=alphabet, most=drafted + 1)
@@ -216,9 +213,9 @@ class SpeculativeMode(ArMode):
                     yield piece
                     if ended:
                         return
-                    # guesses that stand are remembered on the first branch, and are read again from any other
-                    text, read, number = text + piece, alphabet.count(text) + kept, number + 1
-                    draft = Draft()
+                    # accepted drafts are remembered on the first branch, and are read again from any other
+                    session.keep(kept)
+                    text, draft = text + piece, Draft()
                     if left > 1:
                         draft = await ahead.take(written) or await drafter.draft(text, _plan(request, left))
 
@@ -235,11 +232,11 @@ class SpeculativeMode(ArMode):
             drafting = stage_pb2.Drafting(most=request.draft or 0, branches=request.branches or 0)
             await session.push(
                 stage_pb2.Read(
-                    clean=request.prompt,
                     prompt=request.given_symbols,
                     codec=request.codec,
                     sample=stage_pb2.Sample(sampling=request.sampling, remaining=left, drafting=drafting),
-                )
+                ),
+                request.prompt,
             )
             while True:
                 most = min(left, MAX_DRAFT_TREE + 1)

@@ -207,26 +207,20 @@ class OutputText:
     def __init__(self, reader: Detokenizer, stops: Sequence[bytes], most_bytes: int | None) -> None:
         """:param most_bytes: None = no limit but that of symbols. No character is cut in two for it."""
         self._reader, self._cutter, self._left = reader, StopCutter(stops), most_bytes
-
-    @property
-    def stopped(self) -> bool:
-        """True once a stop string came."""
-        return self._cutter.stopped
-
-    @property
-    def over(self) -> bool:
-        """True once the text is complete."""
-        return self.stopped or self._left == 0
+        self.stopped = self.over = False  # a stop string came; the text is complete
 
     def feed(self, symbols: bytes) -> bytes:
         """Text that can be handed out now."""
-        return self._within(self._cutter.feed(self._reader.feed(symbols)))
+        text = self._reader.feed(symbols)
+        return self._within(self._cutter.feed(text)) if self._cutter.stops or self._left is not None else text
 
     def end(self) -> bytes:
         """Text that was held back until the end."""
         return self._within(self._cutter.feed(self._reader.end()) + self._cutter.end())
 
     def _within(self, text: bytes) -> bytes:
+        self.stopped = self._cutter.stopped
+        self.over = self.stopped or (self._left is not None and len(text) >= self._left)
         if self._left is None:
             return text
         if len(text) <= self._left:

@@ -3,15 +3,37 @@
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, fields
+from itertools import starmap, zip_longest
 from os.path import commonprefix
 
 import numpy as np
 
-from serving.modes.candidates import Candidates, Floats, ImportanceWeights, effective
+from serving.modes.candidates import Candidates, ImportanceWeights
+from serving.router.paths import HostLink
 from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
 from stages.model.vocabulary import BYTES, Alphabet
 from stages.v1 import stage_pb2
+
+# A client that gives up so shortly before its deadline was told by its own clock that it had passed.
+JITTER_S = 0.02
+
+
+class RequestContext:
+    """The properties of a request that travel to the hosts beside its work."""
+
+    # Added to every hop.
+    link_ms = 0
+    # It gives way to others, on the hosts too.
+    batch = False
+    # Where hosts may keep the beginnings of its texts; empty: nowhere.
+    space = b""
+
+    def stamp(self, hop: stage_pb2.Hop) -> None:
+        """Name the request, and its trace, in work that leaves for the hosts."""
+
+    def arrived(self) -> None:
+        """A result of that work came."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +56,7 @@ def _drawn(alphabet: Alphabet, symbols: bytes, told: stage_pb2.Logprobs) -> list
 class Account:
     """One request's account: sweeps, hops, bytes and milliseconds, as the servers measured them."""
 
+    context: RequestContext = field(default_factory=RequestContext)
     begin: float = field(default_factory=time.perf_counter)
     # Of what is written.
     alphabet: Alphabet = BYTES
@@ -85,11 +108,11 @@ class Account:
     # Of the symbols that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
-    # Of the sweeps since `take_trips`; None where nobody asked for them.
+    # Of the sweeps that nobody was told of yet; None where nobody asked for them.
     trips: list[router_pb2.Trip] | None = None
     trip_begin_ms: float = 0.0
     # Those of the last sweep, by the name that a host has in its own account.
-    hosts: dict[str, HostEntry] = field(default_factory=dict)
+    hosts: dict[str, HostLink] = field(default_factory=dict)
     compute_ms: dict[HostEntry, float] = field(default_factory=dict)
     queue_ms: dict[HostEntry, float] = field(default_factory=dict)
 
@@ -104,18 +127,21 @@ class Account:
 
     def add_sweep(self, event: stage_pb2.Event) -> None:
         """Book one sweep: a payload for each message that brought work to a host, and the one with the result."""
-        payloads = [p.received_bytes for p in event.timings if p.received_bytes] + [event.ByteSize()]
+        payloads = list[int]()
+        for timing in event.timings:
+            if timing.received_bytes:
+                payloads.append(timing.received_bytes)
+            if (link := self.hosts.get(timing.host)) is not None:
+                host = link.entry
+                self.compute_ms[host] = self.compute_ms.get(host, 0.0) + timing.compute_ms
+                self.queue_ms[host] = self.queue_ms.get(host, 0.0) + timing.queue_ms
+        payloads.append(event.ByteSize())
         self.sweeps += 1
         self.hops += len(payloads)
         self.wire_bytes_total += sum(payloads)
-        longest = max(len(payloads), len(self.wire_bytes))
         # a later step of a ring of one host has no message that brings work: its result is still the last hop
-        padded = [[0] * (longest - len(row)) + row for row in (payloads, self.wire_bytes)]
-        self.wire_bytes = [max(pair) for pair in zip(*padded, strict=True)]
-        for timing in event.timings:
-            if (host := self.hosts.get(timing.host)) is not None:
-                self.compute_ms[host] = self.compute_ms.get(host, 0.0) + timing.compute_ms
-                self.queue_ms[host] = self.queue_ms.get(host, 0.0) + timing.queue_ms
+        padded = zip_longest(reversed(payloads), reversed(self.wire_bytes), fillvalue=0)
+        self.wire_bytes = list(starmap(max, padded))[::-1]
         if self.trips is not None:
             self.trips.append(self._trip(event, sum(payloads)))
 
@@ -130,13 +156,6 @@ class Account:
         self.resumed_bytes += len(commonprefix([text, resumed[self.output_bytes :]]))  # noqa: RUF071 - no path
         self.output_bytes += len(text)
 
-    def take_trips(self) -> list[router_pb2.Trip]:
-        """The trips that came back since the last call."""
-        if not self.trips:
-            return []
-        taken, self.trips = self.trips, []
-        return taken
-
     def add_draft(self, drafted: int, accepted: int, compute_ms: float) -> None:
         """Book guesses: how many, how many were right, and the router's arithmetic for them."""
         self.drafted += drafted
@@ -147,15 +166,11 @@ class Account:
     def add_candidates(self, drafted: Candidates, weights: ImportanceWeights) -> None:
         """Book the candidates of a sweep, and what the scorer made of them."""
         count, length = drafted.nats.shape
-        self.add_choice(length, weights.shares, drafted.compute_ms)
+        self.chunk, self.candidates = max(self.chunk, length), max(self.candidates, count)
+        self.effective_samples.append(weights.effective)
+        self.local_compute_ms += drafted.compute_ms
         self.divergence_bits.append((weights.divergence_bits, count * length))
         self.distance_bound = min(self.distance_bound + weights.distance_bound, 1.0)
-
-    def add_choice(self, length: int, shares: Floats, compute_ms: float) -> None:
-        """Book a choice among candidates of `length` symbols by their shares, and the router's arithmetic for them."""
-        self.chunk, self.candidates = max(self.chunk, length), max(self.candidates, len(shares))
-        self.effective_samples.append(effective(shares))
-        self.local_compute_ms += compute_ms
 
     def add_text(self, symbols: bytes, told: stage_pb2.Logprobs | None = None) -> None:
         """Book what was written, and with it the log-probabilities of its symbols, which may be of more than these."""
@@ -187,7 +202,7 @@ class Account:
         begin_ms, self.trip_begin_ms = self.trip_begin_ms, self.elapsed_ms()
         hosts = [
             router_pb2.TripHost(
-                name=self.hosts[p.host].name if p.host in self.hosts else p.host,
+                name=self.hosts[p.host].entry.name if p.host in self.hosts else p.host,
                 queue_ms=p.queue_ms,
                 compute_ms=p.compute_ms,
                 received_bytes=p.received_bytes,

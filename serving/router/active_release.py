@@ -11,8 +11,7 @@ from serving.modes.auto import AutoMode, Guide
 from serving.modes.base import Mode
 from serving.modes.chunked import ChunkedMode, SweepMode
 from serving.modes.drafters.local_model import LocalModel, read_local_model
-from serving.modes.frontier import Frontier, read_frontier
-from serving.modes.latency_model import LatencyModel
+from serving.modes.frontier import Frontier, LatencyModel, read_frontier
 from serving.modes.local import LocalMode
 from serving.modes.pretrained_tokenizer import read_tokenizers
 from serving.modes.resample import ResampleMode

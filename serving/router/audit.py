@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from serving.router.answer import AuditedAnswer, ReferenceVerifier, same_results
-from serving.router.paths import LEARN, Attempt, HostLink, HostPath
+from serving.router.paths import Attempt, HostLink, HostPath
 from stages.errors import OnesweepError
 from stages.host.validation import check_timings
 from stages.v1 import stage_pb2
@@ -65,10 +65,6 @@ class AuditCounters:
 
 # Audits of suspects without a finding that clear them. A host that lies in one of a hundred sweeps is cleared by 0.7 %.
 CLEARED_AFTER = 500
-# What an audit may be taken to cost, of what its answer did: hosts tell it, and shall not say how many there are.
-LEAST_COST, MOST_COST = 0.05, 1.25
-# Findings that must agree where machines differ in kind, on which honest texts differ at rare ties.
-UNLIKE_FINDINGS = 8
 
 
 @dataclass
@@ -76,15 +72,12 @@ class Suspicion:
     """Hosts, by name, that were on the path of every answer found wrong of late."""
 
     names: frozenset[str] = frozenset()
-    findings: int = 0
     # Audits without a finding until they are cleared.
     left: int = 0
 
     def add(self, hosts: frozenset[str]) -> None:
         """Book a wrong answer of `hosts`. Where none of them was suspected, the suspicion begins anew."""
-        both = self.names & hosts
-        self.names, self.findings = (both, self.findings + 1) if both else (hosts, 1)
-        self.left = CLEARED_AFTER
+        self.names, self.left = self.names & hosts or hosts, CLEARED_AFTER
 
     def passed(self) -> None:
         """Book a right answer."""
@@ -105,32 +98,23 @@ class Auditor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="verifier")
         # Of the suspicions: what one finding says of a host is not to be mixed with another's.
         self._judging = asyncio.Lock()
-        # Found by machines of one kind, whose bits are equal, and by others.
-        self._exact, self._unlike = Suspicion(), Suspicion()
-        # Arithmetic of an audit over that of its answer, of drawn texts and of others.
-        self._costs = {True: 1.0, False: 1.0}
+        self.suspicion = Suspicion()
+        self._told_unlike = False
 
     def picks(self, answer: AuditedAnswer) -> bool:
-        """True where an answer is to be audited: as many as cost this share of the arithmetic, and all of suspects."""
-        # all of them for a share of 1, whatever they cost
-        share = min(self.share / self._costs[answer.in_one_pass], 1.0) if self.share < 1 else 1.0
-        return bool(self._exact.names & _names(answer.hosts)) or self._random.random() < share
-
-    @property
-    def is_suspicious(self) -> bool:
-        """True while hosts may hand on what a liar among them computed."""
-        return bool(self._exact.names or self._unlike.names)
+        """True where an answer is to be audited: this share of them, and all of suspects."""
+        return bool(self.suspicion.names & _names(answer.hosts)) or self._random.random() < self.share
 
     def apart(self) -> set[str]:
         """Addresses to go round, another half of the suspects each time: the next wrong answer tells more of them."""
-        names = sorted(self._exact.names or self._unlike.names)
+        names = sorted(self.suspicion.names)
         half = self._random.sample(names, len(names) // 2 if len(names) > 1 else self._random.randint(0, len(names)))
         return {link.entry.address for link in self.ring.links if link.entry.name in half}
 
     def space(self, space: bytes) -> bytes:
         """`space` in the hosts' memory, without what was kept before a liar was taken out; none while one is looked
         for: an honest host would be wrong with what it was handed."""
-        if not space or self.is_suspicious:
+        if not space or self.suspicion.names:
             return b""
         found = self.counters.faulty_hosts
         return hashlib.sha256(space + found.to_bytes(8, "little")).digest()[: len(space)] if found else space
@@ -145,6 +129,11 @@ class Auditor:
             other = answer.choose(_addresses(answer.path))
         if other is None or set(other) == set(answer.path):
             return True
+        if not alike(answer.hosts, other):
+            if not self._told_unlike:
+                log.warning("answers of unlike machines are not audited: give blocks replicas on machines of one kind")
+            self._told_unlike = True
+            return True
         self.counters.audited += len(answer.results)
         try:
             return await self._audit(answer, other)
@@ -153,16 +142,9 @@ class Auditor:
             return True
 
     async def _audit(self, answer: AuditedAnswer, other: HostPath) -> bool:
-        before_ms, expected, exact = self.counters.compute_ms, answer.expected, alike(answer.hosts, other)
         theirs = await self._ask(answer, other)
-        spent_ms = sum(timing.compute_ms for each in answer.results for timing in each.timings)
-        if spent_ms:
-            cost, usual = (self.counters.compute_ms - before_ms) / spent_ms, self._costs[answer.in_one_pass]
-            learnt = usual + (LEARN if usual != 1 else 1.0) * (cost - usual)
-            self._costs[answer.in_one_pass] = min(max(learnt, LEAST_COST), MOST_COST)
-        if same_results(expected, theirs, exact):
-            self._exact.passed()
-            self._unlike.passed()
+        if same_results(answer.expected, theirs, exact=True):
+            self.suspicion.passed()
             return True
         if (right := await self._right(answer, other, theirs)) is None:
             names = " and ".join(", ".join(sorted(_names(path))) for path in (answer.hosts, other))
@@ -176,12 +158,10 @@ class Auditor:
         wrong, path = (frozenset(other), other) if is_right else (answer.hosts, answer.path)
         log.warning("an answer over %s was wrong", ", ".join(sorted(_names(wrong))))
         async with self._judging:
-            named = any(link.quarantined for link in wrong)  # by another audit, meanwhile
-            if not named:
+            if not any(link.quarantined for link in wrong):  # by another audit, meanwhile
                 maybe = frozenset(self.ring.links) if answer.recalled and not is_right else wrong
-                named = await self._suspect(answer, maybe, path, right, exact)
-        # on unlike machines honest texts differ at ties, and each is a fair one
-        return is_right or not (exact or named)
+                await self._suspect(answer, maybe, path, right)
+        return is_right
 
     async def _right(self, answer: AuditedAnswer, other: HostPath, theirs: Results) -> Results | None:
         """The right results, by a third opinion; None where that cannot be told."""
@@ -210,19 +190,12 @@ class Auditor:
             log.warning("the router's own checkpoint cannot be used for audits: %s", error)
         return None
 
-    async def _suspect(
-        self,
-        answer: AuditedAnswer,
-        wrong: frozenset[HostLink],
-        path: HostPath,
-        right: Results,
-        exact: bool,
-    ) -> bool:
-        """Book a wrong answer of the hosts `wrong`; True where it told who lies, and that host was taken out."""
-        suspicion, mended = self._exact if exact else self._unlike, set[str]()
+    async def _suspect(self, answer: AuditedAnswer, wrong: frozenset[HostLink], path: HostPath, right: Results) -> None:
+        """Book a wrong answer of the hosts `wrong`; a host is taken out where it told who lies."""
+        suspicion, mended = self.suspicion, set[str]()
         suspicion.add(_names(wrong))
         # A liar that does not look out tells at once: it is wrong again on each path that it is on, and on no other.
-        for index in self._random.sample(range(len(path)), len(path)) if exact else ():
+        for index in self._random.sample(range(len(path)), len(path)):
             if (replica := self._replica(path[index])) is not None:
                 around = (*path[:index], replica, *path[index + 1 :])
                 try:
@@ -234,14 +207,12 @@ class Auditor:
                     continue
         names = suspicion.names
         liar = next((link for link in self.ring.links if link.entry.name in names), None)
-        is_sure = names <= mended if exact else suspicion.findings >= UNLIKE_FINDINGS
-        if len(names) > 1 or liar is None or not is_sure:
+        if len(names) > 1 or liar is None or not names <= mended:
             log.error("one of the hosts %s is faulty: further answers will tell which", ", ".join(sorted(names)))
-            return False
+            return
         self.counters.faulty_hosts += 1
         self.ring.quarantine(liar, "every answer that was wrong passed it")
         suspicion.names = frozenset()
-        return True
 
     async def _ask(self, answer: AuditedAnswer, path: HostPath) -> Results:
         """Results of a path for an answer's work, sent as any other. Raises StatusError."""

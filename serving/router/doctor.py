@@ -205,7 +205,7 @@ def _judge_hop(report: Report, hop: MeasuredLink) -> None:
     if hop.rate_mbps < SLOW_MBPS:
         report.bad(
             where,
-            f"{hop.rate_mbps:.1f} Mbit/s: a full state takes {serial_ms:.0f} ms; try --codec int4, or another link",
+            f"{hop.rate_mbps:.1f} Mbit/s: a full state takes {serial_ms:.0f} ms; try --set codec=int4, or another link",
         )
     if hop.rtt_ms > 2 * hop.rtt_min_ms + 5:
         report.note(  # a host that is in use is not ill

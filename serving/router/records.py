@@ -1,4 +1,4 @@
-"""A request's ticket: the name that logs, metrics, traces and hosts know it by, and what they are told at its end."""
+"""A request's record: the name that logs, metrics, traces and hosts know it by, and what they are told at its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -16,7 +15,7 @@ import grpc
 
 from serving.drawing import DRAWING_MODES, metric_mode
 from serving.modes import MODES
-from serving.router.accounting import Account
+from serving.router.accounting import JITTER_S, Account, RequestContext
 from serving.v1 import router_pb2
 from stages.host.metrics import MAX_LINKS, LinkCounterTable
 from stages.telemetry.prometheus import Histogram, MetricFamily, MetricValues
@@ -32,16 +31,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A client that gives up so shortly before its deadline was told by its own clock that it had passed.
-JITTER_S = 0.02
 # What a mode is called that does not exist: nothing that a client made up becomes a label, or part of a log.
 UNKNOWN_MODE = "unknown"
 
-_current: ContextVar[RequestRecord | None] = ContextVar("ticket", default=None)
 
-
-class RequestRecord:
-    """One request, for `with`: `stamp` and `arrived` find it, and it is closed however the block ends."""
+class RequestRecord(RequestContext):
+    """One request, for `with`, in logs, metrics and traces; it is closed however the block ends."""
 
     def __init__(
         self, mode: str, due_at: float, figures: RouterCounters | None = None, tracer: Tracer | None = None
@@ -50,15 +45,9 @@ class RequestRecord:
         :param due_at: its deadline, by the monotonic clock."""
         self.mode, self.due_at = mode, due_at
         self.name = secrets.token_hex(8)
-        self.account = Account()
+        self.account = Account(self)
         # Once the request is done.
         self.summary: router_pb2.Summary | router_pb2.DrawSummary | None = None
-        # Added to every hop.
-        self.link_ms = 0
-        # It gives way to others, on the hosts too.
-        self.batch = False
-        # Where hosts may keep the beginnings of its texts; empty: nowhere.
-        self.space = b""
         self.code = grpc.StatusCode.OK
         self._reason = ""
         self._begin = time.perf_counter()
@@ -78,7 +67,6 @@ class RequestRecord:
         return ((REQUEST_KEY, self.name),)
 
     def __enter__(self) -> Self:
-        _current.set(self)  # never taken back: every call has a context of its own
         if self._tracer is not None:
             span = self._tracer.begin("request")
             self._span = span if span.is_recording() else None
@@ -97,7 +85,6 @@ class RequestRecord:
         self._log()
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
-        """Name the request, and its trace, in work that leaves for the hosts."""
         hop.request, hop.link_delay_ms, hop.batch = self.name, self.link_ms, self.batch
         if self._span is None or self._tracer is None:
             return
@@ -108,7 +95,6 @@ class RequestRecord:
         hop.traceparent = traceparent_of(sweep)
 
     def arrived(self) -> None:
-        """A result of that work came."""
         if self._sweep is not None:
             self._arrived_ns = time.time_ns()
 
@@ -162,33 +148,6 @@ class RequestRecord:
                 "bytes": account.output_bytes,
             },
         )
-
-
-def stamp(hop: stage_pb2.Hop) -> None:
-    """`Ticket.stamp` of the request that is being served here."""
-    if (ticket := _current.get()) is not None:
-        ticket.stamp(hop)
-
-
-def link_ms() -> int:
-    """Delay that the request that is being served here adds to every hop."""
-    return ticket.link_ms if (ticket := _current.get()) is not None else 0
-
-
-def batch() -> bool:
-    """True where the request that is being served here gives way to others."""
-    return (ticket := _current.get()) is not None and ticket.batch
-
-
-def space() -> bytes:
-    """Space in the hosts' prefix memory of the request that is being served here; empty where it has none."""
-    return ticket.space if (ticket := _current.get()) is not None else b""
-
-
-def arrived() -> None:
-    """`Ticket.arrived` of the request that is being served here."""
-    if (ticket := _current.get()) is not None:
-        ticket.arrived()
 
 
 def _mark_failed(span: Span, why: str) -> None:

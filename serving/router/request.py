@@ -41,23 +41,23 @@ PRIORITIES = ("interactive", "batch")
 
 
 def _setting(own: dict[str, Any], help: str, **more: Any) -> Any:  # noqa: ANN401 - a field of any type
-    """A field that is None where it is not given, with a flag, and metadata of its own."""
-    return field(default=None, metadata={**flag(help, **more), **own})
+    """A field that is None where it is not given, for `--set`, and metadata of its own."""
+    return field(default=None, metadata={**flag(help, **{"rare": True, **more}), **own})
 
 
-def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, metavar: str = "N") -> Any:  # noqa: ANN401
+def _count(help: str, http: str = "", least: int = 1, most: int = MAX_COUNT, **more: Any) -> Any:  # noqa: ANN401
     """A whole number."""
-    return _setting({"http": http}, help, least=least, most=most, metavar=metavar)
+    return _setting({"http": http}, help, least=least, most=most, **more)
 
 
-def _name(help: str, http: str, metavar: str) -> Any:  # noqa: ANN401
+def _name(help: str, http: str) -> Any:  # noqa: ANN401
     """A name that the router knows."""
-    return _setting({"http": http, "name": True}, help, metavar=metavar)
+    return _setting({"http": http, "name": True}, help)
 
 
-def _shape(help: str, neutral: float, http: str = "", metavar: str = "X", **bounds: Any) -> Any:  # noqa: ANN401
-    """A number that shapes what is drawn. `neutral`: the value that changes nothing."""
-    return _setting({"http": http, "neutral": neutral}, help, metavar=metavar, **bounds)
+def _shape(help: str, neutral: float, http: str = "", **bounds: Any) -> Any:  # noqa: ANN401
+    """A number that shapes what is sampled. `neutral`: the value that changes nothing."""
+    return _setting({"http": http, "neutral": neutral}, help, **bounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,24 +66,21 @@ class Request:
 
     prompt: str | bytes = b""
     mode: str = field(default="auto", metadata={"name": True})
-    max_bytes: int | None = _count("most bytes to generate (128)")
+    max_bytes: int | None = _count("most bytes to generate (128)", rare=False)
     # With max_bytes, the nearer limit counts; 128 bytes where neither is given.
-    max_tokens: int | None = _count("most tokens; a byte model's tokens are bytes")
+    max_tokens: int | None = _count("most tokens; a byte model's tokens are bytes", rare=False)
     seed: int = setting(0, "the same seed gives the same text (0)", shown="", least=0, most=MAX_SEED, metavar="S")
     chunk: int | None = _count(
-        "tokens a sweep, modes chunked (32 bytes, 8 tokens), resample (all; imported 12)",
-        "tokens a sweep",
-        metavar="C",
+        "tokens a sweep: chunked (32 bytes, 8 tokens), resample (all; imported 12)", "tokens a sweep"
     )
     temperature: float | None = setting(None, "0 = most likely (0.8)", metavar="T", least=0, most=MAX_TEMPERATURE)
     top_p: float | None = _shape(
-        "draw from the most likely tokens that have this share together (1)", 1.0, metavar="P", above=0, most=1
+        "draw from the most likely tokens that have this share together (1)", 1.0, above=0, most=1
     )
     top_k: int | None = _shape(
         "draw from so many of the likeliest tokens (0 = all)",
         0,
         "draw from so many tokens, the most likely ones; 0 = all",
-        "K",
         least=0,
         most=MAX_COUNT,
     )
@@ -91,7 +88,6 @@ class Request:
         "draw from tokens at least so likely, as a share of the most likely one (0)",
         0.0,
         "draw from tokens at least so likely, as a share of the most likely one",
-        "P",
         least=0,
         most=1,
     )
@@ -109,53 +105,43 @@ class Request:
         most=MAX_REPETITION_PENALTY,
     )
     steps: int | None = _count(
-        "Euler steps in each block (8)", "Euler steps in each block: sweep, chunked", most=MAX_STEPS, metavar="K"
+        "Euler steps in each block: sweep, chunked (8)", "Euler steps in each block: sweep, chunked", most=MAX_STEPS
     )
     codec: str | None = _name(
         "what travels: fp32, int8, int4 (int8; AR modes: fp32, int8)",
         "of what travels between hosts: fp32, int8, int4",
-        "NAME",
     )
-    sampler: str | None = _name(
-        "modes sweep, chunked: stochastic, ode (stochastic)", "stochastic, ode: sweep, chunked", "NAME"
-    )
+    sampler: str | None = _name("stochastic, ode: sweep, chunked (stochastic)", "stochastic, ode: sweep, chunked")
     drafter: str | None = _name(
-        "who guesses, ar-speculative: hosts, both, model, lookup (hosts or both)",
+        "who drafts, ar-speculative: hosts, both, model, lookup (hosts or both)",
         "hosts, both, model, lookup: ar-speculative",
-        "D",
     )
     draft: int | None = _count(
-        "tokens guessed a sweep, ar-speculative (what pays)",
-        "tokens guessed a sweep: ar-speculative",
+        "draft tokens a sweep: ar-speculative (what pays)",
+        "draft tokens a sweep: ar-speculative",
         most=MAX_DRAFT,
     )
     branches: int | None = _count(
-        "alternatives guessed at a place, ar-speculative (what pays)",
-        "alternatives guessed at a place: ar-speculative",
+        "alternatives drafted at a place: ar-speculative (what pays)",
+        "alternatives drafted at a place: ar-speculative",
         most=MAX_BRANCHES,
     )
-    scorer: str | None = _name(
-        "who scores, mode resample: scorer, ar (what is there)",
-        "scorer, ar: resample",
-        "S",
-    )
+    scorer: str | None = _name("scorer, ar: resample (what is there)", "scorer, ar: resample")
     candidates: int | None = _count(
-        "scored in a sweep, mode resample (16); mode local: the likeliest of M",
-        "continuations scored in a sweep: resample; written, the likeliest kept: local",
+        "continuations scored in a sweep: resample (16)",
+        "continuations scored in a sweep: resample",
         most=MAX_CANDIDATES,
-        metavar="M",
     )
     budget_ms: int | None = _count(
-        "latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS"
+        "latency to keep to, mode auto (the best text)", "latency to keep to: auto", metavar="MS", rare=False
     )
     link_ms: int | None = _count(
         "delay added to every hop, one way, on a ring on this machine (0)",
         "delay to add to every hop, one way, where the ring is all on one machine",
         least=0,
         most=MAX_LINK_MS,
-        metavar="MS",
     )
-    priority: str | None = _name("interactive, batch (interactive)", "interactive, batch: gives way to others", "P")
+    priority: str | None = _name("interactive, batch (interactive)", "interactive, batch: gives way to others")
     # Added to the logits of tokens, by their numbers in the model's vocabulary.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     # Have `AsyncClient.events` tell ln of the probability of each token, and of so many of the most likely ones.
@@ -185,11 +171,14 @@ class Request:
         for f in SETTINGS:
             if values.get(f.name) is not None and (problem := bounds_problem(f, values[f.name])):
                 raise InputError(problem)
+        for token, bias in self.logit_bias.items():
+            if not isinstance(token, int) or not 0 <= token <= MAX_COUNT or not isinstance(bias, int | float):
+                raise InputError(f"logit_bias must map whole numbers of tokens to numbers, not {token!r} to {bias!r}")
         return router_pb2.GenerateRequest(
             prompt=_raw("prompt", self.prompt),
             **values,
             json_schema=_raw("JSON schema", self.json_schema).decode(),
-            logit_bias=_checked_biases(self.logit_bias),
+            logit_bias=self.logit_bias,
             stops=[_raw("stop string", stop) for stop in self.stops],
             messages=[
                 router_pb2.Message(
@@ -235,13 +224,6 @@ def bounds_problem(f: Field[Any], value: object) -> str:
         return f"{f.name} must be a {'' if decimal else 'whole '}number, not {value!r}"
     noun = "" if decimal else "a whole number "
     return "" if bounds.hold(value) else f"{f.name} must be {noun}{bounds.words(value)}, not {value!r}"
-
-
-def _checked_biases(biases: Mapping[int, float]) -> Mapping[int, float]:
-    for token, bias in biases.items():
-        if not isinstance(token, int) or not 0 <= token <= MAX_COUNT or not isinstance(bias, int | float):
-            raise InputError(f"logit_bias must map whole numbers of tokens to numbers, not {token!r} to {bias!r}")
-    return biases
 
 
 def is_decimal(f: Field[Any]) -> bool:

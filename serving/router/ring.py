@@ -15,7 +15,6 @@ import grpc.aio
 from serving.router.answer import ReferenceVerifier
 from serving.router.audit import Auditor
 from serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
-from serving.router.records import link_ms
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.host.next_hosts import MOST_TOGETHER
@@ -376,10 +375,8 @@ class RingView:
         return self.weights[MODEL_KINDS.index(kind)] if self.weights else ""
 
     def rtts_ms(self) -> list[float | None]:
-        """Round trips to the hosts of the way that a request would take now, with the delay that it adds."""
-        path = self.ring.choose(self.weights) or self.ring.links
-        added_ms = 2 * link_ms()
-        return [None if (rtt := link.relay.least_rtt_ms) is None else rtt + added_ms for link in path]
+        """Round trips to the hosts of the way that a request would take now."""
+        return [link.relay.least_rtt_ms for link in self.ring.choose(self.weights) or self.ring.links]
 
     def _described(self) -> stage_pb2.Release | None:
         """These weights as a host describes them."""

@@ -14,7 +14,7 @@ import grpc.aio
 from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.paths import HostLink
 from serving.router.ring import Ring, RingView
-from serving.router.smoke_test import exchanged, smoke_test
+from serving.router.smoke_test import smoke_test
 from serving.v1 import router_pb2
 from stages.checkpoint.release_store import ReleaseManifest, ReleaseStore, read_release_manifest
 from stages.checkpoint.release_transfer import ReleaseTransfer, manifest_of, receive_release, transfer_error
@@ -67,7 +67,7 @@ class Rollout:
                 raise invalid("a deployment begins with an offer")
             name = manifest_of(first.store.offer).name
             if name == self.current.release:
-                return self._switch({}, changed=False)
+                return self._switch(changed=False)
             joining = self._joining(list(first.without))
             async for answer in receive_release(self.shelf, _stores(first, requests), lambda offer: lambda *_: True):
                 tell(router_pb2.DeployProgress(store=answer))
@@ -75,7 +75,7 @@ class Rollout:
             was_pinned = self.current.view.pinned
             try:
                 await self._hold_on()
-                served, measured = await self._bring_all(
+                served = await self._bring_all(
                     name, joining, lambda line: tell(router_pb2.DeployProgress(line=line)), first.tried
                 )
                 if first.together:
@@ -89,7 +89,7 @@ class Rollout:
                 if isinstance(error, OnesweepError):
                     raise transfer_error(error) from None
                 raise
-            return await to_its_end(self._make_current(served, measured))
+            return await to_its_end(self._make_current(served))
 
     async def rollback(self, tell: Tell) -> router_pb2.Switch:
         """Have requests use the release before; hosts that are down are left out. Raises Refusal where it cannot be."""
@@ -114,7 +114,7 @@ class Rollout:
                 await self._note(previous)
             except OnesweepError as error:
                 raise transfer_error(error) from None
-            return await to_its_end(self._make_current(previous, {}))
+            return await to_its_end(self._make_current(previous))
 
     async def keep_up_to_date(self) -> None:
         """Bring the current release to hosts that come back without it, for ever."""
@@ -140,10 +140,8 @@ class Rollout:
         finally:
             del self._bringing[link.entry.address]
 
-    async def _bring_all(
-        self, name: str, joining: Sequence[HostLink], say: Say, tried: bool
-    ) -> tuple[ActiveRelease, dict[str, float]]:
-        """A release that all hosts have and that was tried, and the losses that were measured. Raises Refusal."""
+    async def _bring_all(self, name: str, joining: Sequence[HostLink], say: Say, tried: bool) -> ActiveRelease:
+        """A release that all hosts have and that was tried. Raises Refusal."""
         assert self.shelf is not None
         directory = self.shelf.path(name)
         assert directory is not None
@@ -160,13 +158,14 @@ class Rollout:
         own, *_ = await _all([in_thread(RouterParts.read, directory), *jobs])
         served = ActiveRelease.over(RingView(self.ring, plan.weights), own, name)
         await served.view.usable(self.ring.settings.hop_timeout_s)
-        measured = {} if tried else await smoke_test(served, directory, say)
+        if not tried:
+            await smoke_test(served, directory, say)
         if lost := {*self.current.served_modes, *self.current.drawing_modes} - {
             *served.served_modes,
             *served.drawing_modes,
         }:
             say(f"it does not serve {', '.join(sorted(lost))}, which the release before does")
-        return served, measured
+        return served
 
     async def _bring_new(self, link: HostLink, name: str, contents: ReleaseManifest, say: Say) -> None:
         sent_bytes = await store(link, contents)
@@ -190,7 +189,7 @@ class Rollout:
         if self.shelf is not None:
             await in_thread(self.shelf.use, [self.current.release, served.release])
 
-    async def _make_current(self, served: ActiveRelease, measured: dict[str, float]) -> router_pb2.Switch:
+    async def _make_current(self, served: ActiveRelease) -> router_pb2.Switch:
         """From here on new requests use `served`; those under way end on what they began with."""
         before, name = self.current.release, served.release
         self.current.view.pin()
@@ -203,7 +202,7 @@ class Rollout:
         if self.shelf is not None:
             await in_thread(self.shelf.remove_others, [before, name])
         await in_thread(trim)
-        return self._switch(measured, changed=True)
+        return self._switch(changed=True)
 
     async def _undo(self, name: str, links: Sequence[HostLink], was_pinned: bool) -> None:
         """:param was_pinned: whether something had been deployed before; else what the hosts hold is served again."""
@@ -283,14 +282,8 @@ class Rollout:
         release = link.held.get(served.view.weights)
         return release.name if release else served.name
 
-    def _switch(self, measured: dict[str, float], changed: bool) -> router_pb2.Switch:
-        before = self._previous.directory if self._previous else None
-        return router_pb2.Switch(
-            release=self.current.release,
-            previous=self.previous_name,
-            changed=changed,
-            models=exchanged(before, self.current.directory, measured),
-        )
+    def _switch(self, changed: bool) -> router_pb2.Switch:
+        return router_pb2.Switch(release=self.current.release, previous=self.previous_name, changed=changed)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -83,14 +83,14 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         serve: Callable[[Q, RequestRecord, Key], AsyncGenerator[R, None]],
     ) -> AsyncGenerator[R, None]:
         """The answer to a request, under the name that logs and traces have for it."""
-        ticket = RequestRecord(mode, _deadline(context), self.figures, self.tracer)
+        record = RequestRecord(mode, _deadline(context), self.figures, self.tracer)
         with ignoring_ended_call():
-            await context.send_initial_metadata(ticket.metadata)
-        context.set_trailing_metadata(ticket.metadata)
-        with ticket:
+            await context.send_initial_metadata(record.metadata)
+        context.set_trailing_metadata(record.metadata)
+        with record:
             check_caller(request.protocol, ROUTER)
             key = self.keyring.identify(context.invocation_metadata(), GENERATE)
-            async with aclosing(serve(request, ticket, key)) as responses:
+            async with aclosing(serve(request, record, key)) as responses:
                 async for response in responses:
                     yield response
 
@@ -192,22 +192,22 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 task.cancel()
 
     async def _admit(
-        self, request: router_pb2.GenerateRequest, ticket: RequestRecord, key: Key
+        self, request: router_pb2.GenerateRequest, record: RequestRecord, key: Key
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         """Whatever is deployed meanwhile, a request ends on the release that it began with."""
-        ticket.space = key.space(self.ring.owner)
-        ticket.batch = batch = is_batch(request)
+        record.space = key.space(self.ring.owner)
+        record.batch = batch = is_batch(request)
         most = request.max_bytes or request.max_tokens
-        async with self.admission.enter(key, most, ticket.left_s, batch) as place:
+        async with self.admission.enter(key, most, record.left_s, batch) as place:
             served = self.rollout.current
             served.requests += 1
             try:
-                async with aclosing(self._generate(request, ticket, served)) as responses:
+                async with aclosing(self._generate(request, record, served)) as responses:
                     async for response in responses:
                         yield response
             finally:  # what was written for a whole answer counts, too, where nobody waited for it
                 served.requests -= 1
-                if (account := ticket.account) is not None:
+                if (account := record.account) is not None:
                     place.spend(account.output_bytes - account.resumed_bytes)
 
     def _checked_link_ms(self, delay_ms: int) -> int:
@@ -220,19 +220,19 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         return delay_ms
 
     async def _draw(
-        self, request: router_pb2.DrawRequest, ticket: RequestRecord, key: Key
+        self, request: router_pb2.DrawRequest, record: RequestRecord, key: Key
     ) -> AsyncGenerator[router_pb2.DrawResponse, None]:
         """Previews as they come, the pictures, then their account. Raises StatusError."""
         served = self.rollout.current
         mode = check_drawing_mode(request.mode, served.drawing)
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
-        order = check_drawing(request, mode, served.drawing, ticket.due_at)
-        ticket.link_ms = self._checked_link_ms(order.link_ms)
-        account = ticket.account = Account()
+        order = check_drawing(request, mode, served.drawing, record.due_at)
+        record.link_ms = self._checked_link_ms(order.link_ms)
+        account = record.account = Account(record)
         served.requests += 1
         try:
-            async with self.admission.enter(key, order.size, ticket.left_s) as place:
+            async with self.admission.enter(key, order.size, record.left_s) as place:
                 place.spend(order.size)  # a caller that leaves early pays, too: hosts have computed for it
                 previews = asyncio.Queue[stage_pb2.Pictures | None]()
                 task = asyncio.create_task(retry_drawing(order, account, previews.put_nowait))
@@ -250,18 +250,18 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 account.output_bytes = len(pixels)
         finally:
             served.requests -= 1
-        summary = ticket.summary = order.summary(account)
-        summary.request = ticket.name
+        summary = record.summary = order.summary(account)
+        summary.request = record.name
         yield router_pb2.DrawResponse(pictures=order.pictures(pixels))
         yield router_pb2.DrawResponse(summary=summary)
 
     async def _generate(
-        self, request: router_pb2.GenerateRequest, ticket: RequestRecord, served: ActiveRelease
+        self, request: router_pb2.GenerateRequest, record: RequestRecord, served: ActiveRelease
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         mode = check_mode(request.mode, served.modes)
-        generation = check_request(request, mode, ticket.due_at)
-        ticket.link_ms = self._checked_link_ms(generation.link_ms or 0)
-        account = ticket.account = Account(trips=[] if request.trips else None)
+        generation = check_request(request, mode, record.due_at)
+        record.link_ms = self._checked_link_ms(generation.link_ms or 0)
+        account = record.account = Account(record, trips=[] if request.trips else None)
         if mode.uses_hosts:
             await served.view.usable(self.ring_wait_s)
         messages, tools = parsed_chat(request)
@@ -289,10 +289,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                     text, read = text + reading.feed(each), read + 1
                     if reading.over:
                         break
-                told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
+                if generation.logprobs is not None:
+                    told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
                 account.wrote(text, request.resumed)
-                for trip in account.take_trips():
-                    yield router_pb2.GenerateResponse(trip=trip)
+                while account.trips:
+                    yield router_pb2.GenerateResponse(trip=account.trips.pop(0))
                 if request.whole:
                     held += text
                 elif text:
@@ -309,8 +310,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             yield router_pb2.GenerateResponse(text=text, logprobs=told)
         account.stopped = reading.stopped or ((ended or account.complete) and not reading.over)
         served.conditions.learn(mode.name, account, account.elapsed_ms() - waited_ms)
-        summary = ticket.summary = account.summary(mode.name, request.seed)
-        summary.request = ticket.name
+        summary = record.summary = account.summary(mode.name, request.seed)
+        summary.request = record.name
         yield router_pb2.GenerateResponse(summary=summary)
 
 

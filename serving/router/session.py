@@ -1,7 +1,9 @@
 """One request's place on the hosts: work goes out, results come back, and what fails is done again elsewhere.
 
-Hosts that die, freeze, are cut off or answer nonsense cost a request time, never its text: the journal says what was
-read, and any other hosts with the same blocks go on from there to the same bytes.
+Hosts that die, freeze, are cut off or answer nonsense cost a request time, never its text: the session knows the text
+and in which pieces it was read, and any other hosts with the same blocks go on from there to the same bytes. The
+symbols of AR steps give the same in any pieces. What a sweep or a score reads does not: caches of the same symbols read
+in other pieces differ in the last bits, and a near tie could fall otherwise.
 """
 
 from __future__ import annotations
@@ -14,11 +16,9 @@ from typing import Self
 
 import grpc
 
-from serving.router import records as ticket
-from serving.router.accounting import Account
+from serving.router.accounting import JITTER_S, Account
 from serving.router.answer import AuditedAnswer
 from serving.router.audit import AuditFailed
-from serving.router.journal import Journal
 from serving.router.paths import Attempt, HostLink, HostPath, kept_by, places_of
 from serving.router.ring import RingView
 from stages.host.parts import MODEL_KINDS, ModelKind
@@ -32,7 +32,7 @@ from stages.wire.messages import (
     PictureMessage,
     Work,
     after_prefix,
-    known_of,
+    copy_of,
     merged,
     put_work,
     results_of,
@@ -60,7 +60,7 @@ MOST_PAUSE_S = 0.5
 class Session:
     """One request's place on the hosts, to be used in a `with` block, at whose end it is freed on every host.
 
-    It owns the journal of what was read, the choice of a second try and what is done again elsewhere. Of the ring it
+    It owns the request's text and numbers, the choice of a second try and what is done again elsewhere. Of the ring it
     asks a way through the hosts; its work and results go over the links of that way.
     """
 
@@ -84,9 +84,13 @@ class Session:
         self._choose = partial(view.ring.choose, self.weights, first_part=first)
         self.attempts: list[Attempt] = []
         self._digest = self.weights[MODEL_KINDS.index(kind)]
-        self._journal = Journal(self.alphabet)
+        # All that is known of the text, and symbols after it that may be wrong.
+        self._text, self._drafts = b"", b""
+        # Symbols that hosts had read before the work under way, in which pieces, and drafts of it that they keep.
+        self._start, self._reads, self._kept = 0, list[int](), 0
+        self._number = 0  # of the next work
         # Space of its text in the hosts' memory; empty: it has none.
-        self._space = view.ring.auditor.space(ticket.space()) if view.settings.memory else b""
+        self._space = view.ring.auditor.space(account.context.space) if view.settings.memory else b""
         # A host no longer had what it said that it keeps.
         self._forgotten = False
         self._work: Work | PictureMessage | None = None
@@ -122,15 +126,30 @@ class Session:
         if (answer := self._audited()) is not None and not await self.ring.auditor.audit(answer):
             raise AuditFailed("an answer was wrong")
 
-    async def push(self, work: Work | PictureMessage) -> None:
-        """Start a sweep, or the first of some AR steps. Raises Refusal where there are no hosts for it."""
-        self._go_on(work)
+    async def push(self, work: Work | PictureMessage, text: bytes = b"", drafts: bytes = b"") -> None:
+        """Start a sweep, or the first of some AR steps: it gets its number, and what hosts have not read of the text.
+        Raises Refusal where there are no hosts for it.
+
+        :param text: all that is known of it.
+        :param drafts: symbols after it that may be wrong."""
+        if not isinstance(work, PictureMessage):
+            start = self.alphabet.count(self._text) + self._kept
+            if start > self._start:
+                self._reads.append(start - self._start)
+            self._text, self._drafts, self._start, self._kept = text, drafts, start, 0
+            work.number, work.start, work.clean = self._number, start, self.alphabet.cut(text, start) + drafts
+        self._work, self._written, self._steps = work, b"", 0
+        self._begin_waiting()
         if self.ring.auditor.share:
             self._works.append(work)
         if self.attempts:
             self._send(self.attempts[0], work)
         else:
             await self._try()
+
+    def keep(self, drafts: int) -> None:
+        """The hosts keep so many of the drafts of the last work."""
+        self._kept = drafts
 
     async def event(self, check: Check | None = None) -> stage_pb2.Event:
         """The next result. Raises Refusal when no hosts get it done, or at the deadline."""
@@ -178,7 +197,7 @@ class Session:
             if self.ring.auditor.share:
                 self._results.append(event)
             self._settle(attempt, event)
-            ticket.arrived()
+            self.account.context.arrived()
             return event
 
     def _receive(self, attempt: Attempt, event: stage_pb2.Event) -> None:
@@ -201,14 +220,6 @@ class Session:
         assert self._work is not None
         return self._work.number + self._steps
 
-    def _go_on(self, work: Work | PictureMessage) -> None:
-        """Make `work` the work under way, after what came before."""
-        if self._work is not None and not isinstance(self._work, PictureMessage):
-            assert not isinstance(work, PictureMessage)
-            self._journal.add(self._work, work.start)
-        self._work, self._written, self._steps = work, b"", 0
-        self._begin_waiting()
-
     def _begin_waiting(self) -> None:
         self._failed_at, self._tries = None, 0
         self._waiting_since = time.monotonic()
@@ -222,19 +233,19 @@ class Session:
 
     def _settle(self, attempt: Attempt, event: stage_pb2.Event) -> None:
         """A result is here: other attempts can stop."""
-        for other in [other for other in self.attempts if other is not attempt]:
-            self._give_up(other)
+        while len(self.attempts) > 1:
+            self._give_up(self.attempts[0] if self.attempts[0] is not attempt else self.attempts[1])
         self.account.batches = max(self.account.batches, attempt.results)
         if attempt.recalled:
             self.account.cached_tokens, attempt.recalled = attempt.recalled, 0
-        attempt.step = event.number
-        self._helpers.update(attempt.path)
-        self._path = attempt.path
-        hosts = {link.info.name: link for link in attempt.path if link.info}
-        self.account.hosts = {name: link.entry for name, link in hosts.items()}
+        attempt.step, self._number = event.number, event.number + 1
+        if attempt.path is not self._path:
+            self._path = attempt.path
+            self._helpers.update(attempt.path)
+            self.account.hosts = {link.info.name: link for link in attempt.path if link.info}
         for timing in event.timings:
-            if timing.host in hosts:
-                hosts[timing.host].learn(timing)
+            if timing.host in self.account.hosts:
+                self.account.hosts[timing.host].learn(timing)
         assert self._work is not None
         if isinstance(self._work, stage_pb2.Read) and self._work.sample.remaining > 1:  # the hosts start the next one
             self._written, self._steps = self._written + event.text, self._steps + 1
@@ -269,7 +280,12 @@ class Session:
         """End an attempt; if it was the last one, begin another. Raises Refusal where that is no use."""
         self._give_up(attempt)
         if attempt.recalled and fault.code == _Code.NOT_FOUND.value[0]:
-            await self._read_anew(attempt)
+            # a host no longer had in memory what it had listed: that is no reason to avoid it
+            self._forgotten = True
+            for link in attempt.path:
+                link.forget_prefixes()
+            if not self.attempts:
+                await self._try()
             return
         has_schema = isinstance(self._work, stage_pb2.Read) and self._work.sample.sampling.HasField("grammar")
         if has_schema and fault.message.startswith(NOT_FOLLOWED):
@@ -279,7 +295,7 @@ class Session:
             return
         source = f"{fault.host}: " if fault.host else ""
         refusal = StatusError.numbered(fault.code, source + fault.message)
-        is_over = time.monotonic() >= self.due_at - ticket.JITTER_S
+        is_over = time.monotonic() >= self.due_at - JITTER_S
         late = is_over and refusal.code is _Code.DEADLINE_EXCEEDED
         if refusal.code in OF_THE_ROUTER and not late:
             refusal = internal(refusal.message)
@@ -296,14 +312,6 @@ class Session:
         if self._tries > 1:
             await asyncio.sleep(min(PAUSE_S * 2**self._tries, MOST_PAUSE_S))
         await self._try(refusal)
-
-    async def _read_anew(self, attempt: Attempt) -> None:
-        """Go on where a host no longer had in memory what it had listed: that is no reason to avoid it."""
-        self._forgotten = True
-        for link in attempt.path:
-            link.forget_prefixes()
-        if not self.attempts:
-            await self._try()
 
     async def _try(self, because: StatusError | None = None) -> None:
         """Begin an attempt, once there are hosts for it. Raises Refusal when there are none for too long."""
@@ -322,13 +330,13 @@ class Session:
         """Digests of the beginnings of the text that hosts may have in memory, the shortest first."""
         work = self._work
         # Once something went wrong, hosts read all of it anew: the second try depends on nothing that may be gone, too.
-        anew = self._tries or self._forgotten or self._journal.text
+        anew = self._tries or self._forgotten or self._start
         if not self._space or anew or not isinstance(work, stage_pb2.Read):
             return []
         # the last known symbol is read in any case: the hosts are asked for what follows it
-        most = (known_of(work, self.alphabet) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
+        most = (self.alphabet.count(self._text) - 1) // ATTEND_POSITIONS * ATTEND_POSITIONS
         root = prefix_root(self._space, self._digest, work.codec)
-        return prefix_digests(root, self.alphabet.cut(work.clean, 0, most), self.alphabet)
+        return prefix_digests(root, self.alphabet.cut(self._text, 0, most), self.alphabet)
 
     def _begin(self, path: HostPath, prefixes: list[bytes] | None = None) -> None:
         """:param prefixes: of the text, which the hosts may have in memory."""
@@ -337,9 +345,9 @@ class Session:
         attempt = self.ring.begin(path, self._receive)
         attempt.replays = self._tries > 0
         self.attempts.append(attempt)
-        self._catch_up()
         work, memory = self._replay(), None
-        if self._space and isinstance(work, stage_pb2.Read) and known_of(work, self.alphabet) >= ATTEND_POSITIONS:
+        long = self.alphabet.count(self._text) >= ATTEND_POSITIONS
+        if self._space and isinstance(work, stage_pb2.Read) and long:
             memory = stage_pb2.Memory(space=self._space)
             if prefixes and (kept := kept_by(path, prefixes)):
                 memory.prefix, attempt.recalled = prefixes[kept - 1], kept * ATTEND_POSITIONS
@@ -349,14 +357,18 @@ class Session:
     def _replay(self) -> Work | PictureMessage:
         """The work under way for hosts that have read nothing yet. Of pictures hosts keep nothing: it is the same."""
         assert self._work is not None
-        return self._work if isinstance(self._work, PictureMessage) else self._journal.replay(self._work)
-
-    def _catch_up(self) -> None:
-        """Make the step that the hosts are at by themselves the work under way."""
-        if self._written:
-            assert isinstance(self._work, stage_pb2.Read)
-            self._work = self._journal.advance(self._work, self._steps, self._written)
+        if isinstance(self._work, PictureMessage):
+            return self._work
+        again = copy_of(self._work)
+        if isinstance(again, stage_pb2.Read) and self._written:  # at the step that the hosts went on to
+            again.number += self._steps
+            again.sample.remaining -= self.alphabet.count(self._written)
+            self._work, self._text = copy_of(again), self._text + self._written
             self._written, self._steps = b"", 0
+        again.start, again.clean = 0, self._text + self._drafts
+        if isinstance(again, stage_pb2.Sweep) or again.HasField("score"):
+            again.reads[:] = self._reads
+        return again
 
     def _send(self, attempt: Attempt, work: Work | PictureMessage, memory: stage_pb2.Memory | None = None) -> None:
         hops = self._hops(attempt, work, memory)
@@ -366,13 +378,6 @@ class Session:
     def _hops(
         self, attempt: Attempt, work: Work | PictureMessage, memory: stage_pb2.Memory | None = None
     ) -> list[stage_pb2.Hop]:
-        hop = self._hop(attempt, work)
-        if memory is not None:
-            hop.memory.CopyFrom(memory)
-        ticket.stamp(hop)
-        return self._cut(hop)
-
-    def _hop(self, attempt: Attempt, work: Work | PictureMessage) -> stage_pb2.Hop:
         hop = stage_pb2.Hop(
             router=self.ring.name,
             session=attempt.name,
@@ -380,11 +385,13 @@ class Session:
             digest=self._digest,
             capacity=self.capacity,
             path=[link.entry.address for link in attempt.path],
+            memory=memory,
         )
         put_work(hop, work)
         if isinstance(work, stage_pb2.Consult):
             hop.consult.places.extend(places_of(attempt.path))
-        return hop
+        self.account.context.stamp(hop)
+        return self._cut(hop)
 
     def _audited(self) -> AuditedAnswer | None:
         """The answer since the last call, if it is to be audited."""
@@ -419,12 +426,13 @@ class Session:
     @property
     def _pace(self) -> str:
         """Kind of the work under way, for its usual time: the first batch of candidates has all hosts to pass."""
+        context = self.account.context
         if isinstance(self._work, PictureMessage):
             drawing = self._work.drawing  # what takes twice as long has a usual time of its own
             size = (len(drawing.classes) * drawing.levels).bit_length()
-            return f"pictures by {self.kind}, 2^{size}, {ticket.link_ms()} ms more a hop"
+            return f"pictures by {self.kind}, 2^{size}, {context.link_ms} ms more a hop"
         later = " more" if self.attempts and self.attempts[0].batches else ""
         scores = isinstance(self._work, stage_pb2.Read) and self._work.HasField("score")
         kind = f"{self.kind}{later} candidates" if scores else self.kind
-        kind = f"{kind}, batch" if ticket.batch() else kind
-        return f"{kind}, {ms} ms more a hop" if (ms := ticket.link_ms()) else kind
+        kind = f"{kind}, batch" if context.batch else kind
+        return f"{kind}, {context.link_ms} ms more a hop" if context.link_ms else kind

@@ -6,7 +6,7 @@ the pipelines give the manifest's probe text the loss that the manifest says.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +16,7 @@ import grpc
 from serving.drawing.modes import DrawingMode, retry_drawing
 from serving.drawing.validation import check_drawing
 from serving.modes.base import Generation, Mode
-from serving.modes.scored import score
+from serving.modes.resample import score
 from serving.router.accounting import Account
 from serving.router.active_release import ActiveRelease
 from serving.router.audit import AuditFailed, retry_after_audit
@@ -26,8 +26,6 @@ from serving.router.validation import check_fit, tokenized
 from serving.v1 import router_pb2
 from stages.checkpoint.gate import probe_symbols
 from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
-from stages.checkpoint.release_store import FOLDERS
-from stages.errors import CheckpointError
 from stages.host.parts import ModelKind
 from stages.model.scoring import most_scored
 from stages.model.vocabulary import Alphabet
@@ -45,22 +43,20 @@ PIPELINES: tuple[ModelKind, ...] = ("ar", "scorer")
 T = TypeVar("T")
 
 
-async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str], object]) -> dict[str, float]:
-    """Nats a symbol that each pipeline gives its probe text, by kind. Raises Refusal with what is wrong."""
-    measured: dict[str, float] = {}
+async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str], object]) -> None:
+    """Raise Refusal with what is wrong with a release."""
     paths = vars(find_bundle(directory))
     for kind in PIPELINES:
         if paths[kind] is not None:
             manifest = read_manifest(paths[kind])
-            measured[kind] = await _when_free(partial(_nats, served.view, kind, manifest))
-            _judge(kind, manifest, measured[kind])
-            say(f"{kind}: {measured[kind]:.4f} nats a symbol on its probe text, through the hosts")
+            nats = await _when_free(partial(_nats, served.view, kind, manifest))
+            _judge(kind, manifest, nats)
+            say(f"{kind}: {nats:.4f} nats a symbol on its probe text, through the hosts")
     for name in served.served_modes:
         await _when_free(partial(_write, served.modes[name]))
     for name in served.drawing_modes:
         await _when_free(partial(_draw, served.drawing[name]))
     say(f"modes that work: {', '.join([*served.served_modes, *served.drawing_modes])}")
-    return measured
 
 
 async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
@@ -127,62 +123,16 @@ async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
     known = probe_symbols(manifest)[0].tolist()
     total = 0.0
     with Session(view, kind, len(known), _deadline(), Account()) as session:
-        number, read = 0, 0
         for at in range(1, len(known), most):
             piece = known[at : at + most]
             step = stage_pb2.Read(
-                number=number,
-                start=read,
-                clean=alphabet.encode(known[read:at]),
                 codec="fp32",
                 score=stage_pb2.Score(temperature=1.0, candidates=[alphabet.encode(piece)]),
             )
-            _, nats = await score(session, step)
+            _, nats = await score(session, step, alphabet.encode(known[:at]))
             total -= float(nats.sum())
-            number, read = number + 1, at
     return total / (len(known) - 1)
 
 
 def _deadline() -> float:
     return time.monotonic() + TEST_TIMEOUT_S
-
-
-# What an exchange of weights changed, model by model.
-
-
-def exchanged(before: Path | None, after: Path | None, measured: Mapping[str, float]) -> list[router_pb2.ModelSwitch]:
-    """A row for each folder that either bundle has.
-
-    :param before, after: bundles; None where only the hosts know.
-    :param measured: nats a byte on the probe text through the hosts, by folder.
-    """
-    old, new = _manifests(before), _manifests(after)
-    return [
-        router_pb2.ModelSwitch(
-            folder=folder,
-            digest=new[folder].digest() if folder in new else "",
-            previous_digest=old[folder].digest() if folder in old else "",
-            probe_nats=expected_nats(new[folder]) if folder in new else None,
-            previous_probe_nats=expected_nats(old[folder]) if folder in old else None,
-            measured_nats=measured.get(folder),
-            valid_bits=_valid_bits(new.get(folder)),
-            previous_valid_bits=_valid_bits(old.get(folder)),
-        )
-        for folder in FOLDERS
-        if folder in old or folder in new
-    ]
-
-
-def _manifests(bundle: Path | None) -> dict[str, Manifest]:
-    try:
-        paths = vars(find_bundle(bundle)) if bundle else {}
-        return {folder: read_manifest(path) for folder, path in paths.items() if path is not None}
-    except CheckpointError:  # it was there when it was started
-        return {}
-
-
-def _valid_bits(manifest: Manifest | None) -> float | None:
-    """Loss on validation text: of the whole, or of the last block."""
-    found = [row.get("valid_next_byte_bits") for row in manifest.metrics.values()] if manifest else []
-    numbers = [float(value) for value in found if isinstance(value, int | float)]
-    return numbers[-1] if numbers else None

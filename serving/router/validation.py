@@ -84,18 +84,13 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     if "budget_ms" in given and not mode.keeps_budget:
         raise invalid(f"mode {mode.name} takes the time that it takes: leave budget_ms out, or use mode auto")
     given = {name: value for name, value in given.items() if name not in SHAPES or value != SHAPES[name]}
-    for name in SHAPES.keys() & given.keys():
-        _check_taken(name, mode, SHAPED)
-    if request.logit_bias:
-        _check_taken("logit_bias", mode, SHAPED)
-    if request.json_schema:
-        _check_taken("json_schema (in HTTP response_format)", mode, TELLING)
-    if request.must_call:
-        _check_taken("must_call (in HTTP tool_choice)", mode, TELLING)
-        if request.json_schema or not request.tools:
-            raise invalid("must_call is for tools: give tools, and no json_schema")
-    if "logprobs" in given:
-        _check_taken("logprobs", mode, TELLING)
+    shapes = [*(name for name in SHAPES if name in given), *["logit_bias"] * bool(request.logit_bias)]
+    tells = ["json_schema (in HTTP response_format)"] * bool(request.json_schema)
+    tells += ["must_call (in HTTP tool_choice)"] * bool(request.must_call) + ["logprobs"] * ("logprobs" in given)
+    for name in (*shapes, *tells):
+        _check_taken(name, mode, TELLING if name in tells else SHAPED)
+    if request.must_call and (request.json_schema or not request.tools):
+        raise invalid("must_call is for tools: give tools, and no json_schema")
     for f in SETTINGS:
         if f.name in given and (problem := bounds_problem(f, given[f.name])):
             raise invalid(problem)

@@ -1189,92 +1189,22 @@ class Switch(_message.Message):
     RELEASE_FIELD_NUMBER: _builtins.int
     PREVIOUS_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
-    MODELS_FIELD_NUMBER: _builtins.int
     release: _builtins.str
     previous: _builtins.str
     """still loaded; running requests end on it"""
     changed: _builtins.bool
     """false where the release was served already"""
-    @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelSwitch]: ...
     def __init__(
         self,
         *,
         release: _builtins.str = ...,
         previous: _builtins.str = ...,
         changed: _builtins.bool = ...,
-        models: _abc.Iterable[Global___ModelSwitch] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "models", b"models", "previous", b"previous", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "previous", b"previous", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Switch: _TypeAlias = Switch  # noqa: Y015
-
-@_typing.final
-class ModelSwitch(_message.Message):
-    """One model of a release against the one that it takes the place of."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    FOLDER_FIELD_NUMBER: _builtins.int
-    DIGEST_FIELD_NUMBER: _builtins.int
-    PREVIOUS_DIGEST_FIELD_NUMBER: _builtins.int
-    PROBE_NATS_FIELD_NUMBER: _builtins.int
-    PREVIOUS_PROBE_NATS_FIELD_NUMBER: _builtins.int
-    MEASURED_NATS_FIELD_NUMBER: _builtins.int
-    VALID_BITS_FIELD_NUMBER: _builtins.int
-    PREVIOUS_VALID_BITS_FIELD_NUMBER: _builtins.int
-    folder: _builtins.str
-    """chain, ar, scorer, local"""
-    digest: _builtins.str
-    """empty where the release has none"""
-    previous_digest: _builtins.str
-    """empty where there was none, or nobody knows"""
-    probe_nats: _builtins.float
-    """Loss for a byte on the manifest's probe text: as the manifest says, and as it was measured through the hosts."""
-    previous_probe_nats: _builtins.float
-    measured_nats: _builtins.float
-    valid_bits: _builtins.float
-    """Loss on validation text, as the manifest says."""
-    previous_valid_bits: _builtins.float
-    def __init__(
-        self,
-        *,
-        folder: _builtins.str = ...,
-        digest: _builtins.str = ...,
-        previous_digest: _builtins.str = ...,
-        probe_nats: _builtins.float | None = ...,
-        previous_probe_nats: _builtins.float | None = ...,
-        measured_nats: _builtins.float | None = ...,
-        valid_bits: _builtins.float | None = ...,
-        previous_valid_bits: _builtins.float | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_measured_nats", b"_measured_nats", "_previous_probe_nats", b"_previous_probe_nats", "_previous_valid_bits", b"_previous_valid_bits", "_probe_nats", b"_probe_nats", "_valid_bits", b"_valid_bits", "measured_nats", b"measured_nats", "previous_probe_nats", b"previous_probe_nats", "previous_valid_bits", b"previous_valid_bits", "probe_nats", b"probe_nats", "valid_bits", b"valid_bits"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_measured_nats", b"_measured_nats", "_previous_probe_nats", b"_previous_probe_nats", "_previous_valid_bits", b"_previous_valid_bits", "_probe_nats", b"_probe_nats", "_valid_bits", b"_valid_bits", "digest", b"digest", "folder", b"folder", "measured_nats", b"measured_nats", "previous_digest", b"previous_digest", "previous_probe_nats", b"previous_probe_nats", "previous_valid_bits", b"previous_valid_bits", "probe_nats", b"probe_nats", "valid_bits", b"valid_bits"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__measured_nats: _TypeAlias = _typing.Literal["measured_nats"]  # noqa: Y015
-    _WhichOneofArgType__measured_nats: _TypeAlias = _typing.Literal["_measured_nats", b"_measured_nats"]  # noqa: Y015
-    _WhichOneofReturnType__previous_probe_nats: _TypeAlias = _typing.Literal["previous_probe_nats"]  # noqa: Y015
-    _WhichOneofArgType__previous_probe_nats: _TypeAlias = _typing.Literal["_previous_probe_nats", b"_previous_probe_nats"]  # noqa: Y015
-    _WhichOneofReturnType__previous_valid_bits: _TypeAlias = _typing.Literal["previous_valid_bits"]  # noqa: Y015
-    _WhichOneofArgType__previous_valid_bits: _TypeAlias = _typing.Literal["_previous_valid_bits", b"_previous_valid_bits"]  # noqa: Y015
-    _WhichOneofReturnType__probe_nats: _TypeAlias = _typing.Literal["probe_nats"]  # noqa: Y015
-    _WhichOneofArgType__probe_nats: _TypeAlias = _typing.Literal["_probe_nats", b"_probe_nats"]  # noqa: Y015
-    _WhichOneofReturnType__valid_bits: _TypeAlias = _typing.Literal["valid_bits"]  # noqa: Y015
-    _WhichOneofArgType__valid_bits: _TypeAlias = _typing.Literal["_valid_bits", b"_valid_bits"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__measured_nats) -> _WhichOneofReturnType__measured_nats | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__previous_probe_nats) -> _WhichOneofReturnType__previous_probe_nats | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__previous_valid_bits) -> _WhichOneofReturnType__previous_valid_bits | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__probe_nats) -> _WhichOneofReturnType__probe_nats | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__valid_bits) -> _WhichOneofReturnType__valid_bits | None: ...
-
-Global___ModelSwitch: _TypeAlias = ModelSwitch  # noqa: Y015

@@ -172,14 +172,14 @@ def _signature_check(signers: Path | None) -> Callable[[ReleaseManifest], object
     try:
         from stages.wire.certificates import is_signed, read_signers
     except ImportError:
-        raise InputError("--signers needs cryptography: pip install 'onesweep[tls]'") from None
+        raise InputError("signers needs cryptography: pip install 'onesweep[tls]'") from None
     read_signers(signers)
 
     def check(contents: ReleaseManifest) -> None:
         if not is_signed(contents.signed, contents.signatures, read_signers(signers)):
             trouble = "is signed by no key that is trusted here" if contents.signatures else "is not signed"
             raise CheckpointError(
-                f"release {contents.name} {trouble} (--signers {signers}): onesweep sign DIR --key FILE"
+                f"release {contents.name} {trouble} (signers {signers}): onesweep sign DIR --key FILE"
             )
 
     return check

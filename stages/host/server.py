@@ -6,8 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -18,30 +17,21 @@ from grpc_reflection.v1alpha import reflection
 from stages.backends import backend_named
 from stages.checkpoint.release_store import ReleaseStore
 from stages.errors import InputError, OnesweepError, ServiceError
-from stages.host.host import Host, HostSettings
+from stages.host.host import Host
 from stages.host.loading import Loader, Sources
 from stages.host.metrics import STAGE_METRICS, HostCounters
 from stages.host.next_hosts import NextHosts
 from stages.host.parts import device_for, full_state_bytes, wiring_problem
 from stages.host.scheduler import HostObserver
 from stages.host.service import StageSeat, StageService, WaitingService, read_assignment
+from stages.host.settings import StageSettings
 from stages.memory import free_memory, keep_trimmed, return_large_buffers, trim
 from stages.signals import stop_on_signals
-from stages.telemetry.observability import ObservabilitySettings, Telemetry
+from stages.telemetry.observability import Telemetry
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.auth import HOST, CertificateGuard
-from stages.wire.channel import (
-    DRAIN_S,
-    HealthChecks,
-    bind,
-    check_target,
-    is_loopback,
-    new_server,
-    parse_address,
-    serve_health,
-)
-from stages.wire.registry import Registration, Registry, check_dialled, follow_successors
-from stages.wire.tls import LOOPBACK_ONLY, Security
+from stages.wire.channel import HealthChecks, bind, check_target, is_loopback, new_server, parse_address, serve_health
+from stages.wire.registry import Registration, check_dialled, follow_successors
 
 log = logging.getLogger(__name__)
 
@@ -56,26 +46,6 @@ MESSAGE_BYTES = 64 << 20
 ANSWER_S = 1.0  # for the answer to the call that ends a waiting server
 PRODUCT_SIDE, PRODUCTS = 4096, 8  # of the matrix that tells a host's speed: no cache of a usual processor holds it
 WEIGHTS_SHARE = 0.9  # of the free memory beside caches: a ready host holds 1.04 of its file, and more for a moment
-
-
-@dataclass(frozen=True)
-class StageSettings:
-    """Settings of `onesweep stage`."""
-
-    checkpoint: Path
-    blocks: tuple[int, ...]  # none: it waits for a stage
-    listen: str
-    next: tuple[str, ...]  # addresses of the hosts that may come after this one
-    host: HostSettings
-    threads: int | None = None
-    security: Security = LOOPBACK_ONLY
-    shelf: Path | None = None  # where releases are kept that are deployed to this host; None = it takes none
-    registry: Registry | None = None
-    advertise: str | None = None  # what others dial, where that is not what it listens on: for the registry
-    health: str | None = None  # where probes without a certificate ask
-    seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
-    drain_s: float = DRAIN_S  # how long a server that was told to stop continues with the sessions it has
-    signers: Path | None = None  # public keys, one of which must have signed a release; None = any may come
 
 
 class StageServer:

@@ -1,28 +1,15 @@
-"""Limits of a block host, from which most flags of `stage` and `host` derive. Help imports them: no torch."""
+"""Settings of a block host, from which the flags of `onesweep host` derive. Help imports them: no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from stages.device import AUTO
-from stages.errors import InputError
+from stages.limits import MAX_THREADS
 from stages.settings import setting
-from stages.wire.channel import KEEP_WARM_S, check_name
-
-
-def pause(text: str) -> float:
-    """Seconds of `--keep-warm-ms`. Raises InputError."""
-    if (milliseconds := int(text)) != 0 and not 10 <= milliseconds <= 60_000:
-        raise InputError(f"--keep-warm-ms must be 0 (off) or 10 to 60000, not {milliseconds}")
-    return milliseconds / 1000
-
-
-def _memory(text: str) -> int:
-    if (megabytes := int(text)) < 0:
-        raise InputError(f"--prefix-mb must be 0 (off) or more, not {megabytes}")
-    return megabytes
-
-
-# argparse says "invalid int value: 'x'" by these names.
-pause.__name__ = _memory.__name__ = "int"
+from stages.telemetry.observability import ObservabilitySettings
+from stages.wire.channel import DRAIN_S, KEEP_WARM_S, check_name
+from stages.wire.registry import Registry
+from stages.wire.tls import LOOPBACK_ONLY, Security
 
 
 @dataclass(frozen=True)
@@ -33,14 +20,14 @@ class HostSettings:
     # Pictures under way take some of it, too.
     session_mb: int = setting(256, "memory for KV caches", above=0)
     # For the beginnings of texts that ended, beside that of sessions.
-    prefix_mb: int = setting(256, "memory for earlier prompts, 0 = off", type=_memory)
-    lease_s: float = setting(60.0, "free an unused session after", above=0)
+    prefix_mb: int = setting(256, "memory for earlier prompts, 0 = off", least=0, rare=True)
+    lease_s: float = setting(60.0, "free an unused session after", above=0, rare=True)
     # One more is refused.
-    queue_limit: int = setting(64, "hops under way", name="--queue", above=0)
+    queue_limit: int = setting(64, "hops under way", above=0, rare=True)
     # Messages of hops under way, until the next host has them; one more is refused. Decoded, what they carry takes up
     # to four times as much beside.
-    queue_mb: int = setting(256, "memory for their messages", above=0)
-    batch: int = setting(64, "hops that share a pass; 1 = none", above=0)
+    queue_mb: int = setting(256, "memory for their messages", above=0, rare=True)
+    batch: int = setting(64, "hops that share a pass; 1 = none", above=0, rare=True)
     backend: str = setting("torch", "what computes: torch, onnxruntime", metavar="B")
     # Of `device_for`; caches are there, too.
     device: str = setting(
@@ -50,12 +37,33 @@ class HostSettings:
         metavar="cpu|cuda[:N]",
     )
     # Pause between messages that keep an idle link's congestion window open.
-    keep_warm_s: float = setting(
-        KEEP_WARM_S, "pace on idle links, 0 = off", name="--keep-warm-ms", shown="150", metavar="MS", type=pause
-    )
+    keep_warm_s: float = setting(KEEP_WARM_S, "pace on idle links, 0 = off", least=0, most=60, rare=True)
     # How long to wait for the next host to take a hop.
-    hop_timeout_s: float = setting(5.0, "wait for the next host", above=0)
+    hop_timeout_s: float = setting(5.0, "wait for the next host", above=0, rare=True)
     is_local: bool = False  # listens on a loopback address: requests may add delay to the links
 
     def __post_init__(self) -> None:
         check_name(self.name, "host name")
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """Settings of `onesweep host`."""
+
+    checkpoint: Path
+    blocks: tuple[int, ...]  # none: it waits for a stage
+    listen: str
+    next: tuple[str, ...]  # addresses of the hosts that may come after this one
+    host: HostSettings
+    threads: int | None = setting(None, "processor threads (all cores)", above=0, most=MAX_THREADS)
+    security: Security = LOOPBACK_ONLY
+    # Where releases are kept that are deployed to this host.
+    shelf: Path | None = setting(None, "keep what is deployed there (none: takes nothing)", metavar="DIR")
+    registry: Registry | None = None
+    advertise: str | None = None  # what others dial, where that is not what it listens on: for the registry
+    # For probes, which have no certificate.
+    health: str | None = setting(None, "answer health checks there too, in plain text", metavar="HOST:PORT")
+    seeing: ObservabilitySettings = field(default_factory=ObservabilitySettings)
+    # How long a server that was told to stop continues with the sessions it has.
+    drain_s: float = setting(DRAIN_S, "time for running requests to end", above=0, rare=True)
+    signers: Path | None = setting(None, "file: take only what a public key in it signed (any)", rare=True)

@@ -382,7 +382,7 @@ class TreeGrower:
 
 
 # One rule decides length and width: as many guesses as bring the most symbols for the time that sweep and drafting
-# take. `--branches` only bounds what is looked at: where alternatives do not pay, a chain is sent.
+# take. `branches` only bounds what is looked at: where alternatives do not pay, a chain is sent.
 def chosen(growth: Growth, plan: DraftPlan, worth: DraftLength) -> list[int]:
     """The guesses to send: at least one, so that it is seen whether they stand."""
     paying = worth.best(sorted(growth.chances, reverse=True)[:MAX_DRAFT_TREE], draft_ms=growth.compute_ms)

@@ -1,11 +1,10 @@
-"""Observability of a server: the flags of metrics, traces and logs, and what they start.
+"""Observability of a server: the settings of metrics, traces and logs, and what they start.
 
 No line of a log holds a prompt or a generated text.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import logging
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from stages.errors import InputError, one_of, printable
-from stages.settings import add_flags, from_flags, setting
+from stages.settings import setting
 from stages.telemetry.traces import Tracer
 from stages.wire.channel import is_loopback, parse_address
 
@@ -35,7 +34,7 @@ def check_log_format(text: str) -> LogFormat:
     for log_format in LOG_FORMATS:
         if text == log_format:
             return log_format
-    raise InputError(f"unknown --log-format {text!r}{one_of(text, LOG_FORMATS)}")
+    raise InputError(f"unknown log_format {text!r}{one_of(text, LOG_FORMATS)}")
 
 
 @dataclass(frozen=True)
@@ -43,33 +42,13 @@ class ObservabilitySettings:
     """Metrics and traces of a process; None turns one off."""
 
     metrics: str | None = setting(None, "serve Prometheus metrics there", metavar="HOST:PORT")
-    traces: str | None = setting(None, "send spans to [https://]HOST:PORT (OTLP), or file:PATH", metavar="TARGET")
+    traces: str | None = setting(None, "send spans to [https://]HOST:PORT (OTLP), or file:PATH", rare=True)
     # Share of the requests that a router traces.
-    trace_share: float = setting(0.01, "requests to trace", metavar="S")
-    log_format: LogFormat = setting("text", ", ".join(LOG_FORMATS), metavar="F", type=check_log_format)
+    trace_share: float = setting(0.01, "requests to trace", least=0, most=1, rare=True)
+    log_format: LogFormat = setting("text", ", ".join(LOG_FORMATS), type=check_log_format, rare=True)
 
 
 UNOBSERVED = ObservabilitySettings()
-
-
-def add_observability(parser: argparse.ArgumentParser, *, traces: bool = True, share: bool = False) -> None:
-    """Add the flags.
-
-    :param traces: with --traces, for processes that make spans.
-    :param share: with --trace-share, for the router, which chooses the traced requests.
-    """
-    names = {"metrics", "log_format"} | ({"traces"} if traces else set()) | ({"trace_share"} if share else set())
-    add_flags(parser, ObservabilitySettings, names)
-
-
-def observability_of(options: argparse.Namespace) -> ObservabilitySettings:
-    """The settings of the flags. Raises InputError. Addresses are checked at their use."""
-    traces, share = getattr(options, "traces", None), getattr(options, "trace_share", None)
-    if share is not None and traces is None:
-        raise InputError("--trace-share says how many requests are traced: give --traces, too")
-    if share is not None and not 0 <= share <= 1:  # false for NaN too
-        raise InputError(f"--trace-share must be 0 to 1, not {share}")
-    return from_flags(ObservabilitySettings, options)
 
 
 class Telemetry:

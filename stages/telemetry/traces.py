@@ -58,7 +58,7 @@ class Tracer:
 
             exporter = _exporter(target)
         except ImportError:
-            raise InputError("--traces needs OpenTelemetry: pip install 'onesweep[traces]'") from None
+            raise InputError("traces needs OpenTelemetry: pip install 'onesweep[traces]'") from None
         attributes = {"service.name": service, "service.instance.id": name, "service.version": version("onesweep")}
         self._provider = TracerProvider(ParentBasedTraceIdRatio(share), Resource(attributes), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=BATCH_MS))
@@ -99,13 +99,13 @@ def check_target(target: str, insecure: bool) -> None:
     """Raise InputError unless spans can go to `target`: HOST:PORT or https://HOST:PORT of an OTLP collector, or
     file:PATH. HOST:PORT is not encrypted, so it must be loopback, or `insecure` said."""
     if target == FILE:
-        raise InputError("--traces file: names no file: give file:PATH")
+        raise InputError("traces file: names no file: give file:PATH")
     if target.startswith(FILE):
         return
-    parse_address(target.removeprefix(HTTPS), "--traces")
+    parse_address(target.removeprefix(HTTPS), "traces")
     if not target.startswith(HTTPS) and not is_loopback(target) and not insecure:
         raise InputError(
-            f"--traces {target} is another machine and traffic is not encrypted: run a collector on this one, "
+            f"traces {target} is another machine and traffic is not encrypted: run a collector on this one, "
             f"give https://{target}, or accept it with --insecure"
         )
 

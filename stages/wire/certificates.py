@@ -142,7 +142,7 @@ class Authority:
         _check_days(days)
         pem = self._path(check_certified_name(name))
         if not pem.exists():
-            raise InputError(f"there is no {pem} to renew: make it with `onesweep certs host`, `router` or `client`")
+            raise InputError(f"there is no {pem} to renew: make it with `onesweep certs issue`")
         before = _read_certificate(pem)
         try:
             before.verify_directly_issued_by(self.certificate)
@@ -302,7 +302,7 @@ def sign(content: bytes, secret: Path) -> tuple[bytes, bytes]:
     key = _parsed(secret, "private key without a password", lambda raw: load_pem_private_key(raw, None))
     check_secret(secret)
     if not isinstance(key, Ed25519PrivateKey):
-        raise InputError(f"{secret} is no Ed25519 key: `onesweep certs signer NAME` makes one")
+        raise InputError(f"{secret} is no Ed25519 key: `onesweep certs issue signer NAME` makes one")
     return key.public_key().public_bytes_raw(), key.sign(content)
 
 
@@ -313,7 +313,7 @@ def read_signers(path: Path) -> list[Ed25519PublicKey]:
     keys = [_parsed(path, "file of public keys", load_pem_public_key, block) for block in blocks]
     signers = [key for key in keys if isinstance(key, Ed25519PublicKey)]
     if not keys or len(signers) < len(keys):
-        raise InputError(f"{path} must hold Ed25519 public keys: the .pub files of `onesweep certs signer NAME`")
+        raise InputError(f"{path} must hold Ed25519 public keys: the .pub files of `onesweep certs issue signer NAME`")
     return signers
 
 

@@ -44,8 +44,8 @@ UNREAD_S = 60.0  # for a client to make room for a message, by reading those bef
 MOST_CONNECTIONS = 4096  # less where the process may open fewer files: it needs half of them itself
 HANDSHAKE_MS = 10_000  # for a connection to say what it is; gRPC's own is two minutes
 MAX_NAME = 64
-DRAIN_S = 25.0  # time for running requests to end after SIGTERM (--drain-s)
-KEEP_WARM_S = 0.15  # between messages on an idle link (--keep-warm-ms)
+DRAIN_S = 25.0  # time for running requests to end after SIGTERM (drain_s)
+KEEP_WARM_S = 0.15  # between messages on an idle link (keep_warm_s)
 
 # An attempt to connect takes up to four round trips, with TLS. With 100 ms a client 120 ms of round trip away never
 # reached its router, and a coordinator as far away was tried three times: six workers were there after 1 to 2 s with

@@ -28,17 +28,14 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_token_options(parser: argparse.ArgumentParser) -> None:
-    """`--token-file`, `--token`."""
-    token = parser.add_mutually_exclusive_group()
-    token.add_argument("--token-file", type=Path, metavar="FILE", help=f"holds the token (${TOKEN_VARIABLE})")
-    token.add_argument("--token", metavar="TOKEN", help="the token itself: others on this machine can see it")
+    """`--token-file`."""
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help=f"holds the token (${TOKEN_VARIABLE})")
 
 
 def add_registry_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--registry", metavar="URL", help="where hosts register: etcd://HOST:PORT[,HOST:PORT]/PREFIX")
-    parser.add_argument("--registry-ca", type=Path, metavar="FILE", help="authority of etcd's certificate: speak TLS")
-    parser.add_argument("--registry-cert", type=Path, metavar="FILE", help="this process's certificate for etcd")
-    parser.add_argument("--registry-key", type=Path, metavar="FILE", help="and its key")
+    """`--registry`."""
+    what = "where hosts register: etcd://HOST:PORT[,HOST:PORT]/PREFIX[?ca=FILE&cert=FILE&key=FILE], with files: TLS"
+    parser.add_argument("--registry", metavar="URL", help=what)
 
 
 def open_registry(settings: RegistrySettings) -> Registry:

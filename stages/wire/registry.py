@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from stages.errors import InputError
 from stages.limits import MAX_ADDRESS
@@ -21,7 +22,7 @@ MAX_ENTRY_BYTES = 16 << 10
 SCHEME = "etcd://"
 MAX_ENDPOINTS = 16
 MAX_PREFIX = 128
-TLS_FLAGS = ("ca", "cert", "key")
+TLS_FILES = ("ca", "cert", "key")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Registry(ABC):
 
 @dataclass(frozen=True)
 class RegistrySettings:
-    """The parts of a URL `etcd://HOST:PORT[,HOST:PORT]/PREFIX`, and TLS files."""
+    """The parts of a URL `etcd://HOST:PORT[,HOST:PORT]/PREFIX[?ca=FILE&cert=FILE&key=FILE]`."""
 
     endpoints: tuple[str, ...]  # members of one etcd cluster, any of which is asked
     prefix: str  # the path of the entries: `PREFIX/NAME`
@@ -105,24 +106,24 @@ def parse_url(url: str) -> tuple[tuple[str, ...], str]:
 
 def registry_settings(options: argparse.Namespace) -> RegistrySettings | None:
     """The settings of the flags; None without --registry. Raises InputError."""
-    files: dict[str, Path | None] = {name: getattr(options, f"registry_{name}") for name in TLS_FLAGS}
     if options.registry is None:
-        for name, path in files.items():
-            if path is not None:
-                raise InputError(f"--registry-{name} says how to reach a registry: name it with --registry")
         return None
-    if (files["cert"] is None) != (files["key"] is None):
-        raise InputError("--registry-cert and --registry-key belong together: give both, or neither")
-    for name, path in files.items():
-        if path is not None and not path.is_file():
-            raise InputError(f"--registry-{name}: there is no file {path}")
-    endpoints, prefix = parse_url(options.registry)
-    settings = RegistrySettings(endpoints, prefix, **files)
+    url, _, query = options.registry.partition("?")
+    files = {name: Path(path) for name, path in parse_qsl(query, keep_blank_values=True)}
+    if unknown := files.keys() - {*TLS_FILES}:
+        raise InputError(f"--registry: there is no {min(unknown)!r}, only ?ca=FILE&cert=FILE&key=FILE")
+    if ("cert" in files) != ("key" in files):
+        raise InputError("--registry: cert=FILE and key=FILE belong together: give both, or neither")
+    for path in files.values():
+        if not path.is_file():
+            raise InputError(f"--registry: there is no file {path}")
+    endpoints, prefix = parse_url(url)
+    settings = RegistrySettings(endpoints, prefix, files.get("ca"), files.get("cert"), files.get("key"))
     for endpoint in endpoints:
         if not settings.tls and not options.insecure and not is_loopback(endpoint):
             raise InputError(
-                f"registry {endpoint} is on another machine and traffic would not be encrypted: give --registry-ca, "
-                "or accept it with --insecure"
+                f"registry {endpoint} is on another machine and traffic would not be encrypted: add ?ca=FILE to its "
+                "URL, or accept it with --insecure"
             )
     return settings
 

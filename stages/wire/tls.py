@@ -34,7 +34,7 @@ _SENTENCES = (
     ("certificate has expired", "showed a certificate that has expired: renew it there with `onesweep certs renew`"),
     ("not yet valid", "showed a certificate that is not valid yet: see that the clocks are right"),
     ("Hostname Verification", "showed a certificate for another address: make it anew with --address"),
-    ("certificate purpose", "showed a certificate that is not for servers: make one with `onesweep certs host`"),
+    ("certificate purpose", "showed a certificate that is not for servers: make one with `onesweep certs issue host`"),
     ("subtree violation", "showed a certificate with a name that its authority may not give"),
     ("issuer certificate", OTHER_AUTHORITY),
     ("certificate signature", OTHER_AUTHORITY),
@@ -85,7 +85,7 @@ class Tls:
         if identity is None or identity.role not in roles:
             shown = identity.uri if identity else "nobody of onesweep"
             due = " or ".join(roles)
-            raise InputError(f"{self.certificate} is for {shown}: make one with `onesweep certs {due} NAME`")
+            raise InputError(f"{self.certificate} is for {shown}: make one with `onesweep certs issue {due} NAME`")
         return certificate
 
 

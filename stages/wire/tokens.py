@@ -216,7 +216,7 @@ def _unauthenticated(message: str) -> StatusError:
 def token_of(options: argparse.Namespace, address: str, tls: Tls | None) -> str:
     """The token that the options, or the environment, name for a server; empty for none. Raises InputError."""
     if options.token_file is None:
-        return options.token or token_for(address, tls)
+        return token_for(address, tls)
     raw = read_file(options.token_file)
     check_secret(options.token_file)
     token = raw.decode(errors="replace").strip()

@@ -60,7 +60,7 @@ def test_the_example_topology_names_the_example_host(deploy: Path) -> None:
     topology = read_topology(deploy / "systemd" / "topology.toml")
     environment = (deploy / "systemd" / "stage-paris.env").read_text()
     paris = topology.host("paris")
-    assert f"stage --name paris --checkpoint {topology.checkpoint} --blocks {paris.span} --listen {paris.listen} " in (
+    assert f"host paris --checkpoint {topology.checkpoint} --blocks {paris.span} --listen {paris.listen} " in (
         environment
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from serving.modes.candidates import Branches, Floats, weigh
+from serving.modes.candidates import Floats, weigh, write_candidates
 from serving.modes.drafters.local_model import LocalModel, LocalSequence
 from serving.router.request import SHAPES
 from stages.backends import DEFAULT_BACKEND, backend_named
@@ -96,12 +96,12 @@ def scores(directory: Path, text: bytes, candidates: list[bytes], temperature: f
 def resampled_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int) -> bytes:
     """The small model proposes, the large one weighs, without a host."""
     text, limit, temperature, seed = prompt, len(prompt) + count, request["temperature"], request["seed"]
-    branches = Branches(LocalSequence(LocalModel(directory / "local"), 512, temperature, seed))
+    sequence = LocalSequence(LocalModel(directory / "local"), 512, temperature, seed)
     for number in range(count):
         if (left := limit - len(text)) == 0:
             break
         chunk, most = min(request["chunk"], left), request["candidates"]
-        drafted = asyncio.run(branches.write(text, chunk, most, number))
+        drafted = asyncio.run(write_candidates(sequence, text, chunk, most, number))
         weights = weigh(drafted, scores(directory, text, drafted.texts, temperature).sum(axis=1))
         text += drafted.texts[weights.choose(seed, len(text))]
     return text[len(prompt) :]

@@ -21,7 +21,7 @@ from tests.serving.releases import REQUESTS, Texts, answer, composed
 @contextmanager
 def deployed(checkpoint: Path, *router: str) -> Iterator[Deployment]:
     topology = local_topology(3, 3, checkpoint, free_port_block(4) + 1)
-    seldom = ("--keep-warm-ms", "500")  # it is idle for most of the tests, and each message takes time from them
+    seldom = ("--set", "keep_warm_s=0.5")  # it is idle for most of the tests, and each message takes time from them
     with temporary_deployment(
         topology, checkpoint, host_options=seldom, router_options=[*seldom, *router]
     ) as deployment:
@@ -49,7 +49,7 @@ def caller(doubles: Deployment) -> Iterator[Client]:
 @pytest.fixture(scope="module")
 def victim(bundles: Path) -> Iterator[Deployment]:
     """The same, for one module to break and mend; lost hosts are waited for a second."""
-    with deployed(bundles / "own", "--hop-timeout-s", "1") as running:
+    with deployed(bundles / "own", "--set", "hop_timeout_s=1") as running:
         yield running
 
 

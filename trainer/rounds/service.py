@@ -47,7 +47,9 @@ class WorkerAccess:
         identity = identity_of(context)
         if identity is None or identity.role != CLIENT:
             shown = identity.uri if identity else "of nobody that onesweep knows"
-            said = f"your certificate is {shown}: a worker needs one of role client (`onesweep certs client NAME`)"
+            said = (
+                f"your certificate is {shown}: a worker needs one of role client (`onesweep certs issue client NAME`)"
+            )
             raise StatusError(grpc.StatusCode.PERMISSION_DENIED, said)
         return identity.name
 

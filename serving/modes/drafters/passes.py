@@ -203,11 +203,6 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def rows_at_once(vocabulary: int) -> int:
-    """Rows of odds that are looked at together."""
-    return max(1, DRAWN_AT_ONCE // vocabulary)
-
-
 # Every operation is one of rows, or gives the same for a number wherever it stands: what is drawn does not depend on
 # the rows beside it.
 def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,7 +212,7 @@ def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
     :param u: in (0, 1], (rows, 1) float64.
     """
-    rows = rows_at_once(logits.shape[1])
+    rows = max(1, DRAWN_AT_ONCE // logits.shape[1])
     if len(logits) > rows:
         parts = [draw(*each) for each in zip(*(x.split(rows) for x in (logits, sharpness, u)), strict=True)]
         symbols, odds = zip(*parts, strict=True)

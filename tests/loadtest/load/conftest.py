@@ -33,7 +33,7 @@ def cases() -> tuple[SeededPrompt, ...]:
 def deployment(bundle: Path, request_limit: int) -> Iterator[Deployment]:
     """Two hosts and a router that takes `request_limit` requests at once, and soon says that a host is gone."""
     topology = local_topology(2, 2, bundle, free_port_block(3) + 1)
-    options = ("--max-requests", str(request_limit), "--max-waiting", "0", "--hop-timeout-s", "2")
+    options = ("--max-requests", str(request_limit), "--set", "queue_limit=0", "--set", "hop_timeout_s=2")
     with temporary_deployment(topology, bundle, router_options=options) as deployed:
         yield deployed
 

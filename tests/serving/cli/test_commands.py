@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from serving.cli.commands import Command, find, walk
-from serving.cli.completion import SHELLS, script_for
-from serving.cli.parser import parser_of
+from serving.cli.parser import SHELLS, parser_of, script_for
 
 LOADED = "print(*sorted({'torch', 'grpc', 'numpy', 'tokenizers'} & set(sys.modules)))"
 ASK = f"""
@@ -56,8 +55,6 @@ def test_no_help_waits_for_torch_or_numpy() -> None:
 SHARED = (
     "add_chat_options",
     "add_device",
-    "add_drain_flag",
-    "add_host_options",
     "add_import_options",
     "add_router_options",
 )

@@ -44,8 +44,9 @@ def served(
 ) -> Iterator[tuple[str, str]]:
     """What the command says until it is ready, and its router."""
     monkeypatch.setenv("ONESWEEP_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     port = free_port_block(2)
-    options = ["--cache", tmp_path / "cache", "--port", port, "--http", f"127.0.0.1:{port + 1}"]
+    options = ["--port", port, "--http", f"127.0.0.1:{port + 1}"]
     terminal = Terminal("serve", model, "--hosts", ",".join(addresses), *options)
     try:
         said = terminal.expect("Ctrl-C stops them.")
@@ -82,11 +83,14 @@ def test_hosts_get_their_stages_and_a_second_run_sends_nothing(
         assert text_of(router) == expected
 
 
-def test_a_model_that_fits_no_host_is_refused_with_what_is_missing(model: Path, tmp_path: Path, onesweep: Run) -> None:
+def test_a_model_that_fits_no_host_is_refused_with_what_is_missing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, onesweep: Run
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     address = f"127.0.0.1:{free_port_block(1)}"
     with empty_host(address, tmp_path / "shelf", "--session-mb", "100000000"):
         described(address, ready=False)
-        code, _, err = onesweep("serve", model, "--hosts", address, "--cache", tmp_path / "cache")
+        code, _, err = onesweep("serve", model, "--hosts", address)
         assert code != 0
         assert f"MB are missing; add memory or hosts (room: {address} 0.0 MB)" in err
         code, _, err = onesweep("import", model, "--blocks", 1, "--out", tmp_path / "cut")

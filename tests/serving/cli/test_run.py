@@ -60,15 +60,21 @@ def told(tmp_path: Path) -> Told:
     return Told(tmp_path / "cache")
 
 
-def test_a_file_answers_and_its_second_run_imports_nothing(gguf: Path, tmp_path: Path, onesweep: Run) -> None:
-    command = ["run", gguf, *ASKED, "--cache", tmp_path, "--hosts", 2]
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "onesweep"
+
+
+def test_a_file_answers_and_its_second_run_imports_nothing(gguf: Path, cache: Path, onesweep: Run) -> None:
+    command = ["run", gguf, *ASKED, "--hosts", 2]
     code, text, err = onesweep(*command)
     assert code == 0, err
     assert text.count("\n") == text[-1:].count("\n") == 1
     assert err.startswith(f"reading {gguf}")
-    assert f"importing {gguf} once, into {tmp_path}" in err
+    assert f"importing {gguf} once, into {cache}" in err
     assert "2 hosts ready; router 127.0.0.1:" in err
-    (entry,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (entry,) = (path for path in cache.iterdir() if path.is_dir())
     assert f"tiny.gguf, cut into 2, is in {entry}" in err
     code, again, err = onesweep(*command)
     assert (code, again) == (0, text)
@@ -171,7 +177,7 @@ def test_the_demo_of_a_pretrained_model_checks_its_promise(tmp_path: Path, onesw
 )
 def test_mistakes(gguf: Path, bundles: Path, tmp_path: Path, onesweep: Run, arguments: list[str], says: str) -> None:
     places = {"tmp": tmp_path, "gguf": gguf, "own": bundles / "own"}
-    code, out, err = onesweep("run", *(a.format(**places) for a in arguments), "--cache", tmp_path / "cache")
+    code, out, err = onesweep("run", *(a.format(**places) for a in arguments))
     assert (code, out) == (2, "")
     assert says in err
 

@@ -98,7 +98,7 @@ def test_up_with_certificates_tokens_and_metrics(
     certificates, tokens, metrics = tmp_path / "certs", tmp_path / "tokens.toml", free_port_block(2)
     assert onesweep("certs", "init", "--dir", certificates)[0] == 0
     for role, name in (("router", "router"), ("host", "host-1")):
-        assert onesweep("certs", role, name, "--dir", certificates, "--address", "127.0.0.1")[0] == 0
+        assert onesweep("certs", "issue", role, name, "--dir", certificates, "--address", "127.0.0.1")[0] == 0
     token = onesweep("token", "add", "ann", "--tokens", tokens)[1].strip()
     options = ["--tls-dir", certificates, "--tokens", tokens, "--metrics", f"127.0.0.1:{metrics}", "--backend", "torch"]
     code, _, err = onesweep("up", "--detach", "--port", port, "--hosts", 1, "--checkpoint", bundles / "own", *options)

@@ -37,7 +37,7 @@ PROMPT, SEED, LINK_MS, LENGTH = "The road went ", 5, 50, 12  # slow enough to lo
 
 @pytest.fixture(scope="module")
 def routers(bundles: Path) -> Iterator[tuple[Deployment, str, str]]:
-    port, options = free_port_block(5), ("--drain-s", "0.2")
+    port, options = free_port_block(5), ("--set", "drain_s=0.2")
     topology, second = local_topology(3, 3, bundles / "own", port + 1), f"127.0.0.1:{port + 4}"
     with temporary_deployment(topology, bundles / "own", router_options=options, second=second) as deployment:
         wait_ready(second)

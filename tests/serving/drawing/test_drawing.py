@@ -163,7 +163,7 @@ def test_the_command_writes_files(
         assert np.array_equal(np.asarray(picture)[::4, ::4], artist.draw("one", seed=7).pixels[0, 0])
     for arguments, rows, columns in (
         (("--all", "--pictures", "2"), 3, 2),
-        (("one", "two", "--link-ms", "50", "--previews"), 3, 2),
+        (("one", "two", "--set", "link_ms=50", "--previews"), 3, 2),
         (("one", "two", "--compare"), 3, 2),
     ):
         path = tmp_path / f"{arguments[-1]}.png"
@@ -227,7 +227,7 @@ def test_openais_client_draws(drawing: Deployment, artist: Client, tmp_path: Pat
 def test_a_lost_host_costs_no_picture(bundle: Path, artist: Client) -> None:
     wanted = {mode: artist.draw("one", mode=mode, seed=SEED).pixels for mode in ("chain", "steps")}
     with (
-        temporary_deployment(doubled(bundle), bundle, router_options=["--hop-timeout-s", "5"]) as running,
+        temporary_deployment(doubled(bundle), bundle, router_options=["--set", "hop_timeout_s=5"]) as running,
         Client(running.topology.router) as client,
     ):
         until(lambda: all(host.ready for host in client.status().hosts), 30)

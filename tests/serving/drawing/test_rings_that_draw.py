@@ -25,7 +25,7 @@ def test_the_command_starts_hosts_of_its_own_and_an_answer_may_be_large(tmp_path
     large = replace(TINY, height=128, width=128, channels=3, patch=16)
     bundle = tiny_picture_bundle(tmp_path / "large", ("chain",), large)
     out, count = tmp_path / "sheet.png", 83
-    few = ("--pictures", count, "--guidance", 1, "--levels", 3, "--link-ms", 50)
+    few = ("--pictures", count, "--guidance", 1, "--levels", 3, "--set", "link_ms=50")
     code, said, err = onesweep("draw", "two", "--checkpoint", bundle, *few, "--previews", "--out", out)
     assert code == 0, err
     assert said == f"{out}: {count} pictures\n"

@@ -31,10 +31,10 @@ Run = Callable[..., tuple[int, str, str]]
         (["--router", "10.8.0.5:7700"], "give --tls-ca, or accept it with --insecure"),
         (["--tls-ca", "/nowhere"], "cannot read /nowhere"),
         (["--allow-host", "a:80"], "without port"),
-        (["--log-format", "xml"], "unknown --log-format"),
+        (["--set", "log_format=xml"], "unknown log_format"),
         (["--metrics", "0.0.0.0:0"], "could be read from other machines"),
-        (["--timeout-s", "0"], "above 0"),
-        (["--timeout-s", "nan"], "above 0"),
+        (["--set", "timeout_s=0"], "above 0"),
+        (["--set", "timeout_s=nan"], "above 0"),
     ],
 )
 def test_wrong_options_are_refused(onesweep: Run, options: list[str], words: str) -> None:

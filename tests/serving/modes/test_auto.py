@@ -97,7 +97,6 @@ def test_a_budget_keeps_out_what_takes_longer(serve: Callable[..., Client]) -> N
     result = ask(serve((LOCAL, SWEEP, slow)), budget_ms=20_000)
     assert result.mode == "sweep"
     assert "of the 2 of 3 settings that fit 20000 ms" in result.reason
-    assert "; ar (2.000 bits) would take 9" in result.reason
 
 
 def test_a_lost_host_leaves_the_local_model(scored: Path, tmp_path: Path, servers: Any) -> None:

@@ -10,12 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.modes.base import Generation
-from serving.modes.candidates import Branches, Candidates, ImportanceWeights, draw, read_scores, weigh
+from serving.modes.candidates import Candidates, ImportanceWeights, draw, read_scores, weigh, write_candidates
 from serving.modes.drafters.local_model import LocalModel, LocalSequence
-from serving.modes.local import LocalMode
-from serving.modes.tokenizer import NO_TOKENIZERS
-from serving.router.accounting import Account
 from stages.checkpoint.checkpoint import load_ar
 from stages.wire.status import StatusError
 
@@ -28,23 +24,10 @@ def local(bundles: Path) -> LocalModel:
 
 
 def write(local: LocalModel, text: bytes, length: int, count: int, number: int = 0, seed: int = 3) -> Candidates:
-    branches = Branches(LocalSequence(local, 400, 0.8, seed))
-    return asyncio.run(branches.write(text, length, count, number))
+    return asyncio.run(write_candidates(LocalSequence(local, 400, 0.8, seed), text, length, count, number))
 
 
 # What the drafter writes
-
-
-def test_local_with_candidates_writes_the_likeliest_of_them(local: LocalModel) -> None:
-    request = Generation(prompt=TEXT, max_symbols=12, due_at=2**42, temperature=0.8, seed=3, candidates=8)
-    account = Account()
-
-    async def text() -> bytes:
-        return b"".join([piece async for piece in LocalMode(local, NO_TOKENIZERS).generate(request, account)])
-
-    drafted = write(local, TEXT, 12, 8)
-    assert asyncio.run(text()) == drafted.texts[int(drafted.nats.sum(axis=1).argmax())]
-    assert (account.candidates, account.sweeps, account.output_tokens) == (8, 0, 12)
 
 
 @pytest.mark.parametrize(("length", "count"), [(1, 1), (1, 9), (17, 1), (20, 12)])

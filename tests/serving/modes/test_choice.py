@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.modes.auto import choose
-from serving.modes.frontier import Option
-from serving.modes.latency_model import Forecast
+from serving.modes.frontier import Forecast, Option
 
 
 def forecast(bits: float, ms: float, over: float = 1.0) -> Forecast:
@@ -29,8 +28,7 @@ def test_never_slower_than_the_budget_and_never_worse_than_what_fits(made: list[
     if choice is not None:
         assert choice.picked.high_ms <= budget
         assert choice.picked.option.bits == min(f.option.bits for f in fitting)
-        assert (choice.fitting, choice.options) == (len(fitting), len(made))
-        assert choice.better is None or choice.better.option.bits < choice.picked.option.bits
+        assert f"the {len(fitting)} of {len(made)} settings that fit" in choice.reason
 
 
 @given(forecasts, budgets, budgets)
@@ -45,7 +43,6 @@ def test_more_time_is_never_worse(made: list[Forecast], one: float, other: float
 def test_no_budget_is_the_best_text(made: list[Forecast]) -> None:
     choice: Any = choose(made, None)
     assert choice.picked.option.bits == min(f.option.bits for f in made)
-    assert choice.better is None
 
 
 def test_of_two_equals_the_quicker() -> None:
@@ -57,6 +54,5 @@ def test_the_reason_tells_what_and_why() -> None:
     choice: Any = choose([forecast(2.0, 900.0, 1.5), forecast(2.5, 200.0)], 1000.0)
     assert choice.reason == (
         "ar-speculative with 2.500 judge bits a byte has the best text of the 1 of 2 settings that fit 1000 ms; "
-        "200 ms expected now: 10 sweeps of 20 ms and 0 ms of arithmetic; "
-        "ar-speculative (2.000 bits) would take 1350 ms"
+        "200 ms expected now: 10 sweeps of 20 ms and 0 ms of arithmetic"
     )

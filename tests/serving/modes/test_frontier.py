@@ -48,13 +48,22 @@ def test_a_record_and_back(tmp_path: Path) -> None:
         (record(options=None), "'options' must be a list"),
         (record(options=[3]), "an option must be a JSON object, not int"),
         (record(weights=None), "weights must be a JSON object"),
-        (record(judge=3), "'judge' must be text"),
+        (record(judge=3), "it: judge must be text in quotes, not 3"),
         (record(options=[{**record()["options"][0], "mode": "magic"}]), "there is no mode 'magic'"),
         (record(options=[{**record()["options"][0], "mode": ["local"]}]), "there is no mode"),
-        (record(options=[{**record()["options"][0], "bits": "good"}]), "'bits' must be a number from 0, not 'good'"),
-        (record(options=[{**record()["options"][0], "bits": float("nan")}]), "'bits' must be a number"),
-        (record(options=[{**record()["options"][0], "sweeps": -1}]), "'sweeps' must be a number from 0, not -1"),
-        (record(options=[{**record()["options"][0], "output_symbols": 0}]), "output_symbols must be at least 1"),
+        (
+            record(options=[{**record()["options"][0], "bits": "good"}]),
+            "bits must be a finite number of at",
+        ),
+        (record(options=[{**record()["options"][0], "bits": float("nan")}]), "local: bits must be a finite number"),
+        (
+            record(options=[{**record()["options"][0], "sweeps": -1}]),
+            "of at least 0, not -1",
+        ),
+        (
+            record(options=[{**record()["options"][0], "output_symbols": 0}]),
+            "output_symbols must be a whole number",
+        ),
         (record(options=[{**record()["options"][0], "settings": {"magic": 1}}]), "magic = 1 is not a setting"),
         (record(options=[{**record()["options"][0], "settings": {"chunk": "x"}}]), "chunk = 'x' is not a setting"),
     ],
@@ -76,7 +85,7 @@ def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     del broken["options"][0][key]
     path = tmp_path / "f.json"
     path.write_text(json.dumps(broken))
-    with pytest.raises(InputError, match=f"local: '{key}' is missing"):
+    with pytest.raises(InputError, match=f"local: {key} is missing"):
         read_frontier(path)
 
 

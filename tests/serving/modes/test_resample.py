@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from serving.client.client import Client, RequestRefused, Result
-from serving.modes import scored
-from serving.modes.candidates import Branches
+from serving.modes import resample
 from serving.modes.drafters.local_model import LocalModel
 
 PROMPT = b"The sea was calm. The sea was "
@@ -50,7 +49,7 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
     assert write(ring, max_bytes=100, candidates=30).candidates == 30
     assert write(ring, max_bytes=400, candidates=30, chunk=100).sweeps == 4, "a chunk's candidates alone take room"
     assert write(ring, max_bytes=400).candidates == 7, "the default is what fits"
-    monkeypatch.setattr(Branches, "write", None)
+    monkeypatch.setattr(resample, "write_candidates", None)
     with pytest.raises(RequestRefused, match="31 candidates of 100 bytes are more than the drafter has memory for"):
         write(ring, max_bytes=100, candidates=31)
     with pytest.raises(RequestRefused, match="at most 7 fit, so give 7 candidates or fewer"):
@@ -60,6 +59,6 @@ def test_what_has_no_room_is_refused_before_anything_is_drafted(ring: Client, mo
         RequestRefused, match="the drafter has no memory for a candidate of 400 bytes: give a smaller chunk"
     ):
         write(ring, max_bytes=400)
-    monkeypatch.setattr(scored, "most_scored", lambda width: 399)
+    monkeypatch.setattr(resample, "most_scored", lambda width: 399)
     with pytest.raises(RequestRefused, match=r"400 bytes is more than a message to the hosts holds \(399 bytes\)"):
         write(ring, max_bytes=400)

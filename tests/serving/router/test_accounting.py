@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 HOSTS = ("host-1", "host-2", "host-3")
 PROMPT = "In the beginning "
+
+
+def linked(entry: HostEntry) -> Any:
+    return SimpleNamespace(entry=entry)
 
 
 def passage(host: str, compute_ms: float, received_bytes: int, queue_ms: float = 0.5) -> stage_pb2.HopTiming:
@@ -95,7 +101,7 @@ def test_received_bytes_are_serialized_sizes() -> None:
 
 def test_sweeps_add_up_and_the_largest_hop_is_shown() -> None:
     a, b = HostEntry("a", "a:1", (0,), "a:1"), HostEntry("b", "b:1", (1,), "b:1")
-    account = Account(hosts={"a": a, "b": b})
+    account = Account(hosts={"a": linked(a), "b": linked(b)})
     account.add_sweep(stage_pb2.Event(text=b"ab", timings=[passage("a", 2.0, 100), passage("b", 3.0, 200)]))
     account.add_sweep(stage_pb2.Event(text=b"c", timings=[passage("a", 4.0, 150), passage("b", 5.0, 50)]))
     assert (account.sweeps, account.hops, account.wire_bytes[:2]) == (2, 6, [150, 200])
@@ -132,7 +138,7 @@ def test_hosts_have_the_names_of_the_topology() -> None:
     """Also where two call themselves the same: one took over from the other."""
     account = Account(trips=[])
     for name, compute_ms in (("berlin", 2.0), ("paris", 3.0), ("berlin", 4.0)):
-        account.hosts = {"stage-0": HostEntry(name, f"{name}:7701", (0,), f"{name}:7701")}
+        account.hosts = {"stage-0": linked(HostEntry(name, f"{name}:7701", (0,), f"{name}:7701"))}
         account.add_sweep(stage_pb2.Event(timings=[passage("stage-0", compute_ms, 10)]))
     summary = account.summary("sweep", 1)
     shares = [(host.name, list(host.blocks), host.compute_ms) for host in summary.hosts]

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -191,12 +192,8 @@ def test_the_share_of_answers_that_is_audited() -> None:
     drawn = answer((), step(clean=b"a"))
     assert 30 < sum(auditor.picks(answer()) for _ in range(1000)) < 70
     assert 30 < sum(auditor.picks(drawn) for _ in range(1000)) < 70
-    auditor._costs[True] = 0.1  # then ten times as many cost as much
-    assert 30 < sum(auditor.picks(answer()) for _ in range(1000)) < 70
-    assert 400 < sum(auditor.picks(drawn) for _ in range(1000)) < 600
     every = Auditor(Ring(()), 1.0, None)
-    every._costs[False] = 10.0
-    assert all(every.picks(answer()) for _ in range(100)), "whatever it costs"
+    assert all(every.picks(answer()) for _ in range(100))
     assert not any(Auditor(Ring(()), 0.0, None).picks(drawn) for _ in range(100))
 
 
@@ -228,9 +225,9 @@ def test_suspects_are_those_on_every_path_that_was_wrong() -> None:
     suspicion = Suspicion()
     suspicion.add(frozenset({"a-1", "b-1"}))
     suspicion.add(frozenset({"a-2", "b-1"}))
-    assert (suspicion.names, suspicion.findings) == ({"b-1"}, 2)
+    assert suspicion.names == {"b-1"}
     suspicion.add(frozenset({"a-1", "b-2"}))
-    assert (suspicion.names, suspicion.findings) == ({"a-1", "b-2"}, 1), "more than one lies: it begins anew"
+    assert suspicion.names == {"a-1", "b-2"}, "more than one lies: it begins anew"
     for _ in range(CLEARED_AFTER):
         assert suspicion.names
         suspicion.passed()
@@ -242,32 +239,21 @@ async def test_suspects_are_kept_apart_and_hand_nothing_on() -> None:
     ring.links = [link(name, block) for block, name in enumerate(("a-1", "b-1"))]
     auditor, space = ring.auditor, bytes(16)
     assert auditor.space(space) == space
-    auditor._exact.add(frozenset({"a-1", "b-1"}))
+    auditor.suspicion.add(frozenset({"a-1", "b-1"}))
     assert {frozenset(auditor.apart()) for _ in range(50)} == {frozenset({each.entry.address}) for each in ring.links}
     assert auditor.space(space) == b""
     assert auditor.picks(answer((ring.links[0],)))
-    auditor._exact.names, auditor.counters.faulty_hosts = frozenset(), 1
+    auditor.suspicion.names, auditor.counters.faulty_hosts = frozenset(), 1
     assert auditor.space(space) not in (b"", space), "what a liar handed on is not used"
 
 
-@pytest.mark.parametrize("exact", [True, False])
-async def test_where_machines_differ_one_wrong_text_is_no_finding(exact: bool) -> None:
-    """It may be a tie: a host is out after eight that it alone had a part in."""
-    ring, right = Ring(()), [stage_pb2.Event(text=b"y")]
-    a, b = ring.links = [link("a-1", 0), link("a-2", 0)]
-    a.held = b.held = {("w",): stage_pb2.Release()}
-    asked = []
-
-    async def ask(_: Any, path: Any) -> Any:
-        asked.append(path)
-        return right
-
-    ring.auditor._ask = ask  # type: ignore[method-assign]
-    found = answer((a,), text=b"x")
-    named = [await ring.auditor._suspect(found, frozenset({a}), (a,), right, exact) for _ in range(8)]
-    assert named == ([True] * 8 if exact else [False] * 7 + [True])
-    assert (bool(a.quarantined), b.quarantined) == (True, "")
-    assert set(asked) == ({(b,)} if exact else set())
+async def test_answers_of_unlike_machines_are_not_compared(caplog: pytest.LogCaptureFixture) -> None:
+    """At rare ties their honest texts differ."""
+    ring = Ring(())
+    a, b = ring.links = [link("a-1", 0), link("a-2", 0, "y")]
+    found = replace(answer((a,), text=b"x"), choose=lambda avoid: (b,))
+    assert all([await ring.auditor.audit(found) for _ in range(2)])
+    assert (ring.auditor.counters.audited, caplog.text.count("unlike machines are not audited")) == (0, 1)
 
 
 async def test_machines_of_one_kind_are_those_that_say_so_part_by_part() -> None:

@@ -13,7 +13,8 @@ from serving.client.client import Client
 from serving.router.topology import HostEntry, Topology
 from stages.checkpoint.release_store import read_release_manifest
 from stages.host.host import HostSettings
-from stages.host.server import StageServer, StageSettings
+from stages.host.server import StageServer
+from stages.host.settings import StageSettings
 from tests.conftest import until, wait_ready
 from tests.serving.releases import Texts, answer
 

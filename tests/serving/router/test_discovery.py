@@ -11,7 +11,8 @@ from serving.router.discovery import await_topology, entries_of, fitting, follow
 from serving.router.topology import MAX_HOSTS, HostEntry, Topology
 from stages.errors import ServiceError
 from stages.host.host import HostSettings
-from stages.host.server import StageServer, StageSettings
+from stages.host.server import StageServer
+from stages.host.settings import StageSettings
 from stages.wire.flags import open_registry
 from stages.wire.registry import Registration, RegistrySettings, parse_url
 from stages.wire.tls import LOOPBACK_ONLY

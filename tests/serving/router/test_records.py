@@ -38,9 +38,9 @@ Figures = dict[tuple[str, ...], float]
 def watched(bundles: Path, spans: Path) -> Iterator[Deployment]:
     """Three hosts and a router as processes, with everything on."""
     topology = local_topology(3, 3, bundles / "scored", free_port_block(4) + 1)
-    options = ["--metrics", "127.0.0.1:0", "--traces", f"file:{spans}", "--log-format", "json"]
+    options = ["--metrics", "127.0.0.1:0", "--set", f"traces=file:{spans}", "--set", "log_format=json"]
     with temporary_deployment(
-        topology, bundles / "scored", host_options=options, router_options=[*options, "--trace-share", "1"]
+        topology, bundles / "scored", host_options=options, router_options=[*options, "--set", "trace_share=1"]
     ) as deployment:
         yield deployment
 

@@ -55,7 +55,7 @@ async def write(ring: Ring) -> bytes:
     await view.usable(READY_S)
     deadline = 2**42
     with Session(view, "ar", 8, deadline, Account()) as session:
-        await session.push(step(clean=b"The sea", remaining=1, codec="fp32"))
+        await session.push(step(remaining=1, codec="fp32"), b"The sea")
         return (await session.event()).text
 
 
@@ -65,7 +65,7 @@ async def test_hosts_hold_a_session_while_others_work(topology: Topology, monkey
     monkeypatch.setattr(SessionStore, "renew", lambda store, session: renewed.append(session.router))
     async with opened(topology) as ring:
         with Session(RingView(ring), "ar", 8, 2**42, Account()) as session:
-            await session.push(step(clean=b"The sea", remaining=1, codec="fp32"))
+            await session.push(step(remaining=1, codec="fp32"), b"The sea")
             await session.event()
             renewed.clear()
             await eventually(lambda: len(renewed) >= 2)

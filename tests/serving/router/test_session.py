@@ -82,7 +82,7 @@ async def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
 ) -> None:
     ring = RecordingRing()
     session = opened(ring)
-    await session.push(step(clean=b"a", remaining=1))
+    await session.push(step(remaining=1), b"a")
     address = next((link.entry.address for link in ring.path if link.entry.name == lost), "")
     session.attempts[0].fail(stage_pb2.Fault(code=code.value[0], message="no", host=host, lost=address))
     waiting = asyncio.create_task(session.event())
@@ -96,7 +96,7 @@ async def test_a_text_that_no_symbol_can_continue_fails_at_once_and_no_host_is_b
     ring = RecordingRing()
     session = opened(ring)
     held = stage_pb2.Sampling(grammar=stage_pb2.Grammar(json_schema="{}"))
-    await session.push(step(clean=b"a", remaining=1, sampling=held))
+    await session.push(step(remaining=1, sampling=held), b"a")
     fault = stage_pb2.Fault(code=CODE.INVALID_ARGUMENT.value[0], message=f"{NOT_FOLLOWED}: x", host="a-1")
     session.attempts[0].fail(fault)
     with pytest.raises(StatusError, match=f"^{NOT_FOLLOWED}: x$") as caught:
@@ -108,7 +108,7 @@ async def test_requests_that_lost_a_host_are_read_again_a_few_at_a_time() -> Non
     ring = RecordingRing()
     sessions = [opened(ring) for _ in range(MOST_REPLAYS + 3)]
     for session in sessions:
-        await session.push(step(clean=b"a", remaining=1))
+        await session.push(step(remaining=1), b"a")
         session.attempts[0].fail(stage_pb2.Fault(code=CODE.UNAVAILABLE.value[0], message="lost"))
     waiting = [asyncio.create_task(session.event()) for session in sessions]
     done = 0
@@ -151,7 +151,8 @@ def tried(
 
         hosts.path[0].relay.answer = answered
         with opened(hosts, capacity=20) as session:
-            await session.push(work)
+            drafts = len(work.clean) - getattr(work, "sample", stage_pb2.Sample()).draft
+            await session.push(work, work.clean[:drafts], work.clean[drafts:])
             return await session.event(check), list(tries.values()), session.account.replays
 
     return asyncio.run(asyncio.wait_for(ask(), 30))
@@ -165,7 +166,7 @@ def ending(code: grpc.StatusCode, deadline_s: float = 60.0) -> tuple[StatusError
         session = opened(ring, deadline_s)
         fault = stage_pb2.Fault(code=code.value[0], message="a sentence", host="b-1")
         ring.path[0].relay.answer = lambda hop: ring._deliver(stage_pb2.Event(session=hop.session, fault=fault))
-        await session.push(step(clean=b"a", remaining=1))
+        await session.push(step(remaining=1), b"a")
         with pytest.raises(StatusError) as caught:
             await session.event()
         return caught.value, len(ring.avoided)
@@ -199,7 +200,7 @@ async def test_an_audits_time_is_not_the_hosts() -> None:
     ring.auditor.picks, ring.auditor.audit = lambda answer: True, audit  # type: ignore[method-assign]
     ring.hedging.learn = lambda kind, took_s: took.append(took_s)  # type: ignore[method-assign]
     session = opened(ring)
-    await session.push(step(clean=b"a", remaining=1))
+    await session.push(step(remaining=1), b"a")
     deliver(session.attempts[0], stage_pb2.Event(text=b"b"))
     await session.event()
     await session.finish()
@@ -251,7 +252,7 @@ async def test_a_first_try_that_was_slow_teaches_patience(winner: int, learnt: l
     ring = RecordingRing()
     ring.hedging = patience = Impatient()
     session = opened(ring)
-    await session.push(step(clean=b"a", remaining=1))
+    await session.push(step(remaining=1), b"a")
     ring.path = (QuietLink("a-2", (0,)), QuietLink("b-2", (1,)))
     waiting = asyncio.create_task(session.event())
     while len(session.attempts) < 2:

@@ -111,20 +111,20 @@ def test_ports_must_exist() -> None:
 def test_a_host_of_a_topology_has_the_limits_of_a_stage(tmp_path: Path, bundles: Path, onesweep: Run) -> None:
     path = tmp_path / "topology.toml"
     path.write_text(local_topology(3, 3, bundles / "own", 7700).to_toml())
-    flags = ("--queue", "--batch", "--session-mb", "--lease-s", "--hop-timeout-s", "--threads")
-    for flag in flags:
-        code, _, err = onesweep("host", "host-1", "--topology", path, flag, "0")
-        assert (code, f"{flag} must be above 0, not 0" in err) == (2, True), err
+    for name in ("queue_limit", "batch", "lease_s", "hop_timeout_s", "--session-mb", "--threads"):
+        given = (name, "0") if name.startswith("--") else ("--set", f"{name}=0")
+        code, _, err = onesweep("host", "host-1", "--topology", path, *given)
+        assert (code, f"{name} must be above 0, not 0" in err) == (2, True), err
     code, _, err = onesweep("host", "host-1", "--topology", path, "--device", "cuda:99")
     assert (code, "there is no device cuda:99 here" in err) == (2, True), err
     path.write_text(path.read_text() + 'device = "cuda:98"\n')
     for command in (("host", "host-3"), ("up",)):
         code, _, err = onesweep(*command, "--topology", path)
         assert (code, "there is no device cuda:98 here" in err) == (2, True), err
-    code, _, err = onesweep("host", "host-1", "--topology", path, "--keep-warm-ms", "3")
-    assert (code, "--keep-warm-ms must be 0 (off) or 10 to 60000" in err) == (2, True), err
-    code, _, err = onesweep("host", "host-1", "--topology", path, "--prefix-mb", "-1")
-    assert (code, "--prefix-mb must be 0 (off) or more" in err) == (2, True), err
+    code, _, err = onesweep("host", "host-1", "--topology", path, "--set", "prefix_mb=-1")
+    assert (code, "prefix_mb must be at least 0, not -1" in err) == (2, True), err
+    code, _, err = onesweep("host", "host-1", "--topology", path, "--blocks", "0")
+    assert (code, "the topology says where a host is: leave --blocks out" in err) == (2, True), err
 
 
 def test_replicas_are_laid_out_side_by_side() -> None:

@@ -17,7 +17,8 @@ from stages.checkpoint.release_store import (
 from stages.checkpoint.release_transfer import offer_of
 from stages.errors import CheckpointError
 from stages.host.host import HostSettings
-from stages.host.server import StageServer, StageSettings
+from stages.host.server import StageServer
+from stages.host.settings import StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
 from tests.conftest import until

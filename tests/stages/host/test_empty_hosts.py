@@ -29,7 +29,7 @@ CUT_BYTES = 120_000
 
 @contextlib.contextmanager
 def empty_host(address: str, shelf: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, *MODULE, "stage", "--empty", "--listen", address, "--shelf", str(shelf)]
+    command = [sys.executable, *MODULE, "host", "--empty", "--listen", address, "--shelf", str(shelf)]
     process = subprocess.Popen([*command, "--threads", "1", *options])
     try:
         yield process

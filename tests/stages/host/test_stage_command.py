@@ -1,4 +1,4 @@
-"""`onesweep stage`: options, checkpoints and ports that it cannot use."""
+"""`onesweep host`: options, checkpoints and ports that it cannot use."""
 
 import shutil
 from pathlib import Path
@@ -19,21 +19,21 @@ from tests.stages.raw_client import Peer
         (["--blocks", "0", "--listen", "0.0.0.0:0"], 2, "accept it with --insecure"),
         (["--blocks", "0", "--listen", "here"], 2, "'here' must be HOST:PORT"),
         (["--blocks", "0", "--next", "there"], 2, "next address 'there' must be HOST:PORT"),
-        (["--blocks", "0", "--name", "a/b"], 2, "host name 'a/b' must be"),
-        (["--blocks", "0", "--queue", "0"], 2, "--queue must be above 0"),
-        (["--blocks", "0", "--batch", "0"], 2, "--batch must be above 0"),
+        (["a/b", "--blocks", "0"], 2, "host name 'a/b' must be"),
+        (["--blocks", "0", "--set", "queue_limit=0"], 2, "queue_limit must be above 0"),
+        (["--blocks", "0", "--set", "batch=0"], 2, "batch must be above 0"),
         (["--blocks", "0", "--backend", "magic"], 2, "unknown backend 'magic'; choose from torch"),
         (["--blocks", "0", "--device", "tpu"], 2, "--device must be cpu, cuda or cuda:N, not 'tpu'"),
         (["--blocks", "0", "--device", "cuda:99"], 2, "there is no device cuda:99 here"),
-        (["--blocks", "0", "--keep-warm-ms", "3"], 2, "--keep-warm-ms must be 0 (off) or 10 to 60000, not 3"),
-        (["--blocks", "0", "--lease-s", "nan"], 2, "--lease-s must be above 0"),
+        (["--blocks", "0", "--set", "keep_warm_s=90"], 2, "keep_warm_s must be from 0 to 60, not 90"),
+        (["--blocks", "0", "--set", "lease_s=nan"], 2, "lease_s must be above 0"),
         (["--blocks", "0", "--threads", "99999"], 2, "--threads must be at most"),
         (["--blocks", "0", "--checkpoint", "/nowhere"], 1, "no checkpoint in /nowhere"),
     ],
 )
 def test_a_wrong_option_is_explained(bundles: Path, capfd, arguments: list[str], code: int, says: str) -> None:
     defaults = ["--checkpoint", str(bundles / "own"), "--listen", "127.0.0.1:0"]
-    assert main(["stage", *defaults, *arguments]) == code
+    assert main(["host", *defaults, *arguments]) == code
     _, err = capfd.readouterr()
     assert says in err
     assert "Traceback" not in err
@@ -59,14 +59,14 @@ def damage(directory: Path, how: str) -> None:
 def test_a_damaged_checkpoint_ends_the_server(bundles: Path, tmp_path, capfd, how: str, says: str) -> None:
     directory = Path(shutil.copytree(bundles / "own", tmp_path / "own"))
     damage(directory, how)
-    assert main(["stage", "--checkpoint", str(directory), "--blocks", "0", "--listen", "127.0.0.1:0"]) == 1
+    assert main(["host", "--checkpoint", str(directory), "--blocks", "0", "--listen", "127.0.0.1:0"]) == 1
     _, err = capfd.readouterr()
     assert says in err
     assert "Traceback" not in err
 
 
 def test_a_port_in_use(bundles: Path, alone: Peer, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["stage", "--checkpoint", str(bundles / "own"), "--blocks", "0", "--listen", alone.address]) == 1
+    assert main(["host", "--checkpoint", str(bundles / "own"), "--blocks", "0", "--listen", alone.address]) == 1
     _, err = capfd.readouterr()
     assert f"onesweep: cannot listen on {alone.address}: the port is in use" in err
     assert "Traceback" not in err

@@ -7,7 +7,8 @@ import pytest
 
 from serving.cli.ports import free_port_block
 from stages.host.host import HostSettings
-from stages.host.server import StageServer, StageSettings
+from stages.host.server import StageServer
+from stages.host.settings import StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import open_blocking_channel
 from stages.wire.flags import open_registry

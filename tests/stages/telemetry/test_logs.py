@@ -8,13 +8,8 @@ import re
 import pytest
 
 from stages.errors import InputError
-from stages.telemetry.observability import (
-    JsonLines,
-    ObservabilitySettings,
-    TextLines,
-    add_observability,
-    observability_of,
-)
+from stages.settings import add_flags, from_flags
+from stages.telemetry.observability import JsonLines, ObservabilitySettings, TextLines
 
 
 def record(**more: object) -> logging.LogRecord:
@@ -47,29 +42,36 @@ def test_an_exception_is_part_of_its_line() -> None:
     assert json.loads(JsonLines("paris").format(entry))["exception"].endswith("ValueError: it broke")
 
 
+def sets(*words: str) -> tuple[str, ...]:
+    return tuple(each for word in words for each in ("--set", word))
+
+
 def options(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_observability(parser, share=True)
+    add_flags(parser, ObservabilitySettings)
     return parser.parse_args(arguments)
 
 
 def test_options_become_settings() -> None:
-    given = ("--metrics", "127.0.0.1:9100", "--traces", "file:x", "--trace-share", "1", "--log-format", "json")
-    assert observability_of(options(*given)) == ObservabilitySettings("127.0.0.1:9100", "file:x", 1.0, "json")
+    given = ("--metrics", "127.0.0.1:9100", *sets("traces=file:x", "trace_share=1", "log_format=json"))
+    assert from_flags(ObservabilitySettings, options(*given)) == ObservabilitySettings(
+        "127.0.0.1:9100", "file:x", 1.0, "json"
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("--log-format", "xml"), "unknown --log-format 'xml'; choose from text, json"),
-        (("--trace-share", "0.5"), "give --traces, too"),
-        (("--traces", "file:x", "--trace-share", "1.5"), "--trace-share must be 0 to 1, not 1.5"),
-        (("--traces", "file:x", "--trace-share", "nan"), "--trace-share must be 0 to 1, not nan"),
+        (sets("log_format=xml"), "unknown log_format 'xml'; choose from text, json"),
+        (sets("trace_share=1.5"), "trace_share must be from 0 to 1, not 1.5"),
+        (sets("trace_share=nan"), "trace_share must be from 0 to 1, not nan"),
+        (sets("trace_share=x"), "trace_share must be a finite number, not 'x'"),
+        (sets("traced=1"), "--set traced=1: unknown setting 'traced' .did you mean traces"),
     ],
 )
 def test_options_that_are_refused(given: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        observability_of(options(*given))
+        from_flags(ObservabilitySettings, options(*given))
 
 
 def test_a_message_is_one_line() -> None:

@@ -1,4 +1,4 @@
-"""Spans under those of other processes, in a file, and what `--traces` may name."""
+"""Spans under those of other processes, in a file, and what `traces` may name."""
 
 import json
 import sys
@@ -103,10 +103,10 @@ def test_targets(target: str) -> None:
     ("target", "sentence"),
     [
         ("file:", "names no file: give file:PATH"),
-        ("nowhere", "--traces 'nowhere' must be HOST:PORT"),
-        ("https://nowhere", "--traces 'nowhere' must be HOST:PORT"),
+        ("nowhere", "traces 'nowhere' must be HOST:PORT"),
+        ("https://nowhere", "traces 'nowhere' must be HOST:PORT"),
         ("http://127.0.0.1:4317", "must be HOST:PORT"),
-        ("10.8.0.1:4317", "--traces 10.8.0.1:4317 is another machine and traffic is not encrypted"),
+        ("10.8.0.1:4317", "traces 10.8.0.1:4317 is another machine and traffic is not encrypted"),
     ],
 )
 def test_targets_that_are_refused(target: str, sentence: str) -> None:

@@ -11,7 +11,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from stages.errors import InputError, ServiceError
 from stages.host.host import HostSettings
-from stages.host.server import SERVICE, StageServer, StageSettings
+from stages.host.server import SERVICE, StageServer
+from stages.host.settings import StageSettings
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire import channel
 from stages.wire.channel import (

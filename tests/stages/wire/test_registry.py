@@ -86,7 +86,7 @@ def test_successors_begin_where_a_host_ends() -> None:
     assert successors(hosts, c, parts=3) == successors(hosts, d, parts=3) == ["10.8.0.1:1"]
 
 
-# What `onesweep stage` makes of --registry.
+# What `onesweep host` makes of --registry.
 URL = "etcd://127.0.0.1:1/onesweep"
 
 
@@ -128,7 +128,7 @@ def refused(bundles: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., t
     """Exit code and sentence of a stage server that does not start."""
 
     def run(*arguments: object) -> tuple[int, str]:
-        stage = ("stage", "--checkpoint", bundles / "own", "--blocks", "0", *arguments)
+        stage = ("host", "--checkpoint", bundles / "own", "--blocks", "0", *arguments)
         code = main([str(argument) for argument in stage])
         return code, capfd.readouterr().err
 
@@ -141,9 +141,9 @@ def refused(bundles: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., t
         (("--registry", "etcd://"), "must be etcd://HOST:PORT[,HOST:PORT]/PREFIX"),
         (("--registry", URL, "--next", "127.0.0.1:2"), "--next and --registry both say who comes next"),
         (("--advertise", "127.0.0.1:2"), "--advertise says what a registry hands out"),
-        (("--registry-ca", "ca.pem"), "--registry-ca says how to reach a registry"),
-        (("--registry", URL, "--registry-cert", "a.pem"), "--registry-cert and --registry-key belong together"),
-        (("--registry", URL, "--registry-ca", "/nowhere/ca.pem"), "there is no file /nowhere/ca.pem"),
+        (("--registry", URL + "?authority=ca.pem"), "there is no 'authority', only ?ca=FILE&cert=FILE&key=FILE"),
+        (("--registry", URL + "?cert=a.pem"), "cert=FILE and key=FILE belong together"),
+        (("--registry", URL + "?ca=/nowhere/ca.pem"), "there is no file /nowhere/ca.pem"),
         (("--registry", "etcd://10.8.0.9:2379/onesweep"), "10.8.0.9:2379 is on another machine and traffic would not"),
     ],
 )
@@ -174,8 +174,8 @@ def test_a_stage_server_registers_itself_and_leaves(bundles: Path, registry_url:
     from stages.wire.registry import read_entry
 
     gateway = EtcdClient(RegistrySettings(*parse_url(registry_url)))
-    arguments = ("stage", "--checkpoint", bundles / "own", "--blocks", "1,2", "--listen", "127.0.0.1:0")
-    more = ("--name", "tokyo", "--threads", "1", "--registry", registry_url)
+    arguments = ("host", "tokyo", "--checkpoint", bundles / "own", "--blocks", "1,2", "--listen", "127.0.0.1:0")
+    more = ("--threads", "1", "--registry", registry_url)
     command = [sys.executable, "-P", "-m", "serving.cli", *map(str, arguments + more)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as stage:
         try:

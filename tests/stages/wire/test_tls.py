@@ -129,7 +129,9 @@ def test_a_key_of_another_certificate(new_pki: NewPki) -> None:
 def test_a_server_needs_a_certificate_of_its_role(new_pki: NewPki) -> None:
     pki = new_pki("a")
     router = pki.issue(ROUTER, "r")
-    with pytest.raises(InputError, match=r"r\.pem is for onesweep://router/r: make one with `onesweep certs host"):
+    with pytest.raises(
+        InputError, match=r"r\.pem is for onesweep://router/r: make one with `onesweep certs issue host"
+    ):
         router.own(HOST)
     with pytest.raises(InputError, match="a server needs a certificate"):
         Tls(router.authority).own(HOST)

@@ -25,7 +25,6 @@ def test_the_token_of_the_environment_does_not_travel_in_plain_text(monkeypatch:
     assert token_of(options(), HERE, None) == "secret"
     assert token_of(options(), AWAY, TLS) == "secret"
     assert token_of(options(), AWAY, None) == ""
-    assert token_of(options("--token", "given"), AWAY, None) == "given"
 
 
 def test_a_file_is_read_and_must_hold_a_token(tmp_path: Path) -> None:

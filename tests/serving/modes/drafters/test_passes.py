@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.modes.candidates import Branches, Candidates
+from serving.modes.candidates import Candidates, write_candidates
 from serving.modes.drafters.local_model import LocalModel, LocalSequence
 from serving.modes.drafters.passes import BLOCK, DraftJob, Written, draw
 from stages.model.randomness import Purpose, uniforms
@@ -46,13 +46,13 @@ def encoded(model: LocalModel, text: bytes) -> bytes:
     return model.alphabet.encode([symbol % model.alphabet.size for symbol in text])
 
 
-def branches(model: LocalModel, seed: int, temperature: float = 0.8, due_at: float = float("inf")) -> Branches:
-    return Branches(LocalSequence(model, 200, temperature, seed, due_at))
+def sequence(model: LocalModel, seed: int, temperature: float = 0.8, due_at: float = float("inf")) -> LocalSequence:
+    return LocalSequence(model, 200, temperature, seed, due_at)
 
 
 async def written(model: LocalModel, seed: int) -> Candidates:
     text, length, count, temperature = REQUESTS[seed]
-    return await branches(model, seed, temperature).write(encoded(model, text), length, count, seed)
+    return await write_candidates(sequence(model, seed, temperature), encoded(model, text), length, count, seed)
 
 
 async def test_a_candidate_is_what_it_would_be_alone(model: LocalModel) -> None:
@@ -70,7 +70,7 @@ async def test_a_candidate_is_what_it_would_be_alone(model: LocalModel) -> None:
 
 async def test_who_goes_leaves_the_pass_and_changes_no_other_text(model: LocalModel) -> None:
     expected = await written(model, 0)
-    neighbour = asyncio.create_task(branches(model, 9).write(encoded(model, b"It was "), 150, 8, 0))
+    neighbour = asyncio.create_task(write_candidates(sequence(model, 9), encoded(model, b"It was "), 150, 8, 0))
     mine = asyncio.create_task(written(model, 0))
     await asyncio.sleep(0)  # both have begun
     neighbour.cancel()
@@ -87,9 +87,9 @@ async def test_who_goes_leaves_the_pass_and_changes_no_other_text(model: LocalMo
 
 async def test_a_deadline_ends_the_writing(model: LocalModel) -> None:
     expected = await written(model, 0)
-    late = branches(model, 1, due_at=time.monotonic() - 1)
+    late = sequence(model, 1, due_at=time.monotonic() - 1)
     with pytest.raises(StatusError, match="the deadline of this request has passed") as error:
-        await late.write(encoded(model, b"It"), 100, 2, 0)
+        await write_candidates(late, encoded(model, b"It"), 100, 2, 0)
     assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert (await written(model, 0)).texts == expected.texts
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.modes.frontier import Option
-from serving.modes.latency_model import HANDLING_MS, UNIT_MS, LatencyModel, TripOverhead
+from serving.modes.frontier import HANDLING_MS, UNIT_MS, LatencyModel, Option, TripOverhead
 from serving.router.accounting import Account
 
 RESAMPLE = Option("resample", (("chunk", 32),), 2.0, 256, 8, 8, 160.0, 80.0, 400_000)
@@ -47,16 +46,6 @@ def test_what_the_links_do_not_tell_is_learned(mode: str) -> None:
         done = account(sweeps, option.host_ms, option.router_ms, int(option.wire_bytes))
         conditions.learn(mode, done, truth_ms)
     assert conditions.forecast(option, 256).ms == pytest.approx(truth_ms, rel=0.03)
-
-
-def test_slow_machines_are_learned() -> None:
-    conditions = LatencyModel(lambda: [60.0])
-    for _ in range(20):
-        conditions.learn_option(RESAMPLE, account(8, 480.0, 80.0, 0))
-    assert conditions.forecast(RESAMPLE, 256).compute_ms == pytest.approx(480 + 80, rel=0.02)
-    # another mode's hosts are the same machines
-    assert conditions.forecast(AR, 256).compute_ms == pytest.approx(3 * 256, rel=0.02)
-    assert conditions.forecast(LOCAL, 256).compute_ms == pytest.approx(120.0, rel=0.02)
 
 
 def test_fixed_and_payload_are_told_apart() -> None:
