@@ -57,7 +57,6 @@ class ByzantineWorker:
             version=version("onesweep"),
             protocol=PROTOCOL,
             part=options.part,
-            data_kind="bytes",
             data=options.digest,
         )
         self.lease = client.join(request, wait=True).lease

@@ -25,9 +25,8 @@ from stages.model.block import Block, Codes
 from stages.model.partition import NoisePartition, equal_entropy, equal_probability, uniform
 from stages.model.pipeline import ArStage
 from trainer.blocks.config import NoiseConfig, TrainingConfig
-from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.data import Corpus, TextTokenizer, load_corpus
 from trainer.blocks.state import exclusive, json_digest
-from trainer.blocks.tokens import TextTokenizer
 
 SAMPLES, LEAST_SAMPLES = 4096, 256
 ODDS_AT_ONCE = 1 << 20  # logits held at a time: a large vocabulary gets fewer samples, but at least LEAST_SAMPLES

@@ -14,9 +14,8 @@ from stages.checkpoint.checkpoint import load_ar, load_block, read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
 from stages.model.pipeline import ArModel
-from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import ROWS, chain_diagnostics, next_byte_nats
-from trainer.blocks.tokens import TextTokenizer
+from trainer.blocks.data import Corpus, TextTokenizer
+from trainer.blocks.losses import ROWS, chain_diagnostics, next_byte_nats
 
 
 @dataclass(frozen=True)

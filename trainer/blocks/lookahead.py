@@ -1,8 +1,8 @@
 """Stages of one pipeline, each trained alone: its loss is the last head's, through frozen copies of the others."""
 
 # A worker holds gradients and optimizer state of one stage. It reads the features that the stages before it send, and
-# has copies of the stages after it that are refreshed now and then. With copies that are always fresh, and no own
-# losses, every worker's gradient is that of end-to-end training; the copies' age is all that is lost.
+# has copies of the stages after it that are refreshed now and then. With copies that are always fresh,
+# every worker's gradient is that of end-to-end training; the copies' age is all that is lost.
 # A scorer is a pipeline of its own rather than the chain's clean stream: trained with noisy slots in the same blocks it
 # is 0.13 bits a byte worse for the same budget, and a second set of weights costs a host 1.8 MB.
 
@@ -18,8 +18,7 @@ from stages.model.layers import initialise
 from stages.model.pipeline import ArStage
 from trainer.blocks.config import Copies, LookaheadConfig, TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import next_byte_nats
-from trainer.blocks.losses import next_byte_loss
+from trainer.blocks.losses import next_byte_loss, next_byte_nats
 from trainer.blocks.run import StepLoss
 
 INT8_LEVELS = 127
@@ -72,7 +71,7 @@ class StagesInOneProcess(nn.Module):
             if stage.is_last:
                 own.append(next_byte_loss(stage.next_byte(hidden), text))
                 return total + own[-1], own
-            objective, nats = stage_losses(self.heads[index], self.copies[index + 1 :], hidden, text, self.config)
+            objective, nats = stage_losses(self.heads[index], self.copies[index + 1 :], hidden, text)
             own.append(nats)
             total = total + objective
             # Detached: no gradient crosses from one stage's worker to another. Live, not of copies: stale copies of
@@ -82,21 +81,17 @@ class StagesInOneProcess(nn.Module):
         raise AssertionError("a pipeline has a last stage")
 
 
-def stage_losses(
-    head: OwnHead, later: Sequence[ArStage], hidden: Tensor, text: Tensor, config: LookaheadConfig
-) -> tuple[Tensor, Tensor]:
+def stage_losses(head: OwnHead, later: Sequence[ArStage], hidden: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
     """Objective of a stage that is not the last, and its own head's loss in nats.
 
     later: frozen copies of the stages after it; hidden: (batch, length, width), what it passes on.
     """
-    own = next_byte_loss(head(hidden if config.own_weight else hidden.detach()), text)
-    objective = (config.own_weight or 1.0) * own
-    if config.ahead:
-        ahead = hidden
-        for frozen in later:
-            ahead = frozen.read(ahead)
-        objective = objective + next_byte_loss(later[-1].next_byte(ahead), text)
-    return objective, own
+    # Its head learns, and the stage learns nothing from it. With fresh copies that is the gradient of end-to-end
+    # training; a loss of its own would pull each stage towards another aim.
+    own, ahead = next_byte_loss(head(hidden.detach()), text), hidden
+    for frozen in later:
+        ahead = frozen.read(ahead)
+    return own + next_byte_loss(later[-1].next_byte(ahead), text), own
 
 
 class ScorerTask:

@@ -80,28 +80,3 @@ def schedule(step: int, config: RunConfig, done: float | None = None) -> float:
 def state_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes held by some tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-# In closed form
-
-RIDGE = 1e-3  # share of the mean square of what is known that keeps directions which hardly occur from being trusted
-
-
-class LeastSquares:
-    """argmin |X M - Y|^2 + r |M|^2 for a matrix M, in float64."""
-
-    def __init__(self, known: int, wanted: int, device: str | torch.device = "cpu") -> None:
-        """known: columns of X; wanted: columns of Y."""
-        self.squares = torch.zeros(known, known, dtype=torch.float64, device=device)
-        self.products = torch.zeros(known, wanted, dtype=torch.float64, device=device)
-
-    def add(self, known: Tensor, wanted: Tensor) -> None:
-        """More rows of X and Y: (rows, known) and (rows, wanted), float64."""
-        self.squares += known.T @ known
-        self.products += known.T @ wanted
-
-    def solve(self) -> Tensor:
-        """M: (known, wanted) float64."""
-        squares = self.squares.diagonal()
-        ridge = torch.full_like(squares, RIDGE * float(squares.mean()))
-        return torch.linalg.solve(self.squares + ridge.diag(), self.products)

@@ -13,8 +13,15 @@ from stages.model.pipeline import ArModel
 from stages.model.randomness import Purpose, uniforms
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
-from trainer.blocks.losses import BlockLoss, ChunkLayout, Corruption, block_loss, next_byte_loss
+from trainer.blocks.losses import (
+    BlockLoss,
+    ChunkLayout,
+    Corruption,
+    block_loss,
+    chain_diagnostics,
+    next_byte_loss,
+    next_byte_nats,
+)
 from trainer.blocks.run import StepLoss
 
 STEPS_PER_BLOCK = 4  # Euler steps with which the diagnostics denoise

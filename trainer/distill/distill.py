@@ -51,7 +51,7 @@ def distill(settings: DistillSettings, tell: Tell = print) -> Manifest:
     check_device(settings.device)
     teacher = read_manifest(settings.checkpoint)
     _check(settings, teacher)
-    with within_memory(settings.device, "give a smaller --window, or fewer --sequences or --layers"):
+    with within_memory(settings.device, "give a smaller window, or fewer sequences or layers"):
         return _distilled(settings, teacher, tell)
 
 
@@ -87,7 +87,7 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
         raise InputError(f"{settings.checkpoint} is not trained to its end yet: a drafter needs a whole one")
     a = manifest.text_architecture
     if settings.window > a.positions:
-        raise InputError(f"--window {settings.window}: the model reads {a.positions} positions at most")
+        raise InputError(f"window {settings.window}: the model reads {a.positions} positions at most")
     if isinstance(a, LlamaArchitecture) and (a.logit_softcap is not None or a.experts is not None):
         raise InputError(
             f"{settings.checkpoint} caps its logits or is a mixture of experts: a drafter is not distilled from such"
@@ -123,7 +123,7 @@ class _Beginning:
             raise InputError(f"--start {s.start} has other symbols than {s.checkpoint}: both need one tokenizer")
         if s.window > drafter.text_architecture.positions:
             raise InputError(
-                f"--window {s.window}: the drafter reads {drafter.text_architecture.positions} positions at most"
+                f"window {s.window}: the drafter reads {drafter.text_architecture.positions} positions at most"
             )
         return _Beginning((), s.start, drafter)
 

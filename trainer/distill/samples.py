@@ -16,8 +16,7 @@ from stages.checkpoint.checkpoint import read_companion, replace_file
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
 from stages.errors import DataError
 from stages.model.randomness import Purpose, uniforms
-from trainer.blocks.data import Corpus, load_corpus
-from trainer.blocks.tokens import TextTokenizer
+from trainer.blocks.data import Corpus, TextTokenizer, load_corpus
 from trainer.distill.settings import DistillSettings
 from trainer.distill.teacher import Teacher
 

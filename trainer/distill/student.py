@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from stages.model.architecture import Architecture
 from stages.model.families import PipelineStage, new_stage, without_memory
 from stages.model.llama import LlamaArchitecture
-from trainer.blocks.optimizer import LeastSquares
 from trainer.blocks.run import StepLoss
 from trainer.distill.samples import Samples
 from trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
@@ -21,6 +20,27 @@ from trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
 # SmolLM2-135M, untrained (bits of KL from the model): layers 0 to 3 with 22 to 29 7.2, 0 to 5 with 24 to 29 8.2, 0 to 8
 # with the last three 12.7, evenly spread ones 11.7.
 FIRST_SHARE = 4
+RIDGE = 1e-3  # share of the mean square of what is known that keeps directions which hardly occur from being trusted
+
+
+class LeastSquares:
+    """argmin |X M - Y|^2 + r |M|^2 for a matrix M, in float64."""
+
+    def __init__(self, known: int, wanted: int, device: str | torch.device = "cpu") -> None:
+        """known: columns of X; wanted: columns of Y."""
+        self.squares = torch.zeros(known, known, dtype=torch.float64, device=device)
+        self.products = torch.zeros(known, wanted, dtype=torch.float64, device=device)
+
+    def add(self, known: Tensor, wanted: Tensor) -> None:
+        """More rows of X and Y: (rows, known) and (rows, wanted), float64."""
+        self.squares += known.T @ known
+        self.products += known.T @ wanted
+
+    def solve(self) -> Tensor:
+        """M: (known, wanted) float64."""
+        squares = self.squares.diagonal()
+        ridge = torch.full_like(squares, RIDGE * float(squares.mean()))
+        return torch.linalg.solve(self.squares + ridge.diag(), self.products)
 
 
 class Student:

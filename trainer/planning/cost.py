@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from stages.errors import InputError, one_of
 from stages.settings import check, limits
-from trainer.blocks.round_settings import RoundSettings
-from trainer.planning.inventory import FP32_BYTES, PartInventory
-from trainer.planning.traffic import SEGMENT_BYTES, WorkerTraffic, wire_bytes
+from trainer.blocks.config import RoundSettings
+from trainer.planning.inventory import FP32_BYTES, SEGMENT_BYTES, PartInventory, WorkerTraffic, wire_bytes
 from trainer.rounds.file_server import KEPT
 from trainer.rounds.merging import new_outer
 from trainer.rounds.store import Share
@@ -66,6 +66,20 @@ LINKS = {
     "links-150": WorkerLink(100, 100, 75),
     "consumer": WorkerLink(20, 20, 20),
 }
+
+
+def link_of(text: str) -> WorkerLink:
+    """The link of a name, or of UP,DOWN,MS. Raises InputError."""
+    if text in LINKS:
+        return LINKS[text]
+    try:
+        up, down, latency = map(float, text.split(","))
+    except ValueError:
+        raise InputError(
+            f"no link {text!r}{one_of(text, LINKS, 'there are')}; or give Mbit/s up and down and milliseconds one way, "
+            "such as 20,100,30"
+        ) from None
+    return WorkerLink(up, down, latency)
 
 
 SUBMIT_TRIPS = 2  # round trips of an update beside its bytes: header and offset; last piece and verdict

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from stages.errors import CheckpointError, CodecError, InputError
-from trainer.blocks.round_settings import CodecName
+from trainer.blocks.config import CodecName
 from trainer.blocks.state import digest
 from trainer.rounds.client import FileGoneError, RoundsClient
 from trainer.rounds.codecs import CODECS, WHOLE, Shapes, Tensors, receive

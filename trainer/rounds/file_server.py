@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 
 from stages.wire.status import StatusError, invalid
-from trainer.blocks.round_settings import CodecName
+from trainer.blocks.config import CodecName
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import CODECS, WHOLE, Tensors, route
 from trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy

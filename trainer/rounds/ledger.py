@@ -11,7 +11,7 @@ from statistics import median
 from typing import Literal
 
 from stages.errors import ResumeError
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, norm, publish, shapes
 from trainer.rounds.merging import Outer, new_outer, screen, votes

@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.rounds.codecs import Shapes, Tensors, add, shapes, subtract
 from trainer.rounds.store import Share, Update
 

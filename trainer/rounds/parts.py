@@ -73,7 +73,7 @@ class StagePart:
         if self.head is None:
             total = own = next_byte_loss(self.stage.next_byte(hidden), text)
         else:
-            total, own = stage_losses(self.head, self.later, hidden, text, self.config.lookahead)
+            total, own = stage_losses(self.head, self.later, hidden, text)
         return StepLoss(total, {"next_byte_nats": float(own.detach())})
 
     def _read(self, step: int, known: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from stages.model.architecture import VOCABULARY
 from stages.model.block import Block
 from trainer.blocks.checkpoint_dir import add_metrics
 from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import bits
+from trainer.blocks.losses import bits
 from trainer.blocks.train import diagnose
 from trainer.rounds.codecs import Tensors, load
 from trainer.rounds.spec import RunSpec

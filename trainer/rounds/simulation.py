@@ -2,24 +2,86 @@
 
 import heapq
 import math
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from torch import Tensor
 
+from stages.errors import ConfigError
+from stages.settings import check, limits
+from trainer.blocks.config import RoundSettings, TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.round_settings import RoundSettings
 from trainer.rounds.codecs import CODECS, ErrorFeedback, Tensors, route, scale, shapes, subtract, whole_size
 from trainer.rounds.features import FeatureFormat, is_fed, passes_on
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.merging import Overlap
 from trainer.rounds.parts import Learner, see
 from trainer.rounds.scoring import HeldOut
-from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.spec import RunSpec, boundaries, replica_seed
 from trainer.rounds.store import Store, Update
+
+Fate = Literal["in time", "late", "lost"]
+# What makes a virtual worker miss a round of those that pass features on to it.
+ABSENT = ("in_time", "lost", "lie")
+
+
+@dataclass(frozen=True)
+class SimulatedWorkers:
+    """Speeds and links of virtual workers, and the fate of their updates. Seconds are virtual."""
+
+    step_s: float = field(default=1.0, metadata=limits(above=0))  # of a local step
+    # Times a replica takes longer, one by one; from the front again when there are more replicas.
+    slowness: tuple[float, ...] = field(default=(1.0,), metadata=limits(above=0))
+    latency_s: float = field(default=0.1, metadata=limits(above=0))  # of a message
+    up_mbps: float = field(default=20.0, metadata=limits(above=0))  # of a worker's link
+    down_mbps: float = field(default=100.0, metadata=limits(above=0))
+    in_time: float = field(default=1.0, metadata=limits(least=0, most=1))  # share of the updates; others are late
+    late_rounds: float = field(default=1.5, metadata=limits(above=0))  # by so many rounds
+    lost: float = field(default=0.0, metadata=limits(least=0, most=1))  # share of the updates that never come
+    lie: float = 1.0  # times a liar's updates are too long; below 0 they point back
+    liars: int = field(default=1, metadata=limits(least=1))  # of the last replicas
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.slowness:
+            raise ConfigError("slowness must be numbers above 0, not ()")
+        if self.lost == 1:
+            raise ConfigError("with lost = 1 no update ever comes")
+
+    def check_run(self, config: TrainingConfig) -> None:
+        """Raise ConfigError where such workers cannot train a run of these settings."""
+        honest, lockstep = SimulatedWorkers(), config.rounds.deadline == "lockstep"
+        absent = any(getattr(self, name) != getattr(honest, name) for name in ABSENT)
+        if config.rounds.by_features and (absent or (len(set(self.slowness)) > 1 and not lockstep)):
+            raise ConfigError(
+                'virtual workers that read features are in every round: give deadline = "lockstep", '
+                f'and leave out {", ".join(ABSENT)}; or context_by = "copies"'
+            )
+
+    def training_s(self, replica: int, steps: int) -> float:
+        return steps * self.step_s * self._slowness(replica)
+
+    def up_s(self, size: int) -> float:
+        """A message of `size` bytes on its way to the coordinator."""
+        return self.latency_s + size * 8e-6 / self.up_mbps
+
+    def down_s(self, size: int) -> float:
+        return self.latency_s + size * 8e-6 / self.down_mbps
+
+    def fate(self, part: str, update: str) -> Fate:
+        """Fate of an update, by its id: a pure function of the seed."""
+        draw = random.Random(f"{self.seed} {part} {update}")
+        if draw.random() < self.lost:
+            return "lost"
+        return "in time" if draw.random() < self.in_time else "late"
+
+    def _slowness(self, replica: int) -> float:
+        return self.slowness[replica % len(self.slowness)]
 
 
 @dataclass

@@ -15,7 +15,6 @@ from torch import nn
 
 from stages.checkpoint.manifest import Manifest
 from stages.errors import ConfigError, InputError
-from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, ArStage
@@ -24,8 +23,8 @@ from stages.wire.status import failed_precondition, invalid, protocol_refusal
 from trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir
 from trainer.blocks.config import MAX_WHOLE, TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
 from trainer.blocks.lookahead import OwnHead
+from trainer.blocks.losses import chain_diagnostics, next_byte_nats
 from trainer.blocks.state import json_digest
 from trainer.blocks.task import STEPS_PER_BLOCK
 from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
@@ -44,8 +43,6 @@ from trainer.rounds.parts import (
 )
 from trainer.rounds.settings import PROTOCOL
 from trainer.v1 import rounds_pb2
-
-DATA_KIND = "bytes"  # the text a model reads; a worker with data of another kind cannot take part
 
 
 @dataclass(frozen=True)
@@ -290,16 +287,10 @@ class RunSpec:
                 f"you have version {request.version[:40]!r} of onesweep, this coordinator has {version('onesweep')}: "
                 "workers compute alike only with the same one"
             )
-        if request.architecture and request.architecture != architecture_digest(self.config.architecture):
-            raise failed_precondition(
-                "your settings have another architecture than this run: give --config of the coordinator, or none"
-            )
         if request.run and request.run != self.run:
             raise failed_precondition(
                 f"your state is of the run {request.run[:12]}, this is {self.run[:12]}: give another --state"
             )
-        if request.data_kind != DATA_KIND:
-            raise failed_precondition(f"this run learns from {DATA_KIND}, not {request.data_kind[:40]!r}")
         if not own_data and request.data != self.checkpoint.data["train_sha256"]:
             raise failed_precondition(
                 f"your training text ({request.data[:12] or 'none'}) is not that of this run, "
@@ -313,10 +304,6 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     if rounds < 1:
         raise ConfigError("a run of rounds has at least one: give steps or rounds above 0")
     return replace(config, rounds=replace(config.rounds, rounds=rounds), steps=rounds * config.rounds.steps_per_round)
-
-
-def architecture_digest(architecture: Architecture) -> str:
-    return json_digest(asdict(architecture))
 
 
 def feed_nothing(part: PartTask, spec: RunSpec) -> PartTask:

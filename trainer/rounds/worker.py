@@ -28,7 +28,7 @@ from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, Roun
 from trainer.rounds.codecs import Tensors
 from trainer.rounds.parts import Learner, place_on, see
 from trainer.rounds.settings import PROTOCOL, Throttle, WorkerSettings
-from trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
+from trainer.rounds.spec import RunSpec, boundaries, replica_seed
 from trainer.rounds.worker_state import (
     STATE_NAME,
     Fragment,
@@ -394,8 +394,6 @@ def join_request(
         worker=settings.name,
         version=version("onesweep"),
         part=settings.part,
-        architecture=settings.architecture,
-        data_kind=DATA_KIND,
         data=corpus.digest(),
         run=run,
         device=settings.device,

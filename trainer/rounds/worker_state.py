@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stages.errors import ConfigError, ResumeError
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest, load_state, save_state
 from trainer.rounds.cache import CachedWeights
 from trainer.rounds.codecs import CODECS, ErrorFeedback, Shapes, Tensors, norm, subtract

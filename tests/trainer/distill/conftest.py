@@ -40,6 +40,7 @@ def short(pipeline: Path, text_file: Path, tmp_path: Path) -> Callable[..., Dist
 
     def make(**changes: object) -> DistillSettings:
         usual = {"steps": 4, "window": 16, "sequences": 4, "layers": (0, 1), "bfloat16": False}
-        return DistillSettings(pipeline, (text_file,), tmp_path / "local", **{**usual, **changes})
+        given = {"checkpoint": pipeline, "texts": (text_file,), "out": tmp_path / "local"}
+        return DistillSettings(**given, **{**usual, **changes})
 
     return make

@@ -35,7 +35,14 @@ def checkpoint(pipeline: Path, tmp_path: Path) -> Path:
 def test_it_learns_and_the_checkpoint_gets_it(checkpoint: Path, text_file: Path) -> None:
     lines, before = list[str](), read_manifest(checkpoint)
     settings = DistillSettings(
-        checkpoint, (text_file,), steps=40, window=24, sequences=8, learning_rate=5e-3, bfloat16=False, **HEAD
+        checkpoint=checkpoint,
+        texts=(text_file,),
+        steps=40,
+        window=24,
+        sequences=8,
+        learning_rate=5e-3,
+        bfloat16=False,
+        **HEAD,
     )
     file = distill_head(settings, lines.append)
     after = read_manifest(checkpoint)

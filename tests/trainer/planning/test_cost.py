@@ -3,7 +3,7 @@
 import pytest
 
 from stages.errors import ConfigError
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.planning.cost import (
     WorkerLink,
     coordinator_memory,
@@ -11,8 +11,7 @@ from trainer.planning.cost import (
     timing_of,
     worker_memory,
 )
-from trainer.planning.inventory import PartInventory
-from trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
+from trainer.planning.inventory import PartInventory, WorkerTraffic, traffic_of, wire_bytes
 
 MB = 1_000_000
 NEAR, FAR = WorkerLink(20, 100, 0), WorkerLink(20, 100, 30)

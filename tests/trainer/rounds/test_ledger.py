@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.small import tensors, update
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import norm, receive, scale, subtract
 from trainer.rounds.ledger import MOST_POINTS, REMEMBERED, Ledger, LossCurves

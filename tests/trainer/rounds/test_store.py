@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 import trainer.rounds.store
 from stages.errors import CheckpointError, ResumeError
 from tests.trainer.small import tensors, update
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.audit import audit
 from trainer.rounds.ledger import Ledger
@@ -32,7 +32,7 @@ from tests.trainer.small import tensors, update
 from trainer.rounds import store
 from trainer.rounds.audit import audit
 from trainer.rounds.ledger import Ledger
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import norm
 

@@ -139,7 +139,7 @@ class Network:
     # By hand
 
     def join(self, worker: str = "hand", **changes: Any) -> Any:
-        fields = {"version": version("onesweep"), "protocol": PROTOCOL, "data_kind": "bytes"}
+        fields = {"version": version("onesweep"), "protocol": PROTOCOL}
         fields |= {"worker": worker, "data": self.corpus.digest(), **changes}
         return self.stub.Join(rounds_pb2.JoinRequest(**fields), timeout=30)
 

@@ -16,8 +16,7 @@ from tests.conftest import until
 from tests.trainer.small import corpus
 from trainer.blocks import state
 from trainer.rounds.audit import audit
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.worker_state import (
     STATE_NAME,
     FragmentProgress,
