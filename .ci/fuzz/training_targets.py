@@ -22,8 +22,8 @@ from tests.trainer.small import corpus
 from trainer.rounds.cache import WeightCache
 from trainer.rounds.codecs import CODECS, receive, scale, shapes
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.features import FeatureFormat
 from trainer.rounds.members import Place
+from trainer.rounds.parts import FeatureFormat
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.server import ledger_of
 from trainer.rounds.service import RoundsService, WorkerAccess

@@ -12,8 +12,7 @@ from stages.model.block import Codes
 from trainer.blocks.config import CodecName, RoundSettings, TrainingConfig
 from trainer.blocks.optimizer import OptimizerSet
 from trainer.rounds.codecs import CODECS, WHOLE, Shapes, numel, parameter_shapes
-from trainer.rounds.features import FeatureFormat, is_fed, passes_on
-from trainer.rounds.parts import HEAD
+from trainer.rounds.parts import HEAD, FeatureFormat, is_fed, passes_on
 from trainer.rounds.spec import RunSpec, cut
 from trainer.rounds.transfer import PIECE_BYTES, pieces
 from trainer.v1 import rounds_pb2

@@ -15,8 +15,7 @@ from trainer.blocks.data import Corpus
 from trainer.options import markdown
 from trainer.planning.cost import WorkerLink, coordinator_memory, timing_of, worker_memory
 from trainer.planning.inventory import WorkerTraffic, numbers_of, take_inventory, traffic_of, wire_bytes
-from trainer.rounds.features import check_features
-from trainer.rounds.parts import Learner
+from trainer.rounds.parts import Learner, check_features
 from trainer.rounds.spec import RunSpec, feed_nothing, settled
 from trainer.rounds.view import size
 

@@ -216,7 +216,7 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
 
 def run_audit(options: argparse.Namespace) -> int:
     """Check the events of rounds against their files; 1 with a line for each thing that should not be."""
-    from trainer.rounds.audit import audit
+    from trainer.rounds.store import audit
 
     found = audit(options.directory)
     for problem in found.problems:

@@ -18,15 +18,14 @@ from stages.errors import CheckpointError, ConfigError
 from stages.threads import in_thread, to_its_end
 from stages.wire.status import StatusError, failed_precondition, invalid
 from trainer.blocks.data import Corpus
-from trainer.rounds.features import FEATURES
-from trainer.rounds.file_server import FeatureRelay, WeightServer
+from trainer.rounds.file_server import FeatureRelay, UpdateIntake, WeightServer, check_beat
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
+from trainer.rounds.parts import FEATURES
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.scoring import MOST_STRIKES, HeldOut
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.update_intake import UpdateIntake, check_beat
 from trainer.v1 import rounds_pb2
 from trainer.v1.rounds_pb2 import Order
 

@@ -13,7 +13,7 @@ from typing import Literal
 from stages.errors import ResumeError
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import Tensors, norm, publish, shapes
+from trainer.rounds.codecs import Tensors, norm, publish
 from trainer.rounds.merging import Outer, new_outer, screen, votes
 from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
 from trainer.rounds.store import Record, Share, Store, Update, Version
@@ -206,11 +206,7 @@ class Ledger:
 
     def accept(self, update: Update, now_s: float) -> UpdateVerdict:
         """Judge an update; when it is accepted it is durable. Raises CheckpointError when it cannot be stored."""
-        fragment = self._fragments.get(update.fragment)
-        if fragment is None:
-            return UpdateVerdict(
-                "refused", f"there is no part {update.fragment[:64]!r}; there are {', '.join(self._fragments)}"
-            )
+        fragment = self._fragments[update.fragment]
         if (owner := fragment.ids.get(update.id)) is not None:
             if owner == update.worker:
                 return UpdateVerdict("duplicate")
@@ -218,9 +214,7 @@ class Ledger:
                 "refused", f"another worker has handed in {update.id} for {fragment.name}; ids are used once"
             )
         length = norm(update.delta)
-        if reason := screen(
-            update, fragment.like, fragment.length, length, fragment.round, fragment.norms, self.settings
-        ):
+        if reason := screen(update, fragment.length, length, fragment.round, fragment.norms, self.settings):
             return UpdateVerdict("refused", reason)
         if (other := fragment.handed_in.get((update.worker, update.round))) is not None:
             return UpdateVerdict(
@@ -377,7 +371,7 @@ class _Fragment:
 
     def __init__(self, name: str, weights: Tensors, settings: RoundSettings, now_s: float) -> None:
         self.name, self.settings = name, settings
-        self.like, self.length = shapes(weights), norm(weights)
+        self.length = norm(weights)
         self.version = Version(weights, weights)
         self.digests = {0: digest(weights)}
         self.round = 0

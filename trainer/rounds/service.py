@@ -15,9 +15,9 @@ from stages.wire.auth import CLIENT, identity_of
 from stages.wire.status import StatusError, exhausted, invalid
 from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.features import FEATURES
 from trainer.rounds.ledger import CurvePoint
 from trainer.rounds.members import Member, Place
+from trainer.rounds.parts import FEATURES
 from trainer.rounds.transfer import DamagedError, IncomingFile, piece_at
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 

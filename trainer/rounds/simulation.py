@@ -16,10 +16,9 @@ from stages.settings import check, limits
 from trainer.blocks.config import RoundSettings, TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.rounds.codecs import CODECS, ErrorFeedback, Tensors, route, scale, shapes, subtract, whole_size
-from trainer.rounds.features import FeatureFormat, is_fed, passes_on
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.merging import Overlap
-from trainer.rounds.parts import Learner, see
+from trainer.rounds.parts import FeatureFormat, Learner, is_fed, passes_on, see
 from trainer.rounds.scoring import HeldOut
 from trainer.rounds.spec import RunSpec, boundaries, replica_seed
 from trainer.rounds.store import Store, Update

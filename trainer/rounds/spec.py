@@ -28,16 +28,18 @@ from trainer.blocks.losses import chain_diagnostics, next_byte_nats
 from trainer.blocks.state import json_digest
 from trainer.blocks.task import STEPS_PER_BLOCK
 from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
-from trainer.rounds.features import FeatureFormat, check_features, is_fed
 from trainer.rounds.parts import (
     AR,
     HEAD,
     STAGE,
     ArPart,
     BlockPart,
+    FeatureFormat,
     PartTask,
     StagePart,
     block_name,
+    check_features,
+    is_fed,
     stage_name,
     stage_weights,
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trainer.commands import count
 
 LINK = ("--link", "20,100,30")

@@ -12,8 +12,8 @@ from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
 from trainer.planning.inventory import take_inventory, traffic_of
-from trainer.rounds.audit import audit
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
+from trainer.rounds.store import audit
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, events_of, rounds_config
 from trainer.blocks.data import Corpus
-from trainer.rounds.audit import audit
 from trainer.rounds.settings import WorkerSettings
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.site import Site
 from trainer.rounds.spec import RunSpec, replica_seed
+from trainer.rounds.store import audit
 from trainer.rounds.worker import work
 from trainer.rounds.worker_state import STATE_NAME, load_worker
 

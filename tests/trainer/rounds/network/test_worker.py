@@ -15,8 +15,8 @@ from stages.errors import CheckpointError, Interrupted
 from tests.conftest import until
 from tests.trainer.small import corpus
 from trainer.blocks import state
-from trainer.rounds.audit import audit
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
+from trainer.rounds.store import audit
 from trainer.rounds.worker_state import (
     STATE_NAME,
     FragmentProgress,
