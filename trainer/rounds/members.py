@@ -2,7 +2,8 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import asdict, dataclass, field
 
 import grpc
 
@@ -11,6 +12,7 @@ from trainer.rounds.store import Record, Store
 from trainer.v1 import rounds_pb2
 
 RETRY_MS = 2000
+KEPT = ("worker", "lease", "device", "key", "finished")  # of a member, beside its place
 ANOTHER = "another process works as {}: give each worker a --name of its own, and a token where one is asked for"
 
 
@@ -154,18 +156,7 @@ class Members:
 
     def records(self) -> list[Record]:
         """All that is to be saved, as it is now."""
-        return [
-            {
-                "worker": m.worker,
-                "part": m.place.part,
-                "replica": m.place.replica,
-                "lease": m.lease,
-                "device": m.device,
-                "key": m.key,
-                "finished": dict(m.finished),
-            }
-            for m in self
-        ]
+        return [asdict(m.place) | {name: copy(getattr(m, name)) for name in KEPT} for m in self]
 
     def save(self, records: Sequence[Record]) -> None:
         """Write it to the disk; may run on another thread. Raises CheckpointError."""
@@ -202,12 +193,6 @@ class Members:
 
 def _member(record: Record, now_s: float) -> Member:
     """A place as it was saved; where somebody had it, the lease begins anew."""
-    return Member(
-        record["worker"],
-        Place(record["part"], record["replica"]),
-        record["lease"],
-        now_s if record["lease"] else float("-inf"),
-        record["device"],
-        record["key"],
-        record["finished"],
-    )
+    heard_s = now_s if record["lease"] else float("-inf")
+    place = Place(record["part"], record["replica"])
+    return Member(place=place, heard_s=heard_s, **{name: record[name] for name in KEPT})
