@@ -184,6 +184,7 @@ class Worker:
             elif self._train(fragment):
                 self._finish_round(fragment)
         for fragment in self.fragments:
+            self._submit_pending(fragment)  # of a worker that was stopped after its last order
             self._await_verdict(fragment)
         self.leave()
 
@@ -363,7 +364,7 @@ class Worker:
         return self.client.submit(submission, payload)
 
     def _report(self) -> rounds_pb2.BeatRequest:
-        fragment = self.progress.fragments[self.progress.turn]
+        fragment = self.progress.fragments[self.progress.turn]  # the first beats come before the model is built
         return rounds_pb2.BeatRequest(
             worker=self.settings.name,
             lease=self.place.lease,

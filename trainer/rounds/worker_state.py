@@ -63,6 +63,11 @@ class Fragment:
         # True if this process has an order for the round that it is in.
         self.has_order = False
 
+    @property
+    def in_round(self) -> int:
+        """The round that it is in, or was in last; -1 before its first."""
+        return self.progress.finished if self.progress.round is None else self.progress.round
+
     def is_current(self, open_round: int) -> bool:
         """True if the round that it is in is still worth finishing."""
         if self.progress.round is None:
