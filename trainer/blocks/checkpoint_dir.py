@@ -176,7 +176,9 @@ def create_untrained(directory: Path, kind: Kind, architecture: Architecture, se
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write into {directory}: {error.strerror}; give another directory") from None
-    write_manifest(directory, _manifest(kind, architecture, seed))
+    config, text = TrainingConfig(architecture=architecture), load_corpus(None)
+    new = new_chain(config, text) if kind == "chain" else new_ar(architecture, config, text, "none")
+    write_manifest(directory, replace(new, data={}, training={"steps": 0, "seed": seed}))
     hidden: Tensor | None = None
     for index in range(architecture.parts):
         torch.manual_seed(seed + index)
@@ -186,14 +188,3 @@ def create_untrained(directory: Path, kind: Kind, architecture: Architecture, se
         else:
             hidden = save_stage(directory, ArStage(architecture, index).eval(), hidden)
     return read_manifest(directory)
-
-
-def _manifest(kind: Kind, architecture: Architecture, seed: int) -> Manifest:
-    training = {"steps": 0, "seed": seed}
-    parts = (None,) * architecture.parts
-    if kind == "ar":
-        return Manifest(kind, architecture, parts, probe_text=PROBE_TEXT, training=training)
-    noise = NoiseConfig()
-    codes = Codes(noise.code_seed, architecture.code_dim)
-    partition = make_partition(noise, architecture.parts, codes, load_corpus(None).train)
-    return Manifest(kind, architecture, parts, codes, partition, probe_text=PROBE_TEXT, training=training)

@@ -22,11 +22,10 @@ from trainer.blocks.checkpoint_dir import (
 )
 from trainer.blocks.config import RunConfig, TrainingConfig, in_symbols_of
 from trainer.blocks.data import Corpus
-from trainer.blocks.lookahead import ScorerTask, StagesInOneProcess
 from trainer.blocks.losses import chain_diagnostics
 from trainer.blocks.run import Run, Task, state_path
 from trainer.blocks.state import StepLog
-from trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
+from trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask, ScorerTask, StagesInOneProcess
 
 
 def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | None = None) -> Manifest:
@@ -67,7 +66,7 @@ def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, stages: int) -> 
 
 
 def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
-    """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/lookahead.py."""
+    """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/task.py."""
     config = in_symbols_of(config, corpus)
     torch.manual_seed(config.seed)
     workers = StagesInOneProcess(config.architecture, config.lookahead)

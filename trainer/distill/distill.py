@@ -30,7 +30,6 @@ from trainer.blocks.checkpoint_dir import RUN_FOLDER
 from trainer.blocks.data import Corpus, quick_bfloat16, within_memory
 from trainer.blocks.run import Clock, Run, state_path
 from trainer.blocks.state import json_digest
-from trainer.distill.samples import FIRST, Samples, held_out, symbols_corpus
 from trainer.distill.settings import DistillSettings
 from trainer.distill.student import (
     DistillTask,
@@ -39,7 +38,7 @@ from trainer.distill.student import (
     numbers_in,
     one_stage,
 )
-from trainer.distill.teacher import Teacher
+from trainer.distill.teacher import FIRST, Samples, Teacher, held_out, symbols_corpus
 
 PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced
 DRAFT_STEPS = 24

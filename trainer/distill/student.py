@@ -13,8 +13,7 @@ from stages.model.architecture import Architecture
 from stages.model.families import PipelineStage, new_stage, without_memory
 from stages.model.llama import LlamaArchitecture
 from trainer.blocks.run import StepLoss
-from trainer.distill.samples import Samples
-from trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
+from trainer.distill.teacher import OutputHead, Samples, Teacher, distance, mean_kl
 
 # Under a tied head a quarter of the layers are the model's first, the rest its last, whose output that head reads. Of
 # SmolLM2-135M, untrained (bits of KL from the model): layers 0 to 3 with 22 to 29 7.2, 0 to 5 with 24 to 29 8.2, 0 to 8

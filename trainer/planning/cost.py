@@ -8,15 +8,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from stages.errors import InputError, one_of
 from stages.settings import check, limits
 from trainer.blocks.config import RoundSettings
 from trainer.planning.inventory import FP32_BYTES, SEGMENT_BYTES, PartInventory, WorkerTraffic, wire_bytes
 from trainer.rounds.file_server import KEPT
-from trainer.rounds.merging import new_outer
-from trainer.rounds.store import Share
 
 # Segments that TCP sends before the first acknowledgement, and again after a pause (RFC 6928, RFC 5681 4.1).
 FIRST_WINDOW = 10
@@ -151,7 +147,7 @@ def coordinator_memory(
 ) -> int:
     """Bytes of the coordinator at its peak: while the largest part is merged."""
     wholes = [part.weight_bytes for part in parts]
-    versions = sum(wholes) * (1 + outer_tensors(settings))
+    versions = sum(wholes) * (1 + (settings.outer == "nesterov"))  # and its momentum
     files = KEPT["whole"] * sum(wholes)
     if settings.down_codec != "fp32":
         # The workers' weights differ from those that the optimizer steps from, and travel as differences.
@@ -167,10 +163,3 @@ def feature_bytes(part: PartInventory) -> int:
     """Features of one step, decoded and encoded; those of the other steps are on the disk."""
     form = part.reads
     return form.step_bytes + form.sequences * form.positions * form.width * FP32_BYTES if form else 0
-
-
-def outer_tensors(settings: RoundSettings) -> int:
-    """Numbers that an outer optimizer keeps for each parameter."""
-    outer, one = new_outer(settings), {"x": torch.ones(64)}
-    outer.step(one, [Share(1.0, one)])
-    return sum(tensor.numel() for tensor in outer.state().values()) // 64

@@ -10,7 +10,7 @@ from torch import nn
 from stages.errors import ConfigError
 from stages.model.block import Codes
 from trainer.blocks.config import CodecName, RoundSettings, TrainingConfig
-from trainer.blocks.optimizer import OptimizerSet
+from trainer.blocks.run import OptimizerSet
 from trainer.rounds.codecs import CODECS, WHOLE, Shapes, numel, parameter_shapes
 from trainer.rounds.parts import HEAD, FeatureFormat, is_fed, passes_on
 from trainer.rounds.spec import RunSpec, cut
@@ -225,9 +225,7 @@ def wire_bytes(payload: int) -> float:
     """Bytes on the link for a file of `payload` bytes: pieces in gRPC messages, HTTP/2 frames and TCP segments."""
     # Acknowledgements travel the other way and are not counted.
     whole, rest = divmod(payload, PIECE_BYTES)
-    sizes = [*[PIECE_BYTES] * min(whole, 1), *[rest] * (rest > 0)]
-    counts = [*[whole] * min(whole, 1), *[1] * (rest > 0)]
-    framed = sum(count * _framed(size) for size, count in zip(sizes, counts, strict=True))
+    framed = (whole * _framed(PIECE_BYTES) if whole else 0) + (_framed(rest) if rest else 0)
     return framed * PACKET_BYTES / SEGMENT_BYTES
 
 

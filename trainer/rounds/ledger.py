@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Literal
@@ -30,19 +30,17 @@ class CurvePoint:
     updates: int = 0  # merged
     late: int = 0  # of these, handed in for an earlier round
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    counts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, losses: Mapping[str, float]) -> None:
+    def add(self, losses: Mapping[str, float], counts: Iterable[str] | Mapping[str, int]) -> None:
         for name, nats in losses.items():
             self.sums[name] += nats
-            self.counts[name] += 1
+        self.counts.update(counts)
 
     def extend(self, other: CurvePoint) -> None:
         """Stand for the rounds that follow, too."""
         self.last, self.updates, self.late = other.last, self.updates + other.updates, self.late + other.late
-        for name, total in other.sums.items():
-            self.sums[name] += total
-            self.counts[name] += other.counts[name]
+        self.add(other.sums, other.counts)
 
     def losses(self) -> dict[str, float]:
         """Means over the updates that told them, in nats."""
@@ -71,7 +69,7 @@ class LossCurves:
             merged = [self._pending.pop((fragment, name)) for name in record["updates"]]
             point = CurvePoint(round_, round_, len(merged), sum(update["round"] < round_ for update in merged))
             for update in merged:
-                point.add(update["losses"])
+                point.add(update["losses"], list(update["losses"]))
             self._append(fragment, point)
 
     def _append(self, fragment: str, point: CurvePoint) -> None:

@@ -70,18 +70,13 @@ def votes(shares: Sequence[tuple[str, Share]], most: float) -> dict[str, Share]:
     }
 
 
-def relative_weights(shares: Sequence[Share]) -> list[float]:
-    """Weights that sum to 1."""
-    total = sum(share.weight for share in shares)
-    return [share.weight / total for share in shares]
-
-
 def weighted_mean(shares: Sequence[Share]) -> Tensors:
     """sum(weight * delta) / sum(weight) of at least one share, accumulated in float32."""
     mean = {name: torch.zeros_like(tensor) for name, tensor in shares[0].delta.items()}
-    for share, weight in zip(shares, relative_weights(shares), strict=True):
+    weights = sum(share.weight for share in shares)
+    for share in shares:
         for name, total in mean.items():
-            total.add_(share.delta[name], alpha=weight)
+            total.add_(share.delta[name], alpha=share.weight / weights)
     return mean
 
 

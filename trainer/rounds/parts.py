@@ -15,11 +15,9 @@ from stages.model.codec import FEATURE_LIMIT, Int8
 from stages.model.pipeline import ArStage
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.lookahead import OwnHead, stage_losses
 from trainer.blocks.losses import next_byte_loss
-from trainer.blocks.optimizer import OptimizerSet
-from trainer.blocks.run import StepLoss, Task, train_step
-from trainer.blocks.task import ArTask, BlockTask
+from trainer.blocks.run import OptimizerSet, StepLoss, Task, train_step
+from trainer.blocks.task import ArTask, BlockTask, OwnHead, stage_losses
 from trainer.rounds.codecs import Tensors, load, share, trainable, under
 from trainer.rounds.transfer import MAX_FILE_BYTES
 

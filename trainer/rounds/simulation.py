@@ -103,7 +103,7 @@ class Simulation:
         self.spec, self.settings, self.fleet = spec, spec.config.rounds, fleet
         self.fragments = spec.fragments
         parts = self.fragments.split(spec.initial())
-        self.ledger = Ledger(self.settings, parts, Store(), spec.identity(corpus))
+        self.ledger = Ledger(self.settings, parts, Store(), "simulation")
         scored = self.settings.robust == "scored"
         self.loss = HeldOut(spec, corpus, self.ledger.weights, spec.config.seed) if scored else None
         # By part and replica that read them: features of a round, and when the first of them are there.

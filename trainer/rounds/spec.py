@@ -23,10 +23,9 @@ from stages.wire.status import failed_precondition, invalid, protocol_refusal
 from trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir
 from trainer.blocks.config import MAX_WHOLE, TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.lookahead import OwnHead
 from trainer.blocks.losses import chain_diagnostics, next_byte_nats
 from trainer.blocks.state import json_digest
-from trainer.blocks.task import STEPS_PER_BLOCK
+from trainer.blocks.task import STEPS_PER_BLOCK, OwnHead
 from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
 from trainer.rounds.parts import (
     AR,
@@ -183,13 +182,6 @@ class RunSpec:
     def run(self) -> str:
         """Name of a run over the network: a digest of everything that decides its weights."""
         return json_digest({"manifest": identity(self.checkpoint), "rounds": asdict(self.config.rounds)})
-
-    def identity(self, corpus: Corpus) -> str:
-        """Name of a run in one process: a digest of everything that decides its weights."""
-        config = asdict(self.config)
-        for name in ("log_every", "evaluate_every", "save_every_s"):
-            config.pop(name)
-        return json_digest({"config": config, "data": corpus.digest()})
 
     @cached_property
     def parts(self) -> tuple[str, ...]:

@@ -280,7 +280,8 @@ def _named(prefix: str, tensors: Tensors) -> Tensors:
     return {prefix + name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-# Each row of a query is one thing that should not be. That nothing is taken or merged twice, the database holds itself.
+# The audit shows faults, not what an attacker with access to the directory did. Each row of a query is one thing that
+# should not be. That nothing is taken or merged twice, the database holds itself.
 RULES = {
     "round {} of {} merged {}, which was not there to be merged": """
         SELECT m.round, m.part, m.id FROM merges m

@@ -11,9 +11,9 @@ from stages.errors import ConfigError
 from stages.model.pipeline import ArModel
 from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import LookaheadConfig
-from trainer.blocks.lookahead import ScorerTask, StagesInOneProcess
 from trainer.blocks.losses import next_byte_loss
 from trainer.blocks.run import Run, train_step
+from trainer.blocks.task import ScorerTask, StagesInOneProcess
 from trainer.blocks.train import train_scorer
 
 three = replace(tiny.architecture, parts=3, layers=1)

@@ -11,9 +11,8 @@ import torch
 from stages.checkpoint.manifest import read_manifest
 from tests.stages.model.tiny_llama import write_tiny
 from trainer.blocks.data import Corpus
-from trainer.distill.samples import symbols_corpus
 from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import Teacher
+from trainer.distill.teacher import Teacher, symbols_corpus
 
 
 @pytest.fixture(scope="session")

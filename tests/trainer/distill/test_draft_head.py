@@ -19,9 +19,8 @@ from stages.model.llama import LlamaArchitecture
 from tests.stages.model.tiny_llama import TINY, write_tiny
 from trainer.blocks.data import Corpus
 from trainer.distill.draft_head import HeadTask, _Acceptance, distill_head
-from trainer.distill.samples import Samples
 from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import Teacher
+from trainer.distill.teacher import Samples, Teacher
 
 Short = Callable[..., DistillSettings]
 HEAD = {"layers": None, "head": True, "guesses": 200}

@@ -16,8 +16,7 @@ from stages.pictures.part import in_scale
 from tests.trainer.pictures.test_data import write_npz
 from tests.trainer.pictures.test_training import CONFIG as CHAIN
 from tests.trainer.pictures.test_training import weights
-from trainer.blocks.optimizer import OptimizerSet
-from trainer.blocks.run import train_step
+from trainer.blocks.run import OptimizerSet, train_step
 from trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
 from trainer.pictures.experts import RouterTask, balanced_clusters, train_experts
 from trainer.pictures.training import PictureTask, train_undivided

@@ -7,7 +7,6 @@ from trainer.blocks.config import RoundSettings
 from trainer.planning.cost import (
     WorkerLink,
     coordinator_memory,
-    outer_tensors,
     timing_of,
     worker_memory,
 )
@@ -82,11 +81,6 @@ def test_a_worker_of_whole_numbers_that_waits() -> None:
 def test_what_stays_between_rounds(changes: dict[str, str], times: int) -> None:
     """Error feedback; the last update; eager's own base and momentum."""
     assert worker(100 * P, **changes) - worker(100 * P) == times * P
-
-
-@pytest.mark.parametrize(("outer", "tensors"), [("mean", 0), ("nesterov", 1)])
-def test_an_outer_optimizer_is_asked_what_it_keeps(outer: str, tensors: int) -> None:
-    assert outer_tensors(RoundSettings(outer=outer)) == tensors  # type: ignore[arg-type]
 
 
 def test_a_coordinator_by_hand() -> None:

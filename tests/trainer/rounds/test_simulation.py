@@ -9,8 +9,7 @@ import torch
 from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import RoundSettings, TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.optimizer import OptimizerSet
-from trainer.blocks.run import train_step
+from trainer.blocks.run import OptimizerSet, train_step
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import load, subtract, trainable
 from trainer.rounds.comparison import PooledCorpus
