@@ -179,14 +179,10 @@ def divergence(
     text = corpus.valid_batch(min(windows, len(corpus.valid) // length), length)
     sums = torch.zeros(3, dtype=torch.float64)
     for part in text.split(ROWS):
-        q, p = (_log_odds(model, part, min_context, temperature) for model in (drafter, scorer))
+        logits = (model(part)[:, min_context:].double() for model in (drafter, scorer))
+        q, p = ((each / temperature).log_softmax(-1) for each in logits)  # (rows, positions, vocabulary)
         sums += torch.stack(
             [0.5 * (p.exp() - q.exp()).abs().sum(), (p.exp() * (p - q)).sum(), (q.exp() * (q - p)).sum()]
         )
     tv, kl, reverse = (sums / (len(text) * (length - min_context))).tolist()
     return Divergence("local", name, temperature, tv, kl / math.log(2), reverse / math.log(2))
-
-
-def _log_odds(model: ArModel, text: Tensor, min_context: int, temperature: float) -> Tensor:
-    """(rows, positions, vocabulary) float64."""
-    return (model(text)[:, min_context:].double() / temperature).log_softmax(-1)

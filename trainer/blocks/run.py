@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -88,11 +88,6 @@ def schedule(step: int, config: RunConfig, done: float | None = None) -> float:
     progress = step / max(config.steps, 1) if done is None else done
     decay = FINAL_LEARNING_RATE + (1 - FINAL_LEARNING_RATE) * 0.5 * (1 + math.cos(math.pi * progress))
     return warmup * decay
-
-
-def state_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes held by some tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 MAX_GRADIENT_NORM = 1.0
@@ -196,7 +191,10 @@ class Run:
     def _loop(self) -> dict[str, float]:
         saved_at = evaluated_at = time.monotonic()
         began = saved_at - self.spent_s
-        with _bar(self.task.name, self.step, None if math.isfinite(self.clock.budget_s) else self.config.steps) as bar:
+        total = None if math.isfinite(self.clock.budget_s) else self.config.steps
+        # A log file gets a line every half minute, not one a second.
+        often_s = 1.0 if sys.stderr.isatty() else 30.0
+        with tqdm(total=total, initial=self.step, desc=self.task.name, unit="step", mininterval=often_s) as bar:
             last = self.done >= 1 or self.config.steps == 0
             while not last:
                 record = train_step(self.task, self.optimizers, self.config, self.step, self.done)
@@ -298,9 +296,3 @@ def train_step(
     parts = {name: value.item() if isinstance(value, Tensor) else value for name, value in loss.parts.items()}
     share = optimizers.step(step, done)
     return {**parts, "gradient_norm": norm, "rate_share": share}
-
-
-def _bar(name: str, step: int, steps: int | None) -> tqdm[Any]:
-    # A log file gets a line every half minute, not one a second.
-    interval = 1.0 if sys.stderr.isatty() else 30.0
-    return tqdm(total=steps, initial=step, desc=name, unit="step", mininterval=interval)

@@ -201,10 +201,8 @@ def copy_parameters(source: nn.Module, target: nn.Module, how: Copies) -> None:
     """Copy a part's weights as they arrive over a network: in int8 its matrices lose some precision."""
     for ours, theirs in zip(source.parameters(), target.parameters(), strict=True):
         # Vectors travel in fp32: they are few bytes, and norms are sensitive.
-        theirs.copy_(_through_int8(ours) if how == "int8" and ours.dim() > 1 else ours)
-
-
-def _through_int8(weight: Tensor) -> Tensor:
-    """A matrix as it arrives when its rows travel as int8 with one scale each."""
-    scale = weight.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / INT8_LEVELS
-    return (weight / scale).round() * scale
+        if how == "int8" and ours.dim() > 1:
+            scale = ours.abs().amax(dim=1, keepdim=True).clamp_min(1e-12) / INT8_LEVELS  # one a row
+            theirs.copy_((ours / scale).round() * scale)
+        else:
+            theirs.copy_(ours)

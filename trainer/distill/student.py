@@ -87,7 +87,10 @@ class Student:
         # In float32 too: sums that run along the layers lose what bfloat16 rounds off.
         stage.embedding, stage.norm = deepcopy(teacher.stages[0].embedding), deepcopy(teacher.stages[-1].norm)
         stage.head = None
-        lens = None if is_tied(architecture) else _identity(architecture.width)
+        lens = None
+        if not is_tied(architecture):
+            lens = nn.Linear(architecture.width, architecture.width, bias=False)
+            nn.init.eye_(lens.weight)
         modules: nn.Module = stage.layers  # type: ignore[assignment]
         trained = nn.ModuleDict({"layers": modules} | ({} if lens is None else {"lens": lens}))
         return Student(teacher, stage, trained, teacher.head, lens)
@@ -119,7 +122,9 @@ class Student:
         stage.restore_tables()
         tensors = self.stage.state_dict()
         if self.lens is not None:
-            tensors |= _seen_through(self.lens, self.head)
+            tensors["head.weight"] = self.head.weight.float() @ self.lens.weight.float()
+            if self.head.bias is not None:
+                tensors["head.bias"] = self.head.bias
         copies = {name: tensor.float().cpu().clone() for name, tensor in tensors.items()}
         stage.load_state_dict(copies, assign=True)
         return stage.eval().requires_grad_(False)
@@ -165,18 +170,6 @@ def fitting_layers(architecture: Architecture | LlamaArchitecture) -> tuple[int,
     count = max(fitting, default=1)
     first = count // FIRST_SHARE if is_tied(architecture) else count
     return (*range(first), *range(total - count + first, total))
-
-
-def _identity(width: int) -> nn.Linear:
-    lens = nn.Linear(width, width, bias=False)
-    nn.init.eye_(lens.weight)
-    return lens
-
-
-def _seen_through(lens: nn.Linear, head: OutputHead) -> dict[str, Tensor]:
-    """The tensors of the lens and the head multiplied together."""
-    bias = {} if head.bias is None else {"head.bias": head.bias}
-    return {"head.weight": head.weight.float() @ lens.weight.float(), **bias}
 
 
 class DistillTask:

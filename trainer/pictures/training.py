@@ -210,16 +210,10 @@ def new_picture_part(
     torch.manual_seed(seed)
     part = PicturePart(architecture, index, kind)
     if start is not None:
-        _copy(start, part)
+        if read_manifest(start).picture_architecture != replace(architecture, parts=1):
+            raise CheckpointError(f"{start} is no net of one part in the shape of these blocks: train it by `local`")
+        part.load_state_dict(load_picture_part(start, 0).state_dict())
     return part
-
-
-def _copy(start: Path, part: PicturePart) -> None:
-    """Begin a block with the weights of a net for all noise levels. Raises CheckpointError where the shapes differ."""
-    found = read_manifest(start).picture_architecture
-    if found != replace(part.architecture, parts=1):
-        raise CheckpointError(f"{start} is no net of one part in the shape of these blocks: train it by `local`")
-    part.load_state_dict(load_picture_part(start, 0).state_dict())
 
 
 def new_picture_manifest(

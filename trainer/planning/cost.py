@@ -138,7 +138,10 @@ def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSe
     # Feedback: the update, the wanted and the decoded one, the rest. Saving: update, weights, payload twice.
     feedback = 4 * whole + traffic.up if lossy else 0
     encoding = max(feedback, 2 * whole + 2 * traffic.up)
-    stays = whole + part.optimizer_bytes + part.copied_bytes + feature_bytes(part) + rounds
+    # Features of one step, decoded and encoded; those of the other steps are on the disk.
+    form = part.reads
+    features = form.step_bytes + form.sequences * form.positions * form.width * FP32_BYTES if form else 0
+    stays = whole + part.optimizer_bytes + part.copied_bytes + features + rounds
     return stays + max(whole + activations, encoding)
 
 
@@ -157,9 +160,3 @@ def coordinator_memory(
         settings.replicas * whole + MERGED * whole + each.up for whole, each in zip(wholes, traffic, strict=True)
     )
     return versions + files + merging
-
-
-def feature_bytes(part: PartInventory) -> int:
-    """Features of one step, decoded and encoded; those of the other steps are on the disk."""
-    form = part.reads
-    return form.step_bytes + form.sequences * form.positions * form.width * FP32_BYTES if form else 0

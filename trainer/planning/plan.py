@@ -183,15 +183,15 @@ HEAD = ("way", "rounds", "up", "down", "all", "hours", "used", "worker", "coordi
 
 def table(rows: Sequence[PlanRow]) -> list[str]:
     """Markdown: bytes of a worker and of all, hours, share used, and memory."""
-    return markdown(HEAD, map(_cells, rows))
-
-
-def _cells(row: PlanRow) -> list[str]:
-    return [
-        row.name,
-        f"{row.rounds} x {row.steps_per_round}",
-        *map(size, (row.up_bytes, row.down_bytes, row.all_bytes)),
-        f"{row.seconds / 3600:.3g}",
-        f"{row.used:.1%}",
-        *map(size, (row.worker_bytes, row.coordinator_bytes)),
+    cells = [
+        [
+            row.name,
+            f"{row.rounds} x {row.steps_per_round}",
+            *map(size, (row.up_bytes, row.down_bytes, row.all_bytes)),
+            f"{row.seconds / 3600:.3g}",
+            f"{row.used:.1%}",
+            *map(size, (row.worker_bytes, row.coordinator_bytes)),
+        ]
+        for row in rows
     ]
+    return markdown(HEAD, cells)

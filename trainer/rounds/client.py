@@ -302,7 +302,8 @@ class RoundsClient:
             except (RequestError, grpc.RpcError) as error:
                 self._stop_if_asked(wanted)
                 problem = self._problem(error, final)
-                wait_s = _retry_s(error) or delay
+                said_ms = retry_after_ms(trailing_metadata(error)) if isinstance(error, grpc.RpcError) else None
+                wait_s = min(said_ms / 1000, LAST_DELAY_S) if said_ms else delay
             now = time.monotonic()
             if self._moved() != moved:
                 begin, moved, delay = now, self._moved(), FIRST_DELAY_S
@@ -386,14 +387,6 @@ def _status(error: Any) -> grpc.StatusCode:  # noqa: ANN401 - an RpcError of a c
 
 def _details(error: Any) -> str:  # noqa: ANN401
     return error.details() or ""
-
-
-def _retry_s(error: Exception) -> float | None:
-    """The pause that the coordinator asks for."""
-    if not isinstance(error, grpc.RpcError):
-        return None
-    said = retry_after_ms(trailing_metadata(error))
-    return None if said is None else min(said / 1000, LAST_DELAY_S)
 
 
 class Heartbeat:

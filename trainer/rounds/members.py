@@ -92,9 +92,12 @@ class Members:
         self.is_closed: Callable[[Place], bool] = lambda place: False  # nobody may take it
         self._members: dict[Place, Member] = {}
         for record in store.members():
-            member = _member(record, now_s)
-            if member.place.part < parts and member.place.replica < replicas:
-                self._members[member.place] = member
+            place = Place(record["part"], record["replica"])
+            # where somebody had it, the lease begins anew
+            heard_s = now_s if record["lease"] else float("-inf")
+            if place.part < parts and place.replica < replicas:
+                kept = {name: record[name] for name in KEPT}
+                self._members[place] = Member(place=place, heard_s=heard_s, **kept)
 
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[place] for place in sorted(self._members)])
@@ -182,17 +185,7 @@ class Members:
     def _free(self, part: int | None, now_s: float) -> Place | None:
         """The parts that have the fewest workers come first."""
         wanted = range(self.parts) if part is None else (part,)
-        places = [Place(p, r) for p in wanted for r in range(self.replicas)]
-        free = [place for place in places if not self._is_taken(place, now_s)]
+        places = [Place(p, r) for p in wanted for r in range(self.replicas) if not self.is_closed(Place(p, r))]
+        taken = {place for place, member in self._members.items() if self.is_here(member, now_s)}
+        free = [place for place in places if place not in taken]
         return min(free, key=lambda p: (self.present(p.part, now_s), p in self._members, p), default=None)
-
-    def _is_taken(self, place: Place, now_s: float) -> bool:
-        member = self._members.get(place)
-        return self.is_closed(place) or (member is not None and self.is_here(member, now_s))
-
-
-def _member(record: Record, now_s: float) -> Member:
-    """A place as it was saved; where somebody had it, the lease begins anew."""
-    heard_s = now_s if record["lease"] else float("-inf")
-    place = Place(record["part"], record["replica"])
-    return Member(place=place, heard_s=heard_s, **{name: record[name] for name in KEPT})

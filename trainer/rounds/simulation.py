@@ -63,7 +63,7 @@ class SimulatedWorkers:
             )
 
     def training_s(self, replica: int, steps: int) -> float:
-        return steps * self.step_s * self._slowness(replica)
+        return steps * self.step_s * self.slowness[replica % len(self.slowness)]
 
     def up_s(self, size: int) -> float:
         """A message of `size` bytes on its way to the coordinator."""
@@ -78,9 +78,6 @@ class SimulatedWorkers:
         if draw.random() < self.lost:
             return "lost"
         return "in time" if draw.random() < self.in_time else "late"
-
-    def _slowness(self, replica: int) -> float:
-        return self.slowness[replica % len(self.slowness)]
 
 
 @dataclass

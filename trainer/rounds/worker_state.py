@@ -101,8 +101,10 @@ class Fragment:
             raise ConfigError(f"{self.name}: weights are not finite after round {progress.round}; lower the rates")
         payload = self.feedback.encode(delta, progress.round)
         steps = min(progress.steps, self.settings.steps_per_round)
+        word = f"{author} {self.name} {progress.round} {hashlib.sha256(payload).hexdigest()}"
         progress.pending = {
-            "id": _submission_id(f"{author} {self.name}", progress.round, payload),
+            # the same in every try; another for other work
+            "id": f"r{progress.round}-{hashlib.sha256(word.encode()).hexdigest()[:32]}",
             "round": progress.round,
             "base_version": progress.base_version,
             "steps": steps,
@@ -161,9 +163,3 @@ def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
         return run, WorkerProgress(**record, fragments=fragments), groups
     except (KeyError, TypeError) as error:
         raise ResumeError(f"{path} is damaged ({error}); delete it to begin anew") from None
-
-
-def _submission_id(author: str, round_: int, payload: bytes) -> str:
-    """The same in every try; another for other work."""
-    word = hashlib.sha256(f"{author} {round_} {hashlib.sha256(payload).hexdigest()}".encode())
-    return f"r{round_}-{word.hexdigest()[:32]}"
