@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, setting
-from trainer.options import add_shared_flags, config_of, corpus_of, given, positive, print_json, set_threads
+from trainer.options import add_shared_flags, config_of, corpus_of, given, print_json, set_threads
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
@@ -69,12 +69,17 @@ def run_text(options: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class TokenizerTraining:
+    """The tokenizer that `train tokenizer` makes."""
+
+    vocabulary: int = setting(2048, "tokens")
+    out: Path = setting(Path("runs/tokenizer.json"), "the file")
+
+
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
     add_shared_flags(parser, "data")
-    parser.add_argument("--vocabulary", type=int, metavar="N", default=2048, help="tokens (%(default)s)")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", default=Path("runs/tokenizer.json"), help="the file (%(default)s)"
-    )
+    add_flags(parser, TokenizerTraining)
 
 
 def run_tokenizer(options: argparse.Namespace) -> int:
@@ -82,39 +87,48 @@ def run_tokenizer(options: argparse.Namespace) -> int:
     from stages.checkpoint.checkpoint import replace_file
     from trainer.blocks.data import load_corpus, train_tokenizer
 
-    corpus = load_corpus(options.data)
-    tokenizer = train_tokenizer(corpus.train, options.vocabulary)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(options.out, lambda path: path.write_text(tokenizer.json, encoding="utf-8"))
+    asked, corpus = from_flags(TokenizerTraining, options), load_corpus(options.data)
+    tokenizer = train_tokenizer(corpus.train, asked.vocabulary)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(asked.out, lambda path: path.write_text(tokenizer.json, encoding="utf-8"))
     spelled = corpus.in_tokens(tokenizer)
-    print(f"{options.out}: {tokenizer.vocabulary} tokens, {len(corpus.valid) / len(spelled.valid):.2f} bytes in each")
+    print(f"{asked.out}: {tokenizer.vocabulary} tokens, {len(corpus.valid) / len(spelled.valid):.2f} bytes in each")
     return 0
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores that `evaluate` takes."""
+
+    checkpoints: tuple[Path, ...] = field(
+        metadata=flag("a checkpoint, or a bundle of them", name="checkpoints", nargs="+", metavar="CKPT")
+    )
+    windows: int = setting(24, "evenly spaced windows")
+    min_context: int = setting(64, "read but not scored in each", metavar="BYTES")
+    steps: int = setting(4, "Euler steps in each block")
+    temperature: float = setting(1.0, "of drafter and scorers", above=0)
+
+
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
+    add_flags(parser, Evaluation)
     add_shared_flags(parser, "data", "threads", "json")
-    parser.add_argument("--windows", type=int, metavar="N", default=24, help="evenly spaced windows (%(default)s)")
-    parser.add_argument("--min-context", type=int, default=64, metavar="BYTES", help="read but not scored in each")
-    parser.add_argument("--steps", type=int, metavar="N", default=4, help="Euler steps in each block (%(default)s)")
-    parser.add_argument("--temperature", type=positive, metavar="T", default=1.0, help="of drafter and scorers (1)")
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
     from trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
 
-    corpus = corpus_of(options)
-    scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
-    results = [scorer.score(path) for directory in options.checkpoints for path in checkpoints(directory)]
+    asked, corpus = from_flags(Evaluation, options), corpus_of(options)
+    scorer = Scorer(corpus, asked.windows, asked.min_context, asked.steps)
+    results = [scorer.score(path) for directory in asked.checkpoints for path in checkpoints(directory)]
     divergences = [
         found
-        for directory in options.checkpoints
-        for found in bundle_divergences(directory, corpus, options.windows, options.min_context, options.temperature)
+        for directory in asked.checkpoints
+        for found in bundle_divergences(directory, corpus, asked.windows, asked.min_context, asked.temperature)
     ]
     if options.json:
         text = {"name": corpus.name, "valid_bytes": len(corpus.valid)}
-        settings = {"windows": options.windows, "min_context": options.min_context, "steps_per_block": options.steps}
+        settings = {"windows": asked.windows, "min_context": asked.min_context, "steps_per_block": asked.steps}
         records = {
             "checkpoints": [asdict(result) for result in results],
             "divergences": [asdict(found) for found in divergences],
@@ -255,9 +269,16 @@ def run_init(options: argparse.Namespace) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Halved:
+    """A checkpoint and its copy in 16 bits."""
+
+    checkpoint: Path = field(metadata=flag("", name="checkpoint", metavar="CKPT"))
+    out: Path = field(metadata=flag("the new checkpoint", metavar="DIR"))
+
+
 def add_halve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, metavar="CKPT")
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="the new checkpoint")
+    add_flags(parser, Halved)
 
 
 def run_halve(options: argparse.Namespace) -> int:

@@ -68,13 +68,6 @@ def set_threads(options: argparse.Namespace) -> None:
     torch.set_num_threads(count or len(os.sched_getaffinity(0)))
 
 
-def positive(text: str) -> float:
-    """A finite number above 0."""
-    if not 0 < (value := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a finite number above 0, not {text}")
-    return value
-
-
 def given(values: dict[str, Any]) -> dict[str, Any]:
     """The values that the command line has."""
     return {name: value for name, value in values.items() if value is not None}

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -252,29 +253,21 @@ class DrafterDir:
             write_manifest(new, replace(self.plan, metrics={"distilled": metrics}))
             save_stage(new, stage)
             manifest = read_manifest(new)
-            for name in (*manifest.files, *(part.file for part in manifest.parts if part)):
-                source = new / name if (new / name).exists() else self.source / name
-                self._put(name, source)
-            # Last: until it is replaced, readers find the old checkpoint whole.
-            self._put(MANIFEST_NAME, new / MANIFEST_NAME)
-        named = {part.file for part in manifest.parts if part}
+            for name, sha256 in self.plan.files.items():
+                if not (self.out / name).exists():
+                    replace_file(self.out / name, partial(shutil.copyfile, self.source / name))
+                if file_digest(self.out / name) != sha256:
+                    raise CheckpointError(f"{self.source / name} is damaged: its SHA-256 is not that of its manifest")
+            named = [part.file for part in manifest.parts if part]
+            for name in (*named, MANIFEST_NAME):  # last: until it is replaced, readers find the old checkpoint whole
+                try:
+                    (new / name).replace(self.out / name)
+                except OSError as error:
+                    raise CheckpointError(f"cannot save {self.out / name}: {error.strerror}; free some space") from None
         for path in self.out.glob("stage-*.safetensors"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
         return manifest
-
-    def _put(self, name: str, source: Path) -> None:
-        if source.parent == self.source:
-            target = self.out / name
-            if not target.exists():
-                replace_file(target, lambda path: shutil.copyfile(source, path))
-            if file_digest(target) != self.plan.files[name]:
-                raise CheckpointError(f"{source} is damaged: its SHA-256 is not that of its manifest")
-            return
-        try:
-            source.replace(self.out / name)
-        except OSError as error:
-            raise CheckpointError(f"cannot save {self.out / name}: {error.strerror}; free some space") from None
 
 
 @torch.inference_mode()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from stages.errors import ConfigError, InputError
 from stages.settings import check, flag, limits, setting
-from trainer.options import positive
 
 if TYPE_CHECKING:
     from trainer.blocks.config import TrainingConfig
@@ -56,7 +55,9 @@ class DistillSettings(DistillTuning):
         None, "a drafter to continue, or the file of a draft head, which layers are added to", metavar="PATH"
     )
     # Either this or `steps` is given. After 0 steps there is the lens.
-    minutes: float | None = setting(None, "how long to train, resumed runs counted together", type=positive)
+    minutes: float | None = setting(
+        None, "how long to train, resumed runs counted together", least=1e-3, most=MAX_MINUTES
+    )
     steps: int | None = setting(None, "or for how many steps", least=0, most=1 << 32)
     device: str = setting("cpu", "where to train", shown="default: cpu", metavar="cpu|cuda[:N]")
 
@@ -64,8 +65,6 @@ class DistillSettings(DistillTuning):
         super().__post_init__()
         if (self.steps is None) == (self.minutes is None):
             raise ConfigError("say how long to train: either --steps or --minutes")
-        if self.minutes is not None and not 0 < self.minutes <= MAX_MINUTES:
-            raise ConfigError(f"--minutes must be above 0, and at most a year, not {self.minutes:g}")
         if self.start is not None and self.layers is not None and not self.head:
             raise ConfigError("give either layers or --start: a drafter to continue has its layers")
 

@@ -16,7 +16,7 @@ from stages.wire.channel import open_blocking_channel
 from stages.wire.status import retry_after_ms, trailing_metadata
 from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 from stages.wire.tokens import token_metadata
-from trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, Parcel, piece_of
+from trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, checked, piece_of
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -92,10 +92,12 @@ class RoundsClient:
 
     def join(self, request: rounds_pb2.JoinRequest, wait: bool = False) -> rounds_pb2.JoinResponse:
         """:param wait: whether to wait for a place. Raises ServiceError."""
-        final = () if wait or request.stands_by else (grpc.StatusCode.RESOURCE_EXHAUSTED,)
-        return self._patiently(
-            lambda: self._awaited(self._stub.Join.future(request, timeout=CALL_S, metadata=self._metadata)), final
-        )
+
+        def attempt() -> rounds_pb2.JoinResponse:
+            with self._stoppable(self._stub.Join.future(request, timeout=CALL_S, metadata=self._metadata)) as call:
+                return call.result()
+
+        return self._patiently(attempt, () if wait or request.stands_by else (grpc.StatusCode.RESOURCE_EXHAUSTED,))
 
     def next(
         self, request: rounds_pb2.NextRequest, asked: Callable[[], None] = lambda: None
@@ -133,7 +135,7 @@ class RoundsClient:
 
         Raises FileGoneError, ServiceError, LeaseLostError, Interrupted, CheckpointError.
         """
-        intake = IncomingFile(path, Parcel(file.size, file.sha256).check())
+        intake = IncomingFile(path, checked(file))
         found = self._fetched(intake, rounds_pb2.FetchRequest(worker=worker, lease=lease, name=file.name), intake.read)
         intake.drop()
         return found
@@ -143,7 +145,7 @@ class RoundsClient:
 
         :param wanted: whether they still are; else Interrupted is raised.
         """
-        self._fetched(IncomingFile(path, Parcel(size, b"")), request, lambda: None, wanted)
+        self._fetched(IncomingFile(path, rounds_pb2.File(size=size)), request, lambda: None, wanted)
 
     def _fetched(
         self,
@@ -278,15 +280,6 @@ class RoundsClient:
             ended.set()
             call.cancel()
             looking.join()
-
-    def _awaited(self, future: Any) -> Any:  # noqa: ANN401 - a call of any type
-        """Its answer, or Interrupted by a signal before it comes."""
-        while not future.done():
-            if self.asked_to_stop():
-                future.cancel()
-                self._stop_if_asked()
-            time.sleep(LOOK_S)
-        return future.result()
 
     def _patiently(
         self, attempt: Callable[[], T], final: tuple[grpc.StatusCode, ...] = (), wanted: Wanted = lambda: True

@@ -24,7 +24,7 @@ from trainer.rounds.parts import FEATURES, FeatureFormat, is_fed, passes_on, tid
 from trainer.rounds.settings import MOST_MACHINES
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Update
-from trainer.rounds.transfer import IncomingFile, Parcel, size_of
+from trainer.rounds.transfer import IncomingFile, checked, file_of, size_of
 from trainer.v1 import rounds_pb2
 
 # Files of a fragment, by kind: a worker that fetches a version while the next one is made can finish.
@@ -43,7 +43,7 @@ class WeightServer:
     def __init__(self, ledger: Ledger, codec: CodecName) -> None:
         """:param codec: of differences."""
         self.ledger, self.codec = ledger, codec
-        self._files: dict[tuple[str, int, str], tuple[bytes, Parcel]] = {}
+        self._files: dict[tuple[str, int, str], tuple[bytes, rounds_pb2.File]] = {}
         self._digests: dict[tuple[str, int], str] = {}
 
     def weights(self, fragment: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
@@ -66,8 +66,8 @@ class WeightServer:
 
     def read(self, name: str) -> bytes:
         """The file of this name. Raises Refusal."""
-        for key, (data, _) in list(self._files.items()):  # orders are made on another thread
-            if name == _name(*key):
+        for data, file in list(self._files.values()):  # orders are made on another thread
+            if name == file.name:
                 return data
         raise _gone(name)
 
@@ -77,16 +77,15 @@ class WeightServer:
         if key not in self._files:
             if not (data := self.ledger.difference(fragment, number)):
                 return None
-            self._files[key] = data, Parcel.of(data)
+            self._files[key] = data, file_of(data, _name(*key))
         return self._files[key][0]
 
     def _file(self, fragment: str, number: int, kind: str, make: Callable[[], bytes]) -> rounds_pb2.File:
         key = fragment, number, kind
         if key not in self._files:
             data = make()
-            self._files[key] = data, Parcel.of(data)
-        parcel = self._files[key][1]
-        return rounds_pb2.File(name=_name(*key), size=parcel.size, sha256=parcel.sha256)
+            self._files[key] = data, file_of(data, _name(*key))
+        return self._files[key][1]
 
     def _digest(self, fragment: str, number: int, weights: Tensors) -> str:
         key = fragment, number
@@ -147,7 +146,7 @@ class FeatureRelay:
         if round_ < oldest:
             raise _gone(f"{FEATURES}{round_}")
         tidy(self._directory, f"{reader.part}-{reader.replica}-*", oldest)
-        return IncomingFile(self._path(reader, round_), Parcel(self._format.size, b""))
+        return IncomingFile(self._path(reader, round_), rounds_pb2.File(size=self._format.size))
 
     def grew(self) -> None:
         """Some features came."""
@@ -211,7 +210,7 @@ class UpdateIntake:
             codec = CODECS[rounds.up_codec(submission.round)]
             if submission.codec != codec.name:
                 raise RequestError(f"this round's updates travel as {codec.name}, not {submission.codec[:20]!r}")
-            _parcel_of(submission).check()
+            checked(_file_of(submission))
             if submission.size != (due := codec.size(self.spec.fragments.like[fragment])):
                 raise RequestError(f"an update of {fragment} has {due} bytes as {codec.name}, not {submission.size}")
             if not 1 <= submission.steps <= rounds.steps_per_round:
@@ -248,7 +247,7 @@ class UpdateIntake:
     def begin(self, member: Member, submission: rounds_pb2.Submission) -> IncomingFile:
         """The file of an update, with what has come of it already. One a place: an older one makes room."""
         place = member.place
-        return IncomingFile(self.directory / f"{place.part}-{place.replica}", _parcel_of(submission))
+        return IncomingFile(self.directory / f"{place.part}-{place.replica}", _file_of(submission))
 
     def judge(
         self, fragment: str, submission: rounds_pb2.Submission, payload: bytes, now_s: float, voter: str
@@ -306,5 +305,5 @@ def _check_losses(losses: Mapping[str, float]) -> None:
             raise invalid("a loss must be a finite number with a name of letters, digits and underscores")
 
 
-def _parcel_of(submission: rounds_pb2.Submission) -> Parcel:
-    return Parcel(submission.size, submission.sha256)
+def _file_of(submission: rounds_pb2.Submission) -> rounds_pb2.File:
+    return rounds_pb2.File(size=submission.size, sha256=submission.sha256)

@@ -213,7 +213,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         while not intake.whole:
             request = await anext(aiter(requests), None)
             if request is None:
-                raise invalid(f"the pieces ended after {intake.offset} of {intake.parcel.size} bytes")
+                raise invalid(f"the pieces ended after {intake.offset} of {intake.file.size} bytes")
             if request.WhichOneof("step") != "piece":
                 raise invalid("one header comes, and then pieces only")
             check()

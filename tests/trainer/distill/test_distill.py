@@ -103,7 +103,7 @@ TRAINING = DistillSettings.training
     [
         ({"steps": None}, "say how long to train: either --steps or --minutes"),
         ({"steps": -1}, "steps must be a whole number from 0"),
-        ({"steps": None, "minutes": 1e9}, "--minutes must be above 0, and at most a year"),
+        ({"steps": None, "minutes": 1e9}, "minutes must be a number from 0.001 to 525600"),
         ({"window": 200}, "window 200: the model reads 128 positions at most"),
         ({"written": 1.5}, "written must be a number from 0 to 1"),
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
