@@ -11,14 +11,7 @@ from torch import Tensor
 
 from stages.checkpoint.checkpoint import replace_file, save_block, save_stage, update_manifest, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import (
-    MANIFEST_NAME,
-    MAX_PROBE_TOKENS,
-    TOKENIZER_NAME,
-    Kind,
-    Manifest,
-    read_manifest,
-)
+from stages.checkpoint.manifest import MANIFEST_NAME, MAX_PROBE_TOKENS, TOKENIZER_NAME, Kind, Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError
 from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes

@@ -17,14 +17,7 @@ from stages.model.pipeline import ArModel, ArStage
 from stages.model.randomness import Purpose, uniforms
 from trainer.blocks.config import Copies, LookaheadConfig, TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.losses import (
-    ChunkLayout,
-    Corruption,
-    block_loss,
-    chain_diagnostics,
-    next_byte_loss,
-    next_byte_nats,
-)
+from trainer.blocks.losses import ChunkLayout, Corruption, block_loss, chain_diagnostics, next_byte_loss, next_byte_nats
 from trainer.blocks.run import StepLoss
 
 STEPS_PER_BLOCK = 4  # Euler steps with which the diagnostics denoise

@@ -12,14 +12,7 @@ from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import ConfigError, Interrupted
 from stages.model.block import Block
 from stages.model.pipeline import ArModel, ArStage
-from trainer.blocks.checkpoint_dir import (
-    RUN_FOLDER,
-    add_metrics,
-    identity,
-    new_ar,
-    new_chain,
-    open_checkpoint_dir,
-)
+from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, new_ar, new_chain, open_checkpoint_dir
 from trainer.blocks.config import RunConfig, TrainingConfig, in_symbols_of
 from trainer.blocks.data import Corpus
 from trainer.blocks.losses import chain_diagnostics

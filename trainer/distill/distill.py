@@ -32,13 +32,7 @@ from trainer.blocks.data import Corpus, quick_bfloat16, within_memory
 from trainer.blocks.run import Clock, Run, state_path
 from trainer.blocks.state import json_digest
 from trainer.distill.settings import DistillSettings
-from trainer.distill.student import (
-    DistillTask,
-    Student,
-    fitting_layers,
-    numbers_in,
-    one_stage,
-)
+from trainer.distill.student import DistillTask, Student, fitting_layers, numbers_in, one_stage
 from trainer.distill.teacher import FIRST, Samples, Teacher, held_out, symbols_corpus
 
 PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced

@@ -18,13 +18,7 @@ from trainer.blocks.checkpoint_dir import open_checkpoint_dir
 from trainer.blocks.run import StepLoss
 from trainer.blocks.train import is_trained
 from trainer.pictures.data import LabelledPictures, PictureSet
-from trainer.pictures.training import (
-    PictureConfig,
-    PictureTask,
-    new_picture_manifest,
-    new_picture_part,
-    train_parts,
-)
+from trainer.pictures.training import PictureConfig, PictureTask, new_picture_manifest, new_picture_part, train_parts
 
 # Of an expert's steps, for the router net: with one layer and so few answers it learns sooner.
 ROUTER_SHARE = 0.25

@@ -242,18 +242,21 @@ class RunSpec:
         if self.config.rounds.model != "chain":
             with torch.inference_mode():
                 return {"next_byte": next_byte_nats(self.pipeline(published)(text[:, :-1]), text)}
-        losses, blocks = dict[str, float](), list[Block]()
-        for index, name in enumerate(self.parts):
-            block = self.module(index)
-            assert isinstance(block, Block)
-            load(block, published[name])
-            blocks.append(block.eval())
-            with torch.inference_mode():
+        losses, blocks = dict[str, float](), self.chain(published)
+        with torch.inference_mode():
+            for name, block in zip(self.parts, blocks, strict=True):
                 losses[f"{name} next_byte"] = next_byte_nats(block.next_byte(block.read(text[:, :-1])[0]), text)
         assert self.partition is not None
         chain = chain_diagnostics(blocks, self.partition, text, STEPS_PER_BLOCK)
         losses |= {key.removesuffix("_nats"): nats for key, nats in chain.items()}
         return losses | {"next_byte": losses[f"{self.parts[-1]} next_byte"]}
+
+    def chain(self, published: Mapping[str, Tensors]) -> list[Block]:
+        """The blocks of a chain as they were published."""
+        blocks = [Block(self.config.architecture, index, self.codes).eval() for index in range(len(self.parts))]
+        for name, block in zip(self.parts, blocks, strict=True):
+            load(block, published[name])
+        return blocks
 
     def pipeline(self, published: Mapping[str, Tensors]) -> ArModel:
         """A scorer or AR model as it was published."""
