@@ -25,7 +25,7 @@ SETS = {
     "server": ("host", "--threads --shelf --health --metrics"),
     "TLS server": ("host", "--tls-cert --tls-key --tls-ca --insecure"),
     "TLS": ("generate", "--tls-ca --insecure"),
-    "settings": ("train ar", "--config --data --threads"),
+    "settings": ("train text", "--config --data --threads"),
 }
 
 # Of this group the page has names and defaults only: the sentences of its many options are in `--help`.

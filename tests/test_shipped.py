@@ -14,7 +14,7 @@ from stages.checkpoint.checkpoint import load_chain
 from stages.checkpoint.inspect import verify
 from stages.checkpoint.manifest import find_bundle, read_manifest
 from trainer.blocks.data import load_corpus
-from trainer.blocks.diagnostics import chain_diagnostics
+from trainer.blocks.losses import chain_diagnostics
 
 UNSEEN = (
     "When the rain had stopped, they walked down to the river, and the younger of the two sisters told a story that "

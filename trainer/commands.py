@@ -1,88 +1,134 @@
-"""Commands that train and measure models on this machine: `train blocks`, `evaluate`, `init`, `distill` and more."""
+"""Commands that train, measure and plan on this machine: `train text`, `train pictures`, `evaluate`, `distill`..."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
+import re
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from stages.settings import add_flags, from_flags
-from trainer.options import (
-    add_config_options,
-    add_data_options,
-    add_threads_option,
-    config_of,
-    corpus_of,
-    given,
-    positive,
-    print_json,
-    set_threads,
-)
-
-if TYPE_CHECKING:
-    pass
-
-SIZES = ("parts", "layers", "width", "heads", "context_length")
+from stages.settings import add_flags, flag, from_flags, from_toml, read_toml, setting
+from trainer.options import add_shared_flags, config_of, corpus_of, given, print_json, set_threads
 
 # Modules that need torch are imported when a command runs: help should not wait for it.
 
-
-def run_blocks(options: argparse.Namespace) -> int:
-    """Train a chain's blocks."""
-    from trainer.blocks.train import train_blocks
-
-    config = config_of(options)
-    manifest = train_blocks(config, corpus_of(options), options.out, options.block)
-    for name, nats in manifest.metrics.get("chain", {}).items():
-        if name.endswith("_nats"):
-            print(f"{name:32} {nats:.3f}")
-    done = sum(part is not None for part in manifest.parts)
-    print(f"{options.out}: {done} of {len(manifest.parts)} blocks trained")
-    return 0
+UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 
-def run_ar(options: argparse.Namespace) -> int:
-    """Train an AR model."""
-    from trainer.blocks.train import train_ar
-
-    config = config_of(options)
-    stages = config.architecture.parts if options.stages is None else options.stages
-    layers = config.architecture.parts * config.architecture.layers if options.layers is None else options.layers
-    out = options.out or Path("runs/local" if stages == 1 else "runs/ar")
-    manifest = train_ar(config, corpus_of(options), out, layers, stages)
-    bits = manifest.metrics["ar"]["valid_next_byte_bits"]
-    print(f"{out}: {layers} layers in {stages} stage{'s' * (stages > 1)}, {bits:.3f} bits/byte on validation text")
-    return 0
+def count(text: str) -> float:
+    """A number with K, M or B after it."""
+    match = re.fullmatch(r"([0-9.]+(?:[eE][0-9]+)?)([KMB]?)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a number such as 350M, not {text!r}")
+    return float(match[1]) * UNITS[match[2]]
 
 
-def run_scorer(options: argparse.Namespace) -> int:
-    """Train a pipeline whose workers hold one stage each."""
-    from trainer.blocks.train import train_scorer
+# Text
 
-    lookahead = given({name: getattr(options, name) for name in ("refresh_every", "copies")})
-    config = config_of(options, lookahead=lookahead)
-    manifest = train_scorer(config, corpus_of(options), options.out)
+
+@dataclass(frozen=True)
+class TextTraining:
+    """The model that `train text` trains, and its checkpoint."""
+
+    kind: Literal["chain", "ar", "scorer", "local"] = field(
+        metadata=flag("blocks; a pipeline end to end, or stage by stage; a model of one block's size", name="kind")
+    )
+    out: Path | None = setting(None, "the checkpoint (runs/KIND)", metavar="DIR")
+    block: int | None = setting(None, "of a chain only this block (all that are not done yet)")
+
+
+def add_text(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, TextTraining)
+    add_shared_flags(parser, "config", "data", "tokenizer", "steps", "threads")
+
+
+def run_text(options: argparse.Namespace) -> int:
+    """Train a model of text."""
+    from stages.errors import InputError
+    from trainer.blocks.train import train_ar, train_blocks, train_scorer
+
+    asked, config, corpus = from_flags(TextTraining, options), config_of(options), corpus_of(options)
+    out = asked.out or Path("runs") / asked.kind
+    if asked.kind == "chain":
+        manifest = train_blocks(config, corpus, out, asked.block)
+        for name, nats in manifest.metrics.get("chain", {}).items():
+            if name.endswith("_nats"):
+                print(f"{name:32} {nats:.3f}")
+        done = sum(part is not None for part in manifest.parts)
+        print(f"{out}: {done} of {len(manifest.parts)} blocks trained")
+        return 0
+    if asked.block is not None:
+        raise InputError(f"--block is of a chain: the parts of {asked.kind} are trained together")
+    if asked.kind == "scorer":
+        manifest = train_scorer(config, corpus, out)
+    else:
+        manifest = train_ar(config, corpus, out, config.architecture.parts if asked.kind == "ar" else 1)
     bits, a = manifest.metrics["ar"]["valid_next_byte_bits"], manifest.own_architecture
-    print(f"{options.out}: {a.parts} stages of {a.layers} layers, {bits:.3f} bits/byte on validation text")
+    print(f"{out}: {a.parts} stage{'s' * (a.parts > 1)} of {a.layers} layers, {bits:.3f} bits/byte on validation text")
     return 0
+
+
+@dataclass(frozen=True)
+class TokenizerTraining:
+    """The tokenizer that `train tokenizer` makes."""
+
+    vocabulary: int = setting(2048, "tokens")
+    out: Path = setting(Path("runs/tokenizer.json"), "the file")
+
+
+def add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    add_shared_flags(parser, "data")
+    add_flags(parser, TokenizerTraining)
+
+
+def run_tokenizer(options: argparse.Namespace) -> int:
+    """Make a tokenizer of some text."""
+    from stages.checkpoint.checkpoint import replace_file
+    from trainer.blocks.data import load_corpus, train_tokenizer
+
+    asked, corpus = from_flags(TokenizerTraining, options), load_corpus(options.data)
+    tokenizer = train_tokenizer(corpus.train, asked.vocabulary)
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(asked.out, lambda path: path.write_text(tokenizer.json, encoding="utf-8"))
+    spelled = corpus.in_tokens(tokenizer)
+    print(f"{asked.out}: {tokenizer.vocabulary} tokens, {len(corpus.valid) / len(spelled.valid):.2f} bytes in each")
+    return 0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores that `evaluate` takes."""
+
+    checkpoints: tuple[Path, ...] = field(
+        metadata=flag("a checkpoint, or a bundle of them", name="checkpoints", nargs="+", metavar="CKPT")
+    )
+    windows: int = setting(24, "evenly spaced windows")
+    min_context: int = setting(64, "read but not scored in each", metavar="BYTES")
+    steps: int = setting(4, "Euler steps in each block")
+    temperature: float = setting(1.0, "of drafter and scorers", above=0)
+
+
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, Evaluation)
+    add_shared_flags(parser, "data", "threads", "json")
 
 
 def run_evaluate(options: argparse.Namespace) -> int:
     """Score checkpoints on validation text."""
     from trainer.blocks.evaluate import Scorer, bundle_divergences, checkpoints
 
-    corpus = corpus_of(options)
-    scorer = Scorer(corpus, options.windows, options.min_context, options.steps)
-    results = [scorer.score(path) for directory in options.checkpoints for path in checkpoints(directory)]
+    asked, corpus = from_flags(Evaluation, options), corpus_of(options)
+    scorer = Scorer(corpus, asked.windows, asked.min_context, asked.steps)
+    results = [scorer.score(path) for directory in asked.checkpoints for path in checkpoints(directory)]
     divergences = [
         found
-        for directory in options.checkpoints
-        for found in bundle_divergences(directory, corpus, options.windows, options.min_context, options.temperature)
+        for directory in asked.checkpoints
+        for found in bundle_divergences(directory, corpus, asked.windows, asked.min_context, asked.temperature)
     ]
     if options.json:
         text = {"name": corpus.name, "valid_bytes": len(corpus.valid)}
-        settings = {"windows": options.windows, "min_context": options.min_context, "steps_per_block": options.steps}
+        settings = {"windows": asked.windows, "min_context": asked.min_context, "steps_per_block": asked.steps}
         records = {
             "checkpoints": [asdict(result) for result in results],
             "divergences": [asdict(found) for found in divergences],
@@ -104,29 +150,22 @@ def run_evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_init(options: argparse.Namespace) -> int:
-    """Write a checkpoint with random weights."""
-    from stages.model.architecture import Architecture
-    from trainer.blocks.checkpoint_dir import create_untrained
+def add_distill(parser: argparse.ArgumentParser) -> None:
+    from trainer.distill.settings import DistillSettings
 
-    architecture = Architecture(**given({name: getattr(options, name) for name in SIZES}))
-    manifest = create_untrained(options.directory, options.kind, architecture, options.seed)
-    for part in manifest.parts:
-        assert part is not None
-        print(f"{part.file}  {part.bytes:,} bytes")
-    total = sum(part.bytes for part in manifest.parts if part is not None)
-    print(f"{options.directory}: {len(manifest.parts)} parts, {total:,} bytes, random weights")
-    return 0
+    add_flags(parser, DistillSettings)
+    add_shared_flags(parser, "config", "threads")
 
 
 def run_distill(options: argparse.Namespace) -> int:
     """Distil a drafter, or continue a distillation."""
     from trainer.distill.distill import distill
     from trainer.distill.draft_head import distill_head
-    from trainer.distill.settings import DistillSettings
+    from trainer.distill.settings import DistillSettings, DistillTuning
 
-    set_threads(options.threads)
-    settings = from_flags(DistillSettings, options)
+    set_threads(options)
+    table = read_toml(options.config) if options.config else {}
+    settings = from_flags(DistillSettings, options, **vars(from_toml(DistillTuning, table, str(options.config))))
     if settings.head:
         file = distill_head(settings, lambda line: print(line, flush=True))
         print(f"{file}: the hosts of a checkpoint that has it draft by themselves")
@@ -141,19 +180,105 @@ def run_distill(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_tokenizer(options: argparse.Namespace) -> int:
-    """Make a tokenizer of some text."""
-    from stages.checkpoint.checkpoint import replace_file
-    from trainer.blocks.data import load_corpus
-    from trainer.blocks.tokens import train_tokenizer
+# Pictures
 
-    corpus = load_corpus(options.data)
-    tokenizer = train_tokenizer(corpus.train, options.vocabulary)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(options.out, lambda path: path.write_text(tokenizer.json, encoding="utf-8"))
-    spelled = corpus.in_tokens(tokenizer)
-    print(f"{options.out}: {tokenizer.vocabulary} tokens, {len(corpus.valid) / len(spelled.valid):.2f} bytes in each")
+
+@dataclass(frozen=True)
+class PictureTraining:
+    """The nets that `train pictures` trains, and their checkpoint."""
+
+    kind: Literal["chain", "steps", "local", "experts"] = field(
+        metadata=flag(
+            "blocks; an undivided net; one of a block's size; one for each cluster, and the router net", name="kind"
+        )
+    )
+    data: Path = field(metadata=flag("npz, or a folder for each class", metavar="PATH"))
+    out: Path | None = setting(None, "the checkpoint (runs/pictures/KIND)", metavar="DIR")
+    # A net for all noise levels; of `steps` and `local` one of the same kind.
+    start: Path | None = setting(None, "nets to begin with", metavar="CKPT")
+    block: int | None = setting(None, "only this block or expert; the router net is the one after the last expert")
+
+
+def add_pictures(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, PictureTraining)
+    add_shared_flags(parser, "config", "steps", "threads")
+
+
+def run_pictures(options: argparse.Namespace) -> int:
+    """Train nets that draw."""
+    from stages.errors import InputError
+    from trainer.pictures.data import load_pictures
+    from trainer.pictures.experts import train_experts
+    from trainer.pictures.training import PictureConfig, train_picture_blocks, train_undivided
+
+    set_threads(options)
+    asked = from_flags(PictureTraining, options)
+    config = from_toml(PictureConfig, read_toml(options.config) if options.config else {}, str(options.config))
+    config = from_toml(PictureConfig, given({"steps": options.steps}), "flags", config)
+    pictures, out = load_pictures(asked.data), asked.out or Path("runs/pictures") / asked.kind
+    if asked.kind == "chain":
+        manifest = train_picture_blocks(config, pictures, out, asked.block, asked.start)
+    elif asked.kind == "experts":
+        manifest = train_experts(config, pictures, out, asked.block, asked.start)
+    elif asked.block is not None:
+        raise InputError(f"--block is of a chain or experts: {asked.kind} is trained as a whole")
+    else:
+        manifest = train_undivided(config, pictures, out, asked.kind == "steps", asked.start)
+    for name, losses in manifest.metrics.items():
+        print(f"{name:10} loss on validation pictures {next(iter(losses.values())):.4f}")
+    done = sum(part is not None for part in manifest.parts)
+    print(f"{out}: {done} of {len(manifest.parts)} parts trained")
     return 0
+
+
+# Checkpoints
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """A checkpoint with random weights."""
+
+    directory: Path = field(metadata=flag("", name="directory", metavar="DIR"))
+    kind: Literal["chain", "ar"] = setting("chain", "")
+    parts: int | None = setting(None, "blocks, or stages")
+    layers: int | None = setting(None, "layers in each part")
+    width: int | None = setting(None, "")
+    heads: int | None = setting(None, "")
+    context_length: int | None = setting(None, "")
+    seed: int = setting(0, "")
+
+
+def add_init(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, Untrained)
+
+
+def run_init(options: argparse.Namespace) -> int:
+    """Write a checkpoint with random weights."""
+    from stages.model.architecture import Architecture
+    from trainer.blocks.checkpoint_dir import create_untrained
+
+    asked = from_flags(Untrained, options)
+    sizes = given(vars(asked))
+    directory, kind, seed = (sizes.pop(name) for name in ("directory", "kind", "seed"))
+    manifest = create_untrained(directory, kind, Architecture(**sizes), seed)
+    for part in manifest.parts:
+        assert part is not None
+        print(f"{part.file}  {part.bytes:,} bytes")
+    total = sum(part.bytes for part in manifest.parts if part is not None)
+    print(f"{directory}: {len(manifest.parts)} parts, {total:,} bytes, random weights")
+    return 0
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A checkpoint and its copy in 16 bits."""
+
+    checkpoint: Path = field(metadata=flag("", name="checkpoint", metavar="CKPT"))
+    out: Path = field(metadata=flag("the new checkpoint", metavar="DIR"))
+
+
+def add_halve(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, Halved)
 
 
 def run_halve(options: argparse.Namespace) -> int:
@@ -167,80 +292,54 @@ def run_halve(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_halve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, metavar="CKPT")
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="the new checkpoint")
+# Plans
 
 
-def add_tokenizer(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, metavar="PATH", help="UTF-8 text, file or folder (Python's docs)")
-    parser.add_argument("--vocabulary", type=int, metavar="N", default=2048, help="tokens (%(default)s)")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", default=Path("runs/tokenizer.json"), help="the file (%(default)s)"
+@dataclass(frozen=True)
+class PlanSettings:
+    """The run that `train plan` reckons, where it is not that of the settings."""
+
+    link: str = field(
+        metadata=flag(
+            "lan, links-20, links-60, links-150, consumer; or Mbit/s both ways and ms", metavar="NAME|UP,DOWN,MS"
+        )
+    )
+    params: float | None = setting(None, "parameters in all, such as 350M: sets the width", type=count, above=0)
+    step_s: float | None = setting(
+        None, "of a local step of the busiest part; without it a few are made here, which needs their memory", above=0
     )
 
 
-def add_blocks(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    _training_options(parser)
-    add("--out", type=Path, metavar="DIR", default=Path("runs/chain"), help="the checkpoint (%(default)s)")
-    add("--block", type=int, metavar="N", help="only this block (all that are not done yet)")
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    add_flags(parser, PlanSettings)
+    add_shared_flags(parser, "config", "threads", "json")
 
 
-def add_ar(parser: argparse.ArgumentParser) -> None:
-    _training_options(parser)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the checkpoint (runs/ar; runs/local for one stage)")
-    parser.add_argument("--layers", type=int, metavar="N", help="layers of the model (as many as the chain has)")
-    parser.add_argument(
-        "--stages", type=int, metavar="N", help="stages to cut it into (as many as the chain has blocks)"
-    )
+def run_plan(options: argparse.Namespace) -> int:
+    """Plan, and print it."""
+    from trainer.blocks.data import load_corpus
+    from trainer.planning.cost import link_of
+    from trainer.planning.inventory import fit_width
+    from trainer.planning.plan import describe, make_plan, measure_step, table
 
-
-def add_scorer(parser: argparse.ArgumentParser) -> None:
-    _training_options(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", default=Path("runs/scorer"), help="the checkpoint (%(default)s)"
-    )
-    parser.add_argument("--refresh-every", type=int, metavar="STEPS", help="steps between two exchanges of the stages")
-    parser.add_argument("--copies", choices=("fp32", "int8"), help="format of the exchanged stages")
-
-
-def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("checkpoints", type=Path, nargs="+", metavar="CKPT", help="a checkpoint, or a bundle of them")
-    add_data_options(parser)
-    parser.add_argument("--windows", type=int, metavar="N", default=24, help="evenly spaced windows (%(default)s)")
-    parser.add_argument("--min-context", type=int, default=64, metavar="BYTES", help="read but not scored in each")
-    parser.add_argument("--steps", type=int, metavar="N", default=4, help="Euler steps in each block (%(default)s)")
-    parser.add_argument("--temperature", type=positive, metavar="T", default=1.0, help="of drafter and scorers (1)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def add_init(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR")
-    parser.add_argument("--kind", choices=("chain", "ar"), default="chain")
-    _size_options(parser)
-    parser.add_argument("--seed", type=int, metavar="N", default=0)
-
-
-def _training_options(parser: argparse.ArgumentParser) -> None:
-    add_config_options(parser)
-    add_data_options(parser)
-    help = "tokenizer.json: train on its tokens (bytes without it)"
-    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help=help)
-    parser.add_argument("--steps", type=int, metavar="N", help="steps of each block, or of the AR model")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of weights, batches and noise (0)")
-
-
-def _size_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--parts", type=int, metavar="N", help="blocks, or stages")
-    parser.add_argument("--layers", type=int, metavar="N", help="layers in each part")
-    parser.add_argument("--width", type=int, metavar="N")
-    parser.add_argument("--heads", type=int, metavar="N")
-    parser.add_argument("--context-length", type=int, metavar="N")
-
-
-def add_distill(parser: argparse.ArgumentParser) -> None:
-    from trainer.distill.settings import DistillSettings
-
-    add_flags(parser, DistillSettings)
-    add_threads_option(parser)
+    asked = from_flags(PlanSettings, options)
+    config, link = config_of(options), link_of(asked.link)
+    if asked.params is not None:
+        config = fit_width(config, asked.params)
+    step_s, activations = (asked.step_s, 0) if asked.step_s is not None else measure_step(config, load_corpus(None))
+    rows = make_plan(config, link, step_s, options.config is not None, activations)
+    if options.json:
+        record = {
+            "model": asdict(config.architecture),
+            "parts": 1 if config.rounds.model == "ar" else config.architecture.parts,
+            "replicas": config.rounds.replicas,
+            "link": asdict(link),
+            "step_s": step_s,
+            "rows": [asdict(row) for row in rows],
+        }
+        print_json(record)
+        return 0
+    print(f"{describe(config)}, {step_s:.3g} s each; {link.up_mbps:g} Mbit/s up, {link.down_mbps:g} down, ", end="")
+    print(f"{link.latency_ms:g} ms one way\n")
+    print("\n".join(table(rows)))
+    return 0

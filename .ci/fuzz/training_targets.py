@@ -22,15 +22,15 @@ from tests.trainer.small import corpus
 from trainer.rounds.cache import WeightCache
 from trainer.rounds.codecs import CODECS, receive, scale, shapes
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.features import FeatureFormat
 from trainer.rounds.members import Place
+from trainer.rounds.parts import FeatureFormat
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.server import ledger_of
 from trainer.rounds.service import RoundsService, WorkerAccess
 from trainer.rounds.settings import CoordinatorSettings, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import open_store
-from trainer.rounds.transfer import Parcel, piece_of
+from trainer.rounds.transfer import checked, file_of, piece_of
 from trainer.rounds.worker import join_request, spec_of
 from trainer.rounds.worker_state import WorkerProgress, load_worker, save_worker
 from trainer.v1 import rounds_pb2
@@ -148,8 +148,8 @@ class Training:
             head.worker, head.lease = member.worker, member.lease
         if not flags & OWN_DIGEST and isinstance(head, rounds_pb2.Submission):
             head.round = head.base_version = run.ledger.round(self.spec.parts[member.place.part])
-            parcel = Parcel.of(b"".join(each.piece.data for each in messages[1:]))
-            head.size, head.sha256 = parcel.size, parcel.sha256
+            file = file_of(b"".join(each.piece.data for each in messages[1:]))
+            head.size, head.sha256 = file.size, file.sha256
         if isinstance(head, rounds_pb2.NextRequest):
             head.wait_seconds *= 1e-12  # infinite as before
 
@@ -176,7 +176,7 @@ class Training:
 
     def fetch(self, weights: rounds_pb2.Weights) -> None:
         """A worker's way to these weights, from files of zeros."""
-        files: Any = SimpleNamespace(fetch=lambda file, *others: bytes(Parcel(file.size, file.sha256).check().size))
+        files: Any = SimpleNamespace(fetch=lambda file, *others: bytes(checked(file).size))
         WeightCache(files, "w0", "", self.folder, self.spec.fragments.like).fetch(weights, "int8")
 
     def seeds(self) -> Iterator[bytes]:

@@ -119,7 +119,7 @@ def plan_options(profile: Profile, workers: int) -> list[str]:
     nodes = node_names(workers)[1:]
     ups, downs = [profile.link(n, ROUTER) for n in nodes], [profile.link(ROUTER, n) for n in nodes]
     delay = max(link.delay_ms for link in (*ups, *downs))
-    return ["--up-mbps", rate(ups), "--down-mbps", rate(downs), "--latency-ms", f"{delay:g}"]
+    return ["--link", f"{rate(ups)},{rate(downs)},{delay:g}"]
 
 
 def _plan(config: Path, link: list[str], step_s: float) -> dict[str, Any]:

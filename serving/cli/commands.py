@@ -94,32 +94,14 @@ _TOKEN = Family(
     },
 )
 _IDENTITIES = (_CERTS, _TOKEN)
-_TRAIN_PICTURES = Family(
-    "pictures",
-    "train nets that draw",
-    {
-        "": _commands(
-            "trainer.pictures.commands:",
-            ("blocks", "train the blocks of a chain, one at a time", "--data fashion.npz"),
-            ("whole", "train an undivided net, cut into as many stages as the chain has blocks", "--data fashion.npz"),
-            ("local", "train one net of a block's size for all noise levels", "--data fashion.npz"),
-            ("experts", "train a net for each cluster of the pictures, and the router net", "--data fashion.npz"),
-        )
-    },
-)
 _TRAIN = Family(
     "train",
     "train blocks or whole models, on this machine or on many",
     {
         "": _commands(
             "trainer.commands:",
-            ("blocks", "train the blocks of a chain, one at a time", "--data corpus/"),
-            (
-                "ar",
-                "train an autoregressive model end to end, on the same data, steps and batch",
-                "--data corpus/ --steps 2000",
-            ),
-            ("scorer", "train a pipeline stage by stage, each through frozen copies of the others", "--data corpus/"),
+            ("text", "train a model of text: a chain's blocks one at a time, or a pipeline", "chain --data corpus/"),
+            ("pictures", "train nets that draw", "chain --data fashion.npz"),
             ("tokenizer", "make the tokens that the others train on with --tokenizer", "--data corpus/"),
             ("halve", "store a checkpoint's weights in 16 bits: half its size", "runs/ar --out ar-half"),
             "trainer.rounds.commands:",
@@ -134,13 +116,6 @@ _TRAIN = Family(
                 "--coordinator 10.8.0.9:7800 --data corpus/",
             ),
             ("status", "watch a coordinator's run: parts, workers, who is late", "10.8.0.9:7800"),
-            "trainer.planning.commands:",
-            (
-                "plan",
-                "estimate memory, traffic and time of a run before it starts",
-                "--params 1e9 --workers 12 --link home --step-s 2",
-            ),
-            "trainer.rounds.commands:",
             (
                 "simulate",
                 "compare ways of merging, with workers on this machine",
@@ -148,8 +123,12 @@ _TRAIN = Family(
             ),
             ("audit", "check that no update of a run was lost or merged twice", "runs/rounds"),
             "trainer.commands:",
+            (
+                "plan",
+                "estimate memory, traffic and time of a run before it starts",
+                "--config run.toml --link links-60 --step-s 2",
+            ),
         ),
-        "pictures": (_TRAIN_PICTURES,),
     },
 )
 _BENCH = Family(

@@ -19,14 +19,23 @@ from trainer.pictures.data import load_pictures
 pytestmark = pytest.mark.slow
 
 DIGITS = Path(__file__).with_name("digits")
-SETTINGS = ("--patch", "2", "--features", "48", "--batch", "32", "--steps", "700", "--learning-rate", "0.004")
+SETTINGS = """
+patch = 2
+features = 48
+batch = 32
+steps = 700
+learning_rate = 0.004
+matrix_learning_rate = 0.004
+"""
 
 
 def test_digits_of_a_trained_chain_are_read(tmp_path: Path) -> None:
     data, chain = DIGITS / "digits.npz", tmp_path / "bundle" / "chain"
-    train = ["train", "pictures", "blocks", "--data", str(data), "--out", str(chain), "--threads", "1", *SETTINGS]
+    config = tmp_path / "digits.toml"
+    config.write_text(SETTINGS)
+    train = ["train", "pictures", "chain", "--data", str(data), "--out", str(chain), "--config", str(config)]
     for block in (2, 0, 1):  # apart, in any order
-        assert main([*train, "--block", str(block)]) == 0
+        assert main([*train, "--threads", "1", "--block", str(block)]) == 0
     judge = load_judge(DIGITS / "judge.safetensors").judge
     assert accuracy(judge, load_pictures(data).test) > 0.93
     topology = local_topology(3, 3, chain.parent, free_port_block(4) + 1)

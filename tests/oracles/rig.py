@@ -36,13 +36,11 @@ from tests.conftest import open_servers, wait_ready, write_bundle
 from tests.stages.hops import step
 from tests.trainer import small
 from trainer.blocks import run
-from trainer.blocks.config import TrainingConfig
+from trainer.blocks.config import RoundSettings, TrainingConfig
 from trainer.blocks.data import Corpus, load_corpus
-from trainer.blocks.round_settings import RoundSettings
 from trainer.blocks.train import train_ar, train_blocks, train_scorer
 from trainer.rounds.codecs import CODECS as UPDATE_CODECS
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
 
 PATIENT_S = 60.0
@@ -238,7 +236,7 @@ def trained(what: str, directory: Path, stop_at: tuple[str, int] | None = None) 
 
     def train() -> None:
         if what == "ar":
-            train_ar(tiny(), text, out, layers=2, stages=2)
+            train_ar(tiny(), text, out, stages=2)
         elif what == "scorer":
             train_scorer(tiny(), text, out)
         else:

@@ -13,9 +13,8 @@ from stages.errors import ResumeError
 from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
 from stages.model.partition import equal_probability
-from trainer.blocks.config import NoiseConfig, TrainingConfig
+from trainer.blocks.config import NoiseConfig, RoundSettings, TrainingConfig
 from trainer.blocks.data import load_corpus
-from trainer.blocks.round_settings import RoundSettings
 from trainer.rounds.codecs import Tensors
 from trainer.rounds.store import DATABASE, Record, Update, connect, read_events
 

@@ -22,14 +22,14 @@ def given(settings: Callable[..., Path], text_file: Path) -> list[object]:
 def test_blocks_ar_and_local_are_trained_and_scored(
     tmp_path: Path, onesweep: Command, given: list[object], text_file: Path
 ) -> None:
-    blocks = onesweep("train", "blocks", *given, "--out", tmp_path / "chain")
+    blocks = onesweep("train", "text", "chain", *given, "--out", tmp_path / "chain")
     assert blocks.code == 0
     assert "2 of 2 blocks trained" in blocks.out
     assert "from_noise_nats" in blocks.out
-    ar = onesweep("train", "ar", *given, "--out", tmp_path / "ar")
-    assert "2 layers in 2 stages" in ar.out
-    local = onesweep("train", "ar", *given, "--layers", 1, "--stages", 1, "--out", tmp_path / "local")
-    assert "1 layers in 1 stage, " in local.out
+    ar = onesweep("train", "text", "ar", *given, "--out", tmp_path / "ar")
+    assert "2 stages of 1 layers" in ar.out
+    local = onesweep("train", "text", "local", *given, "--out", tmp_path / "local")
+    assert "1 stage of 1 layers, " in local.out
 
     flags = ["--data", text_file, "--windows", 2, "--min-context", 8, "--steps", 2]
     table = onesweep("evaluate", tmp_path, *flags)
@@ -46,9 +46,9 @@ def test_everything_has_a_default(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     few = ["--config", settings(), "--steps", 1, "--threads", 1]
-    assert onesweep("train", "blocks", *few).code == 0
-    assert onesweep("train", "ar", *few).code == 0
-    assert onesweep("train", "ar", *few, "--layers", 1, "--stages", 1).code == 0
+    assert onesweep("train", "text", "chain", *few).code == 0
+    assert onesweep("train", "text", "ar", *few).code == 0
+    assert onesweep("train", "text", "local", *few).code == 0
     for name in ("chain", "ar", "local"):
         assert read_manifest(tmp_path / "runs" / name).data["name"] == "python-docs"
     assert "note: trained on other text" not in onesweep("evaluate", "runs", "--windows", 2, "--min-context", 8).out
@@ -85,7 +85,7 @@ FILES = {
         ("AR --steps -5", 2, "steps must be a whole number from 0"),
         ("AR --threads 0", 2, "--threads must be from 1"),
         ("BLOCKS --block 2", 2, "this chain has blocks 0 to 1"),
-        ("AR --layers 3 --stages 2", 2, "3 layers cannot be cut into 2 equal stages"),
+        ("AR --block 0", 2, "--block is of a chain: the parts of ar are trained together"),
         ("evaluate . --data TEXT", 1, "no checkpoint in"),
         ("evaluate . --windows 0", 2, "windows must be at least 1"),
         ("init new --width 30 --heads 4", 2, "width 30 must be an even multiple of heads 4"),
@@ -105,8 +105,8 @@ def test_a_mistake_is_one_sentence(
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
     stand_for: dict[str, list[object]] = {
-        "BLOCKS": ["train", "blocks", *given, "--out", "out"],
-        "AR": ["train", "ar", *given, "--out", "out"],
+        "BLOCKS": ["train", "text", "chain", *given, "--out", "out"],
+        "AR": ["train", "text", "ar", *given, "--out", "out"],
         "TEXT": [text_file],
     }
     outcome = onesweep(*(each for word in words.split() for each in stand_for.get(word, [word])))
@@ -121,7 +121,7 @@ def test_a_full_disk_is_one_sentence_and_can_be_gone_on_from(
 ) -> None:
     """A checkpoint with one block, then no room for the second."""
     disk = small_disk("640k")
-    words = ["train", "blocks", *given, "--out", disk / "chain"]
+    words = ["train", "text", "chain", *given, "--out", disk / "chain"]
     assert onesweep(*words, "--block", 0).code == 0
     before = read_manifest(disk / "chain")
     (disk / "filler").write_bytes(b"x" * (shutil.disk_usage(disk).free - 40_000))

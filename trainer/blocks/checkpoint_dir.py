@@ -11,23 +11,15 @@ from torch import Tensor
 
 from stages.checkpoint.checkpoint import replace_file, save_part, update_manifest, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
-from stages.checkpoint.manifest import (
-    MANIFEST_NAME,
-    MAX_PROBE_TOKENS,
-    TOKENIZER_NAME,
-    Kind,
-    Manifest,
-    read_manifest,
-)
+from stages.checkpoint.manifest import MANIFEST_NAME, MAX_PROBE_TOKENS, TOKENIZER_NAME, Kind, Manifest, read_manifest
 from stages.errors import CheckpointError, ConfigError
 from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
 from stages.model.partition import NoisePartition, equal_entropy, equal_probability, uniform
 from stages.model.pipeline import ArStage
 from trainer.blocks.config import NoiseConfig, TrainingConfig
-from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.data import Corpus, TextTokenizer, load_corpus
 from trainer.blocks.state import exclusive, json_digest
-from trainer.blocks.tokens import TextTokenizer
 
 SAMPLES, LEAST_SAMPLES = 4096, 256
 ODDS_AT_ONCE = 1 << 20  # logits held at a time: a large vocabulary gets fewer samples, but at least LEAST_SAMPLES
@@ -177,7 +169,9 @@ def create_untrained(directory: Path, kind: Kind, architecture: Architecture, se
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write into {directory}: {error.strerror}; give another directory") from None
-    write_manifest(directory, _manifest(kind, architecture, seed))
+    config, text = TrainingConfig(architecture=architecture), load_corpus(None)
+    new = new_chain(config, text) if kind == "chain" else new_ar(architecture, config, text, "none")
+    write_manifest(directory, replace(new, data={}, training={"steps": 0, "seed": seed}))
     hidden: Tensor | None = None
     for index in range(architecture.parts):
         torch.manual_seed(seed + index)
@@ -187,14 +181,3 @@ def create_untrained(directory: Path, kind: Kind, architecture: Architecture, se
         else:
             hidden = save_part(directory, ArStage(architecture, index).eval(), hidden)
     return read_manifest(directory)
-
-
-def _manifest(kind: Kind, architecture: Architecture, seed: int) -> Manifest:
-    training = {"steps": 0, "seed": seed}
-    parts = (None,) * architecture.parts
-    if kind == "ar":
-        return Manifest(kind, architecture, parts, probe_text=PROBE_TEXT, training=training)
-    noise = NoiseConfig()
-    codes = Codes(noise.code_seed, architecture.code_dim)
-    partition = make_partition(noise, architecture.parts, codes, load_corpus(None).train)
-    return Manifest(kind, architecture, parts, codes, partition, probe_text=PROBE_TEXT, training=training)

@@ -11,10 +11,117 @@ from stages.errors import ConfigError
 from stages.model.architecture import Architecture
 from stages.model.partition import Kind
 from stages.settings import check, from_toml, limits, read_toml
-from trainer.blocks.round_settings import RoundSettings
 
 if TYPE_CHECKING:
     from trainer.blocks.data import Corpus
+
+
+MAX_COUNT = 2**31
+MAX_SECONDS = 1e7
+
+Model = Literal["chain", "scorer", "ar"]
+OuterName = Literal["mean", "nesterov"]
+OverlapName = Literal["none", "eager"]
+DeadlineName = Literal["lockstep", "fixed", "adaptive"]
+LateName = Literal["drop", "stale", "keep"]
+CodecName = Literal["fp32", "int8", "e3m0", "top7", "top32"]
+SPARSE: tuple[CodecName, ...] = ("top7", "top32")  # codecs that leave most numbers out
+ContextBy = Literal["auto", "copies", "features"]
+RobustName = Literal["auto", "none", "scored"]
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """Settings of training by workers that meet once a round."""
+
+    model: Model = "chain"  # what is trained: blocks of a chain, stages of a scorer, or an AR model that is one part
+    # 0: as many as the `steps` of the run make.
+    rounds: int = field(default=0, metadata=limits(least=0, most=MAX_COUNT))
+    # H: local steps of a worker between two merges.
+    steps_per_round: int = field(default=30, metadata=limits(least=1, most=MAX_COUNT))
+    replicas: int = field(default=2, metadata=limits(least=1, most=1024))  # M: workers a part
+    # In 45 rounds of 30 steps a plain mean ends nearest to one place. DiLoCo's momentum of 0.9 is far worse in short
+    # runs, and worst where updates are late or workers do not wait; docs/research/rounds.md has the tables.
+    outer: OuterName = "mean"
+    # In 30 rounds of 16 steps on tiny batches, rate 1 with momentum 0.3 was 0.03 nats better than a mean.
+    outer_rate: float = field(default=1.0, metadata=limits(least=1e-6, most=10))
+    outer_momentum: float = field(default=0.3, metadata=limits(least=0, most=1))
+    # While its update travels, a worker waits, or continues from the last version and its own update.
+    overlap: OverlapName = "none"
+    deadline: DeadlineName = "adaptive"
+    # Seconds after which a round is closed with what has come, if anything has; `lockstep` has no deadline.
+    deadline_s: float = field(default=600.0, metadata=limits(least=1e-3, most=MAX_SECONDS))
+    # `adaptive`: share of the expected workers that is waited for.
+    quorum: float = field(default=0.5, metadata=limits(least=0, most=1))
+    # `adaptive`: times the median arrival that the others are given.
+    grace: float = field(default=1.5, metadata=limits(least=1, most=1000))
+    # With a mean, and with rate 1 and momentum 0.3, late work at half weight is better than none; with DiLoCo's
+    # momentum of 0.9 it is not.
+    late: LateName = "stale"
+    # `stale`: weight lost with each round that an update is late.
+    stale_discount: float = field(default=0.5, metadata=limits(least=0, most=1))
+    # Rounds after which an update is refused, whatever `late` says.
+    max_staleness: int = field(default=8, metadata=limits(least=0, most=1024))
+    # int8 cost no loss against fp32; on a 20 Mbit/s uplink a worker with steps of 0.4 s trains 93 % of the time with
+    # int8 and 87 % with fp32 (`onesweep train plan --link links-60 --up-mbps 20 --step-s 0.4`).
+    codec: CodecName = "int8"  # how updates travel to the coordinator
+    down_codec: CodecName = "int8"  # how new versions travel to the workers: `fp32` whole, the others as differences
+    # How stages of a scorer get what they read: from copies of the stages before, which they run, or as the features
+    # that the workers of these stages make, step by step. Copies are older, by a round: a scorer learns much less from
+    # them, so `auto` has it read features, where its settings allow that.
+    context_by: ContextBy = "auto"
+    # Fragments of a part that are exchanged in turn within a round; 1 is the whole at its end.
+    fragments: int = field(default=1, metadata=limits(least=1, most=256))
+    # `scored`: an update must lower the loss on held-out text; `none` merges all that is not absurd; `auto` scores
+    # where workers of other owners may come. Rules that compare updates with each other were worse on liars of any
+    # kind: docs/research/rounds.md#liars.
+    robust: RobustName = "auto"
+    # Times the median norm of what was accepted before at which an update is refused as absurd.
+    norm_limit: float = field(default=10.0, metadata=limits(least=1, most=1e6))
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.outer_momentum >= 1:
+            raise ConfigError(f"outer_momentum must be below 1, not {self.outer_momentum!r}")
+        if self.fragments > self.steps_per_round:
+            raise ConfigError(
+                f"{self.fragments} fragments do not find room in a round of {self.steps_per_round} steps; "
+                "give fewer fragments, or more steps_per_round"
+            )
+        if self.context_by == "features" and not self._may_read_features:
+            raise ConfigError(
+                "context_by = features is for stages that go through their rounds together and whole: give model = "
+                '"scorer", fragments = 1 and overlap = "none"; or context_by = "copies"'
+            )
+        if self.fragments > 1 and {self.codec, self.down_codec} & set(SPARSE):
+            raise ConfigError(f"codecs {' and '.join(SPARSE)} are for whole parts: give fragments = 1")
+
+    @property
+    def by_features(self) -> bool:
+        """True if parts read what the workers of the parts before make while the round lasts."""
+        return self.context_by != "copies" and self._may_read_features
+
+    @property
+    def _may_read_features(self) -> bool:
+        return self.model == "scorer" and self.fragments == 1 and self.overlap == "none"
+
+    def up_codec(self, round_: int) -> CodecName:
+        """The codec of a round's updates: the last ones send all that a sparse codec had left out."""
+        return "e3m0" if self.codec in SPARSE and round_ == self.rounds - 1 else self.codec
+
+    def version_codec(self, version: int) -> CodecName:
+        """The codec of a version: the last one is whole, where a sparse codec would leave out most of it."""
+        return "fp32" if self.down_codec in SPARSE and version == self.rounds else self.down_codec
+
+    @property
+    def ahead(self) -> int:
+        """Rounds that a worker may begin before they are open."""
+        return int(self.overlap == "eager")
+
+    def count(self, steps: int) -> int:
+        """Rounds of a run whose workers make `steps` local steps each; the last may have fewer."""
+        return self.rounds or -(-steps // self.steps_per_round)
+
 
 MAX_WHOLE = 2**53
 
@@ -51,15 +158,9 @@ class LookaheadConfig:
     # Steps between two refreshes of the copies that the workers have of each other's stages.
     refresh_every: int = field(default=10, metadata=_COUNT)
     copies: Copies = "fp32"  # how the copies travel
-    # Weight of a stage's own next-byte loss; at 0 its head learns, and the stage learns nothing from it. With fresh
-    # copies that is the gradient of end-to-end training; an own loss pulls each stage towards another aim.
-    own_weight: float = field(default=0.0, metadata=_POSITIVE)
-    ahead: bool = True  # learn from the last head, through the copies; else from the stage's own loss alone
 
     def __post_init__(self) -> None:
         check(self)
-        if not self.ahead and not self.own_weight:
-            raise ConfigError("with ahead = false a stage learns from its own loss: give own_weight above 0")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from torch import Tensor
 from stages.checkpoint.checkpoint import load_ar, load_block, read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, find_bundle, read_manifest
 from stages.errors import CheckpointError, InputError
+from stages.model.block import Block
 from stages.model.pipeline import ArModel
-from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import ROWS, chain_diagnostics, next_byte_nats
-from trainer.blocks.tokens import TextTokenizer
+from trainer.blocks.data import Corpus, TextTokenizer
+from trainer.blocks.losses import ROWS, chain_diagnostics, next_byte_nats
 
 
 @dataclass(frozen=True)
@@ -83,31 +84,29 @@ class Scorer:
             scores=scores,
         )
 
+    def _nats(self, predict: Callable[[Tensor], Tensor], text: Tensor) -> float:
+        """Mean nats a symbol, a few windows at a time; :param predict: the logits after known text."""
+        rows = text.split(ROWS)
+        return sum(next_byte_nats(predict(row[:, :-1]), row, self.min_context) * len(row) for row in rows) / len(text)
+
     @torch.inference_mode()
     def _ar(self, directory: Path, text: Tensor, corpus: Corpus) -> list[TextScore]:
-        model, nats = load_ar(directory), 0.0
-        for row in range(0, len(text), ROWS):
-            part = text[row : row + ROWS]
-            nats += next_byte_nats(model(part[:, :-1]), part, self.min_context) * len(part)
-        return [TextScore.of("next byte", nats / len(text), text[:, self.min_context :], corpus)]
+        nats = self._nats(load_ar(directory), text)
+        return [TextScore.of("next byte", nats, text[:, self.min_context :], corpus)]
 
     @torch.inference_mode()
     def _chain(self, directory: Path, manifest: Manifest, text: Tensor, corpus: Corpus) -> list[TextScore]:
-        trained = [i for i, part in enumerate(manifest.parts) if part is not None]
-        if not trained:
+        blocks = [load_block(directory, i) for i, part in enumerate(manifest.parts) if part is not None]
+        if not blocks:
             raise CheckpointError(f"no block of {directory} is trained yet")
-        blocks = [load_block(directory, i) for i in trained]
-        nats = [0.0] * len(blocks)
-        for row in range(0, len(text), ROWS):
-            part = text[row : row + ROWS]
-            for i, block in enumerate(blocks):
-                logits = block.next_byte(block.read(part[:, :-1])[0])
-                nats[i] += next_byte_nats(logits, part, self.min_context) * len(part)
-        scored = text[:, self.min_context :]
-        scores = [
-            TextScore.of(f"next byte, block {block.index}", total / len(text), scored, corpus)
-            for block, total in zip(blocks, nats, strict=True)
-        ]
+        scores, scored = list[TextScore](), text[:, self.min_context :]
+        for block in blocks:
+
+            def predict(known: Tensor, block: Block = block) -> Tensor:
+                return block.next_byte(block.read(known)[0])
+
+            nats = self._nats(predict, text)
+            scores.append(TextScore.of(f"next byte, block {block.index}", nats, scored, corpus))
         if len(blocks) == manifest.architecture.parts:
             assert manifest.partition is not None
             losses = chain_diagnostics(blocks, manifest.partition, text, self.steps, self.min_context)
@@ -179,14 +178,10 @@ def divergence(
     text = corpus.valid_batch(min(windows, len(corpus.valid) // length), length)
     sums = torch.zeros(3, dtype=torch.float64)
     for part in text.split(ROWS):
-        q, p = (_log_odds(model, part, min_context, temperature) for model in (drafter, scorer))
+        logits = (model(part)[:, min_context:].double() for model in (drafter, scorer))
+        q, p = ((each / temperature).log_softmax(-1) for each in logits)  # (rows, positions, vocabulary)
         sums += torch.stack(
             [0.5 * (p.exp() - q.exp()).abs().sum(), (p.exp() * (p - q)).sum(), (q.exp() * (q - p)).sum()]
         )
     tv, kl, reverse = (sums / (len(text) * (length - min_context))).tolist()
     return Divergence("local", name, temperature, tv, kl / math.log(2), reverse / math.log(2))
-
-
-def _log_odds(model: ArModel, text: Tensor, min_context: int, temperature: float) -> Tensor:
-    """(rows, positions, vocabulary) float64."""
-    return (model(text)[:, min_context:].double() / temperature).log_softmax(-1)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +14,7 @@ from torch.nn import functional as F
 
 from stages.model.block import Block
 from stages.model.partition import NoisePartition
+from stages.model.samplers import Ode, step_sigmas
 
 MASKED = -1e9  # finite: -inf in masks breaks some backends
 
@@ -97,3 +102,77 @@ def block_loss(
 def next_byte_loss(logits: Tensor, text: Tensor) -> Tensor:
     """Mean next-byte CE in nats. logits: (batch, length, vocabulary) for text[:, :-1]; text: (batch, length + 1)."""
     return F.cross_entropy(logits.float().flatten(0, -2), text[:, 1:].reshape(-1))
+
+
+ROWS = 4  # windows evaluated at a time
+PAPERS_SIGMA_MIN = 1.0  # end of the noise range of BlockTrain (arXiv 2606.24722)
+
+
+class PathPoint(NamedTuple):
+    """Cross-entropy (CE) of one evaluation on the way from noise to text."""
+
+    sigma: float
+    nats: float
+
+
+def bits(nats: float) -> float:
+    """Bits per byte from nats per byte."""
+    return nats / math.log(2)
+
+
+def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:
+    """CE of next-symbol logits (batch, length, vocabulary) on text (batch, length + 1), from `skip` (1 or more) on."""
+    return float(F.cross_entropy(logits[:, skip - 1 :].float().flatten(0, -2), text[:, skip:].reshape(-1)))
+
+
+def from_noise_path(
+    blocks: Sequence[Block], partition: NoisePartition, known: Tensor, steps: int, *, skip: int = 1, row: int = 0
+) -> list[PathPoint]:
+    """CE of each byte while its slot is denoised from pure noise, given its true prefix: one point an evaluation.
+
+    blocks: neighbours, in order; known: (batch, positions) int64; `steps` Euler steps a block, starting at the first
+    block's own sigma_max, and one more evaluation at the last block's sigma_min; bytes before `skip` are not counted;
+    `row` is the number of known[0] in a larger set, whose noise it takes.
+    """
+    # Every position is a chunk of its own, so no slot sees another (BlockTrain, arXiv 2606.24722). It does not describe
+    # a one-sweep text, whose positions after the first have no true prefix.
+    (batch, length), dim = known.shape, blocks[0].architecture.code_dim
+    ranges = [partition.range(block.index) for block in blocks]
+    memories = [block.read(known)[1] for block in blocks]
+    mask = ChunkLayout(length, 1).mask()
+    spans = [(place, *step) for place, span in enumerate(ranges) for step in pairwise(step_sigmas(*span, steps))]
+    ode = Ode(0, row * length, batch * length, dim, ranges[0][0], 1.0)
+    estimate, points = torch.zeros(batch * length, dim), []
+    for i, (place, sigma, sigma_next) in enumerate([*spans, (len(ranges) - 1, ranges[-1][1], None)]):
+        block = blocks[place]
+        z, before = (x.view(batch, length, dim) for x in (ode.state(estimate, sigma, i), estimate))
+        logits = block.denoise(z, before, torch.full((1, 1), sigma), memories[place], 0, mask).float()
+        nats = logits.log_softmax(-1).gather(2, known[..., None])[:, skip:, 0]
+        points.append(PathPoint(sigma, -float(nats.mean())))
+        if sigma_next is not None:
+            estimate = ode.advance(estimate, block.point(logits).flatten(0, 1), sigma, sigma_next)
+    return points
+
+
+@torch.inference_mode()
+def chain_diagnostics(
+    blocks: Sequence[Block], partition: NoisePartition, text: Tensor, steps: int, skip: int = 1
+) -> dict[str, float]:
+    """Losses of neighbouring blocks. text: (windows, length + 1) int64; `steps` Euler steps in each block.
+
+    from_noise_nats: the papers' metric, read out at the last block's sigma_min, with the true prefix.
+    from_noise_sigma1_nats: the same, at the last evaluation at or above sigma 1, where the papers' range ends; below
+    it a slot settles on one sampled byte, so that the CE becomes that of a commitment. Missing where there is none.
+    """
+    known, paths = text[:, :-1], []
+    for row in range(0, len(known), ROWS):
+        part = known[row : row + ROWS]
+        paths.append((len(part), from_noise_path(blocks, partition, part, steps, skip=skip, row=row)))
+    path = [
+        PathPoint(points[0].sigma, sum(p.nats * n for p, (n, _) in zip(points, paths, strict=True)) / len(known))
+        for points in zip(*(points for _, points in paths), strict=True)
+    ]
+    losses = {"from_noise_nats": path[-1].nats}
+    if above := [point.nats for point in path if point.sigma >= PAPERS_SIGMA_MIN]:
+        losses["from_noise_sigma1_nats"] = above[-1]
+    return losses

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,21 +12,13 @@ from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import ConfigError, Interrupted
 from stages.model.block import Block
 from stages.model.pipeline import ArModel, ArStage
-from trainer.blocks.checkpoint_dir import (
-    RUN_FOLDER,
-    add_metrics,
-    identity,
-    new_ar,
-    new_chain,
-    open_checkpoint_dir,
-)
-from trainer.blocks.config import TrainingConfig, in_symbols_of
+from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, new_ar, new_chain, open_checkpoint_dir
+from trainer.blocks.config import RunConfig, TrainingConfig, in_symbols_of
 from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import chain_diagnostics
-from trainer.blocks.lookahead import ScorerTask, StagesInOneProcess
+from trainer.blocks.losses import chain_diagnostics
 from trainer.blocks.run import Run, Task, state_path
 from trainer.blocks.state import StepLog
-from trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask
+from trainer.blocks.task import STEPS_PER_BLOCK, ArTask, BlockTask, ScorerTask, StagesInOneProcess
 
 
 def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | None = None) -> Manifest:
@@ -41,25 +34,24 @@ def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | 
     corpus.require(architecture.context_length + 1)
     manifest = open_checkpoint_dir(out, new_chain(config, corpus), corpus.tokenizer)
     for index in range(architecture.parts) if only is None else [only]:
-        if manifest.parts[index] is not None:
-            print(f"block {index}: already trained in {out}")
-            state_path(out / RUN_FOLDER, f"block-{index}").unlink(missing_ok=True)
+        if is_trained(out, manifest, index, f"block-{index}"):
             continue
-        manifest = _train_block(config, corpus, out, manifest, index)
+        assert manifest.codes is not None
+        assert manifest.partition is not None
+        # The same start whether blocks are trained in one command or one each.
+        torch.manual_seed(config.seed + index)
+        block = Block(architecture, index, manifest.codes)
+        task = BlockTask(block, manifest.partition, corpus, config)
+        manifest = train_part(task, config, out, manifest, task.name, partial(save_part, out, block))
     if manifest.complete and "chain" not in manifest.metrics:
         manifest = diagnose(config, corpus, out, manifest)
     return manifest
 
 
-def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, layers: int, stages: int) -> Manifest:
-    """Train an AR model of `layers` layers end to end, and store it cut into `stages` equal stages."""
-    if layers < 1 or stages < 1 or layers % stages:
-        raise ConfigError(
-            f"{layers} layers cannot be cut into {stages} equal stages; "
-            "give --layers as a multiple of --stages, both at least 1"
-        )
+def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, stages: int) -> Manifest:
+    """Train an AR model end to end, and store it cut into `stages` stages of `architecture.layers` layers each."""
     config = in_symbols_of(config, corpus)
-    architecture = replace(config.architecture, parts=stages, layers=layers // stages)
+    architecture = replace(config.architecture, parts=stages)
     torch.manual_seed(config.seed)
     model = ArModel(architecture)
     task = ArTask("ar", model, corpus, config)
@@ -67,7 +59,7 @@ def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, layers: int, sta
 
 
 def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
-    """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/lookahead.py."""
+    """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/task.py."""
     config = in_symbols_of(config, corpus)
     torch.manual_seed(config.seed)
     workers = StagesInOneProcess(config.architecture, config.lookahead)
@@ -76,55 +68,40 @@ def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
 
 
 def _train_pipeline(
-    config: TrainingConfig,
-    corpus: Corpus,
-    out: Path,
-    task: Task,
-    stages: Sequence[ArStage],
-    objective: str,
+    config: TrainingConfig, corpus: Corpus, out: Path, task: Task, stages: Sequence[ArStage], objective: str
 ) -> Manifest:
     architecture = stages[0].architecture
     corpus.require(architecture.context_length + 1)
     manifest = open_checkpoint_dir(out, new_ar(architecture, config, corpus, objective), corpus.tokenizer)
-    if manifest.complete:
-        print(f"AR model: already trained in {out}")
-        state_path(out / RUN_FOLDER, task.name).unlink(missing_ok=True)
+    if is_trained(out, manifest, 0, task.name):
         return manifest
-    model = ArModel(architecture, list(stages))
-    _train(task, config, out, manifest, "ar", lambda: save_ar(out, model.eval()))
-    return read_manifest(out)
+    return train_part(task, config, out, manifest, "ar", partial(save_ar, out, ArModel(architecture, list(stages))))
 
 
-def _train(
-    task: Task,
-    config: TrainingConfig,
-    out: Path,
-    manifest: Manifest,
-    name: str,
-    save: Callable[[], object],
-) -> Run:
-    """Run to the end, and put measurements, under this name, and weights into the checkpoint."""
+def is_trained(out: Path, manifest: Manifest, part: int, name: str) -> bool:
+    """True if a part is in the checkpoint already; then nothing else is left of its run `name`."""
+    if manifest.parts[part] is None:
+        return False
+    print(f"{name}: already trained in {out}")
+    state_path(out / RUN_FOLDER, name).unlink(missing_ok=True)
+    return True
+
+
+def train_part(
+    task: Task, config: RunConfig, out: Path, manifest: Manifest, name: str, save: Callable[[], object]
+) -> Manifest:
+    """Run to the end, and put measurements, under this name, and weights into the checkpoint; returns its manifest.
+
+    Raises Interrupted, with all of that stored, for a signal at the last step.
+    """
     run = Run(task, config, out / RUN_FOLDER, identity(manifest))
     losses = run.train()
     # Measurements first: after a kill in between, a part without them would count as done.
     add_metrics(out, {name: losses})
     save()
     run.finish()
-    return run
-
-
-def _train_block(config: TrainingConfig, corpus: Corpus, out: Path, manifest: Manifest, index: int) -> Manifest:
-    assert manifest.codes is not None
-    assert manifest.partition is not None
-    # The same start whether blocks are trained in one command or one each.
-    torch.manual_seed(config.seed + index)
-    block = Block(config.architecture, index, manifest.codes)
-    task = BlockTask(block, manifest.partition, corpus, config)
-
-    run = _train(task, config, out, manifest, f"block-{index}", lambda: save_part(out, block.eval()))
-    # The signal came after the last step: this block is saved, the next one is not begun.
     if run.asked_to_stop:
-        raise Interrupted(f"block {index} is trained and saved; stopped as asked, run again to go on")
+        raise Interrupted(f"{task.name} is trained and saved; stopped as asked, run again to go on")
     return read_manifest(out)
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,9 @@ from trainer.blocks.checkpoint_dir import RUN_FOLDER
 from trainer.blocks.data import Corpus, quick_bfloat16, within_memory
 from trainer.blocks.run import Clock, Run, state_path
 from trainer.blocks.state import json_digest
-from trainer.distill.samples import FIRST, Samples, held_out, symbols_corpus
 from trainer.distill.settings import DistillSettings
-from trainer.distill.student import (
-    DistillTask,
-    Student,
-    fitting_layers,
-    numbers_in,
-    one_stage,
-)
-from trainer.distill.teacher import Teacher
+from trainer.distill.student import DistillTask, Student, fitting_layers, numbers_in, one_stage
+from trainer.distill.teacher import FIRST, Samples, Teacher, held_out, symbols_corpus
 
 PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced
 DRAFT_STEPS = 24
@@ -49,7 +43,7 @@ def distill(settings: DistillSettings, tell: Tell = print) -> Manifest:
     check_device(settings.device)
     teacher = read_manifest(settings.checkpoint)
     _check(settings, teacher)
-    with within_memory(settings.device, "give a smaller --window, or fewer --sequences or --layers"):
+    with within_memory(settings.device, "give a smaller window, or fewer sequences or layers"):
         return _distilled(settings, teacher, tell)
 
 
@@ -85,7 +79,7 @@ def _check(settings: DistillSettings, manifest: Manifest) -> None:
         raise InputError(f"{settings.checkpoint} is not trained to its end yet: a drafter needs a whole one")
     a = manifest.text_architecture
     if settings.window > a.positions:
-        raise InputError(f"--window {settings.window}: the model reads {a.positions} positions at most")
+        raise InputError(f"window {settings.window}: the model reads {a.positions} positions at most")
     if isinstance(a, LlamaArchitecture) and (a.logit_softcap is not None or a.experts is not None):
         raise InputError(
             f"{settings.checkpoint} caps its logits or is a mixture of experts: a drafter is not distilled from such"
@@ -121,7 +115,7 @@ class _Beginning:
             raise InputError(f"--start {s.start} has other symbols than {s.checkpoint}: both need one tokenizer")
         if s.window > drafter.text_architecture.positions:
             raise InputError(
-                f"--window {s.window}: the drafter reads {drafter.text_architecture.positions} positions at most"
+                f"window {s.window}: the drafter reads {drafter.text_architecture.positions} positions at most"
             )
         return _Beginning((), s.start, drafter)
 
@@ -251,29 +245,21 @@ class DrafterDir:
             write_manifest(new, replace(self.plan, metrics={"distilled": metrics}))
             save_part(new, stage)
             manifest = read_manifest(new)
-            for name in (*manifest.files, *(part.file for part in manifest.parts if part)):
-                source = new / name if (new / name).exists() else self.source / name
-                self._put(name, source)
-            # Last: until it is replaced, readers find the old checkpoint whole.
-            self._put(MANIFEST_NAME, new / MANIFEST_NAME)
-        named = {part.file for part in manifest.parts if part}
+            for name, sha256 in self.plan.files.items():
+                if not (self.out / name).exists():
+                    replace_file(self.out / name, partial(shutil.copyfile, self.source / name))
+                if file_digest(self.out / name) != sha256:
+                    raise CheckpointError(f"{self.source / name} is damaged: its SHA-256 is not that of its manifest")
+            named = [part.file for part in manifest.parts if part]
+            for name in (*named, MANIFEST_NAME):  # last: until it is replaced, readers find the old checkpoint whole
+                try:
+                    (new / name).replace(self.out / name)
+                except OSError as error:
+                    raise CheckpointError(f"cannot save {self.out / name}: {error.strerror}; free some space") from None
         for path in self.out.glob("stage-*.safetensors"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
         return manifest
-
-    def _put(self, name: str, source: Path) -> None:
-        if source.parent == self.source:
-            target = self.out / name
-            if not target.exists():
-                replace_file(target, lambda path: shutil.copyfile(source, path))
-            if file_digest(target) != self.plan.files[name]:
-                raise CheckpointError(f"{source} is damaged: its SHA-256 is not that of its manifest")
-            return
-        try:
-            source.replace(self.out / name)
-        except OSError as error:
-            raise CheckpointError(f"cannot save {self.out / name}: {error.strerror}; free some space") from None
 
 
 @torch.inference_mode()

@@ -28,9 +28,8 @@ from stages.model.llama import LlamaArchitecture, LlamaLayer
 from trainer.blocks.data import quick_bfloat16
 from trainer.blocks.run import Clock, Run, StepLoss
 from trainer.blocks.state import json_digest
-from trainer.distill.samples import Samples, held_out, symbols_corpus
 from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import OutputHead, Teacher
+from trainer.distill.teacher import OutputHead, Samples, Teacher, held_out, symbols_corpus
 
 # In turn, how many symbols in a row a step has the head guess, as it will where it drafts (training-time test, EAGLE-3,
 # arXiv 2503.01840).

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stages.errors import ConfigError, InputError
-from stages.settings import check, flag, setting
-from trainer.options import positive
+from stages.settings import check, flag, limits, setting
 
 if TYPE_CHECKING:
     from trainer.blocks.config import TrainingConfig
@@ -16,14 +15,34 @@ if TYPE_CHECKING:
 MAX_MINUTES = 60.0 * 24 * 365
 
 
-def layer_list(text: str) -> tuple[int, ...]:
-    """Numbers, or N-M with both ends, with commas between."""
-    ends = (part.partition("-") for part in text.split(","))
-    return tuple(index for first, _, last in ends for index in range(int(first), int(last or first) + 1))
+@dataclass(frozen=True, kw_only=True)
+class DistillTuning:
+    """Settings of a distillation that its TOML has."""
+
+    # The teacher's layers, from 0, that the drafter or the draft head begins with; by default as many as a stage's size
+    # allows, of a draft head the first two and the last two.
+    layers: tuple[int, ...] | None = None
+    guesses: int = field(
+        default=16384, metadata=limits(least=2, most=1 << 20)
+    )  # frequent symbols, for a new draft head
+    sequences: int = field(default=8, metadata=limits(least=1, most=1024))  # windows in a step
+    window: int = field(default=256, metadata=limits(least=16, most=4096))  # symbols in a window
+    # Share of the samples that the teacher writes itself. On a CPU these take four times as long as those that it only
+    # reads.
+    written: float = field(default=0.1, metadata=limits(least=0, most=1))
+    # The teacher's part is the expensive one, so a sample is read more than once: so often on average.
+    passes: float = field(default=3.0, metadata=limits(least=1, most=1000))
+    learning_rate: float = field(default=1.5e-3, metadata=limits(least=0))  # peak rate of the layers
+    lens_rate: float = field(default=1e-3, metadata=limits(least=0))  # peak rate of all else
+    bfloat16: bool = True  # where the device is quick at it
+    seed: int = field(default=0, metadata=limits(least=0, most=1 << 53))  # of samples and batches
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
-@dataclass(frozen=True)
-class DistillSettings:
+@dataclass(frozen=True, kw_only=True)
+class DistillSettings(DistillTuning):
     """The teacher, the text it reads, and how long its drafter learns from it."""
 
     checkpoint: Path = field(metadata=flag("the pipeline to learn from", metavar="DIR"))
@@ -32,47 +51,27 @@ class DistillSettings:
     )
     out: Path | None = setting(None, "default: local/ in the checkpoint", metavar="DIR")
     head: bool = setting(False, "a draft head, which the host of the last stage drafts by, in place of a drafter")
-    guesses: int = setting(16384, "most frequent symbols, which a new draft head guesses", least=2, most=1 << 20)
     start: Path | None = setting(
-        None, "a drafter to continue, or the file of a draft head, to which --layers adds", metavar="PATH"
-    )
-    # The teacher's layers, from 0, that the drafter or the draft head begins with.
-    layers: tuple[int, ...] | None = setting(
-        None,
-        "default: as many as a stage's size allows; of a draft head the first two and the last two",
-        type=layer_list,
-        metavar="N[-M][,N[-M]]",
+        None, "a drafter to continue, or the file of a draft head, which layers are added to", metavar="PATH"
     )
     # Either this or `steps` is given. After 0 steps there is the lens.
-    minutes: float | None = setting(None, "how long to train, resumed runs counted together", type=positive)
+    minutes: float | None = setting(
+        None, "how long to train, resumed runs counted together", least=1e-3, most=MAX_MINUTES
+    )
     steps: int | None = setting(None, "or for how many steps", least=0, most=1 << 32)
-    sequences: int = setting(8, "windows in a step", least=1, most=1024)
-    window: int = setting(256, "symbols in a window", least=16, most=4096)
-    # On a CPU, samples that the teacher writes take four times as long as those that it only reads.
-    written: float = setting(0.1, "of samples that the model writes itself", metavar="SHARE")
-    # The teacher's part is the expensive one, so a sample is read more than once.
-    passes: float = setting(3.0, "how often a sample is read on average", metavar="N", least=1, most=1000)
-    learning_rate: float = setting(1.5e-3, "peak rate of the layers", shown="1.5e-3", metavar="RATE", least=0)
-    lens_rate: float = setting(1e-3, "peak rate of all else", shown="1e-3", metavar="RATE", least=0)
-    bfloat16: bool = setting(True, "compute in float32 on any processor", name="--float32")
     device: str = setting("cpu", "where to train", shown="default: cpu", metavar="cpu|cuda[:N]")
-    seed: int = setting(0, "of samples and batches", least=0, most=1 << 53)
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if (self.steps is None) == (self.minutes is None):
             raise ConfigError("say how long to train: either --steps or --minutes")
-        if self.minutes is not None and not 0 < self.minutes <= MAX_MINUTES:
-            raise ConfigError(f"--minutes must be above 0, and at most a year, not {self.minutes:g}")
         if self.start is not None and self.layers is not None and not self.head:
-            raise ConfigError("give either --layers or --start: a drafter to continue has its layers")
-        if not 0 <= self.written <= 1:
-            raise ConfigError(f"--written is a share of the samples, from 0 to 1, not {self.written:g}")
+            raise ConfigError("give either layers or --start: a drafter to continue has its layers")
 
     def check_layers(self, total: int) -> None:
         """Raises InputError where the teacher, of `total` layers, lacks one."""
         if self.layers is not None and not (self.layers and all(0 <= i < total for i in self.layers)):
-            raise InputError(f"--layers {','.join(map(str, self.layers))}: the model has layers 0 to {total - 1}")
+            raise InputError(f"layers = {list(self.layers)}: the model has layers 0 to {total - 1}")
 
     @property
     def folder(self) -> Path:

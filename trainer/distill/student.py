@@ -12,15 +12,34 @@ from torch import Tensor, nn
 from stages.model.architecture import Architecture
 from stages.model.llama import LlamaArchitecture
 from stages.model.pipeline import PipelineStage, new_stage, without_memory
-from trainer.blocks.optimizer import LeastSquares
 from trainer.blocks.run import StepLoss
-from trainer.distill.samples import Samples
-from trainer.distill.teacher import OutputHead, Teacher, distance, mean_kl
+from trainer.distill.teacher import OutputHead, Samples, Teacher, distance, mean_kl
 
 # Under a tied head a quarter of the layers are the model's first, the rest its last, whose output that head reads. Of
 # SmolLM2-135M, untrained (bits of KL from the model): layers 0 to 3 with 22 to 29 7.2, 0 to 5 with 24 to 29 8.2, 0 to 8
 # with the last three 12.7, evenly spread ones 11.7.
 FIRST_SHARE = 4
+RIDGE = 1e-3  # share of the mean square of what is known that keeps directions which hardly occur from being trusted
+
+
+class LeastSquares:
+    """argmin |X M - Y|^2 + r |M|^2 for a matrix M, in float64."""
+
+    def __init__(self, known: int, wanted: int, device: str | torch.device = "cpu") -> None:
+        """known: columns of X; wanted: columns of Y."""
+        self.squares = torch.zeros(known, known, dtype=torch.float64, device=device)
+        self.products = torch.zeros(known, wanted, dtype=torch.float64, device=device)
+
+    def add(self, known: Tensor, wanted: Tensor) -> None:
+        """More rows of X and Y: (rows, known) and (rows, wanted), float64."""
+        self.squares += known.T @ known
+        self.products += known.T @ wanted
+
+    def solve(self) -> Tensor:
+        """M: (known, wanted) float64."""
+        squares = self.squares.diagonal()
+        ridge = torch.full_like(squares, RIDGE * float(squares.mean()))
+        return torch.linalg.solve(self.squares + ridge.diag(), self.products)
 
 
 class Student:
@@ -68,7 +87,10 @@ class Student:
         # In float32 too: sums that run along the layers lose what bfloat16 rounds off.
         stage.embedding, stage.norm = deepcopy(teacher.stages[0].embedding), deepcopy(teacher.stages[-1].norm)
         stage.head = None
-        lens = None if is_tied(architecture) else _identity(architecture.width)
+        lens = None
+        if not is_tied(architecture):
+            lens = nn.Linear(architecture.width, architecture.width, bias=False)
+            nn.init.eye_(lens.weight)
         modules: nn.Module = stage.layers  # type: ignore[assignment]
         trained = nn.ModuleDict({"layers": modules} | ({} if lens is None else {"lens": lens}))
         return Student(teacher, stage, trained, teacher.head, lens)
@@ -100,7 +122,9 @@ class Student:
         stage.restore_tables()
         tensors = self.stage.state_dict()
         if self.lens is not None:
-            tensors |= _seen_through(self.lens, self.head)
+            tensors["head.weight"] = self.head.weight.float() @ self.lens.weight.float()
+            if self.head.bias is not None:
+                tensors["head.bias"] = self.head.bias
         copies = {name: tensor.float().cpu().clone() for name, tensor in tensors.items()}
         stage.load_state_dict(copies, assign=True)
         return stage.eval().requires_grad_(False)
@@ -146,18 +170,6 @@ def fitting_layers(architecture: Architecture | LlamaArchitecture) -> tuple[int,
     count = max(fitting, default=1)
     first = count // FIRST_SHARE if is_tied(architecture) else count
     return (*range(first), *range(total - count + first, total))
-
-
-def _identity(width: int) -> nn.Linear:
-    lens = nn.Linear(width, width, bias=False)
-    nn.init.eye_(lens.weight)
-    return lens
-
-
-def _seen_through(lens: nn.Linear, head: OutputHead) -> dict[str, Tensor]:
-    """The tensors of the lens and the head multiplied together."""
-    bias = {} if head.bias is None else {"head.bias": head.bias}
-    return {"head.weight": head.weight.float() @ lens.weight.float(), **bias}
 
 
 class DistillTask:

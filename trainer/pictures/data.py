@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import tokenize
-import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,64 +103,39 @@ _NPZ_KEYS = ("train_x", "train_y", "test_x", "test_y")
 def _read_npz(path: Path) -> tuple[tuple[str, ...], LabelledPictures, LabelledPictures]:
     try:
         with zipfile.ZipFile(path) as archive:
-            arrays = {key: _read_npy(archive, key, path) for key in _NPZ_KEYS}
-            names = archive.namelist()
-            classes = _class_names(archive, path) if "classes.npy" in names else None
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError) as error:
+            size = sum(entry.file_size for entry in archive.infolist())
+        if size > MAX_BYTES:
+            raise DataError(f"{path} promises {size} bytes; at most {MAX_BYTES} are read")
+        with np.load(path) as arrays:
+            train, test = (_labelled(path, arrays, part) for part in ("train", "test"))
+            names = np.atleast_1d(_array(path, arrays, "classes", "U")).flat if "classes" in arrays else ()
+            classes = tuple(map(str, names))
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, ValueError) as error:
         raise DataError(f"{path} is no npz archive ({error}), nor a folder of pictures") from None
-    train, test = (_labelled(path, arrays[f"{part}_x"], arrays[f"{part}_y"]) for part in ("train", "test"))
     count = 1 + max((int(part.labels.max()) for part in (train, test) if len(part)), default=0)
-    if classes is None:
-        classes = FASHION if path.stem.startswith("fashion") and count == len(FASHION) else _numbered(count)
+    if not classes:
+        fashion = path.stem.startswith("fashion") and count == len(FASHION)
+        classes = FASHION if fashion else tuple(map(str, range(count)))
     if count > len(classes):
         raise DataError(f"{path} has label {count - 1}, and {len(classes)} classes")
     return classes, train, test
 
 
-def _read_npy(archive: zipfile.ZipFile, key: str, path: Path, kind: str = "uint8") -> NDArray[Any]:
-    """One array of bytes, or of strings. Its header is read first: it may promise more than the archive holds."""
+def _array(path: Path, arrays: Mapping[str, NDArray[Any]], key: str, kind: str = "uint8") -> NDArray[Any]:
+    """One array of bytes, or of strings. Objects would have to be unpickled: they never are."""
     try:
-        entry = archive.getinfo(f"{key}.npy")
+        found = np.asarray(arrays[key])  # bytes where its header is no array's
     except KeyError:
         raise DataError(f"{path} has no {key}: an archive of pictures has {', '.join(_NPZ_KEYS)}") from None
-    with archive.open(entry) as file:
-        shape, fortran, dtype = _read_header(file, f"{path}: {key}")
-        if kind not in (dtype.name, dtype.kind) or fortran:  # objects would have to be unpickled: they never are
-            raise DataError(f"{path}: {key} holds {dtype}; store {'strings' if kind == 'U' else kind} in C order")
-        return _read_array(file, shape, dtype, f"{path}: {key}")
+    except Exception as error:  # numpy parses a header as Python
+        raise DataError(f"{path}: {key} is no array of {'strings' if kind == 'U' else kind} ({error})") from None
+    if kind not in (found.dtype.name, found.dtype.kind):
+        raise DataError(f"{path}: {key} holds {found.dtype}; store {'strings' if kind == 'U' else kind}")
+    return found
 
 
-def _read_array(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> NDArray[Any]:
-    """The numbers that a file ends with. Raises DataError where they are more or fewer, or too many."""
-    size = math.prod(shape) * dtype.itemsize
-    if size > MAX_BYTES:
-        raise DataError(f"{what} promises {size} bytes; at most {MAX_BYTES} are read")
-    data = file.read(size + 1)
-    if len(data) != size:
-        raise DataError(f"{what} promises {size} bytes and has {'more' if len(data) > size else len(data)}")
-    return np.frombuffer(data, dtype=dtype).reshape(shape)
-
-
-def _read_header(file: IO[bytes], what: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type of an array. Raises DataError."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # numpy reads on after a warning
-            version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            return read(file)
-    except (ValueError, EOFError, tokenize.TokenError, Warning) as error:  # numpy parses it as Python
-        raise DataError(f"{what} is no array ({error})") from None
-
-
-def _class_names(archive: zipfile.ZipFile, path: Path) -> tuple[str, ...]:
-    try:
-        return tuple(map(str, np.atleast_1d(_read_npy(archive, "classes", path, "U")).flat))
-    except ValueError as error:  # no letters have such numbers
-        raise DataError(f"{path}: classes cannot be read ({error}); store an array of strings") from None
-
-
-def _labelled(where: Path, pixels: NDArray[np.uint8], labels: NDArray[np.uint8]) -> LabelledPictures:
+def _labelled(where: Path, arrays: Mapping[str, NDArray[Any]], part: str) -> LabelledPictures:
+    pixels, labels = _array(where, arrays, f"{part}_x"), _array(where, arrays, f"{part}_y")
     if pixels.ndim == 3:
         pixels = pixels[:, None]
     if pixels.ndim != 4 or labels.shape != pixels.shape[:1]:
@@ -172,7 +144,7 @@ def _labelled(where: Path, pixels: NDArray[np.uint8], labels: NDArray[np.uint8])
             "pictures are (n, channels, height, width), labels (n,)"
         )
     _check_size(where, pixels.shape[3], pixels.shape[2])
-    return LabelledPictures(torch.from_numpy(pixels.copy()), torch.from_numpy(labels.astype(np.int64)))
+    return LabelledPictures(torch.from_numpy(pixels.copy(order="C")), torch.from_numpy(labels.astype(np.int64)))
 
 
 def _check_size(where: Path, width: int, height: int) -> None:
@@ -180,10 +152,6 @@ def _check_size(where: Path, width: int, height: int) -> None:
         raise DataError(
             f"{where} has {width} x {height} pixels; at most {MAX_SIDE} x {MAX_SIDE} are read: scale it down"
         )
-
-
-def _numbered(count: int) -> tuple[str, ...]:
-    return tuple(map(str, range(count)))
 
 
 # Folders

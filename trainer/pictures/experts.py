@@ -14,18 +14,12 @@ from stages.errors import ConfigError, DataError
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.randomness import Purpose, uniforms
 from stages.pictures.experts import RouterNet
-from trainer.blocks.checkpoint_dir import RUN_FOLDER, open_checkpoint_dir
-from trainer.blocks.run import StepLoss, state_path
+from trainer.blocks.checkpoint_dir import open_checkpoint_dir
+from trainer.blocks.run import StepLoss
+from trainer.blocks.train import is_trained
 from trainer.pictures.data import LabelledPictures, PictureSet
-from trainer.pictures.training import (
-    PictureConfig,
-    PictureTask,
-    new_picture_manifest,
-    new_picture_part,
-    train_parts,
-)
+from trainer.pictures.training import PictureConfig, PictureTask, new_picture_manifest, new_picture_part, train_parts
 
-MAX_EXPERTS = 64
 # Of an expert's steps, for the router net: with one layer and so few answers it learns sooner.
 ROUTER_SHARE = 0.25
 ROUNDS, SWEEPS = 30, 8  # of k-means, and over the prices in each
@@ -152,7 +146,6 @@ def train_experts(
     config: PictureConfig,
     pictures: PictureSet,
     out: Path,
-    experts: int,
     only: int | None = None,
     start: Path | None = None,
 ) -> Manifest:
@@ -161,8 +154,7 @@ def train_experts(
     `only` picks one; the router net's number is the one after the last expert's. `start` is as for a chain's blocks.
     `config.steps` are those of an undivided net of `config.parts` x `config.layers` layers, which is trained as much.
     """
-    if not 2 <= experts <= MAX_EXPERTS:
-        raise ConfigError(f"give 2 to {MAX_EXPERTS} experts")
+    experts = config.experts
     if len(pictures.train) < experts:
         raise DataError(f"{len(pictures.train)} training pictures cannot be shared out to {experts} experts")
     architecture = config.architecture(pictures, experts)
@@ -175,16 +167,15 @@ def train_experts(
     # All noise in one range, without a margin beyond its ends, as of an undivided net.
     partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
     manifest = open_checkpoint_dir(
-        out, new_picture_manifest("experts", architecture, partition, config, pictures, start, experts=experts)
+        out, new_picture_manifest("experts", architecture, partition, config, pictures, start)
     )
     clusters, assigned = balanced_clusters(pictures.train.pixels, experts, config.patch, config.seed)
     for index in range(architecture.parts + 1) if only is None else [only]:
         is_router = index == architecture.parts
         name = "router-net" if is_router else f"expert-{index}"
-        if manifest.parts[index] is not None:
-            print(f"{name}: already trained in {out}")
-            state_path(out / RUN_FOLDER, name).unlink(missing_ok=True)
-        elif is_router:
+        if is_trained(out, manifest, index, name):
+            continue
+        if is_router:
             torch.manual_seed(config.seed + index)
             net = RouterNet(architecture)
             settings = replace(config, steps=round(config.steps * ROUTER_SHARE))

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 
 from stages.checkpoint.checkpoint import DrawingPart, load_picture_part, save_part
 from stages.checkpoint.manifest import Manifest, read_manifest
-from stages.errors import CheckpointError, ConfigError, Interrupted
+from stages.errors import CheckpointError, ConfigError
 from stages.model.partition import NoisePartition, equal_probability
 from stages.model.randomness import Purpose, uniforms
 from stages.pictures.experts import RouterNet
 from stages.pictures.part import DATA_STD, PictureArchitecture, PictureKind, PicturePart
 from stages.settings import check, limits
-from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, open_checkpoint_dir
+from trainer.blocks.checkpoint_dir import open_checkpoint_dir
 from trainer.blocks.config import RunConfig
-from trainer.blocks.run import Run, StepLoss, state_path
+from trainer.blocks.run import StepLoss
+from trainer.blocks.train import is_trained, train_part
 from trainer.pictures.data import LabelledPictures, PictureSet
 
 VALID_PICTURES = 512
@@ -35,6 +36,7 @@ class PictureConfig(RunConfig):
     layers: int = field(default=2, metadata=_SIZE)  # of one block; the undivided net has `parts` times as many
     features: int = field(default=96, metadata=_SIZE)
     heads: int = field(default=4, metadata=_SIZE)
+    experts: int = field(default=3, metadata=limits(least=2, most=64))  # clusters of the pictures, a net each
     condition_dim: int = field(default=96, metadata=_SIZE)
     sigma_min: float = field(default=0.002, metadata=limits(above=0))
     sigma_max: float = field(default=80.0, metadata=limits(above=0))
@@ -169,9 +171,7 @@ def train_picture_blocks(
     partition = equal_probability(architecture.parts, config.sigma_min, config.sigma_max, overlap=config.overlap)
     manifest = open_checkpoint_dir(out, new_picture_manifest("chain", architecture, partition, config, pictures, start))
     for index in range(architecture.parts) if only is None else [only]:
-        if manifest.parts[index] is not None:
-            print(f"block {index}: already trained in {out}")
-            state_path(out / RUN_FOLDER, f"block-{index}").unlink(missing_ok=True)
+        if is_trained(out, manifest, index, f"block-{index}"):
             continue
         part = new_picture_part(architecture, index, "chain", config.seed + index, start)
         task = PictureTask(f"block-{index}", part, architecture, partition, index, pictures, config)
@@ -180,16 +180,18 @@ def train_picture_blocks(
 
 
 def train_undivided(
-    config: PictureConfig, pictures: PictureSet, out: Path, parts: int, start: Path | None = None
+    config: PictureConfig, pictures: PictureSet, out: Path, large: bool, start: Path | None = None
 ) -> Manifest:
-    """Train one net for all noise levels, and store it cut into `parts` stages of `config.layers` layers."""
+    """Train one net for all noise levels: `large`, cut into as many stages as a chain has blocks, or of one block's
+    size, with as many more steps."""
+    parts = config.parts if large else 1
+    # as many layers x pictures as all blocks together
+    config = config if large else replace(config, steps=config.steps * config.parts)
     architecture = config.architecture(pictures, parts)
     # No margin: nothing but this net works beyond the ends of its range.
     partition = equal_probability(1, config.sigma_min, config.sigma_max, overlap=0.0)
     manifest = open_checkpoint_dir(out, new_picture_manifest("steps", architecture, partition, config, pictures, start))
-    if manifest.complete:
-        print(f"already trained in {out}")
-        state_path(out / RUN_FOLDER, "steps").unlink(missing_ok=True)
+    if is_trained(out, manifest, 0, "steps"):
         return manifest
     stages = [new_picture_part(architecture, index, "steps", config.seed + index) for index in range(parts)]
     if start is not None:
@@ -207,16 +209,10 @@ def new_picture_part(
     torch.manual_seed(seed)
     part = PicturePart(architecture, index, kind)
     if start is not None:
-        _copy(start, part)
+        if read_manifest(start).picture_architecture != replace(architecture, parts=1):
+            raise CheckpointError(f"{start} is no net of one part in the shape of these blocks: train it by `local`")
+        part.load_state_dict(load_picture_part(start, 0).state_dict())
     return part
-
-
-def _copy(start: Path, part: PicturePart) -> None:
-    """Begin a block with the weights of a net for all noise levels. Raises CheckpointError where the shapes differ."""
-    found = read_manifest(start).picture_architecture
-    if found != replace(part.architecture, parts=1):
-        raise CheckpointError(f"{start} is no net of one part in the shape of these blocks: train it by `local`")
-    part.load_state_dict(load_picture_part(start, 0).state_dict())
 
 
 def new_picture_manifest(
@@ -226,10 +222,11 @@ def new_picture_manifest(
     config: PictureConfig,
     pictures: PictureSet,
     start: Path | None = None,
-    **more: int,
 ) -> Manifest:
-    """The manifest of a training, with no part trained. more: settings beside those in `config`."""
-    record: dict[str, Any] = {**asdict(config), **more}
+    """The manifest of a training, with no part trained."""
+    record: dict[str, Any] = asdict(config)
+    if kind != "experts":
+        del record["experts"]
     if start is not None:
         record["start"] = read_manifest(start).digest()
     for name in ("log_every", "evaluate_every", "save_every_s"):  # they decide no weights
@@ -248,14 +245,10 @@ def train_parts(
     task: PictureTask, config: PictureConfig, out: Path, manifest: Manifest, parts: Sequence[DrawingPart]
 ) -> Manifest:
     """Run to the end; measurements and then weights go into the checkpoint."""
-    run = Run(task, config, out / RUN_FOLDER, identity(manifest))
-    losses = run.train()
-    # Measurements first: after a kill in between, a part without them would count as done.
-    add_metrics(out, {task.name: losses})
-    hidden: Tensor | None = None
-    for part in parts:
-        hidden = save_part(out, part.eval(), hidden)
-    run.finish()
-    if run.asked_to_stop:
-        raise Interrupted(f"{task.name} is trained and saved; stopped as asked, run again to go on")
-    return read_manifest(out)
+
+    def save() -> None:
+        hidden: Tensor | None = None
+        for part in parts:
+            hidden = save_part(out, part.eval(), hidden)
+
+    return train_part(task, config, out, manifest, task.name, save)

@@ -8,15 +8,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
+from stages.errors import InputError, one_of
 from stages.settings import check, limits
-from trainer.blocks.round_settings import RoundSettings
-from trainer.planning.inventory import FP32_BYTES, PartInventory
-from trainer.planning.traffic import SEGMENT_BYTES, WorkerTraffic, wire_bytes
+from trainer.blocks.config import RoundSettings
+from trainer.planning.inventory import FP32_BYTES, SEGMENT_BYTES, PartInventory, WorkerTraffic, wire_bytes
 from trainer.rounds.file_server import KEPT
-from trainer.rounds.merging import new_outer
-from trainer.rounds.store import Share
 
 # Segments that TCP sends before the first acknowledgement, and again after a pause (RFC 6928, RFC 5681 4.1).
 FIRST_WINDOW = 10
@@ -66,6 +62,20 @@ LINKS = {
     "links-150": WorkerLink(100, 100, 75),
     "consumer": WorkerLink(20, 20, 20),
 }
+
+
+def link_of(text: str) -> WorkerLink:
+    """The link of a name, or of UP,DOWN,MS. Raises InputError."""
+    if text in LINKS:
+        return LINKS[text]
+    try:
+        up, down, latency = map(float, text.split(","))
+    except ValueError:
+        raise InputError(
+            f"no link {text!r}{one_of(text, LINKS, 'there are')}; or give Mbit/s up and down and milliseconds one way, "
+            "such as 20,100,30"
+        ) from None
+    return WorkerLink(up, down, latency)
 
 
 SUBMIT_TRIPS = 2  # round trips of an update beside its bytes: header and offset; last piece and verdict
@@ -128,7 +138,10 @@ def worker_memory(part: PartInventory, traffic: WorkerTraffic, settings: RoundSe
     # Feedback: the update, the wanted and the decoded one, the rest. Saving: update, weights, payload twice.
     feedback = 4 * whole + traffic.up if lossy else 0
     encoding = max(feedback, 2 * whole + 2 * traffic.up)
-    stays = whole + part.optimizer_bytes + part.copied_bytes + feature_bytes(part) + rounds
+    # Features of one step, decoded and encoded; those of the other steps are on the disk.
+    form = part.reads
+    features = form.step_bytes + form.sequences * form.positions * form.width * FP32_BYTES if form else 0
+    stays = whole + part.optimizer_bytes + part.copied_bytes + features + rounds
     return stays + max(whole + activations, encoding)
 
 
@@ -137,7 +150,7 @@ def coordinator_memory(
 ) -> int:
     """Bytes of the coordinator at its peak: while the largest part is merged."""
     wholes = [part.weight_bytes for part in parts]
-    versions = sum(wholes) * (1 + outer_tensors(settings))
+    versions = sum(wholes) * (1 + (settings.outer == "nesterov"))  # and its momentum
     files = KEPT["whole"] * sum(wholes)
     if settings.down_codec != "fp32":
         # The workers' weights differ from those that the optimizer steps from, and travel as differences.
@@ -147,16 +160,3 @@ def coordinator_memory(
         settings.replicas * whole + MERGED * whole + each.up for whole, each in zip(wholes, traffic, strict=True)
     )
     return versions + files + merging
-
-
-def feature_bytes(part: PartInventory) -> int:
-    """Features of one step, decoded and encoded; those of the other steps are on the disk."""
-    form = part.reads
-    return form.step_bytes + form.sequences * form.positions * form.width * FP32_BYTES if form else 0
-
-
-def outer_tensors(settings: RoundSettings) -> int:
-    """Numbers that an outer optimizer keeps for each parameter."""
-    outer, one = new_outer(settings), {"x": torch.ones(64)}
-    outer.step(one, [Share(1.0, one)])
-    return sum(tensor.numel() for tensor in outer.state().values()) // 64

@@ -9,12 +9,13 @@ from torch import nn
 
 from stages.errors import ConfigError
 from stages.model.block import Codes
-from trainer.blocks.config import TrainingConfig
-from trainer.blocks.optimizer import OptimizerSet
-from trainer.rounds.codecs import Shapes, numel, parameter_shapes
-from trainer.rounds.features import FeatureFormat, is_fed, passes_on
-from trainer.rounds.parts import HEAD
-from trainer.rounds.spec import RunSpec
+from trainer.blocks.config import CodecName, RoundSettings, TrainingConfig
+from trainer.blocks.run import OptimizerSet
+from trainer.rounds.codecs import CODECS, WHOLE, Shapes, numel, parameter_shapes
+from trainer.rounds.parts import HEAD, FeatureFormat, is_fed, passes_on
+from trainer.rounds.spec import RunSpec, cut
+from trainer.rounds.transfer import PIECE_BYTES, pieces
+from trainer.v1 import rounds_pb2
 
 # Passes of a layer that is only read, that a gradient goes through, and that is trained.
 FORWARD, THROUGH, TRAINED = 1, 2, 3
@@ -93,7 +94,7 @@ def before(config: TrainingConfig, index: int) -> range:
 
 
 def later(config: TrainingConfig, index: int) -> range:
-    """Parts through whose copies part `index` looks ahead; a scorer's stage holds them whether it does or not."""
+    """Parts through whose copies part `index` looks ahead."""
     return range(index + 1, config.architecture.parts if config.rounds.model == "scorer" else index + 1)
 
 
@@ -131,10 +132,104 @@ def _passes(config: TrainingConfig, index: int) -> int:
     a, model = config.architecture, config.rounds.model
     if model == "ar":
         return TRAINED * a.layers * a.parts
-    through = len(later(config, index)) if config.lookahead.ahead else 0
-    return a.layers * (FORWARD * len(before(config, index)) + TRAINED + THROUGH * through)
+    return a.layers * (FORWARD * len(before(config, index)) + TRAINED + THROUGH * len(later(config, index)))
 
 
 def _with_heads(config: TrainingConfig, heads: int) -> TrainingConfig:
     architecture = config.architecture
     return replace(config, architecture=replace(architecture, width=heads * architecture.head_dim, heads=heads))
+
+
+# Payload of a TCP packet of 1500 bytes with time stamps (RFC 9293, RFC 7323), and that packet.
+SEGMENT_BYTES, PACKET_BYTES = 1448, 1500
+HTTP_FRAME_BYTES, HTTP_HEADER_BYTES = 16384, 9  # RFC 9113, 4.1 and 4.2: the default frame size
+GRPC_HEADER_BYTES = 5  # a flag and a length before each message (gRPC over HTTP/2)
+
+
+@dataclass(frozen=True)
+class WorkerTraffic:
+    """Bytes of one worker without headers, as the coordinator counts them."""
+
+    first: int  # versions 0, whole, of its part and of the parts that it has copies of
+    ups: tuple[int, ...]  # its update of one round, fragment by fragment
+    downs: tuple[int, ...]  # one version of each fragment after the first
+    copies: tuple[int, ...]  # one refresh of each fragment of the parts that it has copies of
+    rounds: int
+    # Versions that it fetches of its last fragment and of each copy after the first; of the other fragments one more.
+    versions: int
+    features: int = 0  # features that it reads in one round
+    made: int = 0  # features that it makes for the next part in one round
+    hops: int = 0  # that a step's features make from the first part to the last
+    last: int = 0  # by how much its last update is longer
+
+    @property
+    def up(self) -> int:
+        """Its update of one round."""
+        return sum(self.ups)
+
+    @property
+    def down(self) -> int:
+        """One version of its part."""
+        return sum(self.downs)
+
+    @property
+    def up_in_all(self) -> int:
+        return self.rounds * (self.up + self.made) + self.last
+
+    @property
+    def fetched(self) -> tuple[int, ...]:
+        """Versions that it fetches of each fragment after the first."""
+        return (*[self.versions + 1] * (len(self.downs) - 1), self.versions)
+
+    @property
+    def down_in_all(self) -> int:
+        own = sum(count * size for count, size in zip(self.fetched, self.downs, strict=True))
+        return self.first + own + self.versions * sum(self.copies) + self.rounds * self.features
+
+
+def traffic_of(part: PartInventory, settings: RoundSettings) -> WorkerTraffic:
+    """Traffic of a worker of `part` when every worker submits in every round and each round waits for all of them.
+
+    settings: settled, so that `rounds` is above 0. Raises ConfigError for too many fragments.
+    """
+    # A worker begins round n with version n, or with version n - 1 where it does not wait. The last round ends with the
+    # last fragment, whose last version nobody trains from; the other fragments are fetched once more.
+    up, down = CODECS[settings.codec], settings.down_codec
+    own, last = fragments_of(part.shapes, settings), CODECS[settings.up_codec(settings.rounds - 1)]
+    versions = max(settings.rounds - 1 - settings.ahead, 0)
+    return WorkerTraffic(
+        first=sum(map(CODECS[WHOLE].size, [part.shapes, *part.copied.values()])),
+        ups=tuple(map(up.size, own)),
+        downs=tuple(version_bytes(like, down) for like in own),
+        copies=tuple(version_bytes(f, down) for like in part.copied.values() for f in fragments_of(like, settings)),
+        rounds=settings.rounds,
+        versions=versions,
+        features=part.reads.size if part.reads else 0,
+        made=part.makes.size if part.makes else 0,
+        hops=part.hops,
+        last=sum(last.size(like) - up.size(like) for like in own),
+    )
+
+
+def version_bytes(like: Shapes, codec: CodecName) -> int:
+    """One version for a worker that has the one before: as a difference, or whole if that is not more."""
+    return min(CODECS[codec].size(like), CODECS[WHOLE].size(like))
+
+
+def fragments_of(like: Shapes, settings: RoundSettings) -> list[Shapes]:
+    """The tensors of each fragment of a part. Raises ConfigError for more fragments than tensors."""
+    return [{name: like[name] for name in names} for names in cut(like, settings.fragments)]
+
+
+def wire_bytes(payload: int) -> float:
+    """Bytes on the link for a file of `payload` bytes: pieces in gRPC messages, HTTP/2 frames and TCP segments."""
+    # Acknowledgements travel the other way and are not counted.
+    whole, rest = divmod(payload, PIECE_BYTES)
+    framed = (whole * _framed(PIECE_BYTES) if whole else 0) + (_framed(rest) if rest else 0)
+    return framed * PACKET_BYTES / SEGMENT_BYTES
+
+
+def _framed(size: int) -> int:
+    (piece,) = pieces(bytes(size))
+    message = rounds_pb2.SubmitRequest(piece=piece).ByteSize() + GRPC_HEADER_BYTES
+    return message + HTTP_HEADER_BYTES * -(-message // HTTP_FRAME_BYTES)

@@ -10,21 +10,16 @@ import torch
 from torch import Tensor
 
 from stages.errors import ConfigError
-from stages.settings import Bounds
-from trainer.blocks.config import TrainingConfig
+from trainer.blocks.config import CodecName, RoundSettings, TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.round_settings import CodecName, RoundSettings
 from trainer.options import markdown
 from trainer.planning.cost import WorkerLink, coordinator_memory, timing_of, worker_memory
-from trainer.planning.inventory import fit_width, numbers_of, take_inventory
-from trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
-from trainer.rounds.features import check_features
-from trainer.rounds.parts import Learner
+from trainer.planning.inventory import WorkerTraffic, numbers_of, take_inventory, traffic_of, wire_bytes
+from trainer.rounds.parts import Learner, check_features
 from trainer.rounds.spec import RunSpec, feed_nothing, settled
 from trainer.rounds.view import size
 
 COARSE: tuple[CodecName, ...] = ("int8", "e3m0")
-COPIES: tuple[CodecName, ...] = ("fp32", "int8")
 
 FRAGMENTS = 4  # fragments of the streaming variant, if the settings give no other number
 
@@ -51,13 +46,7 @@ def variants(config: TrainingConfig, as_set: bool) -> dict[str, TrainingConfig]:
     }
     if config.architecture.parts > 1 and base.model == "scorer":
         rounds["features"] = replace(plain, context_by="features")
-    found = {"as set": config} if as_set else {}
-    found |= {name: replace(config, rounds=changed) for name, changed in rounds.items()}
-    if base.model == "scorer" and config.architecture.parts > 1:
-        ahead = replace(config, lookahead=replace(config.lookahead, ahead=True))
-        for codec in COPIES:
-            found[f"lookahead {codec}"] = replace(ahead, rounds=replace(plain, down_codec=codec))
-    return found
+    return ({"as set": config} if as_set else {}) | {n: replace(config, rounds=r) for n, r in rounds.items()}
 
 
 def _travelling(rounds: RoundSettings, codec: CodecName) -> RoundSettings:
@@ -86,60 +75,14 @@ class PlanRow:
     coordinator_bytes: int
 
 
-def shape_model(config: TrainingConfig, params: float | None, blocks: int | None, layers: int | None) -> TrainingConfig:
-    """The model to plan for: cut into `blocks`, and as wide as `params` parameters need; else as in the settings.
-
-    layers: of the whole model. Raises ConfigError.
-    """
-    architecture = config.architecture
-    blocks = architecture.parts if blocks is None else blocks
-    layers = architecture.parts * architecture.layers if layers is None else layers
-    if blocks < 1 or layers < 1 or layers % blocks:
-        raise ConfigError(
-            f"{layers} layers cannot be cut into {blocks} equal blocks; give --layers as a multiple of --block-count"
-        )
-    config = replace(config, architecture=replace(architecture, parts=blocks, layers=layers // blocks))
-    if params is None:
-        return config
-    if not Bounds(above=0).hold(params):
-        raise ConfigError(f"--params must be a finite number above 0, not {params!r}")
-    return fit_width(config, params)
-
-
-def staff(config: TrainingConfig, workers: int | None, planned: bool) -> TrainingConfig:
-    """`workers` shared equally among the parts. Raises ConfigError if they cannot be.
-
-    planned: the settings say how many replicas a part may have at most.
-    """
-    parts = 1 if config.rounds.model == "ar" else config.architecture.parts
-    if workers is None:
-        return config
-    if workers < parts or workers % parts:
-        raise ConfigError(
-            f"{workers} workers do not share {parts} blocks equally; give --workers as a multiple of --block-count"
-        )
-    replicas = workers // parts
-    if planned and replicas > config.rounds.replicas:
-        raise ConfigError(
-            f"{workers} workers are {replicas} a block, and the settings plan for replicas = {config.rounds.replicas}; "
-            f"give at most {parts * config.rounds.replicas} workers, or more replicas"
-        )
-    return replace(config, rounds=replace(config.rounds, replicas=replicas))
-
-
 def make_plan(
     config: TrainingConfig, link: WorkerLink, step_s: float, as_set: bool = False, activations: int = 0
 ) -> list[PlanRow]:
     """All rows. Raises ConfigError.
 
-    step_s: seconds of a local step of the worker that computes most, with the settings as they are; a step of lookahead
-    takes longer, in proportion to its passes. as_set: add a row for the settings themselves. activations: bytes of one
-    step, measured.
+    step_s: seconds of a local step of the worker that computes most; others' are in proportion to their passes. as_set:
+    add a row for the settings themselves. activations: bytes of one step, measured.
     """
-    if not Bounds(above=0).hold(step_s):
-        raise ConfigError(
-            f"a step takes a finite number of seconds above 0, not {step_s!r}; give --step-s, or --measure"
-        )
     check_features(config)
     if config.steps < 1 and not config.rounds.rounds:
         raise ConfigError("a run has at least one step: give --steps above 0")
@@ -200,16 +143,11 @@ def _wire(traffic: WorkerTraffic) -> float:
 STEPS = 5  # measured steps, after one that warms up. Their median counts, for the chunks differ from step to step.
 
 
-@dataclass(frozen=True)
-class MeasuredStep:
-    """Time and memory of a local step on this machine."""
+def measure_step(config: TrainingConfig, corpus: Corpus) -> tuple[float, int]:
+    """Seconds and bytes of activations of a local step, by a few real ones of the part that computes most.
 
-    seconds: float
-    activations: int  # bytes, the most of all steps
-
-
-def measure_step(config: TrainingConfig, corpus: Corpus) -> MeasuredStep:
-    """Measure a few real steps of the part that computes most. Raises ConfigError, DataError."""
+    Raises ConfigError, DataError.
+    """
     spec, parts = RunSpec.of(config, corpus), take_inventory(config)
     index = max(range(len(parts)), key=lambda i: parts[i].passes)
     learner = Learner(feed_nothing(spec.task(index, corpus, config.seed), spec), spec.config)
@@ -221,7 +159,7 @@ def measure_step(config: TrainingConfig, corpus: Corpus) -> MeasuredStep:
             learner.train(step, 1)
         times.append(time.monotonic() - begin)
         activations = max(activations, sum(saved.values()))
-    return MeasuredStep(statistics.median(times[1:]), activations)
+    return statistics.median(times[1:]), activations
 
 
 @contextmanager
@@ -245,15 +183,15 @@ HEAD = ("way", "rounds", "up", "down", "all", "hours", "used", "worker", "coordi
 
 def table(rows: Sequence[PlanRow]) -> list[str]:
     """Markdown: bytes of a worker and of all, hours, share used, and memory."""
-    return markdown(HEAD, map(_cells, rows))
-
-
-def _cells(row: PlanRow) -> list[str]:
-    return [
-        row.name,
-        f"{row.rounds} x {row.steps_per_round}",
-        *map(size, (row.up_bytes, row.down_bytes, row.all_bytes)),
-        f"{row.seconds / 3600:.3g}",
-        f"{row.used:.1%}",
-        *map(size, (row.worker_bytes, row.coordinator_bytes)),
+    cells = [
+        [
+            row.name,
+            f"{row.rounds} x {row.steps_per_round}",
+            *map(size, (row.up_bytes, row.down_bytes, row.all_bytes)),
+            f"{row.seconds / 3600:.3g}",
+            f"{row.used:.1%}",
+            *map(size, (row.worker_bytes, row.coordinator_bytes)),
+        ]
+        for row in rows
     ]
+    return markdown(HEAD, cells)

@@ -13,12 +13,11 @@ from pathlib import Path
 from torch import Tensor
 
 from stages.errors import CheckpointError, CodecError, InputError
-from trainer.blocks.round_settings import CodecName
+from trainer.blocks.config import CodecName
 from trainer.blocks.state import digest
 from trainer.rounds.client import FileGoneError, RoundsClient
 from trainer.rounds.codecs import CODECS, WHOLE, Shapes, Tensors, receive
-from trainer.rounds.features import FEATURES, FeatureFormat, is_fed, passes_on, tidy
-from trainer.rounds.parts import Learner
+from trainer.rounds.parts import FEATURES, FeatureFormat, Learner, is_fed, passes_on, tidy
 from trainer.rounds.settings import WorkerSettings
 from trainer.rounds.transfer import PIECE_BYTES, size_of
 from trainer.v1 import rounds_pb2

@@ -16,12 +16,13 @@ from stages.wire.channel import open_blocking_channel
 from stages.wire.status import retry_after_ms, trailing_metadata
 from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
 from stages.wire.tokens import token_metadata
-from trainer.rounds.transfer import DamagedError, IncomingFile, Parcel, piece_of, pieces
+from trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, checked, piece_of
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+A = TypeVar("A")
 Wanted = Callable[[], bool]
 
 
@@ -91,10 +92,12 @@ class RoundsClient:
 
     def join(self, request: rounds_pb2.JoinRequest, wait: bool = False) -> rounds_pb2.JoinResponse:
         """:param wait: whether to wait for a place. Raises ServiceError."""
-        final = () if wait or request.stands_by else (grpc.StatusCode.RESOURCE_EXHAUSTED,)
-        return self._patiently(
-            lambda: self._awaited(self._stub.Join.future(request, timeout=CALL_S, metadata=self._metadata)), final
-        )
+
+        def attempt() -> rounds_pb2.JoinResponse:
+            with self._stoppable(self._stub.Join.future(request, timeout=CALL_S, metadata=self._metadata)) as call:
+                return call.result()
+
+        return self._patiently(attempt, () if wait or request.stands_by else (grpc.StatusCode.RESOURCE_EXHAUSTED,))
 
     def next(
         self, request: rounds_pb2.NextRequest, asked: Callable[[], None] = lambda: None
@@ -132,7 +135,7 @@ class RoundsClient:
 
         Raises FileGoneError, ServiceError, LeaseLostError, Interrupted, CheckpointError.
         """
-        intake = IncomingFile(path, Parcel(file.size, file.sha256).check())
+        intake = IncomingFile(path, checked(file))
         found = self._fetched(intake, rounds_pb2.FetchRequest(worker=worker, lease=lease, name=file.name), intake.read)
         intake.drop()
         return found
@@ -142,7 +145,7 @@ class RoundsClient:
 
         :param wanted: whether they still are; else Interrupted is raised.
         """
-        self._fetched(IncomingFile(path, Parcel(size, b"")), request, lambda: None, wanted)
+        self._fetched(IncomingFile(path, rounds_pb2.File(size=size)), request, lambda: None, wanted)
 
     def _fetched(
         self,
@@ -172,49 +175,58 @@ class RoundsClient:
         raises Interrupted. Raises FileGoneError, ServiceError, LeaseLostError, Interrupted.
         """
 
-        def attempt() -> None:
-            offsets: SimpleQueue[int | None] = SimpleQueue()
-            requests, stored = self._passed(passing, size, read, offsets), -1
-            try:
-                call = self._stub.Pass(requests, timeout=TRANSFER_S, metadata=self._metadata)
-                with self._stoppable(call, wanted):
-                    for response in call:
-                        stored = response.offset
-                        offsets.put(stored)
-            finally:
-                offsets.put(None)
-            if stored != size:
-                raise DamagedError("the coordinator ended before it had all features")
+        def judge(number: int, response: rounds_pb2.PassResponse) -> bool | None:
+            return (number > 0 and response.offset == size) or None  # the first one says where to begin
 
-        self._patiently(attempt, wanted=wanted)
-
-    def _passed(
-        self, passing: rounds_pb2.Passing, size: int, read: Callable[[int], bytes], offsets: SimpleQueue[int | None]
-    ) -> Iterator[rounds_pb2.PassRequest]:
-        yield rounds_pb2.PassRequest(passing=passing)
-        offset = offsets.get()
-        while offset is not None and offset < size and (data := read(offset)):
-            self.sent_bytes += len(data)
-            yield rounds_pb2.PassRequest(piece=piece_of(data, offset))
-            offset += len(data)
+        header, piece = rounds_pb2.PassRequest(passing=passing), lambda piece: rounds_pb2.PassRequest(piece=piece)
+        self._sent(lambda: self._stub.Pass, header, piece, size, read, judge, wanted)
 
     def submit(self, submission: rounds_pb2.Submission, payload: bytes) -> rounds_pb2.Verdict:
         """Send an update until it was judged. Raises ServiceError, LeaseLostError, Interrupted."""
 
-        def attempt() -> rounds_pb2.Verdict:
+        def judge(number: int, response: rounds_pb2.SubmitResponse) -> rounds_pb2.Verdict | None:
+            return response.verdict if response.WhichOneof("step") == "verdict" else None
+
+        def read(offset: int) -> bytes:
+            return payload[offset : offset + PIECE_BYTES]
+
+        header, piece = rounds_pb2.SubmitRequest(submission=submission), lambda p: rounds_pb2.SubmitRequest(piece=p)
+        return self._sent(lambda: self._stub.Submit, header, piece, len(payload), read, judge)
+
+    def _sent(
+        self,
+        call: Callable[[], Any],  # of the stub that there is then
+        header: T,
+        wrap: Callable[[rounds_pb2.Piece], T],
+        size: int,
+        read: Callable[[int], bytes],
+        judge: Callable[[int, Any], A | None],
+        wanted: Wanted = lambda: True,
+    ) -> A:
+        """Send a header, and pieces from the offset that is asked for; :param judge: makes the answer of a response."""
+
+        def requests(offsets: SimpleQueue[int | None]) -> Iterator[T]:
+            yield header
+            offset = offsets.get()
+            while offset is not None and offset < size and (data := read(offset)):
+                self.sent_bytes += len(data)
+                yield wrap(piece_of(data, offset))
+                offset += len(data)
+
+        def attempt() -> A:
             offsets: SimpleQueue[int | None] = SimpleQueue()
-            requests = self._requests(submission, payload, offsets)
             try:
-                with self._stoppable(self._stub.Submit(requests, timeout=TRANSFER_S, metadata=self._metadata)) as call:
-                    for response in call:
-                        if response.WhichOneof("step") == "verdict":
-                            return response.verdict
+                responses = call()(requests(offsets), timeout=TRANSFER_S, metadata=self._metadata)
+                with self._stoppable(responses, wanted):
+                    for number, response in enumerate(responses):
+                        if (answer := judge(number, response)) is not None:
+                            return answer
                         offsets.put(response.offset)
             finally:
                 offsets.put(None)
-            raise DamagedError("the coordinator ended the submission without a verdict")
+            raise DamagedError("the coordinator ended the call before it had everything")
 
-        return self._patiently(attempt)
+        return self._patiently(attempt, wanted=wanted)
 
     def watch(
         self, interval_s: float, away: Callable[[str], None] = lambda problem: None
@@ -246,17 +258,6 @@ class RoundsClient:
             delay = min(2 * delay, LAST_DELAY_S)
             self._renew()
 
-    def _requests(
-        self, submission: rounds_pb2.Submission, payload: bytes, offsets: SimpleQueue[int | None]
-    ) -> Iterator[rounds_pb2.SubmitRequest]:
-        yield rounds_pb2.SubmitRequest(submission=submission)
-        offset = offsets.get()
-        if offset is None:
-            return
-        for piece in pieces(payload, min(offset, len(payload))):
-            self.sent_bytes += len(piece.data)
-            yield rounds_pb2.SubmitRequest(piece=piece)
-
     @contextmanager
     def _stoppable(self, call: Any, wanted: Wanted = lambda: True) -> Iterator[Any]:  # noqa: ANN401 - a call of any type
         """A call that is cancelled when we are asked to stop: a frozen coordinator would never answer."""
@@ -280,15 +281,6 @@ class RoundsClient:
             call.cancel()
             looking.join()
 
-    def _awaited(self, future: Any) -> Any:  # noqa: ANN401 - a call of any type
-        """Its answer, or Interrupted by a signal before it comes."""
-        while not future.done():
-            if self.asked_to_stop():
-                future.cancel()
-                self._stop_if_asked()
-            time.sleep(LOOK_S)
-        return future.result()
-
     def _patiently(
         self, attempt: Callable[[], T], final: tuple[grpc.StatusCode, ...] = (), wanted: Wanted = lambda: True
     ) -> T:
@@ -303,7 +295,8 @@ class RoundsClient:
             except (RequestError, grpc.RpcError) as error:
                 self._stop_if_asked(wanted)
                 problem = self._problem(error, final)
-                wait_s = _retry_s(error) or delay
+                said_ms = retry_after_ms(trailing_metadata(error)) if isinstance(error, grpc.RpcError) else None
+                wait_s = min(said_ms / 1000, LAST_DELAY_S) if said_ms else delay
             now = time.monotonic()
             if self._moved() != moved:
                 begin, moved, delay = now, self._moved(), FIRST_DELAY_S
@@ -387,14 +380,6 @@ def _status(error: Any) -> grpc.StatusCode:  # noqa: ANN401 - an RpcError of a c
 
 def _details(error: Any) -> str:  # noqa: ANN401
     return error.details() or ""
-
-
-def _retry_s(error: Exception) -> float | None:
-    """The pause that the coordinator asks for."""
-    if not isinstance(error, grpc.RpcError):
-        return None
-    said = retry_after_ms(trailing_metadata(error))
-    return None if said is None else min(said / 1000, LAST_DELAY_S)
 
 
 class Heartbeat:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from stages.errors import CodecError
-from trainer.blocks.round_settings import SPARSE, CodecName, RoundSettings
+from trainer.blocks.config import SPARSE, CodecName, RoundSettings
 
 WHOLE: CodecName = "fp32"  # codec of a version that travels whole, to a worker that has none before it
 INT8_LEVELS = 127

@@ -10,31 +10,17 @@ import socket
 import sys
 import threading
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from stages.settings import add_flags, from_flags
-from stages.telemetry.observability import LOG_FORMATS, check_log_format, start_log
+from stages.settings import add_flags, from_flags, setting
+from stages.telemetry.observability import start_log
 from stages.wire.flags import add_server_options, add_token_options
 from stages.wire.tls import LOOPBACK_ONLY, security_of
 from stages.wire.tokens import token_of
-from trainer.options import (
-    add_config_options,
-    add_data_options,
-    add_device_option,
-    choices,
-    config_of,
-    corpus_of,
-    numbers,
-    print_json,
-)
-from trainer.rounds.settings import (
-    CoordinatorSettings,
-    SimulatedWorkers,
-    WatchSettings,
-    WorkerSettings,
-)
+from trainer.options import add_shared_flags, config_of, corpus_of, print_json
+from trainer.rounds.settings import CoordinatorSettings, WatchSettings, WorkerSettings
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -46,29 +32,26 @@ if TYPE_CHECKING:
 
 
 def add_coordinate(coordinate: argparse.ArgumentParser) -> None:
-    coordinate.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, with a section [rounds]")
-    add_data_options(coordinate)
+    add_shared_flags(coordinate, "config", "data", "threads")
     add_flags(coordinate, CoordinatorSettings)
-    _add_log_option(coordinate)
     add_server_options(coordinate)
 
 
 def add_work(work: argparse.ArgumentParser) -> None:
     work.add_argument("--coordinator", required=True, metavar="HOST:PORT")
-    _add_access_options(work)
-    add_data_options(work)
     work.add_argument("--name", help="of this worker; with a token, its key's name or NAME.MORE (this machine's)")
     work.add_argument("--state", type=Path, metavar="DIR", help="where it keeps its state (runs/work/NAME)")
-    work.add_argument("--config", type=Path, metavar="FILE", help="refuse a run of another architecture than in here")
+    add_shared_flags(work, "data", "threads")
     add_flags(work, WorkerSettings)
     add_flags(work, WatchSettings, only=("patience_s",))
-    add_device_option(work)
-    _add_log_option(work)
+    add_server_options(work)
+    add_token_options(work)
 
 
 def add_status(rounds: argparse.ArgumentParser) -> None:
     add_flags(rounds, WatchSettings)
-    _add_access_options(rounds)
+    add_server_options(rounds)
+    add_token_options(rounds)
 
 
 def has_strangers(settings: CoordinatorSettings) -> bool:
@@ -79,12 +62,11 @@ def has_strangers(settings: CoordinatorSettings) -> bool:
 def run_coordinate(options: argparse.Namespace) -> int:
     """Coordinate a run to its end."""
     from stages.errors import ConfigError
-    from trainer.blocks.config import load_config
     from trainer.rounds.server import coordinate
 
-    start_log(check_log_format(options.log_format), "coordinator")
+    start_log("text", "coordinator")
     settings = from_flags(CoordinatorSettings, options, security=security_of(options))
-    config = load_config(options.config)
+    config = config_of(options)
     if config.rounds.robust == "auto":
         scored = has_strangers(settings) and (options.data is not None or not settings.own_data)
         config = replace(config, rounds=replace(config.rounds, robust="scored" if scored else "none"))
@@ -106,23 +88,15 @@ def run_work(options: argparse.Namespace) -> int:
     from stages.device import check_device
     from stages.errors import InputError
     from stages.wire.channel import check_name
-    from trainer.blocks.config import load_config
     from trainer.rounds.site import Site
-    from trainer.rounds.spec import architecture_digest
     from trainer.rounds.worker import work
 
     name = check_name(options.name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64], "--name")
     if options.part is not None and not 0 <= options.part < 2**32:
         raise InputError(f"--block must be the number of a part, not {options.part}")
-    start_log(check_log_format(options.log_format), name)
-    settings = from_flags(
-        WorkerSettings,
-        options,
-        name=name,
-        state=options.state or Path("runs/work") / name,
-        device=check_device(options.device),
-        architecture=architecture_digest(load_config(options.config).architecture) if options.config else "",
-    )
+    start_log("text", name)
+    settings = from_flags(WorkerSettings, options, name=name, state=options.state or Path("runs/work") / name)
+    check_device(settings.device)
     corpus, stop, watch = corpus_of(options), _stop_on_signals(), from_flags(WatchSettings, options)
     if settings.site is None and settings.machines > 1:
         raise InputError("--machines is of a site: give --site HOST:PORT, where its first machine listens")
@@ -177,15 +151,6 @@ def run_status(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_access_options(parser: argparse.ArgumentParser) -> None:
-    add_server_options(parser)
-    add_token_options(parser)
-
-
-def _add_log_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--log-format", default="text", metavar="F", help=f"{', '.join(LOG_FORMATS)} (text)")
-
-
 def _link(options: argparse.Namespace, settings: WatchSettings, stop: threading.Event) -> RoundsClient:
     """Raises InputError."""
     from trainer.rounds.client import RoundsClient
@@ -209,34 +174,31 @@ def _stop_on_signals() -> threading.Event:
     return stop
 
 
+@dataclass(frozen=True)
+class SimulateSettings:
+    """The runs that `train simulate` compares."""
+
+    vary: tuple[str, ...] = setting(
+        (), "of [rounds], of the virtual workers, or SECTION.NAME", action="append", metavar="NAME=VALUE[,VALUE]"
+    )
+    one_place: Literal["too", "only"] | None = setting(
+        None, "and, or only, one worker a part that reads all replicas' text", nargs="?", const="too"
+    )
+    seeds: tuple[int, ...] = setting((0,), "")
+
+
 def add_simulate(parser: argparse.ArgumentParser) -> None:
-    add_config_options(parser)
-    add_data_options(parser)
-    parser.add_argument(
-        "--vary", type=choices, action="append", default=[], metavar="NAME=VALUE[,VALUE]", help="of [rounds], or below"
-    )
-    parser.add_argument(
-        "--one-place",
-        nargs="?",
-        const="too",
-        choices=("too", "only"),
-        help="and, or only, one worker a part that reads all replicas' text",
-    )
-    parser.add_argument("--seeds", type=numbers, default=[0], metavar="N[,N]")
-    parser.add_argument("--steps", type=int, metavar="N", help="local steps of each worker")
-    fleet = parser.add_argument_group("workers", "of virtual ones, speeds and links; their seconds are not real")
-    add_flags(fleet, SimulatedWorkers)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(parser, SimulateSettings)
+    add_shared_flags(parser, "config", "data", "steps", "threads", "json")
 
 
 def run_simulate(options: argparse.Namespace) -> int:
     """Make rounds for every combination of what is varied."""
     from trainer.rounds.comparison import run_variants, table, variants
 
-    config, fleet = config_of(options), from_flags(SimulatedWorkers, options)
-    compared = variants(config, fleet, dict(options.vary), options.one_place)
-    results = []
-    for result in run_variants(compared, options.seeds, corpus_of(options)):
+    asked, results = from_flags(SimulateSettings, options), []
+    compared = variants(config_of(options), asked.vary, asked.one_place)
+    for result in run_variants(compared, asked.seeds, corpus_of(options)):
         results.append(result)
         print(
             f"{result.variant}, seed {result.seed}: {result.losses['next_byte']:.3f} nats", file=sys.stderr, flush=True
@@ -254,7 +216,7 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
 
 def run_audit(options: argparse.Namespace) -> int:
     """Check the events of rounds against their files; 1 with a line for each thing that should not be."""
-    from trainer.rounds.audit import audit
+    from trainer.rounds.store import audit
 
     found = audit(options.directory)
     for problem in found.problems:

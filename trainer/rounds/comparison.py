@@ -3,24 +3,22 @@
 import itertools
 import math
 import statistics
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from stages.errors import ConfigError
+from stages.settings import from_toml
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.options import markdown
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import RoundsTraffic, Simulation
+from trainer.rounds.simulation import RoundsTraffic, SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec, replica_seed
 
 ONE_PLACE = "one place"
 TOP = ("sequences", "learning_rate", "matrix_learning_rate", "warmup_steps", "weight_decay")
-SECTIONS = ("architecture", "noise", "lookahead")
 
 
 @dataclass(frozen=True)
@@ -74,10 +72,9 @@ class VariantResult:
         return merged / (self.workers * self.rounds)
 
 
-def variants(
-    config: TrainingConfig, fleet: SimulatedWorkers, varied: Mapping[str, Sequence[str]], one_place: str | None = None
-) -> list[RoundsVariant]:
-    """Every combination of the values of `varied`: names, as `_with` has them, to values as text.
+def variants(config: TrainingConfig, varied: Sequence[str], one_place: str | None = None) -> list[RoundsVariant]:
+    """Every combination of the values of `varied`, each NAME=VALUE[,VALUE]: a name of [rounds] or of SimulatedWorkers,
+    one of TOP, or SECTION.NAME.
 
     one_place: "too" for the training in one place before them, "only" for nothing else. Raises ConfigError for a name
     that there is not, a value that it does not take, settings that virtual workers cannot have.
@@ -90,9 +87,10 @@ def variants(
         )
         pooled_config = replace(config, rounds=alone, sequences=config.sequences * pooled)
         found.append(RoundsVariant((), pooled_config, SimulatedWorkers(), pooled=pooled))
-    for values in () if one_place == "only" else itertools.product(*varied.values()):
-        variant = RoundsVariant(tuple(zip(varied, values, strict=True)), config, fleet)
-        for name, text in variant.varied:
+    choices = [[(each.partition("=")[0], text) for text in each.partition("=")[2].split(",")] for each in varied]
+    for pairs in () if one_place == "only" else itertools.product(*choices):
+        variant = RoundsVariant(pairs, config, SimulatedWorkers())
+        for name, text in pairs:
             variant = _with(variant, name, text)
         variant.fleet.check_run(variant.config)
         found.append(variant)
@@ -100,45 +98,24 @@ def variants(
 
 
 def _with(variant: RoundsVariant, name: str, text: str) -> RoundsVariant:
-    """The variant with one thing changed: a name of [rounds], the fleet or TOP, or SECTION.NAME."""
-    config, settings, fleet = variant.config, variant.config.rounds, variant.fleet
-    section, dot, key = name.partition(".")
-    if name in _names(settings):
-        return replace(variant, config=replace(config, rounds=_changed(settings, name, text)))
-    if name in _names(fleet):
-        return replace(variant, fleet=_changed(fleet, name, text))
-    if name in TOP:
-        return replace(variant, config=_changed(config, name, text))
-    if dot and section in SECTIONS and key in _names(part := getattr(config, section)):
-        return replace(variant, config=replace(config, **{section: _changed(part, key, text)}))
-    raise ConfigError(
-        f"nothing is called {name!r}; vary one of {', '.join((*_names(settings), *_names(fleet), *TOP))}, "
-        f"or SECTION.NAME of {', '.join(SECTIONS)}"
-    )
+    """The variant with one thing changed."""
+    section, _, key = name.rpartition(".")
+    if name != "seed" and name in SimulatedWorkers.__dataclass_fields__:
+        return replace(variant, fleet=from_toml(SimulatedWorkers, {name: _value(text)}, "--vary", variant.fleet))
+    if not section and name not in TOP:
+        section = "rounds"  # which knows what names there are
+    changed = {section: {key: _value(text)}} if section else {name: _value(text)}
+    return replace(variant, config=from_toml(TrainingConfig, changed, "--vary", variant.config))
 
 
-def _names(settings: object) -> list[str]:
-    return [field.name for field in fields(settings) if field.name != "seed"]  # type: ignore[arg-type]
-
-
-def _changed(settings: Any, name: str, text: str) -> Any:  # noqa: ANN401 - of [rounds] or the fleet
-    return replace(settings, **{name: _value(getattr(settings, name), name, text)})
-
-
-def _value(now: object, name: str, text: str) -> object:
-    """Text as a value of the setting's type. A tuple's numbers are parted by colons."""
+def _value(text: str) -> object:
+    """A number or boolean as TOML has them; numbers parted by colons are a list; all else is text."""
     try:
-        if isinstance(now, bool):
-            return {"true": True, "false": False}[text]
-        if isinstance(now, int):
-            return int(text)
-        if isinstance(now, float):
-            return float(text)
-        if isinstance(now, tuple):
-            return tuple(float(part) for part in text.split(":"))
-    except (ValueError, KeyError):
-        raise ConfigError(f"{name} does not take {text!r}") from None
-    return text
+        if ":" in text:
+            return [float(part) for part in text.split(":")]
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text
 
 
 def run_variants(variants: Sequence[RoundsVariant], seeds: Sequence[int], corpus: Corpus) -> Iterator[VariantResult]:

@@ -18,15 +18,14 @@ from stages.errors import CheckpointError, ConfigError
 from stages.threads import in_thread, to_its_end
 from stages.wire.status import StatusError, failed_precondition, invalid
 from trainer.blocks.data import Corpus
-from trainer.rounds.features import FEATURES
-from trainer.rounds.file_server import FeatureRelay, WeightServer
+from trainer.rounds.file_server import FeatureRelay, UpdateIntake, WeightServer, check_beat
 from trainer.rounds.ledger import Ledger
 from trainer.rounds.members import Member, Members
+from trainer.rounds.parts import FEATURES
 from trainer.rounds.publishing import Publisher
 from trainer.rounds.scoring import MOST_STRIKES, HeldOut
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.update_intake import UpdateIntake, check_beat
 from trainer.v1 import rounds_pb2
 from trainer.v1.rounds_pb2 import Order
 
@@ -83,7 +82,6 @@ class Coordinator:
         self.problem = self.unpublished = ""
         self.stopping = False
         self.received_bytes = self.sent_bytes = 0
-        self._expected: dict[str, int] = {}
         self._ordered = set[str]()
         # Rounds of a fragment that its waiting workers have done.
         self._asked: dict[str, list[int]] = {}
@@ -280,7 +278,7 @@ class Coordinator:
     async def _close_if_due(self, fragment: str) -> None:
         if any(self._is_answered(fragment, done) for done in self._asked.get(fragment, ())):
             return  # a worker that waited for this version begins with it, before there is another
-        await self._expect(fragment)
+        self._expect(fragment)
         async with self.ledger_lock:
             due = self.ledger.due(fragment, self.clock())
         if not due:
@@ -318,7 +316,7 @@ class Coordinator:
             if last:
                 raise
 
-    async def _expect(self, fragment: str) -> None:
+    def _expect(self, fragment: str) -> None:
         """Tell the ledger the number of workers that will hand in: of places that were never taken, of workers that are
         here, and of those that did already."""
         # Not of workers that are here and whose update was refused: made again it would be the same.
@@ -326,10 +324,7 @@ class Coordinator:
         members = self._trainers(fragment)
         gone = sum(not self.members.is_here(m, now) and m.done(fragment) < round_ for m in members)
         gone += sum(self.members.is_here(m, now) and m.has_passed(fragment, round_) for m in members)
-        expected = max(self.members.replicas - gone, 1)
-        if self._expected.get(fragment) != expected:
-            self._expected[fragment] = expected
-            await self._alone(self.ledger.expect, fragment, expected)
+        self.ledger.expect(fragment, max(self.members.replicas - gone, 1))
 
     def _trainers(self, fragment: str) -> list[Member]:
         part = self.spec.fragments.part_of[fragment]

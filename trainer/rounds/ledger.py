@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Literal
 
 from stages.errors import ResumeError
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import Tensors, norm, publish, shapes
+from trainer.rounds.codecs import Tensors, norm, publish
 from trainer.rounds.merging import Outer, new_outer, screen, votes
 from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
 from trainer.rounds.store import Record, Share, Store, Update, Version
@@ -30,19 +30,17 @@ class CurvePoint:
     updates: int = 0  # merged
     late: int = 0  # of these, handed in for an earlier round
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    counts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, losses: Mapping[str, float]) -> None:
+    def add(self, losses: Mapping[str, float], counts: Iterable[str] | Mapping[str, int]) -> None:
         for name, nats in losses.items():
             self.sums[name] += nats
-            self.counts[name] += 1
+        self.counts.update(counts)
 
     def extend(self, other: CurvePoint) -> None:
         """Stand for the rounds that follow, too."""
         self.last, self.updates, self.late = other.last, self.updates + other.updates, self.late + other.late
-        for name, total in other.sums.items():
-            self.sums[name] += total
-            self.counts[name] += other.counts[name]
+        self.add(other.sums, other.counts)
 
     def losses(self) -> dict[str, float]:
         """Means over the updates that told them, in nats."""
@@ -71,7 +69,7 @@ class LossCurves:
             merged = [self._pending.pop((fragment, name)) for name in record["updates"]]
             point = CurvePoint(round_, round_, len(merged), sum(update["round"] < round_ for update in merged))
             for update in merged:
-                point.add(update["losses"])
+                point.add(update["losses"], list(update["losses"]))
             self._append(fragment, point)
 
     def _append(self, fragment: str, point: CurvePoint) -> None:
@@ -206,11 +204,7 @@ class Ledger:
 
     def accept(self, update: Update, now_s: float) -> UpdateVerdict:
         """Judge an update; when it is accepted it is durable. Raises CheckpointError when it cannot be stored."""
-        fragment = self._fragments.get(update.fragment)
-        if fragment is None:
-            return UpdateVerdict(
-                "refused", f"there is no part {update.fragment[:64]!r}; there are {', '.join(self._fragments)}"
-            )
+        fragment = self._fragments[update.fragment]
         if (owner := fragment.ids.get(update.id)) is not None:
             if owner == update.worker:
                 return UpdateVerdict("duplicate")
@@ -218,9 +212,7 @@ class Ledger:
                 "refused", f"another worker has handed in {update.id} for {fragment.name}; ids are used once"
             )
         length = norm(update.delta)
-        if reason := screen(
-            update, fragment.like, fragment.length, length, fragment.round, fragment.norms, self.settings
-        ):
+        if reason := screen(update, fragment.length, length, fragment.round, fragment.norms, self.settings):
             return UpdateVerdict("refused", reason)
         if (other := fragment.handed_in.get((update.worker, update.round))) is not None:
             return UpdateVerdict(
@@ -377,7 +369,7 @@ class _Fragment:
 
     def __init__(self, name: str, weights: Tensors, settings: RoundSettings, now_s: float) -> None:
         self.name, self.settings = name, settings
-        self.like, self.length = shapes(weights), norm(weights)
+        self.length = norm(weights)
         self.version = Version(weights, weights)
         self.digests = {0: digest(weights)}
         self.round = 0

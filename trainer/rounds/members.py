@@ -2,7 +2,8 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import asdict, dataclass, field
 
 import grpc
 
@@ -11,6 +12,7 @@ from trainer.rounds.store import Record, Store
 from trainer.v1 import rounds_pb2
 
 RETRY_MS = 2000
+KEPT = ("worker", "lease", "device", "key", "finished")  # of a member, beside its place
 ANOTHER = "another process works as {}: give each worker a --name of its own, and a token where one is asked for"
 
 
@@ -90,9 +92,12 @@ class Members:
         self.is_closed: Callable[[Place], bool] = lambda place: False  # nobody may take it
         self._members: dict[Place, Member] = {}
         for record in store.members():
-            member = _member(record, now_s)
-            if member.place.part < parts and member.place.replica < replicas:
-                self._members[member.place] = member
+            place = Place(record["part"], record["replica"])
+            # where somebody had it, the lease begins anew
+            heard_s = now_s if record["lease"] else float("-inf")
+            if place.part < parts and place.replica < replicas:
+                kept = {name: record[name] for name in KEPT}
+                self._members[place] = Member(place=place, heard_s=heard_s, **kept)
 
     def __iter__(self) -> Iterator[Member]:
         return iter([self._members[place] for place in sorted(self._members)])
@@ -154,18 +159,7 @@ class Members:
 
     def records(self) -> list[Record]:
         """All that is to be saved, as it is now."""
-        return [
-            {
-                "worker": m.worker,
-                "part": m.place.part,
-                "replica": m.place.replica,
-                "lease": m.lease,
-                "device": m.device,
-                "key": m.key,
-                "finished": dict(m.finished),
-            }
-            for m in self
-        ]
+        return [asdict(m.place) | {name: copy(getattr(m, name)) for name in KEPT} for m in self]
 
     def save(self, records: Sequence[Record]) -> None:
         """Write it to the disk; may run on another thread. Raises CheckpointError."""
@@ -191,23 +185,7 @@ class Members:
     def _free(self, part: int | None, now_s: float) -> Place | None:
         """The parts that have the fewest workers come first."""
         wanted = range(self.parts) if part is None else (part,)
-        places = [Place(p, r) for p in wanted for r in range(self.replicas)]
-        free = [place for place in places if not self._is_taken(place, now_s)]
+        places = [Place(p, r) for p in wanted for r in range(self.replicas) if not self.is_closed(Place(p, r))]
+        taken = {place for place, member in self._members.items() if self.is_here(member, now_s)}
+        free = [place for place in places if place not in taken]
         return min(free, key=lambda p: (self.present(p.part, now_s), p in self._members, p), default=None)
-
-    def _is_taken(self, place: Place, now_s: float) -> bool:
-        member = self._members.get(place)
-        return self.is_closed(place) or (member is not None and self.is_here(member, now_s))
-
-
-def _member(record: Record, now_s: float) -> Member:
-    """A place as it was saved; where somebody had it, the lease begins anew."""
-    return Member(
-        record["worker"],
-        Place(record["part"], record["replica"]),
-        record["lease"],
-        now_s if record["lease"] else float("-inf"),
-        record["device"],
-        record["key"],
-        record["finished"],
-    )

@@ -1,50 +1,28 @@
 """Merging: which updates count, votes, outer optimizers, and overlaps that repeat their step."""
 
 import math
-import re
 from collections.abc import Sequence
 from statistics import median
 
 import torch
 
-from trainer.blocks.round_settings import RoundSettings
-from trainer.rounds.codecs import Shapes, Tensors, add, shapes, subtract
+from trainer.blocks.config import RoundSettings
+from trainer.rounds.codecs import Tensors, add, subtract
 from trainer.rounds.store import Share, Update
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # ids and workers become file names and log lines
 MIN_NORMS = 3  # updates without which nobody can say which norm is usual
 # Local steps in which training may go as far as its part is long; of what it goes, `norm_limit` times is absurd.
 STEPS_A_LENGTH = 100
 
 
 def screen(
-    update: Update,
-    like: Shapes,
-    begun: float,
-    length: float,
-    open_round: int,
-    known: Sequence[float],
-    settings: RoundSettings,
+    update: Update, begun: float, length: float, open_round: int, known: Sequence[float], settings: RoundSettings
 ) -> str | None:
-    """One sentence with what is wrong, or None.
+    """One sentence with what is wrong, or None. Names, shapes and counts were checked as the update came in.
 
-    like: shapes of the part; begun: its norm as it began; length: norm of the update; known: norms of what was accepted
-    before.
+    begun: norm of the part as it began; length: norm of the update; known: norms of what was accepted before.
     """
-    return (
-        _wrong_name(update)
-        or _wrong_round(update, open_round, settings)
-        or _wrong_work(update, settings)
-        or _wrong_shape(update, like)
-        or _wrong_norm(length, begun, known, settings)
-    )
-
-
-def _wrong_name(update: Update) -> str | None:
-    for what, value in (("id", update.id), ("worker", update.worker)):
-        if not NAME.fullmatch(value):
-            return f"the {what} must be 1 to 128 letters, digits, dots, dashes or underscores, not {value[:64]!r}"
-    return None
+    return _wrong_round(update, open_round, settings) or _wrong_norm(length, begun, known, settings)
 
 
 def _wrong_round(update: Update, open_round: int, settings: RoundSettings) -> str | None:
@@ -56,34 +34,12 @@ def _wrong_round(update: Update, open_round: int, settings: RoundSettings) -> st
             f"an update of round {update.round} of {update.fragment} cannot start from version {update.base_version}; "
             f"the newest is {open_round}"
         )
-    oldest = open_round - settings.max_staleness
     # who goes ahead starts from one version before
-    if min(update.round, update.base_version + settings.ahead) < oldest:
+    if min(update.round, update.base_version + settings.ahead) < open_round - settings.max_staleness:
         return (
             f"this update starts from version {update.base_version} of {update.fragment}, and the newest is "
             f"{open_round}: it is more than {settings.max_staleness} rounds old; fetch the newest and go on from there"
         )
-    return None
-
-
-def _wrong_work(update: Update, settings: RoundSettings) -> str | None:
-    if not 1 <= update.steps <= settings.steps_per_round:
-        return f"a round has 1 to {settings.steps_per_round} steps, not {update.steps}"
-    if update.sequences < update.steps:
-        return f"{update.steps} steps read at least as many sequences, not {update.sequences}"
-    return None
-
-
-def _wrong_shape(update: Update, like: Shapes) -> str | None:
-    found = shapes(update.delta)
-    if found.keys() != like.keys():
-        wrong = min(found.keys() ^ like.keys())
-        return f"{update.fragment} has other tensors: {wrong[:128]!r} is {'missing' if wrong in like else 'unknown'}"
-    for name, shape in like.items():
-        if found[name] != shape:
-            return f"{name} of {update.fragment} has shape {shape}, not {found[name]}"
-        if update.delta[name].dtype != torch.float32:
-            return f"{name} must be float32, not {update.delta[name].dtype}"
     return None
 
 
@@ -114,18 +70,13 @@ def votes(shares: Sequence[tuple[str, Share]], most: float) -> dict[str, Share]:
     }
 
 
-def relative_weights(shares: Sequence[Share]) -> list[float]:
-    """Weights that sum to 1."""
-    total = sum(share.weight for share in shares)
-    return [share.weight / total for share in shares]
-
-
 def weighted_mean(shares: Sequence[Share]) -> Tensors:
     """sum(weight * delta) / sum(weight) of at least one share, accumulated in float32."""
     mean = {name: torch.zeros_like(tensor) for name, tensor in shares[0].delta.items()}
-    for share, weight in zip(shares, relative_weights(shares), strict=True):
+    weights = sum(share.weight for share in shares)
+    for share in shares:
         for name, total in mean.items():
-            total.add_(share.delta[name], alpha=weight)
+            total.add_(share.delta[name], alpha=share.weight / weights)
     return mean
 
 

@@ -11,12 +11,11 @@ from stages.checkpoint.gate import Measures, probe_block, probe_stage, probe_sym
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.model.architecture import VOCABULARY
-from stages.model.block import Block
 from trainer.blocks.checkpoint_dir import add_metrics
 from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import bits
+from trainer.blocks.losses import bits
 from trainer.blocks.train import diagnose
-from trainer.rounds.codecs import Tensors, load
+from trainer.rounds.codecs import Tensors
 from trainer.rounds.spec import RunSpec
 
 WORST_NATS = math.log(VOCABULARY) + 1.0  # weights that know nothing have ln 256; what is far above is confidently wrong
@@ -56,15 +55,11 @@ class Publisher:
             add_metrics(self.out, {"ar": {"valid_next_byte_nats": nats, "valid_next_byte_bits": bits(nats)}})
 
     def _publish_chain(self, weights: Mapping[str, Tensors]) -> None:
-        manifest, checked = self.spec.checkpoint, list[Block]()
+        manifest, blocks = self.spec.checkpoint, self.spec.chain(weights)
         assert manifest.partition is not None
-        for index, part in enumerate(self.spec.parts):
-            block = self.spec.module(index)
-            assert isinstance(block, Block)
-            load(block, weights[part])
-            _check(part, probe_block(block.eval(), manifest.partition, probe_symbols(manifest)))
-            checked.append(block)
-        for block in checked:
+        for part, block in zip(self.spec.parts, blocks, strict=True):
+            _check(part, probe_block(block, manifest.partition, probe_symbols(manifest)))
+        for block in blocks:
             save_part(self.out, block)
 
     def _publish_pipeline(self, weights: Mapping[str, Tensors]) -> None:

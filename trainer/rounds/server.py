@@ -1,21 +1,15 @@
-"""A coordinator as a process: one port with the rounds, health and reflection; it ends with the run."""
+"""A coordinator as a process: one port with the rounds; it ends with the run."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-
-import grpc
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from stages.errors import InputError, Interrupted
 from stages.signals import stop_on_signals
 from stages.wire.auth import HOST, ROUTER
-from stages.wire.channel import HealthChecks, bind, is_loopback, new_server, parse_address
+from stages.wire.channel import bind, is_loopback, new_server, parse_address
 from stages.wire.tls import Security
 from stages.wire.tokens import Keyring
 from stages.wire.web_access import check_framework
@@ -28,29 +22,14 @@ from trainer.rounds.service import RoundsService, WorkerAccess
 from trainer.rounds.settings import CoordinatorSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import Store, open_store
-from trainer.v1 import rounds_pb2, rounds_pb2_grpc
+from trainer.v1 import rounds_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-SERVICE = rounds_pb2.DESCRIPTOR.services_by_name["RoundsService"].full_name
 STORE = "rounds"
 FAREWELL_S = 10.0  # time in which workers learn that the run is over
 DRAIN_S = 5.0  # time for calls that are under way, when the coordinator stops
 POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class OpenPort:
-    """A server that answers."""
-
-    server: grpc.aio.Server
-    checks: HealthChecks
-    port: int
-
-    async def close(self) -> None:
-        """Take no more calls, and let those under way come to their end for a while."""
-        self.checks.stop()
-        await self.server.stop(DRAIN_S)
 
 
 def coordinate(
@@ -86,29 +65,22 @@ def ledger_of(spec: RunSpec, store: Store) -> Ledger:
     return Ledger(spec.config.rounds, spec.fragments.split(spec.initial()), store, spec.run, time.monotonic())
 
 
-async def open_port(coordinator: Coordinator, keyring: Keyring) -> OpenPort:
-    """Answer calls. Raises InputError, ServiceError where it cannot be listened on."""
+@asynccontextmanager
+async def open_port(coordinator: Coordinator, keyring: Keyring) -> AsyncIterator[int]:
+    """Answers calls inside the block, on this port; at its end those under way have a while to come to theirs.
+
+    Raises InputError, ServiceError where it cannot be listened on.
+    """
     settings = coordinator.settings
     mutual = settings.security.tls is not None and keyring.open
-    server = new_server()
-    rounds_pb2_grpc.add_RoundsServiceServicer_to_server(
-        RoundsService(coordinator, WorkerAccess(keyring, mutual)), server
-    )
-    checks = _add_health(server)
+    server, service = new_server(), RoundsService(coordinator, WorkerAccess(keyring, mutual))
+    rounds_pb2_grpc.add_RoundsServiceServicer_to_server(service, server)
     port = bind(server, settings.listen, settings.security, mutual)
     await server.start()
-    return OpenPort(server, checks, port)
-
-
-def _add_health(server: grpc.aio.Server) -> HealthChecks:
-    """Health of the process and of its service, both serving, and reflection of them."""
-    checks = HealthChecks()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    for name in ("", SERVICE):
-        checks.set(name, health_pb2.HealthCheckResponse.SERVING)
-    return checks
+    try:
+        yield port
+    finally:
+        await server.stop(DRAIN_S)
 
 
 async def _serve(coordinator: Coordinator, keyring: Keyring, listening: Callable[[int], None]) -> None:
@@ -118,14 +90,13 @@ async def _serve(coordinator: Coordinator, keyring: Keyring, listening: Callable
 
             page = page_served(coordinator, coordinator.settings.page, coordinator.settings.security, keyring)
             await stack.enter_async_context(page)
-        await _run(coordinator, keyring, listening)
+        stop, port = stop_on_signals(), await stack.enter_async_context(open_port(coordinator, keyring))
+        log.info("run %s: %d rounds, live on port %d", coordinator.spec.run[:12], coordinator.spec.rounds, port)
+        listening(port)
+        await _run(coordinator, stop)
 
 
-async def _run(coordinator: Coordinator, keyring: Keyring, listening: Callable[[int], None]) -> None:
-    stop = stop_on_signals()
-    open_ = await open_port(coordinator, keyring)
-    log.info("run %s: %d rounds, live on port %d", coordinator.spec.run[:12], coordinator.spec.rounds, open_.port)
-    listening(open_.port)
+async def _run(coordinator: Coordinator, stop: asyncio.Event) -> None:
     rounds, told = asyncio.create_task(coordinator.run()), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((rounds, told), return_when=asyncio.FIRST_COMPLETED)
@@ -137,7 +108,6 @@ async def _run(coordinator: Coordinator, keyring: Keyring, listening: Callable[[
             rounds.cancel()  # a merge that is under way comes to its end
         told.cancel()
         await asyncio.gather(rounds, told, return_exceptions=True)
-        await open_.close()
     if rounds.cancelled():
         raise Interrupted("stopped: everything is stored; start it again to go on")
     rounds.result()

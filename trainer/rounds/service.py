@@ -15,9 +15,8 @@ from stages.wire.auth import CLIENT, identity_of
 from stages.wire.status import StatusError, exhausted, invalid
 from stages.wire.tokens import STATUS, WORK, Keyring
 from trainer.rounds.coordinator import Coordinator
-from trainer.rounds.features import FEATURES
-from trainer.rounds.ledger import CurvePoint
 from trainer.rounds.members import Member, Place
+from trainer.rounds.parts import FEATURES
 from trainer.rounds.transfer import DamagedError, IncomingFile, piece_at
 from trainer.v1 import rounds_pb2, rounds_pb2_grpc
 
@@ -216,7 +215,7 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         while not intake.whole:
             request = await anext(aiter(requests), None)
             if request is None:
-                raise invalid(f"the pieces ended after {intake.offset} of {intake.parcel.size} bytes")
+                raise invalid(f"the pieces ended after {intake.offset} of {intake.file.size} bytes")
             if request.WhichOneof("step") != "piece":
                 raise invalid("one header comes, and then pieces only")
             check()
@@ -272,7 +271,10 @@ def _part(coordinator: Coordinator, index: int) -> rounds_pb2.PartStatus:
         arrived=sum(member.done(first) >= round_ for member in members),
         losses=_mean([dict(member.beat.losses) for member in members]),
         published=coordinator.publisher.published.get(name),
-        closed=map(_closed, coordinator.ledger.curves.of(coordinator.spec.fragments.parts[name][-1])),
+        closed=[
+            rounds_pb2.ClosedRounds(first=p.first, last=p.last, updates=p.updates, late=p.late, losses=p.losses())
+            for p in coordinator.ledger.curves.of(coordinator.spec.fragments.parts[name][-1])
+        ],
     )
 
 
@@ -299,12 +301,6 @@ def _worker(coordinator: Coordinator, member: Member) -> rounds_pb2.WorkerStatus
         busy_seconds=beat.busy_seconds,
         lived_seconds=beat.lived_seconds,
         problem=member.problem,
-    )
-
-
-def _closed(point: CurvePoint) -> rounds_pb2.ClosedRounds:
-    return rounds_pb2.ClosedRounds(
-        first=point.first, last=point.last, updates=point.updates, late=point.late, losses=point.losses()
     )
 
 

@@ -2,24 +2,82 @@
 
 import heapq
 import math
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 from torch import Tensor
 
+from stages.errors import ConfigError
+from stages.settings import check, limits
+from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.round_settings import RoundSettings
-from trainer.rounds.codecs import CODECS, ErrorFeedback, Tensors, route, scale, shapes, subtract, whole_size
-from trainer.rounds.features import FeatureFormat, is_fed, passes_on
-from trainer.rounds.ledger import Ledger
-from trainer.rounds.merging import Overlap
-from trainer.rounds.parts import Learner, see
+from trainer.rounds.codecs import CODECS, Tensors, route, scale, whole_size
+from trainer.rounds.ledger import Ledger, Merged
+from trainer.rounds.parts import FeatureFormat, Learner, is_fed, passes_on, see
 from trainer.rounds.scoring import HeldOut
-from trainer.rounds.settings import SimulatedWorkers
 from trainer.rounds.spec import RunSpec, boundaries, replica_seed
 from trainer.rounds.store import Store, Update
+from trainer.rounds.worker_state import Fragment
+
+Fate = Literal["in time", "late", "lost"]
+# What makes a virtual worker miss a round of those that pass features on to it.
+ABSENT = ("in_time", "lost", "lie")
+
+
+@dataclass(frozen=True)
+class SimulatedWorkers:
+    """Speeds and links of virtual workers, and the fate of their updates. Seconds are virtual."""
+
+    step_s: float = field(default=1.0, metadata=limits(above=0))  # of a local step
+    # Times a replica takes longer, one by one; from the front again when there are more replicas.
+    slowness: tuple[float, ...] = field(default=(1.0,), metadata=limits(above=0))
+    latency_s: float = field(default=0.1, metadata=limits(above=0))  # of a message
+    up_mbps: float = field(default=20.0, metadata=limits(above=0))  # of a worker's link
+    down_mbps: float = field(default=100.0, metadata=limits(above=0))
+    in_time: float = field(default=1.0, metadata=limits(least=0, most=1))  # share of the updates; others are late
+    late_rounds: float = field(default=1.5, metadata=limits(above=0))  # by so many rounds
+    lost: float = field(default=0.0, metadata=limits(least=0, most=1))  # share of the updates that never come
+    lie: float = 1.0  # times a liar's updates are too long; below 0 they point back
+    liars: int = field(default=1, metadata=limits(least=1))  # of the last replicas
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.slowness:
+            raise ConfigError("slowness must be numbers above 0, not ()")
+        if self.lost == 1:
+            raise ConfigError("with lost = 1 no update ever comes")
+
+    def check_run(self, config: TrainingConfig) -> None:
+        """Raise ConfigError where such workers cannot train a run of these settings."""
+        honest, lockstep = SimulatedWorkers(), config.rounds.deadline == "lockstep"
+        absent = any(getattr(self, name) != getattr(honest, name) for name in ABSENT)
+        if config.rounds.by_features and (absent or (len(set(self.slowness)) > 1 and not lockstep)):
+            raise ConfigError(
+                'virtual workers that read features are in every round: give deadline = "lockstep", '
+                f'and leave out {", ".join(ABSENT)}; or context_by = "copies"'
+            )
+
+    def training_s(self, replica: int, steps: int) -> float:
+        return steps * self.step_s * self.slowness[replica % len(self.slowness)]
+
+    def up_s(self, size: int) -> float:
+        """A message of `size` bytes on its way to the coordinator."""
+        return self.latency_s + size * 8e-6 / self.up_mbps
+
+    def down_s(self, size: int) -> float:
+        return self.latency_s + size * 8e-6 / self.down_mbps
+
+    def fate(self, part: str, update: str) -> Fate:
+        """Fate of an update, by its id: a pure function of the seed."""
+        draw = random.Random(f"{self.seed} {part} {update}")
+        if draw.random() < self.lost:
+            return "lost"
+        return "in time" if draw.random() < self.in_time else "late"
 
 
 @dataclass
@@ -42,7 +100,7 @@ class Simulation:
         self.spec, self.settings, self.fleet = spec, spec.config.rounds, fleet
         self.fragments = spec.fragments
         parts = self.fragments.split(spec.initial())
-        self.ledger = Ledger(self.settings, parts, Store(), spec.identity(corpus))
+        self.ledger = Ledger(self.settings, parts, Store(), "simulation")
         scored = self.settings.robust == "scored"
         self.loss = HeldOut(spec, corpus, self.ledger.weights, spec.config.seed) if scored else None
         # By part and replica that read them: features of a round, and when the first of them are there.
@@ -107,28 +165,13 @@ class Simulation:
             self.traffic.updates.update(["left out"] * len(merged.left_out))
             self.ledger.expect(part, self.settings.replicas - len(self.expelled(part)))
             for worker in self.workers:
-                worker.hear(merged.updates)
+                worker.hear(merged)
             waiting, self.waiting = self.waiting, []
             for worker in waiting:
                 worker.go_on(now)
         due = self.ledger.due_at(part)
         if due is not None and due > now and self.ledger.round(part) < self.settings.rounds:
             self.at(due, partial(self.check, part))
-
-
-class SimulatedFragment:
-    """A virtual worker's state of one fragment."""
-
-    def __init__(self, name: str, base: Tensors, settings: RoundSettings) -> None:
-        """:param base: weights that it begins with."""
-        self.name, self.base = name, base
-        self.feedback = ErrorFeedback(settings)
-        self.overlap = Overlap(settings)
-        self.round = self.version = self.steps = 0
-        # Updates handed in, so that a round made again has an id of its own.
-        self.count = 0
-        self.own: Tensors | None = None
-        self.sent, self.merged = "", False
 
 
 class VirtualWorker:
@@ -147,22 +190,22 @@ class VirtualWorker:
         self.format, self.made = FeatureFormat.of(spec.config), list[Tensor]()
         if passes_on(spec.config, index):
             task.neighbours.pass_on = lambda _, made: self.made.append(self.format.decode(self.format.encode(made)))
-        self.fragments = [
-            SimulatedFragment(name, engine.ledger.weights(name), self.settings)
-            for name in engine.fragments.parts[self.part]
-        ]
+        names, like = engine.fragments.parts[self.part], engine.fragments.like
+        self.fragments = [Fragment(i, name, like[name], self.settings) for i, name in enumerate(names)]
         self.turn = 0
+        # Updates handed in, by fragment, so that a round made again has an id of its own; and the id of the last one.
+        self.counts, self.sent = Counter[str](), dict[str, str]()
         # Versions of the copies that it has of other parts, by fragment.
         self.seen: dict[str, int] = {}
         for fragment in self.fragments:
-            self.learner.load(fragment.base)
+            self.learner.load(fragment.begin(0, 0, engine.ledger.weights(fragment.name)))
             self._count_down(fragment, whole=True)
 
     def train(self, now: float) -> None:
         """Real steps until the next exchange, in virtual time."""
         fragment = self.fragments[self.turn]
-        if fragment.round >= self.settings.rounds:
-            if any(other.round < self.settings.rounds for other in self.fragments):
+        if fragment.in_round >= self.settings.rounds:
+            if any(other.in_round < self.settings.rounds for other in self.fragments):
                 self.turn = (self.turn + 1) % len(self.fragments)
                 self.train(now)
             return
@@ -174,9 +217,10 @@ class VirtualWorker:
             self.see_copies()
         begin = self.after[self.turn - 1] if self.turn else 0
         steps = self.after[self.turn] - begin
-        self.learner.train(fragment.round * self.settings.steps_per_round + begin, steps)
+        self.learner.train(fragment.in_round * self.settings.steps_per_round + begin, steps)
         for other in self.fragments:
-            other.steps += steps
+            other.progress.steps += steps
+            other.progress.sequences += steps * self.learner.config.sequences
         seconds = self.engine.fleet.training_s(self.replica, steps)
         self.engine.traffic.busy_s += seconds
         self.pass_on(now)
@@ -201,7 +245,7 @@ class VirtualWorker:
             self.engine.unfed[self.index, self.replica] = self
             return math.inf
         there, features = found
-        first = self.fragments[0].round * self.settings.steps_per_round
+        first = self.fragments[0].in_round * self.settings.steps_per_round
         self.learner.part.neighbours.feed = lambda step: features[step - first]
         self.engine.traffic.features_bytes += self.format.size
         return max(now, there)
@@ -220,23 +264,15 @@ class VirtualWorker:
     def hand_in(self, now: float) -> None:
         """Send the update of the fragment whose turn it is; wait, or do not."""
         engine, fragment = self.engine, self.fragments[self.turn]
-        weights = self.learner.weights()
-        delta = subtract(fragment.base, {key: weights[key] for key in fragment.base})
-        payload = fragment.feedback.encode(delta, fragment.round)
+        fragment.finish(self.learner.weights(), {}, self.name)
+        payload, sent = fragment.payload, fragment.progress.pending or {}
         engine.traffic.up_bytes += len(payload)
-        fragment.own = CODECS[self.settings.up_codec(fragment.round)].decode(payload, shapes(delta))
-        update = Update(
-            id=f"{self.name}-{fragment.round}-{fragment.count}",
-            worker=self.name,
-            fragment=fragment.name,
-            base_version=fragment.version,
-            round=fragment.round,
-            steps=min(fragment.steps, self.settings.steps_per_round),
-            sequences=fragment.steps * self.learner.config.sequences,
-            delta=scale(fragment.own, engine.fleet.lie) if self.lies else fragment.own,
-        )
-        fragment.sent, fragment.merged, fragment.steps = update.id, False, 0
-        fragment.count += 1
+        delta = CODECS[self.settings.up_codec(sent["round"])].decode(payload, fragment.like)
+        sent["id"] = f"{self.name}-{sent['round']}-{self.counts[fragment.name]}"
+        delta = scale(delta, engine.fleet.lie) if self.lies else delta
+        update = Update(worker=self.name, fragment=fragment.name, delta=delta, **sent)
+        self.sent[fragment.name] = update.id
+        self.counts[fragment.name] += 1
         fate = engine.fleet.fate(fragment.name, update.id)
         there = now + engine.fleet.up_s(len(payload))
         if fate == "late":
@@ -250,21 +286,21 @@ class VirtualWorker:
         else:
             self.go_on(now)
 
-    def hear(self, merged: tuple[str, ...]) -> None:
+    def hear(self, merged: Merged) -> None:
         for fragment in self.fragments:
-            fragment.merged = fragment.merged or fragment.sent in merged
+            if self.sent.get(fragment.name) in merged.updates:
+                fragment.progress.own_in = merged.version
 
     def go_on(self, now: float) -> None:
         """Begin the next round of the fragment, or wait until there is one to begin."""
         engine, fragment = self.engine, self.fragments[self.turn]
-        newest = engine.ledger.round(fragment.name)
-        if fragment.round + 1 > newest + self.settings.ahead or not engine.may_begin(self.index, newest):
+        newest, progress = engine.ledger.round(fragment.name), fragment.progress
+        if progress.finished + 1 > newest + self.settings.ahead or not engine.may_begin(self.index, newest):
             engine.waiting.append(self)
             return
-        fragment.base = fragment.overlap.start(engine.ledger.weights(fragment.name), fragment.own, fragment.merged)
-        missed, fragment.version = newest - fragment.version, newest
-        fragment.round = max(fragment.round + 1, newest)
-        self.learner.load(fragment.feedback.begin(fragment.base))
+        missed = newest - progress.base_version
+        weights = engine.ledger.weights(fragment.name)
+        self.learner.load(fragment.begin(max(progress.finished + 1, newest), newest, weights))
         size = self._count_down(fragment, whole=missed > 1) if missed else 0
         self.turn = (self.turn + 1) % len(self.fragments)
         engine.at(now + (0.0 if self.settings.ahead else engine.fleet.down_s(size)), self.train)
@@ -272,16 +308,15 @@ class VirtualWorker:
     def try_again(self, now: float) -> None:
         """Train the open round once more, unless this worker's update of it has come."""
         engine, fragment = self.engine, self.fragments[self.turn]
-        fragment.round = fragment.version = engine.ledger.round(fragment.name)
-        if (self.name, fragment.name, fragment.round) in engine.handed_in:
+        newest = engine.ledger.round(fragment.name)
+        if (self.name, fragment.name, newest) in engine.handed_in:
             engine.waiting.append(self)
             return
-        fragment.base = engine.ledger.weights(fragment.name)
-        self.learner.load(fragment.feedback.begin(fragment.base))
+        self.learner.load(fragment.begin(newest, newest, engine.ledger.weights(fragment.name)))
         engine.at(now, self.train)
 
-    def _count_down(self, fragment: SimulatedFragment, whole: bool) -> int:
+    def _count_down(self, fragment: Fragment, whole: bool) -> int:
         codec = CODECS["fp32" if whole else self.settings.down_codec]
-        size = codec.size(shapes(fragment.base))
+        size = codec.size(fragment.like)
         self.engine.traffic.down_bytes += size
         return size

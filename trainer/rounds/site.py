@@ -7,6 +7,8 @@
 # it finds that peer by a hostname, which in many networks leads to 127.0.0.1. Here every port is on the machine's own
 # address at the site, and a state travels as safetensors. Nothing is encrypted, and nobody shows a token.
 
+from __future__ import annotations
+
 import importlib.util
 import ipaddress
 import logging
@@ -75,6 +77,11 @@ class Presence:
     step: int | None
     steps: tuple[int, int]  # of the first machine, where a round begins: those that are made from its state
     over: bool
+
+    def shares_with(self, first: Presence) -> bool:
+        """True if it can make the first machine's step, or round that begins."""
+        same_step = first.step is None or (self.state, self.step) == (first.state, first.step)
+        return self.place == first.place and same_step
 
 
 class Site:
@@ -284,9 +291,7 @@ class Site:
                 return present
             if first.place != self._place:
                 raise _AwayError(f"the site at {self.address} has another place of the run than before")
-            alike = [each for each in present if each.place == first.place]
-            if first.step is not None:  # in the middle of a round
-                alike = [each for each in alike if (each.state, each.step) == (first.state, first.step)]
+            alike = [each for each in present if each.shares_with(first)]
             machines = [each.machine for each in alike]
             if own in machines and not first.over and not self._connected(first.call, machines):
                 continue

@@ -15,7 +15,6 @@ from torch import nn
 
 from stages.checkpoint.manifest import Manifest
 from stages.errors import ConfigError, InputError
-from stages.model.architecture import Architecture
 from stages.model.block import Block, Codes
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import ArModel, ArStage
@@ -24,28 +23,27 @@ from stages.wire.status import failed_precondition, invalid, protocol_refusal
 from trainer.blocks.checkpoint_dir import identity, make_partition, new_ar, new_chain, open_checkpoint_dir
 from trainer.blocks.config import MAX_WHOLE, TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.diagnostics import chain_diagnostics, next_byte_nats
-from trainer.blocks.lookahead import OwnHead
+from trainer.blocks.losses import chain_diagnostics, next_byte_nats
 from trainer.blocks.state import json_digest
-from trainer.blocks.task import STEPS_PER_BLOCK
+from trainer.blocks.task import STEPS_PER_BLOCK, OwnHead
 from trainer.rounds.codecs import Shapes, Tensors, load, parameter_shapes, trainable
-from trainer.rounds.features import FeatureFormat, check_features, is_fed
 from trainer.rounds.parts import (
     AR,
     HEAD,
     STAGE,
     ArPart,
     BlockPart,
+    FeatureFormat,
     PartTask,
     StagePart,
     block_name,
+    check_features,
+    is_fed,
     stage_name,
     stage_weights,
 )
 from trainer.rounds.settings import PROTOCOL
 from trainer.v1 import rounds_pb2
-
-DATA_KIND = "bytes"  # the text a model reads; a worker with data of another kind cannot take part
 
 
 @dataclass(frozen=True)
@@ -185,13 +183,6 @@ class RunSpec:
         """Name of a run over the network: a digest of everything that decides its weights."""
         return json_digest({"manifest": identity(self.checkpoint), "rounds": asdict(self.config.rounds)})
 
-    def identity(self, corpus: Corpus) -> str:
-        """Name of a run in one process: a digest of everything that decides its weights."""
-        config = asdict(self.config)
-        for name in ("log_every", "evaluate_every", "save_every_s"):
-            config.pop(name)
-        return json_digest({"config": config, "data": corpus.digest()})
-
     @cached_property
     def parts(self) -> tuple[str, ...]:
         """Names of the parts, in order."""
@@ -251,18 +242,21 @@ class RunSpec:
         if self.config.rounds.model != "chain":
             with torch.inference_mode():
                 return {"next_byte": next_byte_nats(self.pipeline(published)(text[:, :-1]), text)}
-        losses, blocks = dict[str, float](), list[Block]()
-        for index, name in enumerate(self.parts):
-            block = self.module(index)
-            assert isinstance(block, Block)
-            load(block, published[name])
-            blocks.append(block.eval())
-            with torch.inference_mode():
+        losses, blocks = dict[str, float](), self.chain(published)
+        with torch.inference_mode():
+            for name, block in zip(self.parts, blocks, strict=True):
                 losses[f"{name} next_byte"] = next_byte_nats(block.next_byte(block.read(text[:, :-1])[0]), text)
         assert self.partition is not None
         chain = chain_diagnostics(blocks, self.partition, text, STEPS_PER_BLOCK)
         losses |= {key.removesuffix("_nats"): nats for key, nats in chain.items()}
         return losses | {"next_byte": losses[f"{self.parts[-1]} next_byte"]}
+
+    def chain(self, published: Mapping[str, Tensors]) -> list[Block]:
+        """The blocks of a chain as they were published."""
+        blocks = [Block(self.config.architecture, index, self.codes).eval() for index in range(len(self.parts))]
+        for name, block in zip(self.parts, blocks, strict=True):
+            load(block, published[name])
+        return blocks
 
     def pipeline(self, published: Mapping[str, Tensors]) -> ArModel:
         """A scorer or AR model as it was published."""
@@ -290,16 +284,10 @@ class RunSpec:
                 f"you have version {request.version[:40]!r} of onesweep, this coordinator has {version('onesweep')}: "
                 "workers compute alike only with the same one"
             )
-        if request.architecture and request.architecture != architecture_digest(self.config.architecture):
-            raise failed_precondition(
-                "your settings have another architecture than this run: give --config of the coordinator, or none"
-            )
         if request.run and request.run != self.run:
             raise failed_precondition(
                 f"your state is of the run {request.run[:12]}, this is {self.run[:12]}: give another --state"
             )
-        if request.data_kind != DATA_KIND:
-            raise failed_precondition(f"this run learns from {DATA_KIND}, not {request.data_kind[:40]!r}")
         if not own_data and request.data != self.checkpoint.data["train_sha256"]:
             raise failed_precondition(
                 f"your training text ({request.data[:12] or 'none'}) is not that of this run, "
@@ -313,10 +301,6 @@ def settled(config: TrainingConfig) -> TrainingConfig:
     if rounds < 1:
         raise ConfigError("a run of rounds has at least one: give steps or rounds above 0")
     return replace(config, rounds=replace(config.rounds, rounds=rounds), steps=rounds * config.rounds.steps_per_round)
-
-
-def architecture_digest(architecture: Architecture) -> str:
-    return json_digest(asdict(architecture))
 
 
 def feed_nothing(part: PartTask, spec: RunSpec) -> PartTask:

@@ -1,4 +1,4 @@
-"""Stores of a ledger's state: in memory, and on a disk whose process can die at any instruction."""
+"""The store of a ledger's state, on a disk or in memory, and its audit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,94 +79,21 @@ class Version:
 
 
 class Store:
-    """A run's state in memory, for runs that are never resumed.
-
-    A record counts once `commit` has returned; anything put before it that is in no record does not.
-    """
-
-    def __init__(self) -> None:
-        self.events: list[Record] = []
-        self.updates: dict[tuple[str, str], Tensors] = {}
-        self.versions: dict[tuple[str, int], Version] = {}
-        self.places: list[Record] = []
-
-    def records(self) -> Sequence[Record]:
-        """All events that were committed, in order. Raises ResumeError where they cannot be read."""
-        return self.events
-
-    def commit(self, record: Record) -> None:
-        """Raises CheckpointError, with nothing committed."""
-        self.events.append(record)
-
-    def members(self) -> Sequence[Record]:
-        """The places, as they were saved."""
-        return self.places
-
-    def save_members(self, records: Sequence[Record]) -> None:
-        """Take the place of all that was saved. Raises CheckpointError, with that as it was."""
-        self.places = list(records)
-
-    def put_update(self, update: Update) -> str:
-        """Keep the pseudo-gradient; returns its digest. Raises CheckpointError."""
-        self.updates[update.fragment, update.id] = update.delta
-        return digest(update.delta)
-
-    def get_update(self, fragment: str, name: str, sha256: str) -> Tensors:
-        """The pseudo-gradient of an update by its id. Raises ResumeError where it is not what was put."""
-        return self.updates[fragment, name]
-
-    def put_version(self, fragment: str, number: int, version: Version) -> str:
-        """Returns its digest. Raises CheckpointError."""
-        self.versions[fragment, number] = version
-        return digest(version.weights)
-
-    def get_version(self, fragment: str, number: int, sha256: str) -> Version:
-        """Raises ResumeError where it is not what was put."""
-        return self.versions[fragment, number]
-
-    def forget(self, fragment: str, updates: Sequence[str], before: int) -> None:
-        """Drop these updates, and versions below `before`."""
-        for name in updates:
-            del self.updates[fragment, name]
-        for key in [key for key in self.versions if key[0] == fragment and key[1] < before]:
-            del self.versions[key]
-
-    def retain(self, updates: Collection[tuple[str, str]], versions: Collection[tuple[str, int]]) -> None:
-        """Drop everything but these, by fragment and id or number: a kill may have left more."""
-
-
-@contextmanager
-def open_store(directory: Path) -> Iterator[DiskStore]:
-    """The store in `directory`, made if it is not there, for this process alone.
-
-    Raises ResumeError while another has it, or where it is damaged; CheckpointError without access.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        sync_directory(directory.parent)
-        (directory / LOCK).open("a").close()
-    except OSError as error:
-        raise CheckpointError(f"cannot keep rounds in {directory}: {error.strerror}") from None
-    with exclusive(directory / LOCK, f"another process keeps the rounds in {directory}"):
-        store = DiskStore(directory)
-        try:
-            yield store
-        finally:
-            store.database.close()
-
-
-class DiskStore(Store):
-    """The same in a directory, whose process can die at any instruction:
+    """A run's state in a directory, whose process can die at any instruction:
 
     rounds.sqlite3                      events and places: what is not in it did not happen
     updates/FRAGMENT/ID.safetensors     accepted and not merged yet
     versions/FRAGMENT/N.safetensors     weights, public weights, outer state; the last few
+
+    or in memory, for runs that are never resumed. Reading raises ResumeError where something is not what was put;
+    writing raises CheckpointError, with nothing changed.
     """
 
     # A file is whole before its event is committed, and is removed after the event that makes it needless.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.path = directory, directory / DATABASE
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory, self.path = directory or Path(), directory / DATABASE if directory else Path(":memory:")
+        self._held: dict[Path, Tensors] | None = None if directory else {}
         # Folders that a power cut leaves where they are.
         self._lasting: set[Path] = set()
         try:
@@ -181,9 +108,11 @@ class DiskStore(Store):
             raise ResumeError(f"{self.path} is damaged ({error}); {RESTORE}") from None
 
     def records(self) -> Sequence[Record]:
+        """All events that were committed, in order."""
         return read_events(self.database)  # read when a run begins; not kept, for they only grow
 
     def commit(self, record: Record) -> None:
+        """From now on it counts, and so does what was put before for it."""
         columns = [record.get(name) for name in ("kind", "part", "id", "worker", "round")]
         merged = [
             (record["part"], name, record["round"], kept)
@@ -196,21 +125,26 @@ class DiskStore(Store):
             database.executemany("INSERT INTO merges VALUES (?, ?, ?, ?)", merged)
 
     def members(self) -> Sequence[Record]:
+        """The places, as they were saved."""
         return [json.loads(text) for (text,) in self.database.execute("SELECT record FROM members")]
 
     def save_members(self, records: Sequence[Record]) -> None:
+        """Take the place of all that was saved."""
         rows = [(record["part"], record["replica"], json.dumps(record)) for record in records]
         with self._transaction() as database:
             database.execute("DELETE FROM members")
             database.executemany("INSERT INTO members VALUES (?, ?, ?)", rows)
 
     def put_update(self, update: Update) -> str:
+        """Keep the pseudo-gradient; returns its digest."""
         return self._save(update_path(self.directory, update.fragment, update.id), update.delta)
 
     def get_update(self, fragment: str, name: str, sha256: str) -> Tensors:
-        return load_checked(update_path(self.directory, fragment, name), sha256)
+        """The pseudo-gradient of an update by its id."""
+        return self._load(update_path(self.directory, fragment, name), sha256)
 
     def put_version(self, fragment: str, number: int, version: Version) -> str:
+        """Returns its digest."""
         tensors = _named(WEIGHTS, version.weights) | _named(OUTER, version.outer)
         if version.public is not version.weights:
             tensors |= _named(PUBLIC, version.public)
@@ -219,25 +153,28 @@ class DiskStore(Store):
         return self._save(version_path(self.directory, fragment, number), tensors)
 
     def get_version(self, fragment: str, number: int, sha256: str) -> Version:
-        tensors = load_checked(version_path(self.directory, fragment, number), sha256)
+        tensors = self._load(version_path(self.directory, fragment, number), sha256)
         weights = under(WEIGHTS, tensors)
         difference = tensors[DIFFERENCE].numpy().tobytes() if DIFFERENCE in tensors else b""
         return Version(weights, under(PUBLIC, tensors) or weights, under(OUTER, tensors), difference)
 
     def forget(self, fragment: str, updates: Sequence[str], before: int) -> None:
-        for name in updates:
-            _remove(update_path(self.directory, fragment, name))
-        for path in (self.directory / VERSIONS / fragment).glob(f"*{SUFFIX}"):
-            if not path.stem.isdecimal() or int(path.stem) < before:
-                _remove(path)
+        """Drop these updates, and versions below `before`."""
+        old = [update_path(self.directory, fragment, name) for name in updates]
+        versions = self.directory / VERSIONS / fragment
+        found = versions.glob(f"*{SUFFIX}") if self._held is None else [p for p in self._held if p.parent == versions]
+        old += [path for path in found if not path.stem.isdecimal() or int(path.stem) < before]
+        for path in old:
+            self._remove(path)
 
     def retain(self, updates: Collection[tuple[str, str]], versions: Collection[tuple[str, int]]) -> None:
+        """Drop every file but these, by fragment and id or number: a kill may have left more."""
         needed = {update_path(self.directory, *key) for key in updates}
         needed |= {version_path(self.directory, *key) for key in versions}
         for folder in (UPDATES, VERSIONS):
             for path in (self.directory / folder).glob("*/*"):
                 if path not in needed:
-                    _remove(path)
+                    self._remove(path)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -251,6 +188,9 @@ class DiskStore(Store):
     def _save(self, path: Path, tensors: Tensors) -> str:
         """Durable under its name when it returns."""
         folder = path.parent
+        if self._held is not None:
+            self._held[path] = tensors
+            return digest(tensors)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             replace_file(path, lambda temporary: save_file(tensors, temporary))
@@ -262,6 +202,37 @@ class DiskStore(Store):
         except OSError as error:
             raise CheckpointError(f"cannot save {path}: {error.strerror}; free some space") from None
         return digest(tensors)
+
+    def _load(self, path: Path, sha256: str) -> Tensors:
+        return load_checked(path, sha256) if self._held is None else self._held[path]
+
+    def _remove(self, path: Path) -> None:
+        """No error if it stays: no event counts on it, it costs room only, and the next start tries again."""
+        if self._held is not None:
+            del self._held[path]
+            return
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_store(directory: Path) -> Iterator[Store]:
+    """The store in `directory`, made if it is not there, for this process alone.
+
+    Raises ResumeError while another has it, or where it is damaged; CheckpointError without access.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        sync_directory(directory.parent)
+        (directory / LOCK).open("a").close()
+    except OSError as error:
+        raise CheckpointError(f"cannot keep rounds in {directory}: {error.strerror}") from None
+    with exclusive(directory / LOCK, f"another process keeps the rounds in {directory}"):
+        store = Store(directory)
+        try:
+            yield store
+        finally:
+            store.database.close()
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -305,11 +276,107 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def _remove(path: Path) -> None:
-    """No error if it stays: no event counts on it, it costs room only, and the next start tries again."""
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
-
-
 def _named(prefix: str, tensors: Tensors) -> Tensors:
     return {prefix + name: tensor.contiguous() for name, tensor in tensors.items()}
+
+
+# The audit shows faults, not what an attacker with access to the directory did. Each row of a query is one thing that
+# should not be. That nothing is taken or merged twice, the database holds itself.
+RULES = {
+    "round {} of {} merged {}, which was not there to be merged": """
+        SELECT m.round, m.part, m.id FROM merges m
+        JOIN events c ON c.kind = 'closed' AND c.part = m.part AND c.round = m.round
+        LEFT JOIN events a ON a.kind = 'accepted' AND a.part = m.part AND a.id = m.id AND a.number < c.number
+        WHERE a.number IS NULL""",
+    "round {} of {} was closed without {}, which was there to be merged": """
+        SELECT c.round, c.part, a.id FROM events c
+        JOIN events a ON a.kind = 'accepted' AND a.part = c.part AND a.number < c.number AND a.round <= c.round
+        LEFT JOIN merges m ON m.part = a.part AND m.id = a.id
+        WHERE c.kind = 'closed' AND (m.round IS NULL OR m.round > c.round)""",
+    "round {} of {} was closed after {} others": """
+        SELECT round, part, before FROM (
+            SELECT round, part, ROW_NUMBER() OVER (PARTITION BY part ORDER BY number) - 1 AS before
+            FROM events WHERE kind = 'closed')
+        WHERE round != before""",
+    "{} of {} was dropped, and was not late": """
+        SELECT d.id, d.part FROM events d
+        LEFT JOIN events c ON c.kind = 'closed' AND c.part = d.part AND c.round = d.round AND c.number < d.number
+        WHERE d.kind = 'dropped' AND c.number IS NULL""",
+    "round {} of {} decided about {} against its score": """
+        SELECT m.round, m.part, m.id FROM merges m
+        JOIN events c ON c.kind = 'closed' AND c.part = m.part AND c.round = m.round
+        JOIN events a ON a.kind = 'accepted' AND a.part = m.part AND a.id = m.id
+        JOIN json_each(c.record, '$.scores') s ON s.key = json_extract(a.record, '$.voter')
+        WHERE json_extract(s.value, '$.kept') != m.kept""",
+}
+COUNTS = {
+    "accepted": "SELECT COUNT(*) FROM events WHERE kind = 'accepted'",
+    "dropped": "SELECT COUNT(*) FROM events WHERE kind = 'dropped'",
+    "merged": "SELECT COUNT(*) FROM merges WHERE kept",
+    "left_out": "SELECT COUNT(*) FROM merges WHERE NOT kept",
+}
+PENDING = """
+    SELECT a.part, a.id, json_extract(a.record, '$.sha256') FROM events a
+    LEFT JOIN merges m ON m.part = a.part AND m.id = a.id
+    WHERE a.kind = 'accepted' AND m.id IS NULL"""
+NEWEST = """
+    SELECT s.key, COALESCE(c.round + 1, 0), COALESCE(json_extract(c.record, '$.sha256'), s.value) FROM events r
+    JOIN json_each(r.record, '$.stored') s
+    LEFT JOIN events c ON c.number = (SELECT MAX(number) FROM events WHERE kind = 'closed' AND part = s.key)
+    WHERE r.kind = 'run'"""
+
+
+@dataclass
+class Audit:
+    """Counts of a run's events; `problems` has one sentence for each thing that should not be."""
+
+    accepted: int = 0
+    merged: int = 0
+    pending: int = 0
+    dropped: int = 0  # late, and worth nothing by rule
+    left_out: int = 0  # of a merge, by their score on held-out text
+    versions: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def audit(directory: Path) -> Audit:
+    """Check the events of a store against each other and the files; a coordinator may have it open."""
+    path = directory / DATABASE
+    if not path.exists():
+        return Audit(problems=[f"{directory} has no {DATABASE}: give the folder `rounds` of a coordinator's --out"])
+    try:
+        with closing(connect(path)) as database:
+            while True:
+                before = _last(database)
+                found = _audit(database, directory)
+                # files go when a running coordinator merges them: then there are more events, and all is read again
+                if not found.problems or _last(database) == before:
+                    return found
+    except sqlite3.Error as error:
+        return Audit(problems=[f"{path} is damaged: {error}"])
+
+
+def _audit(database: sqlite3.Connection, directory: Path) -> Audit:
+    pending, newest = database.execute(PENDING).fetchall(), database.execute(NEWEST).fetchall()
+    found = Audit(
+        **{name: database.execute(query).fetchone()[0] for name, query in COUNTS.items()},
+        pending=len(pending),
+        versions={part: number for part, number, _ in newest},
+    )
+    if not newest:
+        found.problems.append(f"{DATABASE} does not begin with its run")
+    damage = [row for row in database.execute("PRAGMA quick_check") if row != ("ok",)]
+    found.problems += [f"{DATABASE} is damaged: {words}" for (words,) in damage]
+    found.problems += [words.format(*row) for words, query in RULES.items() for row in database.execute(query)]
+    files = [(update_path(directory, part, name), sha256) for part, name, sha256 in pending]
+    for file, sha256 in [*files, *((version_path(directory, part, n), sha256) for part, n, sha256 in newest)]:
+        try:
+            load_checked(file, sha256)
+        except ResumeError as error:
+            found.problems.append(str(error))
+    return found
+
+
+def _last(database: sqlite3.Connection) -> int:
+    """The number of events."""
+    return int(database.execute("SELECT COUNT(*) FROM events").fetchone()[0])

@@ -9,7 +9,6 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 
@@ -25,24 +24,18 @@ class DamagedError(RequestError):
     """A file came with other bytes than announced; it is dropped, and must be sent anew."""
 
 
-@dataclass(frozen=True)
-class Parcel:
-    """Size in bytes and SHA-256 of a file to come."""
+def file_of(data: bytes, name: str = "") -> rounds_pb2.File:
+    """Size and SHA-256 of a file."""
+    return rounds_pb2.File(name=name, size=len(data), sha256=hashlib.sha256(data).digest())
 
-    size: int
-    sha256: bytes
 
-    @classmethod
-    def of(cls, data: bytes) -> Parcel:
-        return cls(len(data), hashlib.sha256(data).digest())
-
-    def check(self, most: int = MAX_FILE_BYTES) -> Parcel:
-        """Itself, if it can be taken in. Raises RequestError."""
-        if not 1 <= self.size <= most:
-            raise RequestError(f"a file of {self.size} bytes; it must have 1 to {most}")
-        if len(self.sha256) != DIGEST_BYTES:
-            raise RequestError(f"a SHA-256 has {DIGEST_BYTES} bytes, not {len(self.sha256)}")
-        return self
+def checked(file: rounds_pb2.File) -> rounds_pb2.File:
+    """Itself, if it can be taken in. Raises RequestError."""
+    if not 1 <= file.size <= MAX_FILE_BYTES:
+        raise RequestError(f"a file of {file.size} bytes; it must have 1 to {MAX_FILE_BYTES}")
+    if len(file.sha256) != DIGEST_BYTES:
+        raise RequestError(f"a SHA-256 has {DIGEST_BYTES} bytes, not {len(file.sha256)}")
+    return file
 
 
 def pieces(data: bytes | mmap, offset: int = 0) -> Iterator[rounds_pb2.Piece]:
@@ -76,22 +69,22 @@ def size_of(path: Path) -> int:
 class IncomingFile:
     """One file that comes in, and stays on the disk until it is dropped, so that it can be gone on with."""
 
-    def __init__(self, path: Path, parcel: Parcel) -> None:
+    def __init__(self, path: Path, file: rounds_pb2.File) -> None:
         """:param path: where it lies, but for a suffix; of files with the same path there is only the last.
 
-        :param parcel: checked already. A file that is still being made has no digest, and no suffix.
+        :param file: checked already. One that is still being made has no digest, and no suffix.
         """
         # the digest is part of the name: the rest of another file is never appended
-        name = f"{path.name}.{parcel.sha256.hex()[:32]}" if parcel.sha256 else path.name
-        self.path, self.parcel = path.with_name(name), parcel
+        name = f"{path.name}.{file.sha256.hex()[:32]}" if file.sha256 else path.name
+        self.path, self.file = path.with_name(name), file
         for other in path.parent.glob(f"{path.name}.*"):
             if other != self.path:
                 other.unlink(missing_ok=True)
-        self.offset = min(size_of(self.path), parcel.size)
+        self.offset = min(size_of(self.path), file.size)
 
     @property
     def whole(self) -> bool:
-        return self.offset == self.parcel.size
+        return self.offset == self.file.size
 
     def write(self, piece: rounds_pb2.Piece) -> None:
         """Append a piece. Raises RequestError for one that does not follow or is damaged, CheckpointError."""
@@ -99,8 +92,8 @@ class IncomingFile:
             raise RequestError(f"a piece at offset {piece.offset}; {self.offset} comes next")
         if not 1 <= len(piece.data) <= PIECE_BYTES:
             raise RequestError(f"a piece of {len(piece.data)} bytes; it must have 1 to {PIECE_BYTES}")
-        if self.offset + len(piece.data) > self.parcel.size:
-            raise RequestError(f"pieces beyond the announced size of {self.parcel.size} bytes")
+        if self.offset + len(piece.data) > self.file.size:
+            raise RequestError(f"pieces beyond the announced size of {self.file.size} bytes")
         if zlib.crc32(piece.data) != piece.crc32:
             raise RequestError(f"the piece at offset {piece.offset} does not have its checksum: send it again")
         try:
@@ -117,7 +110,7 @@ class IncomingFile:
             data = self.path.read_bytes()
         except OSError as error:
             raise CheckpointError(f"cannot read {self.path}: {error.strerror}") from None
-        if Parcel.of(data) != self.parcel:
+        if (len(data), hashlib.sha256(data).digest()) != (self.file.size, self.file.sha256):
             self.drop()
             raise DamagedError("what has come does not have the announced SHA-256: send it anew")
         return data

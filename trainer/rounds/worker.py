@@ -28,15 +28,8 @@ from trainer.rounds.client import FileGoneError, Heartbeat, LeaseLostError, Roun
 from trainer.rounds.codecs import Tensors
 from trainer.rounds.parts import Learner, place_on, see
 from trainer.rounds.settings import PROTOCOL, Throttle, WorkerSettings
-from trainer.rounds.spec import DATA_KIND, RunSpec, boundaries, replica_seed
-from trainer.rounds.worker_state import (
-    STATE_NAME,
-    Fragment,
-    PendingUpdate,
-    WorkerProgress,
-    load_worker,
-    save_worker,
-)
+from trainer.rounds.spec import RunSpec, boundaries, replica_seed
+from trainer.rounds.worker_state import STATE_NAME, Fragment, WorkerProgress, load_worker, save_worker
 from trainer.v1 import rounds_pb2
 
 if TYPE_CHECKING:
@@ -191,6 +184,7 @@ class Worker:
             elif self._train(fragment):
                 self._finish_round(fragment)
         for fragment in self.fragments:
+            self._submit_pending(fragment)  # of a worker that was stopped after its last order
             self._await_verdict(fragment)
         self.leave()
 
@@ -338,7 +332,7 @@ class Worker:
         if fragment.progress.pending is None or fragment.verdict is not None:
             return
         self.doing = rounds_pb2.DOING_SENDING
-        fragment.verdict = self._sender.submit(self._submit, fragment.index, fragment.progress.pending)
+        fragment.verdict = self._sender.submit(self._submit, fragment)
 
     def _await_verdict(self, fragment: Fragment) -> None:
         """Wait until the update that is being sent was judged. Raises LeaseLostError, Interrupted, ServiceError."""
@@ -348,33 +342,29 @@ class Worker:
             verdict = fragment.verdict.result()
         finally:
             fragment.verdict = None
-        pending, fragment.progress.pending = fragment.progress.pending, None
+        pending, fragment.progress.pending, fragment.payload = fragment.progress.pending, None, b""
         assert pending is not None
         if verdict.outcome == rounds_pb2.OUTCOME_REFUSED:
-            log.warning("round %d of %s was not taken: %s", pending.round, fragment.name, verdict.reason)
+            log.warning("round %d of %s was not taken: %s", pending["round"], fragment.name, verdict.reason)
         else:
-            log.info("round %d of %s is handed in", pending.round, fragment.name)
+            log.info("round %d of %s is handed in", pending["round"], fragment.name)
             fragment.progress.own_in = verdict.version or None
 
-    def _submit(self, fragment: int, pending: PendingUpdate) -> rounds_pb2.Verdict:
+    def _submit(self, fragment: Fragment) -> rounds_pb2.Verdict:
+        pending, payload = fragment.progress.pending or {}, fragment.payload
         submission = rounds_pb2.Submission(
             worker=self.settings.name,
             lease=self.place.lease,
-            id=pending.id,
-            fragment=fragment,
-            round=pending.round,
-            base_version=pending.base_version,
-            steps=pending.steps,
-            sequences=pending.sequences,
-            losses=pending.losses,
-            codec=self.rounds.up_codec(pending.round),
-            size=len(pending.payload),
-            sha256=hashlib.sha256(pending.payload).digest(),
+            fragment=fragment.index,
+            codec=self.rounds.up_codec(pending["round"]),
+            size=len(payload),
+            sha256=hashlib.sha256(payload).digest(),
+            **pending,
         )
-        return self.client.submit(submission, pending.payload)
+        return self.client.submit(submission, payload)
 
     def _report(self) -> rounds_pb2.BeatRequest:
-        fragment = self.progress.fragments[self.progress.turn]
+        fragment = self.progress.fragments[self.progress.turn]  # the first beats come before the model is built
         return rounds_pb2.BeatRequest(
             worker=self.settings.name,
             lease=self.place.lease,
@@ -394,8 +384,6 @@ def join_request(
         worker=settings.name,
         version=version("onesweep"),
         part=settings.part,
-        architecture=settings.architecture,
-        data_kind=DATA_KIND,
         data=corpus.digest(),
         run=run,
         device=settings.device,

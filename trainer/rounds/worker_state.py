@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stages.errors import ConfigError, ResumeError
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest, load_state, save_state
 from trainer.rounds.cache import CachedWeights
 from trainer.rounds.codecs import CODECS, ErrorFeedback, Shapes, Tensors, norm, subtract
@@ -18,24 +18,9 @@ from trainer.rounds.merging import Overlap
 from trainer.v1 import rounds_pb2
 
 STATE_NAME = "worker.safetensors"
-PAYLOAD = "payload"
-FRAGMENTS = "pieces"  # key of the fragments in the record
-# Groups of tensors: the begin of a round, the version held, the last pseudo-gradient, what the codec rounded away, and
-# the state of the overlap.
-BASE, HELD, OWN, CARRIED, OVERLAP = "base", "held", "own", "carried", "overlap"
-
-
-@dataclass(frozen=True)
-class PendingUpdate:
-    """An update that the coordinator has not judged yet."""
-
-    id: str
-    round: int
-    base_version: int
-    steps: int
-    sequences: int
-    losses: dict[str, float]  # of the last step, in nats
-    payload: bytes = field(repr=False)
+# Groups of tensors: the begin of a round, the version held, the last pseudo-gradient, what the codec rounded away, the
+# state of the overlap, and what is to be sent.
+BASE, HELD, OWN, CARRIED, OVERLAP, PAYLOAD = "base", "held", "own", "carried", "overlap", "payload"
 
 
 @dataclass
@@ -50,7 +35,8 @@ class FragmentProgress:
     held_version: int = 0  # of the fragment, among the tensors
     own_in: int | None = None  # the version that has our last update in it; None while that is not known
     over: bool = False  # whether its last round is made
-    pending: PendingUpdate | None = None
+    # Fields of the submission of an update that the coordinator has not judged yet; its payload is among the tensors.
+    pending: dict[str, Any] | None = None
 
 
 @dataclass
@@ -72,10 +58,15 @@ class Fragment:
         self.index, self.name, self.like, self.settings = index, name, like, settings
         self.feedback, self.overlap = ErrorFeedback(settings), Overlap(settings)
         self.progress = FragmentProgress()
-        self.base, self.own = Tensors(), Tensors()
+        self.base, self.own, self.payload = Tensors(), Tensors(), b""  # of the pending update
         self.verdict: Future[rounds_pb2.Verdict] | None = None
         # True if this process has an order for the round that it is in.
         self.has_order = False
+
+    @property
+    def in_round(self) -> int:
+        """The round that it is in, or was in last; -1 before its first."""
+        return self.progress.finished if self.progress.round is None else self.progress.round
 
     def is_current(self, open_round: int) -> bool:
         """True if the round that it is in is still worth finishing."""
@@ -110,15 +101,17 @@ class Fragment:
             raise ConfigError(f"{self.name}: weights are not finite after round {progress.round}; lower the rates")
         payload = self.feedback.encode(delta, progress.round)
         steps = min(progress.steps, self.settings.steps_per_round)
-        progress.pending = PendingUpdate(
-            id=_submission_id(f"{author} {self.name}", progress.round, payload),
-            round=progress.round,
-            base_version=progress.base_version,
-            steps=steps,
-            sequences=progress.sequences * steps // max(progress.steps, 1),
-            losses=losses,
-            payload=payload,
-        )
+        word = f"{author} {self.name} {progress.round} {hashlib.sha256(payload).hexdigest()}"
+        progress.pending = {
+            # the same in every try; another for other work
+            "id": f"r{progress.round}-{hashlib.sha256(word.encode()).hexdigest()[:32]}",
+            "round": progress.round,
+            "base_version": progress.base_version,
+            "steps": steps,
+            "sequences": progress.sequences * steps // max(progress.steps, 1),
+            "losses": losses,
+        }
+        self.payload = payload
         if not self.overlap.waits:  # as the others get it
             self.own = CODECS[self.settings.up_codec(progress.round)].decode(payload, self.like)
         progress.own_in = None
@@ -127,6 +120,8 @@ class Fragment:
     def state(self, held: CachedWeights | None) -> dict[str, Tensors]:
         """Tensors by group; :param held: the version that is held of it."""
         groups = {OWN: self.own, CARRIED: self.feedback.carried, OVERLAP: self.overlap.momentum_of_own}
+        if self.progress.pending is not None:
+            groups[PAYLOAD] = {self.name: torch.frombuffer(bytearray(self.payload), dtype=torch.uint8)}
         if held is not None:
             groups[HELD] = held.tensors
             self.progress.held_version = held.version
@@ -138,6 +133,8 @@ class Fragment:
         """Take what `state` returned, from the groups of the whole part; returns the version that is held."""
         mine = {name: {key: group[key] for key in self.like if key in group} for name, group in groups.items()}
         self.progress = progress
+        if progress.pending is not None:
+            self.payload = groups[PAYLOAD][self.name].numpy().tobytes()
         held = mine.get(HELD) or None
         self.base, self.own = mine.get(BASE) or held or {}, mine.get(OWN, {})
         self.feedback.carried = mine.get(CARRIED, {})
@@ -151,24 +148,14 @@ def save_worker(path: Path, run: str, progress: WorkerProgress, groups: dict[str
     :param groups: tensors by group and name.
     """
     tensors = {f"{group}/{name}": tensor for group, named in groups.items() for name, tensor in named.items()}
-    record: dict[str, Any] = {**asdict(progress), "run": run}
-    record[FRAGMENTS] = record.pop("fragments")
-    for number, fragment in enumerate(progress.fragments):
-        if fragment.pending is not None:
-            tensors[f"{PAYLOAD}{number}"] = torch.frombuffer(bytearray(fragment.pending.payload), dtype=torch.uint8)
-            del record[FRAGMENTS][number]["pending"]["payload"]
-    save_state(path, record, tensors)
+    save_state(path, {**asdict(progress), "run": run}, tensors)
 
 
 def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
     """Run, progress and groups of a state. Raises ResumeError when it is damaged."""
     record, tensors = load_state(path)
     try:
-        run, fragments = record.pop("run"), list[FragmentProgress]()
-        for number, fragment in enumerate(record.pop(FRAGMENTS)):
-            if (pending := fragment.pop("pending")) is not None:
-                pending = PendingUpdate(**pending, payload=tensors.pop(f"{PAYLOAD}{number}").numpy().tobytes())
-            fragments.append(FragmentProgress(**fragment, pending=pending))
+        run, fragments = record.pop("run"), [FragmentProgress(**fragment) for fragment in record.pop("fragments")]
         groups: dict[str, Tensors] = {}
         for key, tensor in tensors.items():
             group, _, name = key.partition("/")
@@ -176,9 +163,3 @@ def load_worker(path: Path) -> tuple[str, WorkerProgress, dict[str, Tensors]]:
         return run, WorkerProgress(**record, fragments=fragments), groups
     except (KeyError, TypeError) as error:
         raise ResumeError(f"{path} is damaged ({error}); delete it to begin anew") from None
-
-
-def _submission_id(author: str, round_: int, payload: bytes) -> str:
-    """The same in every try; another for other work."""
-    word = hashlib.sha256(f"{author} {round_} {hashlib.sha256(payload).hexdigest()}".encode())
-    return f"r{round_}-{word.hexdigest()[:32]}"

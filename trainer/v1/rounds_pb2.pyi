@@ -96,8 +96,6 @@ class JoinRequest(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
-    ARCHITECTURE_FIELD_NUMBER: _builtins.int
-    DATA_KIND_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
@@ -110,10 +108,6 @@ class JoinRequest(_message.Message):
     """of the worker's software"""
     part: _builtins.int
     """wanted; any when not given"""
-    architecture: _builtins.str
-    """digest of the one that the worker expects; empty = any"""
-    data_kind: _builtins.str
-    """what its text is made of: "bytes" """
     data: _builtins.str
     """SHA-256 of its training text"""
     run: _builtins.str
@@ -132,8 +126,6 @@ class JoinRequest(_message.Message):
         worker: _builtins.str = ...,
         version: _builtins.str = ...,
         part: _builtins.int | None = ...,
-        architecture: _builtins.str = ...,
-        data_kind: _builtins.str = ...,
         data: _builtins.str = ...,
         run: _builtins.str = ...,
         device: _builtins.str = ...,
@@ -143,7 +135,7 @@ class JoinRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "architecture", b"architecture", "data", b"data", "data_kind", b"data_kind", "device", b"device", "incarnation", b"incarnation", "part", b"part", "protocol", b"protocol", "run", b"run", "stands_by", b"stands_by", "version", b"version", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_part", b"_part", "data", b"data", "device", b"device", "incarnation", b"incarnation", "part", b"part", "protocol", b"protocol", "run", b"run", "stands_by", b"stands_by", "version", b"version", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__part: _TypeAlias = _typing.Literal["part"]  # noqa: Y015
     _WhichOneofArgType__part: _TypeAlias = _typing.Literal["_part", b"_part"]  # noqa: Y015

@@ -81,7 +81,7 @@ class RoundsServiceServicer:
 
     def Join(self, request, context):
         """A place in the run: a part, and which of its replicas. A worker that joins again gets its own place back, and its
-        old lease ends. FAILED_PRECONDITION: another protocol, version, architecture, run, incarnation or kind of data.
+        old lease ends. FAILED_PRECONDITION: another protocol, version, run, incarnation or text.
         NOT_FOUND: no such part.
         RESOURCE_EXHAUSTED: every place is taken; see the metadata `retry-after-ms`.
         """

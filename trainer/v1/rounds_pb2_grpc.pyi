@@ -40,7 +40,7 @@ class RoundsServiceStub:
     def __new__(cls, channel: _aio.Channel) -> RoundsServiceAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_rounds_pb2.JoinRequest, _rounds_pb2.JoinResponse]
     """A place in the run: a part, and which of its replicas. A worker that joins again gets its own place back, and its
-    old lease ends. FAILED_PRECONDITION: another protocol, version, architecture, run, incarnation or kind of data.
+    old lease ends. FAILED_PRECONDITION: another protocol, version, run, incarnation or text.
     NOT_FOUND: no such part.
     RESOURCE_EXHAUSTED: every place is taken; see the metadata `retry-after-ms`.
     """
@@ -77,7 +77,7 @@ class RoundsServiceAsyncStub(RoundsServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_rounds_pb2.JoinRequest, _rounds_pb2.JoinResponse]  # type: ignore[assignment]
     """A place in the run: a part, and which of its replicas. A worker that joins again gets its own place back, and its
-    old lease ends. FAILED_PRECONDITION: another protocol, version, architecture, run, incarnation or kind of data.
+    old lease ends. FAILED_PRECONDITION: another protocol, version, run, incarnation or text.
     NOT_FOUND: no such part.
     RESOURCE_EXHAUSTED: every place is taken; see the metadata `retry-after-ms`.
     """
@@ -117,7 +117,7 @@ class RoundsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_rounds_pb2.JoinResponse, _abc.Awaitable[_rounds_pb2.JoinResponse]]:
         """A place in the run: a part, and which of its replicas. A worker that joins again gets its own place back, and its
-        old lease ends. FAILED_PRECONDITION: another protocol, version, architecture, run, incarnation or kind of data.
+        old lease ends. FAILED_PRECONDITION: another protocol, version, run, incarnation or text.
         NOT_FOUND: no such part.
         RESOURCE_EXHAUSTED: every place is taken; see the metadata `retry-after-ms`.
         """

@@ -42,7 +42,7 @@ def last_line(program: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "line", ["--version", "--help", "generate --help", "compare --help", "bench --help", "train blocks --help"]
+    "line", ["--version", "--help", "generate --help", "compare --help", "bench --help", "train text --help"]
 )
 def test_help_waits_for_no_heavy_library(line: str) -> None:
     assert last_line(ASK, *line.split()) == ""

@@ -11,7 +11,7 @@ from stages.model.partition import NoisePartition
 from stages.model.pipeline import new_caches
 from stages.model.vocabulary import BYTES
 from tests.trainer.small import corpus, make_blocks, partition, tiny
-from trainer.blocks.diagnostics import chain_diagnostics, from_noise_path
+from trainer.blocks.losses import chain_diagnostics, from_noise_path
 from trainer.blocks.task import BlockTask
 
 LENGTH = 9

@@ -27,8 +27,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     directory = tmp_path_factory.mktemp("bundle")
     train_blocks(config, corpus, directory / "chain")
-    train_ar(config, corpus, directory / "ar", 2, 2)
-    train_ar(config, corpus, directory / "local", 1, 1)
+    train_ar(config, corpus, directory / "ar", 2)
+    train_ar(config, corpus, directory / "local", 1)
     return directory
 
 

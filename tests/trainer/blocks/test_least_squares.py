@@ -1,6 +1,6 @@
 import torch
 
-from trainer.blocks.optimizer import LeastSquares
+from trainer.distill.student import LeastSquares
 
 
 def test_rows_that_come_in_pieces_give_the_matrix_behind_them() -> None:

@@ -7,7 +7,7 @@ import torch
 from stages.model.block import Block
 from tests.trainer.small import make_blocks, tiny
 from trainer.blocks.config import MatrixOptimizer
-from trainer.blocks.optimizer import FINAL_LEARNING_RATE, OptimizerSet, schedule
+from trainer.blocks.run import FINAL_LEARNING_RATE, OptimizerSet, schedule
 
 
 def test_schedule_warms_up_and_falls_to_its_floor() -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from stages.errors import ConfigError
-from trainer.blocks.config import load_config
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings, load_config
 
 
 def test_a_file_sets_them(tmp_path: Path) -> None:

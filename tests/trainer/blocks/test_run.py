@@ -177,8 +177,8 @@ STEPS = 24
 @pytest.mark.parametrize(
     ("arguments", "log", "save_every_s"),
     [
-        (["blocks"], "block-1.jsonl", 0.1),
-        (["ar", "--layers", "2", "--stages", "2"], "ar.jsonl", 0.0),
+        (["chain"], "block-1.jsonl", 0.1),
+        (["ar"], "ar.jsonl", 0.0),
     ],
 )
 def test_a_killed_process_loses_and_repeats_nothing(
@@ -192,7 +192,7 @@ def test_a_killed_process_loses_and_repeats_nothing(
 ) -> None:
     def command(out: str) -> list[object]:
         given = ["--config", settings(save_every_s), "--data", text_file, "--steps", STEPS]
-        return ["train", *arguments, *given, "--out", tmp_path / out]
+        return ["train", "text", *arguments, *given, "--out", tmp_path / out]
 
     watched = tmp_path / "killed" / "training" / log
     process = launched(tmp_path / "words", *command("killed"))

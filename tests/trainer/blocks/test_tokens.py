@@ -16,9 +16,8 @@ from stages.checkpoint.checkpoint import halve, load_ar, load_chain
 from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
 from stages.errors import CheckpointError, DataError
 from tests.trainer.small import TEXT, corpus, tiny
-from trainer.blocks.data import Corpus, load_corpus
+from trainer.blocks.data import Corpus, TextTokenizer, load_corpus, token_bytes, train_tokenizer
 from trainer.blocks.evaluate import Scorer
-from trainer.blocks.tokens import TextTokenizer, token_bytes, train_tokenizer
 from trainer.blocks.train import train_ar, train_blocks, train_scorer
 
 TOKENS = 290
@@ -41,8 +40,8 @@ def bundle(spelled: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp("tokens")
     train_blocks(THREE, spelled, directory / "chain")
     train_scorer(THREE, spelled, directory / "scorer")
-    train_ar(THREE, spelled, directory / "ar", 3, 3)
-    train_ar(THREE, spelled, directory / "local", 1, 1)
+    train_ar(THREE, spelled, directory / "ar", 3)
+    train_ar(THREE, spelled, directory / "local", 1)
     return directory
 
 
@@ -149,12 +148,12 @@ def served(bundle: Path, local_ring: Callable[..., Any]) -> Any:
 def test_the_same_run_goes_on_with_the_same_tokenizer_only(
     spelled: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train_ar(tiny, spelled, tmp_path, 4, 2)
-    train_ar(tiny, spelled, tmp_path, 4, 2)
+    train_ar(tiny, spelled, tmp_path, 2)
+    train_ar(tiny, spelled, tmp_path, 2)
     assert "already trained" in capsys.readouterr().out
     other = corpus.in_tokens(train_tokenizer(corpus.train, 280), cut=True)
     with pytest.raises(CheckpointError, match="other settings or data"):
-        train_ar(tiny, other, tmp_path, 4, 2)
+        train_ar(tiny, other, tmp_path, 2)
 
 
 def test_text_in_tokens_is_read_from_files(tokenizer: TextTokenizer, tmp_path: Path) -> None:

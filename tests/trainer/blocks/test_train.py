@@ -13,7 +13,7 @@ from stages.errors import CheckpointError, Interrupted
 from tests.trainer.small import corpus, tiny
 from trainer.blocks import train as local
 from trainer.blocks.config import NoiseConfig
-from trainer.blocks.diagnostics import next_byte_nats
+from trainer.blocks.losses import next_byte_nats
 from trainer.blocks.state import read_records
 from trainer.blocks.task import BlockTask
 from trainer.blocks.train import train_ar, train_blocks
@@ -52,7 +52,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "training" / "block-0.state.safetensors").write_bytes(b"left by a kill after the block was saved")
     train_blocks(short, corpus, tmp_path)
     assert digests(tmp_path) == before
-    assert "block 0: already trained" in capsys.readouterr().out
+    assert "block-0: already trained" in capsys.readouterr().out
     assert not list((tmp_path / "training").glob("*.state.safetensors"))
 
 
@@ -66,7 +66,7 @@ def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         train_blocks(short, replace(corpus, train=corpus.train[1:]), tmp_path)
     with pytest.raises(CheckpointError, match=message):
-        train_ar(short, corpus, tmp_path, 2, 1)
+        train_ar(short, corpus, tmp_path, 1)
     assert digests(tmp_path) == before
 
 
@@ -105,13 +105,13 @@ def test_a_stop_at_a_blocks_last_step_does_not_start_the_next(tmp_path: Path, mo
         return loss(task, step)
 
     monkeypatch.setattr(BlockTask, "loss", stopping)
-    with pytest.raises(Interrupted, match="block 0 is trained and saved; stopped as asked"):
+    with pytest.raises(Interrupted, match="block-0 is trained and saved; stopped as asked"):
         train_blocks(short, corpus, tmp_path)
     assert [digest is not None for digest in digests(tmp_path)] == [True, False]
 
 
 def test_the_stored_stages_are_the_model_that_was_measured(tmp_path: Path) -> None:
-    manifest = train_ar(short, corpus, tmp_path, 4, 2)
+    manifest = train_ar(replace(tiny, steps=3), corpus, tmp_path, 2)
     assert (manifest.architecture.parts, manifest.architecture.layers) == (2, 2)
     text = corpus.valid_batch(short.valid_windows, 33)
     with torch.inference_mode():
@@ -123,4 +123,4 @@ def test_training_learns(tmp_path: Path) -> None:
     config = replace(tiny, steps=60, sequences=8, evaluate_every=1000)
     losses = train_blocks(config, corpus, tmp_path / "chain", only=0).metrics["block-0"]
     assert losses["valid_next_byte_nats"] < 3.5
-    assert train_ar(config, corpus, tmp_path / "ar", 2, 1).metrics["ar"]["valid_next_byte_nats"] < 3.5
+    assert train_ar(config, corpus, tmp_path / "ar", 1).metrics["ar"]["valid_next_byte_nats"] < 3.5

@@ -11,9 +11,8 @@ import torch
 from stages.checkpoint.manifest import read_manifest
 from tests.stages.model.tiny_llama import write_tiny
 from trainer.blocks.data import Corpus
-from trainer.distill.samples import symbols_corpus
 from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import Teacher
+from trainer.distill.teacher import Teacher, symbols_corpus
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +39,7 @@ def short(pipeline: Path, text_file: Path, tmp_path: Path) -> Callable[..., Dist
 
     def make(**changes: object) -> DistillSettings:
         usual = {"steps": 4, "window": 16, "sequences": 4, "layers": (0, 1), "bfloat16": False}
-        return DistillSettings(pipeline, (text_file,), tmp_path / "local", **{**usual, **changes})
+        given = {"checkpoint": pipeline, "texts": (text_file,), "out": tmp_path / "local"}
+        return DistillSettings(**given, **{**usual, **changes})
 
     return make

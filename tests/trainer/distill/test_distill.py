@@ -103,12 +103,12 @@ TRAINING = DistillSettings.training
     [
         ({"steps": None}, "say how long to train: either --steps or --minutes"),
         ({"steps": -1}, "steps must be a whole number from 0"),
-        ({"steps": None, "minutes": 1e9}, "--minutes must be above 0, and at most a year"),
-        ({"window": 200}, "--window 200: the model reads 128 positions at most"),
-        ({"written": 1.5}, "--written is a share of the samples"),
+        ({"steps": None, "minutes": 1e9}, "minutes must be a number from 0.001 to 525600"),
+        ({"window": 200}, "window 200: the model reads 128 positions at most"),
+        ({"written": 1.5}, "written must be a number from 0 to 1"),
         ({"learning_rate": float("nan")}, "learning_rate must be a finite number"),
-        ({"layers": (0, 4)}, "--layers 0,4: the model has layers 0 to 3"),
-        ({"start": Path("local")}, "give either --layers or --start"),
+        ({"layers": (0, 4)}, r"layers = \[0, 4\]: the model has layers 0 to 3"),
+        ({"start": Path("local")}, "give either layers or --start"),
         ({"layers": None, "start": Path("nowhere")}, "no checkpoint in nowhere"),
         ({"device": "cuda"}, "there is no device cuda here"),
     ],
@@ -160,9 +160,9 @@ def test_what_cannot_be_distilled_is_a_sentence(
 
 def test_a_drafter_is_put_beside_its_model(onesweep: Callable[..., object], tmp_path: Path, text_file: Path) -> None:
     write_tiny(tmp_path)
-    words = (
-        f"distill --checkpoint {tmp_path} --text {text_file} --steps 1 --window 16 --layers 0-1 --threads 1 --float32"
-    )
+    config = tmp_path / "distill.toml"
+    config.write_text("window = 16\nlayers = [0, 1]\nbfloat16 = false\n")
+    words = f"distill --checkpoint {tmp_path} --text {text_file} --steps 1 --config {config} --threads 1"
     done = onesweep(*words.split())
     assert done.code == 0
     assert f"{tmp_path / 'local'}: 128 symbols in 0.0 minutes; on text of the model's own KL " in done.out

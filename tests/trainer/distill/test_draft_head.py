@@ -18,9 +18,8 @@ from stages.model.llama import LlamaArchitecture
 from tests.stages.model.tiny_llama import TINY, write_tiny
 from trainer.blocks.data import Corpus
 from trainer.distill.draft_head import HeadTask, _Acceptance, distill_head
-from trainer.distill.samples import Samples
 from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import Teacher
+from trainer.distill.teacher import Samples, Teacher
 
 Short = Callable[..., DistillSettings]
 HEAD = {"layers": None, "head": True, "guesses": 200}
@@ -34,7 +33,14 @@ def checkpoint(pipeline: Path, tmp_path: Path) -> Path:
 def test_it_learns_and_the_checkpoint_gets_it(checkpoint: Path, text_file: Path) -> None:
     lines, before = list[str](), read_manifest(checkpoint)
     settings = DistillSettings(
-        checkpoint, (text_file,), steps=40, window=24, sequences=8, learning_rate=5e-3, bfloat16=False, **HEAD
+        checkpoint=checkpoint,
+        texts=(text_file,),
+        steps=40,
+        window=24,
+        sequences=8,
+        learning_rate=5e-3,
+        bfloat16=False,
+        **HEAD,
     )
     file = distill_head(settings, lines.append)
     after = read_manifest(checkpoint)

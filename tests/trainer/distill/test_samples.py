@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from trainer.blocks.data import Corpus
-from trainer.distill.samples import FIRST, ROWS, Samples, held_out
 from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import Teacher
+from trainer.distill.teacher import FIRST, ROWS, Samples, Teacher, held_out
 
 Make = Callable[..., Samples]
 

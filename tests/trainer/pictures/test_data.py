@@ -72,13 +72,13 @@ def test_archives_that_cannot_be_trusted_are_refused(tmp_path: Path) -> None:
             archive.writestr(name, source.read(name)[:-1])
     for path, message in (
         (tmp_path / "text.npz", "is no npz archive"),
-        (lying, "train_x promises .* bytes; at most"),
-        (endless, "train_x is no array"),
-        (write_npz(tmp_path / "names.npz", classes=np.array([{}, "dog"])), "classes holds object; store strings"),
+        (lying, "train_x is no array of uint8"),
+        (endless, "train_x is no array of uint8"),
+        (write_npz(tmp_path / "names.npz", classes=np.array([{}, "dog"])), "classes is no array of strings"),
         (write_npz(tmp_path / "few.npz", classes=np.array(["cat"])), "has label 1, and 1 classes"),
-        (short, "train_x promises 1280 bytes and has 1279"),
+        (short, "train_x is no array of uint8"),
         (write_npz(tmp_path / "keys.npz", train_y=None), "has no train_y"),
-        (write_npz(tmp_path / "pickled.npz", train_x=np.array([{}] * 20)), "train_x holds object"),
+        (write_npz(tmp_path / "pickled.npz", train_x=np.array([{}] * 20)), "train_x is no array of uint8"),
         (write_npz(tmp_path / "floats.npz", train_x=PIXELS / 255), "train_x holds float64"),
         (write_npz(tmp_path / "shapes.npz", train_y=LABELS[:7]), "do not go together"),
         (write_npz(tmp_path / "one.npz", train_y=LABELS * 0, test_y=LABELS[:4] * 0), "has 1 class: give 2 to"),

@@ -14,12 +14,14 @@ from stages.model.partition import equal_probability
 from stages.pictures.experts import RouterNet
 from stages.pictures.part import in_scale
 from tests.trainer.pictures.test_data import write_npz
-from tests.trainer.pictures.test_training import CONFIG, weights
-from trainer.blocks.optimizer import OptimizerSet
-from trainer.blocks.run import train_step
+from tests.trainer.pictures.test_training import CONFIG as CHAIN
+from tests.trainer.pictures.test_training import weights
+from trainer.blocks.run import OptimizerSet, train_step
 from trainer.pictures.data import LabelledPictures, PictureSet, load_pictures
 from trainer.pictures.experts import RouterTask, balanced_clusters, train_experts
 from trainer.pictures.training import PictureTask, train_undivided
+
+CONFIG = replace(CHAIN, experts=2)
 
 
 @pytest.fixture
@@ -72,9 +74,9 @@ def test_the_router_net_learns_the_posterior_that_is_known_in_closed_form() -> N
 
 
 def test_experts_trained_one_each_are_those_trained_together(tmp_path: Path, pictures: PictureSet) -> None:
-    together = train_experts(CONFIG, pictures, tmp_path / "together", 2)
+    together = train_experts(CONFIG, pictures, tmp_path / "together")
     for index in (2, 1, 0):
-        apart = train_experts(CONFIG, pictures, tmp_path / "apart", 2, only=index)
+        apart = train_experts(CONFIG, pictures, tmp_path / "apart", only=index)
     assert apart.complete
     assert len(apart.parts) == 3
     assert weights(apart) == weights(together)
@@ -85,7 +87,7 @@ def test_a_stopped_training_of_experts_goes_on_to_the_same_weights(
     tmp_path: Path, pictures: PictureSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = replace(CONFIG, steps=8)
-    whole = train_experts(config, pictures, tmp_path / "whole", 2)
+    whole = train_experts(config, pictures, tmp_path / "whole")
     taken = PictureTask.loss
 
     def loss(self: PictureTask, step: int) -> object:
@@ -96,14 +98,14 @@ def test_a_stopped_training_of_experts_goes_on_to_the_same_weights(
     monkeypatch.setattr(PictureTask, "loss", loss)
     for name in ("expert-1", "router-net"):
         with pytest.raises(Interrupted, match=name):
-            train_experts(config, pictures, tmp_path / "stopped", 2)
+            train_experts(config, pictures, tmp_path / "stopped")
     monkeypatch.undo()
-    assert weights(train_experts(config, pictures, tmp_path / "stopped", 2)) == weights(whole)
+    assert weights(train_experts(config, pictures, tmp_path / "stopped")) == weights(whole)
 
 
 def test_experts_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> None:
-    train_undivided(CONFIG, pictures, tmp_path / "local", 1)
-    manifest = train_experts(CONFIG, pictures, tmp_path / "experts", 2, start=tmp_path / "local")
+    train_undivided(CONFIG, pictures, tmp_path / "local", False)
+    manifest = train_experts(CONFIG, pictures, tmp_path / "experts", start=tmp_path / "local")
     assert manifest.picture_architecture.parts == 2
     assert len(manifest.partition.boundaries) == 2
     assert load_router_net(tmp_path / "experts").architecture.parts == 2
@@ -112,16 +114,19 @@ def test_experts_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> No
 def test_the_command_trains_experts_and_refuses_in_sentences(
     tmp_path: Path, pictures: PictureSet, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    sizes = "parts = 2\nlayers = 1\nfeatures = 16\nheads = 2\nsteps = 1\nbatch = 2\n"
+    for count in (1, 2, 3, 40):
+        (tmp_path / f"{count}.toml").write_text(f"{sizes}experts = {count}\n")
     data = ["--data", str(tmp_path / "pictures.npz"), "--out", str(tmp_path / "out"), "--threads", "1"]
-    sizes = ["--parts", "2", "--layers", "1", "--features", "16", "--heads", "2", "--steps", "1", "--batch", "2"]
-    experts = ["train", "pictures", "experts", *data, *sizes]
-    assert main([*experts, "--experts", "2"]) == 0
+    experts = ["train", "pictures", "experts", *data, "--config"]
+    assert main([*experts, str(tmp_path / "2.toml")]) == 0
     assert "3 of 3 parts trained" in capsys.readouterr().out
     for arguments, message in (
-        (["--experts", "3"], "holds a checkpoint of other settings or data"),
-        (["--experts", "1"], "give 2 to 64 experts"),
-        (["--experts", "40"], "19 training pictures cannot be shared out to 40 experts"),
-        (["--experts", "2", "--expert", "3"], "there are experts 0 to 1, and 2 is their router net"),
+        ((3,), "holds a checkpoint of other settings or data"),
+        ((1,), "experts must be a whole number from 2 to 64"),
+        ((40,), "19 training pictures cannot be shared out to 40 experts"),
+        ((2, "--block", "3"), "there are experts 0 to 1, and 2 is their router net"),
     ):
-        assert main([*experts, *arguments]) in (1, 2)
+        number, *more = arguments
+        assert main([*experts, str(tmp_path / f"{number}.toml"), *more]) in (1, 2)
         assert message in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_blocks_trained_one_each_are_those_trained_together(tmp_path: Path, pict
 def test_a_stopped_training_goes_on_to_the_same_weights(
     tmp_path: Path, pictures: PictureSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train_undivided(CONFIG, pictures, tmp_path / "whole", 2)
+    whole = train_undivided(CONFIG, pictures, tmp_path / "whole", True)
     taken = PictureTask.loss
 
     def loss(self: PictureTask, step: int) -> object:
@@ -53,14 +53,14 @@ def test_a_stopped_training_goes_on_to_the_same_weights(
 
     monkeypatch.setattr(PictureTask, "loss", loss)
     with pytest.raises(Interrupted, match="stopped and saved at step 2"):
-        train_undivided(CONFIG, pictures, tmp_path / "stopped", 2)
+        train_undivided(CONFIG, pictures, tmp_path / "stopped", True)
     monkeypatch.undo()
-    assert weights(train_undivided(CONFIG, pictures, tmp_path / "stopped", 2)) == weights(whole)
+    assert weights(train_undivided(CONFIG, pictures, tmp_path / "stopped", True)) == weights(whole)
 
 
 def test_blocks_branch_from_one_net(tmp_path: Path, pictures: PictureSet) -> None:
     local, out = tmp_path / "local", tmp_path / "branched"
-    train_undivided(CONFIG, pictures, local, 1)
+    train_undivided(CONFIG, pictures, local, False)
     begin = load_picture_part(local, 0).state_dict()
     manifest = train_picture_blocks(replace(CONFIG, steps=0), pictures, out, start=local)
     assert manifest.training["start"] == read_manifest(local).digest()
@@ -83,16 +83,21 @@ def test_training_lowers_the_loss_of_each_block(tmp_path: Path) -> None:
 def test_the_command_trains_and_refuses_in_sentences(
     tmp_path: Path, pictures: PictureSet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = ["--data", str(tmp_path / "pictures.npz"), "--out", str(tmp_path / "out"), "--threads", "1"]
-    sizes = ["--parts", "2", "--layers", "1", "--features", "16", "--heads", "2", "--steps", "1", "--batch", "2"]
-    assert main(["train", "pictures", "local", *data, *sizes]) == 0
+    config = tmp_path / "small.toml"
+    config.write_text("parts = 2\nlayers = 1\nfeatures = 16\nheads = 2\nsteps = 1\nbatch = 2\n")
+    uneven = tmp_path / "uneven.toml"
+    uneven.write_text(config.read_text() + "patch = 3\n")
+    data = ["--data", str(tmp_path / "pictures.npz"), "--threads", "1", "--config", str(config), "--out"]
+    there, new = [*data, str(tmp_path / "out")], [*data, str(tmp_path / "new")]
+    assert main(["train", "pictures", "local", *there]) == 0
     assert "1 of 1 parts trained" in capsys.readouterr().out
     for arguments, message in (
-        (["blocks", *data, *sizes], "holds a checkpoint of other settings or data"),
-        (["blocks", *data, *sizes, "--out", str(tmp_path / "new"), "--block", "2"], "there is no block 2"),
-        (["whole", *data, *sizes, "--out", str(tmp_path / "new"), "--patch", "3"], "not whole patches of 3"),
-        (["whole", *data, *sizes, "--out", str(tmp_path / "new"), "--steps", "-1"], "steps must be"),
-        (["whole", *data, *sizes, "--out", str(tmp_path / "new"), "--start", str(tmp_path)], "no checkpoint in"),
+        (["chain", *there], "holds a checkpoint of other settings or data"),
+        (["chain", *new, "--block", "2"], "there is no block 2"),
+        (["steps", *new, "--block", "0"], "--block is of a chain or experts"),
+        (["steps", *new, "--config", str(uneven)], "not whole patches of 3"),
+        (["steps", *new, "--steps", "-1"], "steps must be"),
+        (["steps", *new, "--start", str(tmp_path)], "no checkpoint in"),
     ):
         assert main(["train", "pictures", *arguments]) in (1, 2)
         assert message in capsys.readouterr().err

@@ -3,16 +3,14 @@
 import pytest
 
 from stages.errors import ConfigError
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.planning.cost import (
     WorkerLink,
     coordinator_memory,
-    outer_tensors,
     timing_of,
     worker_memory,
 )
-from trainer.planning.inventory import PartInventory
-from trainer.planning.traffic import WorkerTraffic, traffic_of, wire_bytes
+from trainer.planning.inventory import PartInventory, WorkerTraffic, traffic_of, wire_bytes
 
 MB = 1_000_000
 NEAR, FAR = WorkerLink(20, 100, 0), WorkerLink(20, 100, 30)
@@ -83,11 +81,6 @@ def test_a_worker_of_whole_numbers_that_waits() -> None:
 def test_what_stays_between_rounds(changes: dict[str, str], times: int) -> None:
     """Error feedback; the last update; eager's own base and momentum."""
     assert worker(100 * P, **changes) - worker(100 * P) == times * P
-
-
-@pytest.mark.parametrize(("outer", "tensors"), [("mean", 0), ("nesterov", 1)])
-def test_an_outer_optimizer_is_asked_what_it_keeps(outer: str, tensors: int) -> None:
-    assert outer_tensors(RoundSettings(outer=outer)) == tensors  # type: ignore[arg-type]
 
 
 def test_a_coordinator_by_hand() -> None:

@@ -1,18 +1,24 @@
 """What is counted without being made is what real parts, optimizers and copies have."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from stages.errors import ConfigError
 from stages.model.architecture import Architecture
 from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import TrainingConfig
-from trainer.blocks.optimizer import state_bytes
 from trainer.planning.inventory import fit_width, numbers_of, take_inventory
 from trainer.rounds.codecs import shapes, trainable
 from trainer.rounds.parts import Learner, StagePart
 from trainer.rounds.spec import RunSpec
+
+
+def state_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
 
 MODELS = ["chain", "scorer", "ar"]
 

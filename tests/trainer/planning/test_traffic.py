@@ -5,11 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.trainer.small import corpus, tiny
-from trainer.blocks.round_settings import RoundSettings
-from trainer.planning.inventory import PartInventory, take_inventory
-from trainer.planning.traffic import traffic_of
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
+from trainer.blocks.config import RoundSettings
+from trainer.planning.inventory import PartInventory, take_inventory, traffic_of
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec, settled
 
 PART = PartInventory("block-0", {"a": (3, 256), "b": (5,)}, 0, {"block-1": {"c": (128,)}}, 3)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.errors import CodecError
-from trainer.blocks.round_settings import SPARSE, CodecName, RoundSettings
+from trainer.blocks.config import SPARSE, CodecName, RoundSettings
 from trainer.rounds.codecs import (
     CODECS,
     E3M0_GROUP,

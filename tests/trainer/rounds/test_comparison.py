@@ -10,9 +10,10 @@ import pytest
 
 from stages.errors import ConfigError
 from tests.trainer.small import tiny
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.rounds.comparison import variants
-from trainer.rounds.settings import SimulatedWorkers, Throttle
+from trainer.rounds.settings import Throttle
+from trainer.rounds.simulation import SimulatedWorkers
 from trainer.rounds.spec import boundaries, cut, fragment_name
 
 Command = Callable[..., Any]
@@ -60,23 +61,24 @@ def test_every_combination_is_a_row(onesweep: Command, flags: list[object]) -> N
 @pytest.mark.parametrize(
     ("vary", "message"),
     [
-        ({"codecs": ["fp32"]}, "nothing is called 'codecs'; vary one of model,"),
-        ({"codec": ["zip"]}, "codec must be one of fp32, int8, e3m0, top7, top32, not 'zip'"),
-        ({"replicas": ["two"]}, "replicas does not take 'two'"),
-        ({"in_time": ["2"]}, "in_time must be a number from 0 to 1, not 2.0"),
-        ({"lost": ["-1"]}, "lost must be a number from 0 to 1, not -1.0"),
-        ({"slowness": ["1:0"]}, "slowness must be a list, each a finite number above 0, not "),
-        ({"seed": ["1"]}, "nothing is called 'seed'"),
+        ("codecs=fp32", r"--vary \[rounds\]: unknown setting 'codecs'"),
+        ("codec=zip", "codec must be one of fp32, int8, e3m0, top7, top32, not 'zip'"),
+        ("replicas=two", "replicas must be a whole number from 1 to 1024, not 'two'"),
+        ("in_time=2", "in_time must be a number from 0 to 1, not 2"),
+        ("lost=-1", "lost must be a number from 0 to 1, not -1"),
+        ("slowness=1:0", "slowness must be a list, each a finite number above 0, not "),
+        ("noise.partitions=uniform", r"--vary \[noise\]: unknown setting 'partitions'"),
+        ("seed=1", "unknown setting 'seed'"),
     ],
 )
-def test_what_cannot_be_varied_is_said(vary: dict[str, list[str]], message: str) -> None:
+def test_what_cannot_be_varied_is_said(vary: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        variants(tiny, SimulatedWorkers(), vary)
+        variants(tiny, [vary])
 
 
 def test_one_place_reads_what_all_replicas_read() -> None:
     config = replace(tiny, rounds=RoundSettings(replicas=3, codec="int8", overlap="eager"))
-    alone, rounds = variants(config, SimulatedWorkers(), {}, one_place="too")
+    alone, rounds = variants(config, [], one_place="too")
     assert (alone.name, alone.pooled, alone.config.sequences) == ("one place", 3, 3 * tiny.sequences)
     assert (alone.config.rounds.replicas, alone.config.rounds.codec, alone.config.rounds.overlap) == (1, "fp32", "none")
     assert rounds.config == config

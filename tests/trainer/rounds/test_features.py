@@ -9,12 +9,10 @@ from torch import Tensor
 
 from stages.errors import CodecError, ConfigError
 from tests.trainer.small import corpus, tiny
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.rounds.codecs import subtract
-from trainer.rounds.features import FeatureFormat
-from trainer.rounds.parts import Learner, see
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
+from trainer.rounds.parts import FeatureFormat, Learner, see
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
 
 STEPS, ROUNDS = 2, 2

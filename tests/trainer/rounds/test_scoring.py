@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 
 from tests.trainer.small import corpus, tensors, tiny, update
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
-from trainer.rounds.audit import audit
 from trainer.rounds.codecs import Tensors, add, norm, scale, subtract
 from trainer.rounds.ledger import Ledger, Merged
 from trainer.rounds.scoring import BATCHES, FULL_RECORD, MOST_STRIKES, HeldOut, Reputation, admit
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
-from trainer.rounds.store import Share, Store, open_store
+from trainer.rounds.store import Share, Store, audit, open_store
 
 WAY = tensors(1, 0.1)
 # Batches want different things, and the way is what they have in common.

@@ -7,16 +7,13 @@ import pytest
 import torch
 
 from tests.trainer.small import corpus, tiny
-from trainer.blocks.config import TrainingConfig
+from trainer.blocks.config import RoundSettings, TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.blocks.optimizer import OptimizerSet
-from trainer.blocks.round_settings import RoundSettings
-from trainer.blocks.run import train_step
+from trainer.blocks.run import OptimizerSet, train_step
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import load, subtract, trainable
 from trainer.rounds.comparison import PooledCorpus
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec, replica_seed
 
 EXACT = {"codec": "fp32", "down_codec": "fp32"}

@@ -17,11 +17,10 @@ from safetensors.numpy import load_file
 import trainer.rounds.store
 from stages.errors import CheckpointError, ResumeError
 from tests.trainer.small import tensors, update
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
-from trainer.rounds.audit import audit
 from trainer.rounds.ledger import Ledger
-from trainer.rounds.store import DATABASE, UPDATES, VERSIONS, Store, open_store
+from trainer.rounds.store import DATABASE, UPDATES, VERSIONS, Store, audit, open_store
 
 SETTINGS = RoundSettings(deadline="fixed", down_codec="int8", late="keep")
 
@@ -30,9 +29,9 @@ import os, signal, sys
 from pathlib import Path
 from tests.trainer.small import tensors, update
 from trainer.rounds import store
-from trainer.rounds.audit import audit
+from trainer.rounds.store import audit
 from trainer.rounds.ledger import Ledger
-from trainer.blocks.round_settings import RoundSettings
+from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import norm
 

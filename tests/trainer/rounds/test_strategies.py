@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.trainer.small import tensors
-from trainer.blocks.round_settings import LateName, OuterName, RoundSettings
+from trainer.blocks.config import LateName, OuterName, RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import add, scale
 from trainer.rounds.ledger import closes_at, late_worth

@@ -26,7 +26,7 @@ from trainer.rounds.codecs import CODECS, Tensors, scale, shapes
 from trainer.rounds.coordinator import Coordinator
 from trainer.rounds.page import page_served
 from trainer.rounds.publishing import Publisher
-from trainer.rounds.server import STORE, OpenPort, ledger_of, open_port
+from trainer.rounds.server import STORE, ledger_of, open_port
 from trainer.rounds.settings import PROTOCOL, CoordinatorSettings, WorkerSettings
 from trainer.rounds.spec import RunSpec
 from trainer.rounds.store import open_store
@@ -87,22 +87,21 @@ class Network:
         publisher = Publisher(self.spec, self.out, self.corpus)
         self.coordinator = Coordinator(self.spec, self.corpus, self.ledger, publisher, self.out / STORE, self.settings)
         page, security, keyring = self.settings.page, self.settings.security, Keyring(self.settings.tokens)
-        opened = await open_port(self.coordinator, keyring)
         async with contextlib.AsyncExitStack() as stack:
+            port = await stack.enter_async_context(open_port(self.coordinator, keyring))
             if page:
                 served = page_served(self.coordinator, page, security, keyring)
                 scheme = "http" if is_loopback(page) or not security.tls else "https"
                 self.url = f"{scheme}://127.0.0.1:{await stack.enter_async_context(served)}"
-            await self._until_ended(opened)
+            await self._until_ended(port)
 
-    async def _until_ended(self, opened: OpenPort) -> None:
+    async def _until_ended(self, port: int) -> None:
         self.rounds = rounds = asyncio.create_task(self._close_together() if self.together else self.coordinator.run())
-        self._opened.set_result(opened.port)
+        self._opened.set_result(port)
         await asyncio.to_thread(self._ended.wait)
         self.coordinator.stop()
         rounds.cancel()
         await asyncio.gather(rounds, return_exceptions=True)
-        await opened.close()
 
     async def _close_together(self) -> None:
         ledger, now = self.ledger, self.coordinator.clock
@@ -139,7 +138,7 @@ class Network:
     # By hand
 
     def join(self, worker: str = "hand", **changes: Any) -> Any:
-        fields = {"version": version("onesweep"), "protocol": PROTOCOL, "data_kind": "bytes"}
+        fields = {"version": version("onesweep"), "protocol": PROTOCOL}
         fields |= {"worker": worker, "data": self.corpus.digest(), **changes}
         return self.stub.Join(rounds_pb2.JoinRequest(**fields), timeout=30)
 

@@ -15,8 +15,7 @@ from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.data import PlacedCorpus, within_memory
 from trainer.rounds.codecs import norm, subtract
 from trainer.rounds.parts import place_on, see
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
 
 MIXED_TOLERANCE = 0.02

@@ -17,12 +17,11 @@ from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
 from trainer.blocks.config import TrainingConfig
 from trainer.blocks.data import Corpus
-from trainer.planning.inventory import take_inventory
-from trainer.planning.traffic import traffic_of
-from trainer.rounds.audit import audit
+from trainer.planning.inventory import take_inventory, traffic_of
 from trainer.rounds.server import STORE
-from trainer.rounds.settings import SimulatedWorkers, Throttle
-from trainer.rounds.simulation import Simulation
+from trainer.rounds.settings import Throttle
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
+from trainer.rounds.store import audit
 from trainer.rounds.transfer import piece_of
 from trainer.v1 import rounds_pb2
 

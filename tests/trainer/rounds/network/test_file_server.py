@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.small import tensors, update
-from trainer.blocks.round_settings import CodecName, RoundSettings
+from trainer.blocks.config import CodecName, RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.cache import WeightCache
 from trainer.rounds.client import FileGoneError, RoundsClient

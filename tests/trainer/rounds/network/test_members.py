@@ -139,9 +139,7 @@ def test_who_works_on_a_closed_round_is_late_until_its_update_has_come(members: 
             "before its directory was lost or replaced; put the right directory",
         ),
         ({"version": "0.0.1"}, "FAILED_PRECONDITION", "you have version '0.0.1' of onesweep"),
-        ({"architecture": "5" * 64}, "FAILED_PRECONDITION", "another architecture than this run"),
         ({"run": "5" * 64}, "FAILED_PRECONDITION", "your state is of the run 555555555555"),
-        ({"data_kind": "pictures"}, "FAILED_PRECONDITION", "this run learns from bytes, not 'pictures'"),
         ({"data": "5" * 64}, "FAILED_PRECONDITION", "is not that of this run, words.txt"),
         ({"data": ""}, "FAILED_PRECONDITION", r"your training text \(none\) is not that of this run"),
         ({"worker": "../x"}, "INVALID_ARGUMENT", "worker '../x' must be 1 to 64 letters"),
@@ -171,7 +169,7 @@ def test_tokens_say_who_may_work_and_as_whom(network: Start, tmp_path: Path) -> 
     assert "key bob may status only, not work" in code_of("bob", other)
     assert "you are ann: you may work as ann or ann.SOMETHING only, not as 'eve'" in code_of("eve", token)
     assert "protocol 1 of rounds" in code_of("ann.2", token), "who may work hears of the next problem"
-    fits = {"version": version("onesweep"), "data_kind": "bytes", "data": net.corpus.digest(), "protocol": PROTOCOL}
+    fits = {"version": version("onesweep"), "data": net.corpus.digest(), "protocol": PROTOCOL}
     request = rounds_pb2.JoinRequest(worker="ann.1", **fits)
     assert net.link(token=token).join(request).part == 0
     assert "ann has a place already, as ann.1" in code_of("ann.2", token)

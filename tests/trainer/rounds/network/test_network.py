@@ -11,11 +11,9 @@ from stages.errors import CheckpointError
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
-from trainer.planning.inventory import take_inventory
-from trainer.planning.traffic import traffic_of
-from trainer.rounds.audit import audit
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
+from trainer.planning.inventory import take_inventory, traffic_of
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
+from trainer.rounds.store import audit
 
 
 @pytest.mark.parametrize(

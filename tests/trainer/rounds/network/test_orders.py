@@ -7,10 +7,9 @@ import pytest
 
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, submit
-from trainer.rounds.audit import audit
 from trainer.rounds.client import LeaseLostError
 from trainer.rounds.settings import Throttle
-from trainer.rounds.store import Update
+from trainer.rounds.store import Update, audit
 from trainer.v1 import rounds_pb2
 
 

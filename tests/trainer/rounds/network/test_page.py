@@ -155,7 +155,7 @@ def tls_net(network: Start, tls: Tls, tokens: dict[str, str], tmp_path: Path) ->
     """A coordinator that every machine can reach, with one worker."""
     started = network(coordinator={"page": "0.0.0.0:0", "security": Security(tls), "tokens": tmp_path / "tokens"})
     link = started.link(security=Security(Tls(tls.authority)), token=tokens["work"])
-    ours = {"version": version("onesweep"), "protocol": PROTOCOL, "data_kind": "bytes", "data": started.corpus.digest()}
+    ours = {"version": version("onesweep"), "protocol": PROTOCOL, "data": started.corpus.digest()}
     link.join(rounds_pb2.JoinRequest(worker="work.1", **ours))
     return started
 

@@ -17,10 +17,9 @@ from tests.trainer.processes import ended, launched
 from tests.trainer.small import events_of
 from trainer.blocks.config import load_config
 from trainer.blocks.data import load_corpus
-from trainer.rounds.audit import audit
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec
+from trainer.rounds.store import audit
 
 ROUNDS, WORKERS = 6, 2
 SETTINGS = f"""

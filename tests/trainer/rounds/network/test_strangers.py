@@ -14,10 +14,10 @@ from stages.wire.tls import Security, Tls
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start, refused, submit
 from tests.trainer.small import rounds_config
-from trainer.rounds.audit import audit
 from trainer.rounds.commands import has_strangers
 from trainer.rounds.scoring import MOST_STRIKES
 from trainer.rounds.settings import CoordinatorSettings
+from trainer.rounds.store import audit
 from trainer.v1 import rounds_pb2
 
 ACCEPTED, DUPLICATE, REFUSED = rounds_pb2.OUTCOME_ACCEPTED, rounds_pb2.OUTCOME_DUPLICATE, rounds_pb2.OUTCOME_REFUSED

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stages.errors import RequestError
 from trainer.rounds import transfer
-from trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, Parcel, pieces
+from trainer.rounds.transfer import PIECE_BYTES, DamagedError, IncomingFile, checked, file_of, pieces
 from trainer.v1 import rounds_pb2
 
 DATA = bytes(range(256)) * 2500
@@ -30,7 +30,7 @@ def test_pieces_are_the_file_from_an_offset_on(size: int, offset: int, most: int
 
 
 def test_a_file_comes_in_whole(tmp_path: Path) -> None:
-    intake = IncomingFile(tmp_path / "x", Parcel.of(DATA))
+    intake = IncomingFile(tmp_path / "x", file_of(DATA))
     assert taken(intake, DATA) == DATA
     assert intake.whole
     intake.drop()
@@ -39,8 +39,8 @@ def test_a_file_comes_in_whole(tmp_path: Path) -> None:
 
 def test_what_was_cut_goes_on_where_it_ended(tmp_path: Path) -> None:
     first, *others = pieces(DATA)
-    IncomingFile(tmp_path / "x", Parcel.of(DATA)).write(first)
-    again = IncomingFile(tmp_path / "x", Parcel.of(DATA))
+    IncomingFile(tmp_path / "x", file_of(DATA)).write(first)
+    again = IncomingFile(tmp_path / "x", file_of(DATA))
     assert again.offset == PIECE_BYTES
     for piece in others:
         again.write(piece)
@@ -48,7 +48,7 @@ def test_what_was_cut_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 
 def test_what_is_not_what_was_announced_is_dropped(tmp_path: Path) -> None:
-    intake = IncomingFile(tmp_path / "x", Parcel(len(DATA), hashlib.sha256(b"else").digest()))
+    intake = IncomingFile(tmp_path / "x", rounds_pb2.File(size=len(DATA), sha256=hashlib.sha256(b"else").digest()))
     with pytest.raises(DamagedError, match="send it anew"):
         taken(intake, DATA)
     assert list(tmp_path.iterdir()) == []
@@ -65,7 +65,7 @@ def test_what_is_not_what_was_announced_is_dropped(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_piece_is_refused_and_not_stored(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
-    intake = IncomingFile(tmp_path / "x", Parcel.of(DATA))
+    intake = IncomingFile(tmp_path / "x", file_of(DATA))
     piece = next(pieces(DATA))
     piece.MergeFrom(rounds_pb2.Piece(**changes))
     if "data" in changes:
@@ -76,13 +76,13 @@ def test_a_wrong_piece_is_refused_and_not_stored(tmp_path: Path, changes: dict[s
 
 
 @pytest.mark.parametrize(
-    ("parcel", "sentence"),
+    ("size", "digest", "sentence"),
     [
-        (Parcel(0, bytes(32)), "a file of 0 bytes; it must have 1 to 100"),
-        (Parcel(101, bytes(32)), "a file of 101 bytes"),
-        (Parcel(5, bytes(31)), "a SHA-256 has 32 bytes, not 31"),
+        (0, 32, f"a file of 0 bytes; it must have 1 to {transfer.MAX_FILE_BYTES}"),
+        (transfer.MAX_FILE_BYTES + 1, 32, f"a file of {transfer.MAX_FILE_BYTES + 1} bytes"),
+        (5, 31, "a SHA-256 has 32 bytes, not 31"),
     ],
 )
-def test_what_cannot_be_taken_in_is_refused_before_it_comes(parcel: Parcel, sentence: str) -> None:
+def test_what_cannot_be_taken_in_is_refused_before_it_comes(size: int, digest: int, sentence: str) -> None:
     with pytest.raises(RequestError, match=sentence):
-        parcel.check(100)
+        checked(rounds_pb2.File(size=size, sha256=bytes(digest)))

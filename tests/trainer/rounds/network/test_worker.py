@@ -15,13 +15,11 @@ from stages.errors import CheckpointError, Interrupted
 from tests.conftest import until
 from tests.trainer.small import corpus
 from trainer.blocks import state
-from trainer.rounds.audit import audit
-from trainer.rounds.settings import SimulatedWorkers
-from trainer.rounds.simulation import Simulation
+from trainer.rounds.simulation import SimulatedWorkers, Simulation
+from trainer.rounds.store import audit
 from trainer.rounds.worker_state import (
     STATE_NAME,
     FragmentProgress,
-    PendingUpdate,
     WorkerProgress,
     load_worker,
     save_worker,
@@ -117,7 +115,7 @@ def test_a_worker_whose_disk_is_full_says_so_and_has_its_last_state(
 
 
 def test_a_state_comes_back_whole(tmp_path: Path) -> None:
-    pending = PendingUpdate("r4-x", 4, 3, 2, 8, {"denoise_nats": 2.5}, b"payload" * 9)
+    pending = {"id": "r4-x", "round": 4, "base_version": 3, "steps": 2, "losses": {"denoise_nats": 2.5}}
     piece = FragmentProgress(finished=4, round=5, base_version=4, steps=1, held_version=4, own_in=5)
     standing = WorkerProgress("block-1", turn=1, steps=1, fragments=[FragmentProgress(over=True), piece])
     groups = {"module": {"a.weight": torch.randn(3, 2), "b": torch.randn(())}, "own": {"b": torch.ones(2)}}
