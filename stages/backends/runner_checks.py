@@ -163,7 +163,7 @@ def _outputs(runner: Any, part: AnyPart, mixture: Sizes) -> list[Tensor]:  # noq
     found += runner.branch([_branch_piece(part, *each, generator) for each in zip(FORKS, sizes, strict=False)])
     if part.is_last:
         hidden = torch.randn(sum(new for new, _ in sizes), part.architecture.width, generator=generator)
-        found += runner.next_byte(hidden.to(part.rotary.device).split([new for new, _ in sizes]))
+        found += runner.next_byte(hidden.split([new for new, _ in sizes]))
     return found
 
 

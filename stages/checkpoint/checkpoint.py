@@ -148,7 +148,7 @@ def save_part(directory: Path, part: AnyPart, hidden: Tensor | None = None, half
     _round(part, half)
     measures, out = measured(part, read_manifest(directory), hidden)
     if not all(map(math.isfinite, measures.values())):
-        raise CheckpointError("these weights give no finite loss on the probe: they are damaged")
+        raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
     probe = {PROBE_INPUT: hidden, PROBE_OUTPUT: out}
     extra = {name: tensor for name in probe_shapes(part, 0) if (tensor := probe[name]) is not None}
     noun = "block" if isinstance(part, Block) else "router-net" if isinstance(part, RouterNet) else "stage"

@@ -68,13 +68,13 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Loss]:
     ) -> Loss:
         loss, accept = Loss(), Host.accept
 
-        def looked_at(host: Host, hop: stage_pb2.Hop, received_bytes: int) -> Any:
+        def looked_at(host: Host, hop: stage_pb2.Hop, received_bytes: int, sender: str = "") -> Any:
             name = host.settings.name
             if name == loss.lost or (not loss.lost and name.startswith(pair) and is_due(hop)):
                 loss.lost = name
                 raise StatusError(code, "gone", 100)
             loss.hops[name].append(copy_of(hop))
-            return accept(host, hop, received_bytes)
+            return accept(host, hop, received_bytes, sender)
 
         monkeypatch.setattr(Host, "accept", looked_at)
         return loss
