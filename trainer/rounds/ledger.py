@@ -178,6 +178,10 @@ class Ledger:
             return p.version.public
         return self.store.get_version(fragment, p.round - 1, p.digests[p.round - 1]).public
 
+    def digest(self, fragment: str) -> str:
+        """Of the newest version as workers have it."""
+        return self._fragments[fragment].public_digest
+
     def difference(self, fragment: str, version: int) -> bytes | None:
         """From version - 1 to `version` in the `down_codec`; None where the weights must be sent whole."""
         p = self._fragments[fragment]
@@ -371,7 +375,8 @@ class _Fragment:
         self.name, self.settings = name, settings
         self.length = norm(weights)
         self.version = Version(weights, weights)
-        self.digests = {0: digest(weights)}
+        self.public_digest = digest(weights)
+        self.digests = {0: self.public_digest}  # of what is stored, by version
         self.round = 0
         self.begun_s, self.expected = now_s, settings.replicas
         self.pending: dict[str, Record] = {}
@@ -405,7 +410,7 @@ class _Fragment:
         self.past.extend(self.arrivals)
         # what came ahead of its round was there when it began
         self.arrivals = [0.0 for r in self.pending.values() if r["round"] == self.round]
-        self.digests[self.round] = record["sha256"]
+        self.public_digest, self.digests[self.round] = record["weights"], record["sha256"]
         self.digests.pop(self.round - KEPT_VERSIONS, None)
         # older ones are refused as stale
         oldest = self.round - self.settings.max_staleness - 1
