@@ -14,7 +14,7 @@ from stages.errors import ResumeError
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, norm, publish
-from trainer.rounds.merging import Outer, new_outer, screen, votes
+from trainer.rounds.merging import outer_step, screen, votes
 from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
 from trainer.rounds.store import Record, Share, Store, Update, Version
 
@@ -286,24 +286,24 @@ class Ledger:
         shares = votes(sent, self.settings.steps_per_round)
         # the last updates of a sparse codec bring the rest of many rounds: with momentum they would go too far
         is_rest = self.settings.up_codec(p.round) != self.settings.codec
-        outer = Outer() if is_rest else new_outer(self.settings)
+        settings = replace(self.settings, outer="mean") if is_rest else self.settings
         scores = dict[str, UpdateScore]()
 
         def step(found: Sequence[Share]) -> Tensors:
-            outer.restore(p.version.outer)
-            return outer.step(p.version.weights, found)
+            return outer_step(settings, p.version.weights, found, p.version.outer)[0]
 
         if self.settings.robust == "scored":
             assert loss is not None, "a merge that is scored needs held-out text"
             shares = {v: replace(s, weight=s.weight * p.reputation.weight(v)) for v, s in shares.items()}
             scores = admit(p.version.weights, shares, step, loss(fragment, p.round), p.reputation.weight)
             shares = {voter: share for voter, share in shares.items() if scores[voter].kept}
-        outer.restore(p.version.outer)
-        weights = step(list(shares.values())) if shares else p.version.weights
+        weights, momentum = p.version.weights, p.version.outer
+        if shares:
+            weights, momentum = outer_step(settings, weights, list(shares.values()), momentum)
         number, ids = p.round + 1, tuple(record["id"] for record in ready if _voter(record) in shares)
         left_out = tuple(record["id"] for record in ready if _voter(record) not in shares)
         public, difference = publish(weights, p.version.public, self.settings.version_codec(number))
-        version = Version(weights, public, outer.state(), difference)
+        version = Version(weights, public, momentum, difference)
         scored = {"left_out": list(left_out), "scores": {v: asdict(score) for v, score in scores.items()}}
         record = {
             "kind": "closed",

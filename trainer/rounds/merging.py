@@ -80,47 +80,20 @@ def weighted_mean(shares: Sequence[Share]) -> Tensors:
     return mean
 
 
-class Outer:
-    """The plain average of where the workers went, as federated averaging does (arXiv 1602.05629).
+def outer_step(
+    settings: RoundSettings, theta: Tensors, shares: Sequence[Share], momentum: Tensors
+) -> tuple[Tensors, Tensors]:
+    """The next version of a fragment from this one and at least one update, and the momentum then.
 
-    One for each fragment. Its state is plain tensors, so that it is stored with the weights.
+    The plain average of where the workers went, as federated averaging does (arXiv 1602.05629), or SGD with Nesterov
+    momentum on the mean pseudo-gradient: DiLoCo (arXiv 2311.08105, algorithm 1).
     """
-
-    def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
-        """The next version from this one and at least one update, in an order that does not depend on arrival."""
-        return subtract(theta, weighted_mean(shares))
-
-    def state(self) -> Tensors:
-        return {}
-
-    def restore(self, state: Tensors) -> None:
-        """Take what `state` returned."""
-
-
-class NesterovOuter(Outer):
-    """SGD with Nesterov momentum on the mean pseudo-gradient: DiLoCo (arXiv 2311.08105, algorithm 1)."""
-
+    gradient = weighted_mean(shares)
+    if settings.outer == "mean":
+        return subtract(theta, gradient), {}
     # m <- b m + g, theta <- theta - rate (g + b m); torch.optim.SGD(nesterov=True) does the same.
-
-    def __init__(self, rate: float, momentum: float) -> None:
-        self.rate, self.momentum = rate, momentum
-        self.buffer: Tensors = {}
-
-    def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
-        gradient = weighted_mean(shares)
-        self.buffer = add(gradient, self.buffer, self.momentum) if self.buffer else gradient
-        return add(theta, add(gradient, self.buffer, self.momentum), -self.rate)
-
-    def state(self) -> Tensors:
-        return dict(self.buffer)
-
-    def restore(self, state: Tensors) -> None:
-        self.buffer = dict(state)
-
-
-def new_outer(settings: RoundSettings) -> Outer:
-    """The outer optimizer of one fragment, before its first merge."""
-    return Outer() if settings.outer == "mean" else NesterovOuter(settings.outer_rate, settings.outer_momentum)
+    momentum = add(gradient, momentum, settings.outer_momentum) if momentum else gradient
+    return add(theta, add(gradient, momentum, settings.outer_momentum), -settings.outer_rate), momentum
 
 
 class Overlap:
