@@ -14,7 +14,7 @@ from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest, load_state, save_state
 from trainer.rounds.cache import CachedWeights
 from trainer.rounds.codecs import CODECS, ErrorFeedback, Shapes, Tensors, norm, subtract
-from trainer.rounds.merging import Overlap
+from trainer.rounds.merging import round_start
 from trainer.v1 import rounds_pb2
 
 STATE_NAME = "worker.safetensors"
@@ -56,9 +56,10 @@ class Fragment:
     def __init__(self, index: int, name: str, like: Shapes, settings: RoundSettings) -> None:
         """:param name: in the ledger; :param like: shapes of its tensors."""
         self.index, self.name, self.like, self.settings = index, name, like, settings
-        self.feedback, self.overlap = ErrorFeedback(settings), Overlap(settings)
+        self.feedback = ErrorFeedback(settings)
         self.progress = FragmentProgress()
-        self.base, self.own, self.payload = Tensors(), Tensors(), b""  # of the pending update
+        self.base, self.own, self.momentum = Tensors(), Tensors(), Tensors()  # of a worker that does not wait
+        self.payload = b""  # of the pending update
         self.verdict: Future[rounds_pb2.Verdict] | None = None
         # True if this process has an order for the round that it is in.
         self.has_order = False
@@ -79,8 +80,8 @@ class Fragment:
         """The weights that are trained in this round, made of the newest version."""
         progress = self.progress
         merged = progress.own_in is not None and version >= progress.own_in
-        # the overlap counts each of our rounds once, whether or not this one is finished
-        self.base, self.own = self.overlap.start(weights, self.own or None, merged), {}
+        self.base, self.momentum = round_start(self.settings, weights, self.own, merged, self.momentum)
+        self.own = {}  # each of our rounds counts once, whether or not this one is finished
         progress.round, progress.base_version, progress.steps, progress.sequences = round_, version, 0, 0
         return self.feedback.begin(self.base)
 
@@ -112,14 +113,14 @@ class Fragment:
             "losses": losses,
         }
         self.payload = payload
-        if not self.overlap.waits:  # as the others get it
+        if self.settings.ahead:  # as the others get it
             self.own = CODECS[self.settings.up_codec(progress.round)].decode(payload, self.like)
         progress.own_in = None
         progress.finished, progress.round = progress.round, None
 
     def state(self, held: CachedWeights | None) -> dict[str, Tensors]:
         """Tensors by group; :param held: the version that is held of it."""
-        groups = {OWN: self.own, CARRIED: self.feedback.carried, OVERLAP: self.overlap.momentum_of_own}
+        groups = {OWN: self.own, CARRIED: self.feedback.carried, OVERLAP: self.momentum}
         if self.progress.pending is not None:
             groups[PAYLOAD] = {self.name: torch.frombuffer(bytearray(self.payload), dtype=torch.uint8)}
         if held is not None:
@@ -138,7 +139,7 @@ class Fragment:
         held = mine.get(HELD) or None
         self.base, self.own = mine.get(BASE) or held or {}, mine.get(OWN, {})
         self.feedback.carried = mine.get(CARRIED, {})
-        self.overlap.momentum_of_own = mine.get(OVERLAP, {})
+        self.momentum = mine.get(OVERLAP, {})
         return CachedWeights(progress.held_version, digest(held), held) if held else None
 
 

@@ -10,7 +10,7 @@ from trainer.blocks.config import LateName, OuterName, RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, add, scale
 from trainer.rounds.ledger import closes_at, late_worth
-from trainer.rounds.merging import Overlap, outer_step, votes, weighted_mean
+from trainer.rounds.merging import outer_step, round_start, votes, weighted_mean
 from trainer.rounds.store import Share
 
 
@@ -44,8 +44,8 @@ def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: 
     """Each worker of the paper steps weights of its own with (own now + the others' before) / M."""
     workers, settings = 3, RoundSettings(outer=outer, outer_rate=rate, outer_momentum=momentum)
     eager = replace(settings, overlap="eager", replicas=workers)
-    ours, common, theirs = [Overlap(eager) for _ in range(workers)], Tensors(), [Tensors()] * workers
-    version, chains, before = tensors(0), [tensors(0)] * workers, None
+    version, common, chains, theirs = tensors(0), Tensors(), [tensors(0)] * workers, [Tensors()] * workers
+    ours, before = [Tensors()] * workers, None
     for step in range(5):
         deltas = [tensors(10 * step + worker + 1) for worker in range(workers)]
         if before is not None:  # the round before arrives, at all
@@ -57,7 +57,7 @@ def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: 
                     mixed = add(mixed, before[other], 1 / workers)
             mine = [Share(1.0, mixed)]
             chains[worker], theirs[worker] = outer_step(settings, chains[worker], mine, theirs[worker])
-            start = ours[worker].start(version, own, merged=False)
+            start, ours[worker] = round_start(eager, version, own, False, ours[worker])
             for name in start:
                 torch.testing.assert_close(start[name], chains[worker][name], rtol=1e-4, atol=1e-4)
         before = deltas
