@@ -179,7 +179,7 @@ class Ledger:
         return self.store.get_version(fragment, p.round - 1, p.digests[p.round - 1]).public
 
     def digest(self, fragment: str) -> str:
-        """Of the newest version as workers have it."""
+        """SHA-256 of the newest version as workers have it."""
         return self._fragments[fragment].public_digest
 
     def difference(self, fragment: str, version: int) -> bytes | None:
