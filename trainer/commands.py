@@ -318,8 +318,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 def run_plan(options: argparse.Namespace) -> int:
     """Plan, and print it."""
     from trainer.blocks.data import load_corpus
-    from trainer.planning.cost import link_of
-    from trainer.planning.inventory import fit_width
+    from trainer.planning.cost import fit_width, link_of
     from trainer.planning.plan import describe, make_plan, measure_step, table
 
     asked = from_flags(PlanSettings, options)

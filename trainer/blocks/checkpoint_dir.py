@@ -22,7 +22,7 @@ from trainer.blocks.data import Corpus, TextTokenizer, load_corpus
 from trainer.blocks.state import exclusive, json_digest
 
 SAMPLES, LEAST_SAMPLES = 4096, 256
-ODDS_AT_ONCE = 1 << 20  # logits held at a time: a large vocabulary gets fewer samples, but at least LEAST_SAMPLES
+LOGITS_AT_ONCE = 1 << 20  # logits held at a time: a large vocabulary gets fewer samples, but at least LEAST_SAMPLES
 LEVELS = 48
 
 
@@ -50,7 +50,7 @@ def entropy_curve(codes: Codes, text: Tensor, sigma_min: float, sigma_max: float
     prior = torch.bincount(text.long(), minlength=len(table)).double() + 1e-9
     log_prior = (prior / prior.sum()).log()
     generator = torch.Generator().manual_seed(0)
-    samples = min(SAMPLES, max(ODDS_AT_ONCE // len(table), LEAST_SAMPLES))
+    samples = min(SAMPLES, max(LOGITS_AT_ONCE // len(table), LEAST_SAMPLES))
     sample = text[torch.randint(len(text), (samples,), generator=generator)].long()
     eps = torch.randn(samples, codes.dim, generator=generator).double()
     sigmas = torch.logspace(math.log10(sigma_min), math.log10(sigma_max), LEVELS, dtype=torch.float64).tolist()

@@ -264,7 +264,7 @@ class DrafterDir:
 
 @torch.inference_mode()
 def draft_ms(stage: PipelineStage) -> float:
-    """Processor time of the fastest of some steps from one symbol to the odds of the next, run as the router runs them.
+    """Processor time of the fastest of some steps from one symbol to the probabilities of the next, as the router does.
 
     Processor time, because a wall clock also counts whatever else the machine does. stage: the whole drafter; its
     matrices may be taken over.

@@ -50,14 +50,14 @@ class _Acceptance(torch.autograd.Function):
     """Mean loss of guesses; the gradient by the head's states comes with the same pass, a chunk of rows at a time."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, task: HeadTask, odds: Tensor) -> Tensor:  # noqa: ANN401
-        """states: (rows, width), normed; odds: the teacher's, (rows, symbols)."""
+    def forward(ctx: Any, states: Tensor, task: HeadTask, probs: Tensor) -> Tensor:  # noqa: ANN401
+        """states: (rows, width), normed; probs: the teacher's, (rows, symbols)."""
         gradient, accepted = torch.empty_like(states), 0.0
         cross = math.exp(SHARPNESS * task.acceptance)
         size = CHUNK_ROWS if states.is_cpu else GPU_CHUNK_ROWS
         for begin in range(0, len(states), size):
             chunk = slice(begin, begin + size)
-            p, q = odds[chunk].float(), (states[chunk].to(task.rows.dtype) @ task.rows.T).float().softmax(-1)
+            p, q = probs[chunk].float(), (states[chunk].to(task.rows.dtype) @ task.rows.T).float().softmax(-1)
             shared = torch.minimum(p, q).sum(-1, keepdim=True).clamp(min=1e-4)
             accepted += float(shared.sum())
             # d CE / d logits = q sum(p) - p; d -ln(shared) / d logits = (q sum(q below p) - q below p) / shared
@@ -130,9 +130,9 @@ class HeadTask:
         rest = {name: tensor for name, tensor in start.stored().items() if not name.startswith("stage.layers.")}
         self.head.load_state_dict(rest, strict=False)
 
-    def odds(self, seen: Tensor) -> Tensor:
-        """The teacher's odds of the symbols that can be guessed: (rows, positions, symbols), in the type of its
-        products. seen: (rows, positions, width), normed."""
+    def probs(self, seen: Tensor) -> Tensor:
+        """The teacher's, of the symbols that can be guessed: (rows, positions, symbols), in the type of its products.
+        seen: (rows, positions, width), normed."""
         states, found = seen.flatten(0, 1), list[Tensor]()
         for chunk in self.full.chunks(len(states)):
             logits = self.full.logits(states[chunk])
@@ -144,9 +144,9 @@ class HeadTask:
         symbols, features = self.samples.batch(step)
         seen = features.to(self.samples.teacher.device).float()
         total, refused = seen.new_zeros(()), list[float]()
-        odds = self.odds(seen[:, 1:])
+        probs = self.probs(seen[:, 1:])
         for depth, states in enumerate(self._unrolled(symbols, seen, DEPTHS[step % len(DEPTHS)])):
-            missed = _Acceptance.apply(states.flatten(0, 1), self, odds[:, depth:].flatten(0, 1))
+            missed = _Acceptance.apply(states.flatten(0, 1), self, probs[:, depth:].flatten(0, 1))
             total = total + missed * DEPTH_WEIGHT**depth
             refused.append(float(missed.detach()))
         self.acceptance += 0.1 * (1 - refused[0] - self.acceptance)
@@ -158,9 +158,9 @@ class HeadTask:
         found = {}
         for name, (symbols, features) in self.held_out.items():
             seen = features.float()
-            odds = self.odds(seen[:, 1:])
+            probs = self.probs(seen[:, 1:])
             for depth, states in enumerate(self._unrolled(symbols, seen, max(DEPTHS))):
-                missed = _Acceptance.apply(states.flatten(0, 1), self, odds[:, depth:].flatten(0, 1))
+                missed = _Acceptance.apply(states.flatten(0, 1), self, probs[:, depth:].flatten(0, 1))
                 found[f"{name}_total_variation_{depth + 1}"] = float(missed)
         return found
 

@@ -22,28 +22,8 @@ FIRST_SHARE = 4
 RIDGE = 1e-3  # share of the mean square of what is known that keeps directions which hardly occur from being trusted
 
 
-class LeastSquares:
-    """argmin |X M - Y|^2 + r |M|^2 for a matrix M, in float64."""
-
-    def __init__(self, known: int, wanted: int, device: str | torch.device = "cpu") -> None:
-        """known: columns of X; wanted: columns of Y."""
-        self.squares = torch.zeros(known, known, dtype=torch.float64, device=device)
-        self.products = torch.zeros(known, wanted, dtype=torch.float64, device=device)
-
-    def add(self, known: Tensor, wanted: Tensor) -> None:
-        """More rows of X and Y: (rows, known) and (rows, wanted), float64."""
-        self.squares += known.T @ known
-        self.products += known.T @ wanted
-
-    def solve(self) -> Tensor:
-        """M: (known, wanted) float64."""
-        squares = self.squares.diagonal()
-        ridge = torch.full_like(squares, RIDGE * float(squares.mean()))
-        return torch.linalg.solve(self.squares + ridge.diag(), self.products)
-
-
 class Student:
-    """A model of one stage that learns its teacher's odds: a drafter that exists, or some of the teacher's layers."""
+    """A model of one stage, some of the teacher's layers or a drafter that exists, which learns its probabilities."""
 
     def __init__(
         self,
@@ -107,12 +87,15 @@ class Student:
         # The tuned lens (arXiv 2303.08112) in closed form: argmin |Z M - T|^2 + r |M - 1|^2, `rows` windows at a time.
         if self.lens is None:
             return
-        width, device = self.stage.architecture.width, self.lens.weight.device
-        fit = LeastSquares(width, width, device=device)
+        width = self.stage.architecture.width
+        one = torch.eye(width, dtype=torch.float64, device=self.lens.weight.device)
+        squares, products = torch.zeros_like(one), torch.zeros_like(one)
         for known, seen in zip(symbols.split(rows), features.split(rows), strict=True):
             z = self._normed(known).reshape(-1, width).double()
-            fit.add(z, seen.reshape(-1, width).double() - z)
-        self.lens.weight.copy_(fit.solve().T + torch.eye(width, device=device))
+            squares += z.T @ z
+            products += z.T @ (seen.reshape(-1, width).double() - z)
+        ridge = RIDGE * float(squares.diagonal().mean())
+        self.lens.weight.copy_(torch.linalg.solve(squares + ridge * one, products).T + one)
 
     @torch.no_grad()
     def stage_alone(self) -> PipelineStage:

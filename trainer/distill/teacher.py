@@ -172,8 +172,8 @@ class Teacher:
             text = prompts.to(self.device)
             features = [self._features(text, caches)]
             while text.shape[1] < length:
-                odds = head.logits(features[-1][:, -1]).softmax(-1)
-                drawn = torch.multinomial(odds, 1, generator=generator)
+                probs = head.logits(features[-1][:, -1]).softmax(-1)
+                drawn = torch.multinomial(probs, 1, generator=generator)
                 text = torch.cat([text, drawn], dim=1)
                 features.append(self._features(drawn, caches))
             return text, torch.cat(features, dim=1)

@@ -13,8 +13,17 @@ from stages.errors import ConfigError
 from trainer.blocks.config import CodecName, RoundSettings, TrainingConfig
 from trainer.blocks.data import Corpus
 from trainer.options import markdown
-from trainer.planning.cost import WorkerLink, coordinator_memory, timing_of, worker_memory
-from trainer.planning.inventory import WorkerTraffic, numbers_of, take_inventory, traffic_of, wire_bytes
+from trainer.planning.cost import (
+    WorkerLink,
+    WorkerTraffic,
+    coordinator_memory,
+    numbers_of,
+    take_inventory,
+    timing_of,
+    traffic_of,
+    wire_bytes,
+    worker_memory,
+)
 from trainer.rounds.parts import Learner, check_features
 from trainer.rounds.spec import RunSpec, feed_nothing, settled
 from trainer.rounds.view import size

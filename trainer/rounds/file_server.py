@@ -16,8 +16,7 @@ from stages.errors import CodecError, InputError, RequestError
 from stages.wire.channel import check_name
 from stages.wire.status import StatusError, invalid
 from trainer.blocks.config import CodecName
-from trainer.blocks.state import digest
-from trainer.rounds.codecs import CODECS, WHOLE, Tensors, route
+from trainer.rounds.codecs import CODECS, WHOLE, route
 from trainer.rounds.ledger import KEPT_VERSIONS, Ledger
 from trainer.rounds.members import Member, Members, Place
 from trainer.rounds.parts import FEATURES, FeatureFormat, is_fed, passes_on, tidy
@@ -44,12 +43,11 @@ class WeightServer:
         """:param codec: of differences."""
         self.ledger, self.codec = ledger, codec
         self._files: dict[tuple[str, int, str], tuple[bytes, rounds_pb2.File]] = {}
-        self._digests: dict[tuple[str, int], str] = {}
 
     def weights(self, fragment: str, held: rounds_pb2.Held | None) -> rounds_pb2.Weights:
         """The newest version of a fragment, for a worker that holds some version of it, or none."""
         version, weights = self.ledger.round(fragment), self.ledger.weights(fragment)
-        offered = rounds_pb2.Weights(part=fragment, version=version, digest=self._digest(fragment, version, weights))
+        offered = rounds_pb2.Weights(part=fragment, version=version, digest=self.ledger.digest(fragment))
         if held is not None and held.version == version:
             return offered
         difference = partial(self._difference, fragment)
@@ -87,17 +85,9 @@ class WeightServer:
             self._files[key] = data, file_of(data, _name(*key))
         return self._files[key][1]
 
-    def _digest(self, fragment: str, number: int, weights: Tensors) -> str:
-        key = fragment, number
-        if key not in self._digests:
-            self._digests[key] = digest(weights)
-        return self._digests[key]
-
     def _drop_old(self, fragment: str, newest: int) -> None:
         for key in [key for key in self._files if key[0] == fragment and key[1] <= newest - KEPT[key[2]]]:
             del self._files[key]
-        for old in [key for key in self._digests if key[0] == fragment and key[1] < newest]:
-            del self._digests[old]
 
 
 def _name(fragment: str, number: int, kind: str) -> str:

@@ -14,7 +14,7 @@ from stages.errors import ResumeError
 from trainer.blocks.config import RoundSettings
 from trainer.blocks.state import digest
 from trainer.rounds.codecs import Tensors, norm, publish
-from trainer.rounds.merging import Outer, new_outer, screen, votes
+from trainer.rounds.merging import outer_step, screen, votes
 from trainer.rounds.scoring import Loss, Reputation, UpdateScore, admit
 from trainer.rounds.store import Record, Share, Store, Update, Version
 
@@ -178,6 +178,10 @@ class Ledger:
             return p.version.public
         return self.store.get_version(fragment, p.round - 1, p.digests[p.round - 1]).public
 
+    def digest(self, fragment: str) -> str:
+        """SHA-256 of the newest version as workers have it."""
+        return self._fragments[fragment].public_digest
+
     def difference(self, fragment: str, version: int) -> bytes | None:
         """From version - 1 to `version` in the `down_codec`; None where the weights must be sent whole."""
         p = self._fragments[fragment]
@@ -282,24 +286,24 @@ class Ledger:
         shares = votes(sent, self.settings.steps_per_round)
         # the last updates of a sparse codec bring the rest of many rounds: with momentum they would go too far
         is_rest = self.settings.up_codec(p.round) != self.settings.codec
-        outer = Outer() if is_rest else new_outer(self.settings)
+        settings = replace(self.settings, outer="mean") if is_rest else self.settings
         scores = dict[str, UpdateScore]()
 
         def step(found: Sequence[Share]) -> Tensors:
-            outer.restore(p.version.outer)
-            return outer.step(p.version.weights, found)
+            return outer_step(settings, p.version.weights, found, p.version.outer)[0]
 
         if self.settings.robust == "scored":
             assert loss is not None, "a merge that is scored needs held-out text"
             shares = {v: replace(s, weight=s.weight * p.reputation.weight(v)) for v, s in shares.items()}
             scores = admit(p.version.weights, shares, step, loss(fragment, p.round), p.reputation.weight)
             shares = {voter: share for voter, share in shares.items() if scores[voter].kept}
-        outer.restore(p.version.outer)
-        weights = step(list(shares.values())) if shares else p.version.weights
+        weights, momentum = p.version.weights, p.version.outer
+        if shares:
+            weights, momentum = outer_step(settings, weights, list(shares.values()), momentum)
         number, ids = p.round + 1, tuple(record["id"] for record in ready if _voter(record) in shares)
         left_out = tuple(record["id"] for record in ready if _voter(record) not in shares)
         public, difference = publish(weights, p.version.public, self.settings.version_codec(number))
-        version = Version(weights, public, outer.state(), difference)
+        version = Version(weights, public, momentum, difference)
         scored = {"left_out": list(left_out), "scores": {v: asdict(score) for v, score in scores.items()}}
         record = {
             "kind": "closed",
@@ -371,7 +375,8 @@ class _Fragment:
         self.name, self.settings = name, settings
         self.length = norm(weights)
         self.version = Version(weights, weights)
-        self.digests = {0: digest(weights)}
+        self.public_digest = digest(weights)
+        self.digests = {0: self.public_digest}  # of what is stored, by version
         self.round = 0
         self.begun_s, self.expected = now_s, settings.replicas
         self.pending: dict[str, Record] = {}
@@ -405,7 +410,7 @@ class _Fragment:
         self.past.extend(self.arrivals)
         # what came ahead of its round was there when it began
         self.arrivals = [0.0 for r in self.pending.values() if r["round"] == self.round]
-        self.digests[self.round] = record["sha256"]
+        self.public_digest, self.digests[self.round] = record["weights"], record["sha256"]
         self.digests.pop(self.round - KEPT_VERSIONS, None)
         # older ones are refused as stale
         oldest = self.round - self.settings.max_staleness - 1

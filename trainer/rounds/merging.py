@@ -1,4 +1,4 @@
-"""Merging: which updates count, votes, outer optimizers, and overlaps that repeat their step."""
+"""Merging: which updates count, votes, the outer step, and what a worker that does not wait repeats of it."""
 
 import math
 from collections.abc import Sequence
@@ -80,80 +80,40 @@ def weighted_mean(shares: Sequence[Share]) -> Tensors:
     return mean
 
 
-class Outer:
-    """The plain average of where the workers went, as federated averaging does (arXiv 1602.05629).
+def outer_step(
+    settings: RoundSettings, theta: Tensors, shares: Sequence[Share], momentum: Tensors
+) -> tuple[Tensors, Tensors]:
+    """The next version of a fragment from this one and at least one update, and the momentum then.
 
-    One for each fragment. Its state is plain tensors, so that it is stored with the weights.
+    The plain average of where the workers went, as federated averaging does (arXiv 1602.05629), or SGD with Nesterov
+    momentum on the mean pseudo-gradient: DiLoCo (arXiv 2311.08105, algorithm 1).
     """
-
-    def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
-        """The next version from this one and at least one update, in an order that does not depend on arrival."""
-        return subtract(theta, weighted_mean(shares))
-
-    def state(self) -> Tensors:
-        return {}
-
-    def restore(self, state: Tensors) -> None:
-        """Take what `state` returned."""
-
-
-class NesterovOuter(Outer):
-    """SGD with Nesterov momentum on the mean pseudo-gradient: DiLoCo (arXiv 2311.08105, algorithm 1)."""
-
+    gradient = weighted_mean(shares)
+    if settings.outer == "mean":
+        return subtract(theta, gradient), {}
     # m <- b m + g, theta <- theta - rate (g + b m); torch.optim.SGD(nesterov=True) does the same.
-
-    def __init__(self, rate: float, momentum: float) -> None:
-        self.rate, self.momentum = rate, momentum
-        self.buffer: Tensors = {}
-
-    def step(self, theta: Tensors, shares: Sequence[Share]) -> Tensors:
-        gradient = weighted_mean(shares)
-        self.buffer = add(gradient, self.buffer, self.momentum) if self.buffer else gradient
-        return add(theta, add(gradient, self.buffer, self.momentum), -self.rate)
-
-    def state(self) -> Tensors:
-        return dict(self.buffer)
-
-    def restore(self, state: Tensors) -> None:
-        self.buffer = dict(state)
+    momentum = add(gradient, momentum, settings.outer_momentum) if momentum else gradient
+    return add(theta, add(gradient, momentum, settings.outer_momentum), -settings.outer_rate), momentum
 
 
-def new_outer(settings: RoundSettings) -> Outer:
-    """The outer optimizer of one fragment, before its first merge."""
-    return Outer() if settings.outer == "mean" else NesterovOuter(settings.outer_rate, settings.outer_momentum)
+def round_start(
+    settings: RoundSettings, weights: Tensors, own: Tensors, merged: bool, momentum: Tensors
+) -> tuple[Tensors, Tensors]:
+    """Weights with which a worker's next round begins, once a round, and the momentum of its own updates then.
 
-
-class Overlap:
-    """The weights that a worker starts from while its update travels; one for each worker and fragment.
-
-    `none`: a worker waits for the version that its update went into. `eager`: it continues at once, its own part of the
-    merge applied.
+    With overlap `none` it has waited for the version that its update went into; with `eager` it continues at once, its
+    own part of the merge applied. weights: the newest version that has arrived; own: the worker's pseudo-gradient of
+    the round that it has just finished, empty before the first; merged: whether it is in `weights`.
     """
-
     # `eager` (arXiv 2502.12996): it applies its own part of the merge before the others' arrive. In the paper every
     # worker has weights of its own, stepped with (own now + sum of the others' before) / M, and corrected one round
     # later. The outer step is linear in what it is given, so those weights are the newest common version plus the
     # response of the optimizer to the worker's own pseudo-gradients alone: with Nesterov, rate (own + b m) / M, where m
     # is the momentum of its own. So a worker needs nothing from the others but the common version, which may skip
     # rounds.
-
-    def __init__(self, settings: RoundSettings) -> None:
-        # True if the worker waits until its update has arrived, however late.
-        self.waits = settings.overlap == "none"
-        # The whole state; stays empty for a worker that waits.
-        self.momentum_of_own: Tensors = {}
-        nesterov = settings.outer == "nesterov"
-        self.rate, self.momentum = (settings.outer_rate, settings.outer_momentum) if nesterov else (1.0, 0.0)
-        self.replicas = settings.replicas
-
-    def start(self, weights: Tensors, own: Tensors | None, merged: bool) -> Tensors:
-        """Weights with which the next round begins. Called once a round.
-
-        weights: the newest version that has arrived; own: the worker's pseudo-gradient of the round that it has just
-        finished, None before the first; merged: whether it is in `weights`.
-        """
-        if own is None or self.waits:
-            return weights
-        m = self.momentum_of_own
-        self.momentum_of_own = m = add(own, m, self.momentum) if m else own
-        return weights if merged else add(weights, add(own, m, self.momentum), -self.rate / self.replicas)
+    if not own or not settings.ahead:
+        return weights, momentum
+    nesterov = settings.outer == "nesterov"
+    rate, share = (settings.outer_rate, settings.outer_momentum) if nesterov else (1.0, 0.0)
+    momentum = add(own, momentum, share) if momentum else own
+    return weights if merged else add(weights, add(own, momentum, share), -rate / settings.replicas), momentum

@@ -49,7 +49,7 @@ class BlockPart(BlockTask):
 
 
 class StagePart:
-    """A stage of a scorer with its own head, which learns from the last head, or alone, as [lookahead] says."""
+    """A stage of a scorer with its own head, which learns from the last head."""
 
     def __init__(
         self, module: nn.ModuleDict, copies: Sequence[ArStage], corpus: Corpus, config: TrainingConfig

@@ -281,10 +281,10 @@ class VirtualWorker:
             engine.traffic.updates["lost"] += 1
         else:
             engine.at(there, partial(engine.arrive, update))
-        if fragment.overlap.waits:
-            engine.at(there, self.go_on)
-        else:
+        if self.settings.ahead:
             self.go_on(now)
+        else:
+            engine.at(there, self.go_on)
 
     def hear(self, merged: Merged) -> None:
         for fragment in self.fragments:

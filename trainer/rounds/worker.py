@@ -191,7 +191,7 @@ class Worker:
     def _next_round(self, fragment: Fragment) -> None:
         """Hand in a pending update, and begin the fragment's next round or resume the one that it is in."""
         progress = fragment.progress
-        if fragment.overlap.waits:
+        if not self.rounds.ahead:
             self._submit_pending(fragment)
             self._await_verdict(fragment)
         while not fragment.has_order or (progress.round is None and not progress.over):

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from stages.errors import ConfigError, ResumeError
-from trainer.blocks.config import RoundSettings
+from trainer.blocks.config import SPARSE, RoundSettings
 from trainer.blocks.state import digest, load_state, save_state
 from trainer.rounds.cache import CachedWeights
-from trainer.rounds.codecs import CODECS, ErrorFeedback, Shapes, Tensors, norm, subtract
-from trainer.rounds.merging import Overlap
+from trainer.rounds.codecs import CODECS, Shapes, Tensors, norm, subtract, with_feedback
+from trainer.rounds.merging import round_start
 from trainer.v1 import rounds_pb2
 
 STATE_NAME = "worker.safetensors"
@@ -56,9 +56,10 @@ class Fragment:
     def __init__(self, index: int, name: str, like: Shapes, settings: RoundSettings) -> None:
         """:param name: in the ledger; :param like: shapes of its tensors."""
         self.index, self.name, self.like, self.settings = index, name, like, settings
-        self.feedback, self.overlap = ErrorFeedback(settings), Overlap(settings)
         self.progress = FragmentProgress()
-        self.base, self.own, self.payload = Tensors(), Tensors(), b""  # of the pending update
+        self.base = Tensors()
+        self.own, self.momentum = Tensors(), Tensors()  # of a worker that does not wait
+        self.carried, self.payload = Tensors(), b""  # what the codec left out of updates; the pending one
         self.verdict: Future[rounds_pb2.Verdict] | None = None
         # True if this process has an order for the round that it is in.
         self.has_order = False
@@ -79,10 +80,11 @@ class Fragment:
         """The weights that are trained in this round, made of the newest version."""
         progress = self.progress
         merged = progress.own_in is not None and version >= progress.own_in
-        # the overlap counts each of our rounds once, whether or not this one is finished
-        self.base, self.own = self.overlap.start(weights, self.own or None, merged), {}
+        self.base, self.momentum = round_start(self.settings, weights, self.own, merged, self.momentum)
+        self.own = {}  # each of our rounds counts once, whether or not this one is finished
         progress.round, progress.base_version, progress.steps, progress.sequences = round_, version, 0, 0
-        return self.feedback.begin(self.base)
+        stays = self.settings.codec in SPARSE and self.carried
+        return subtract(self.base, self.carried) if stays else self.base
 
     def give_up(self) -> None:
         """End a round that is no longer worth finishing."""
@@ -99,9 +101,9 @@ class Fragment:
         delta = subtract(self.base, {key: weights[key] for key in self.like})
         if not norm(delta) < float("inf"):
             raise ConfigError(f"{self.name}: weights are not finite after round {progress.round}; lower the rates")
-        payload = self.feedback.encode(delta, progress.round)
+        self.payload, self.carried = with_feedback(self.settings, delta, self.carried, progress.round)
         steps = min(progress.steps, self.settings.steps_per_round)
-        word = f"{author} {self.name} {progress.round} {hashlib.sha256(payload).hexdigest()}"
+        word = f"{author} {self.name} {progress.round} {hashlib.sha256(self.payload).hexdigest()}"
         progress.pending = {
             # the same in every try; another for other work
             "id": f"r{progress.round}-{hashlib.sha256(word.encode()).hexdigest()[:32]}",
@@ -111,15 +113,14 @@ class Fragment:
             "sequences": progress.sequences * steps // max(progress.steps, 1),
             "losses": losses,
         }
-        self.payload = payload
-        if not self.overlap.waits:  # as the others get it
-            self.own = CODECS[self.settings.up_codec(progress.round)].decode(payload, self.like)
+        if self.settings.ahead:  # as the others get it
+            self.own = CODECS[self.settings.up_codec(progress.round)].decode(self.payload, self.like)
         progress.own_in = None
         progress.finished, progress.round = progress.round, None
 
     def state(self, held: CachedWeights | None) -> dict[str, Tensors]:
         """Tensors by group; :param held: the version that is held of it."""
-        groups = {OWN: self.own, CARRIED: self.feedback.carried, OVERLAP: self.overlap.momentum_of_own}
+        groups = {OWN: self.own, CARRIED: self.carried, OVERLAP: self.momentum}
         if self.progress.pending is not None:
             groups[PAYLOAD] = {self.name: torch.frombuffer(bytearray(self.payload), dtype=torch.uint8)}
         if held is not None:
@@ -137,8 +138,8 @@ class Fragment:
             self.payload = groups[PAYLOAD][self.name].numpy().tobytes()
         held = mine.get(HELD) or None
         self.base, self.own = mine.get(BASE) or held or {}, mine.get(OWN, {})
-        self.feedback.carried = mine.get(CARRIED, {})
-        self.overlap.momentum_of_own = mine.get(OVERLAP, {})
+        self.carried = mine.get(CARRIED, {})
+        self.momentum = mine.get(OVERLAP, {})
         return CachedWeights(progress.held_version, digest(held), held) if held else None
 
 

@@ -70,7 +70,7 @@ def test_the_gradient_is_that_of_the_loss_as_written(task: HeadTask) -> None:
     for acceptance, is_cross in ((0.0, True), (30.0, False)):
         task.acceptance = acceptance
         ours, theirs = (states.clone().requires_grad_(True) for _ in range(2))
-        p = task.odds(seen[None])[0]
+        p = task.probs(seen[None])[0]
         _Acceptance.apply(ours, task, p).backward()
         q = (theirs @ task.rows.T).softmax(-1)
         shared = torch.minimum(p, q).sum(-1)

@@ -5,12 +5,15 @@ import pytest
 from stages.errors import ConfigError
 from trainer.blocks.config import RoundSettings
 from trainer.planning.cost import (
+    PartInventory,
     WorkerLink,
+    WorkerTraffic,
     coordinator_memory,
     timing_of,
+    traffic_of,
+    wire_bytes,
     worker_memory,
 )
-from trainer.planning.inventory import PartInventory, WorkerTraffic, traffic_of, wire_bytes
 
 MB = 1_000_000
 NEAR, FAR = WorkerLink(20, 100, 0), WorkerLink(20, 100, 30)
@@ -57,7 +60,7 @@ def test_a_link_that_there_is_not_is_told(changed: dict[str, float]) -> None:
 
 
 P = 4 * 1000
-PART = PartInventory("block-0", {"a": (10, 100)}, 3 * P + 500, {"block-1": {"b": (200,)}}, 3)
+PART = PartInventory("block-0", {"a": (10, 100)}, P + 500, {"block-1": {"b": (200,)}}, 3)
 
 
 def worker(activations: int = 0, **changes: object) -> int:

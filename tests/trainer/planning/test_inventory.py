@@ -10,7 +10,7 @@ from stages.errors import ConfigError
 from stages.model.architecture import Architecture
 from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import TrainingConfig
-from trainer.planning.inventory import fit_width, numbers_of, take_inventory
+from trainer.planning.cost import fit_width, numbers_of, take_inventory
 from trainer.rounds.codecs import shapes, trainable
 from trainer.rounds.parts import Learner, StagePart
 from trainer.rounds.spec import RunSpec

@@ -6,7 +6,7 @@ import pytest
 
 from tests.trainer.small import corpus, tiny
 from trainer.blocks.config import RoundSettings
-from trainer.planning.inventory import PartInventory, take_inventory, traffic_of
+from trainer.planning.cost import PartInventory, take_inventory, traffic_of
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.spec import RunSpec, settled
 

@@ -16,12 +16,12 @@ from trainer.rounds.codecs import (
     E3M0_GROUP,
     E3M0_VALUES,
     TOP_SHARE,
-    ErrorFeedback,
     TensorCodec,
     Tensors,
     norm,
     shapes,
     subtract,
+    with_feedback,
 )
 
 ALL = list(CODECS.values())
@@ -103,14 +103,14 @@ def test_e3m0_takes_the_nearest_of_its_fifteen_values() -> None:
 @pytest.mark.parametrize("name", [codec.name for codec in ALL if codec.name not in SPARSE])
 def test_with_error_feedback_what_arrives_adds_up(name: CodecName) -> None:
     """Sum of what was sent = sum of what arrived + what is still carried."""
-    feedback, sent, arrived = ErrorFeedback(RoundSettings(codec=name)), torch.zeros(4, 50), torch.zeros(4, 50)
+    carried, sent, arrived = Tensors(), torch.zeros(4, 50), torch.zeros(4, 50)
     generator = torch.Generator().manual_seed(0)
     for round_ in range(40):
         delta = {"a": torch.randn(4, 50, generator=generator)}
         sent += delta["a"]
-        arrived += CODECS[name].decode(feedback.encode(delta, round_), shapes(delta))["a"]
-    carried = feedback.carried.get("a", torch.zeros(4, 50))
-    torch.testing.assert_close(sent, arrived + carried, rtol=0, atol=1e-4)
+        payload, carried = with_feedback(RoundSettings(codec=name), delta, carried, round_)
+        arrived += CODECS[name].decode(payload, shapes(delta))["a"]
+    torch.testing.assert_close(sent, arrived + carried.get("a", torch.zeros(4, 50)), rtol=0, atol=1e-4)
     assert norm(subtract({"a": sent}, {"a": arrived})) < 0.2 * norm({"a": sent})
 
 
@@ -118,12 +118,12 @@ def test_with_error_feedback_what_arrives_adds_up(name: CodecName) -> None:
 def test_a_sparse_codec_leaves_the_rest_in_the_workers_weights(name: CodecName) -> None:
     """One worker alone: base - carried is where it went, to the last, and the last update sends most of the rest."""
     settings = RoundSettings(codec=name, rounds=30)
-    feedback, base, local = ErrorFeedback(settings), {"a": torch.zeros(8, 50)}, {"a": torch.zeros(8, 50)}
+    carried, base, local = {"a": torch.zeros(8, 50)}, {"a": torch.zeros(8, 50)}, {"a": torch.zeros(8, 50)}
     generator, left = torch.Generator().manual_seed(0), list[float]()
     for round_ in range(30):
-        torch.testing.assert_close(feedback.begin(base)["a"], local["a"])
+        torch.testing.assert_close(subtract(base, carried)["a"], local["a"])
         local = {"a": local["a"] + torch.randn(8, 50, generator=generator)}
-        payload = feedback.encode(subtract(base, local), round_)
+        payload, carried = with_feedback(settings, subtract(base, local), carried, round_)
         base = subtract(base, CODECS[settings.up_codec(round_)].decode(payload, shapes(base)))
         left.append(norm(subtract(base, local)))
     assert left[-1] < 0.7 * left[-2]

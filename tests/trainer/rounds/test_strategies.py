@@ -8,9 +8,9 @@ import torch
 from tests.trainer.small import tensors
 from trainer.blocks.config import LateName, OuterName, RoundSettings
 from trainer.blocks.state import digest
-from trainer.rounds.codecs import add, scale
+from trainer.rounds.codecs import Tensors, add, scale
 from trainer.rounds.ledger import closes_at, late_worth
-from trainer.rounds.merging import Overlap, new_outer, votes, weighted_mean
+from trainer.rounds.merging import outer_step, round_start, votes, weighted_mean
 from trainer.rounds.store import Share
 
 
@@ -22,33 +22,21 @@ def test_the_mean_is_weighted_by_work() -> None:
 
 
 def test_nesterov_is_torchs() -> None:
-    theta, outer = tensors(0), new_outer(RoundSettings(outer="nesterov", outer_rate=0.7, outer_momentum=0.9))
+    settings, momentum = RoundSettings(outer="nesterov", outer_rate=0.7, outer_momentum=0.9), Tensors()
+    theta, begun = tensors(0), digest(tensors(1))
     theirs = {name: tensor.clone().requires_grad_() for name, tensor in theta.items()}
     optimizer = torch.optim.SGD(theirs.values(), lr=0.7, momentum=0.9, nesterov=True)
     for step in range(1, 6):
         gradient = tensors(step)
-        theta = outer.step(theta, [Share(1.0, gradient)])
+        theta, momentum = outer_step(settings, theta, [Share(1.0, gradient)], momentum)
         for name, parameter in theirs.items():
             parameter.grad = gradient[name]
         optimizer.step()
         for name in theta:
             torch.testing.assert_close(theta[name], theirs[name].detach())
-
-
-@pytest.mark.parametrize("name", ["mean", "nesterov"])
-def test_state_that_is_restored_goes_on_the_same(name: OuterName) -> None:
-    settings = RoundSettings(outer=name)
-    one = new_outer(settings)
-    theta = tensors(0)
-    for step in range(1, 4):
-        theta = one.step(theta, [Share(1.0, tensors(step))])
-    other = new_outer(settings)
-    other.restore({key: tensor.clone() for key, tensor in one.state().items()})
-    before = digest(theta)
-    for step in range(4, 8):
-        shares = [Share(1.0, tensors(step)), Share(2.0, tensors(step + 50))]
-        assert digest(one.step(theta, shares)) == digest(other.step(theta, shares))
-    assert digest(theta) == before  # what is given is not changed
+    before = digest(theta), digest(momentum)
+    outer_step(settings, theta, [Share(1.0, tensors(1)), Share(2.0, tensors(51))], momentum)
+    assert (digest(theta), digest(momentum), digest(tensors(1))) == (*before, begun)  # what is given is not changed
 
 
 @pytest.mark.parametrize(("outer", "rate", "momentum"), [("nesterov", 0.7, 0.9), ("mean", 1.0, 0.0)])
@@ -56,20 +44,20 @@ def test_eager_is_the_papers_algorithm(outer: OuterName, rate: float, momentum: 
     """Each worker of the paper steps weights of its own with (own now + the others' before) / M."""
     workers, settings = 3, RoundSettings(outer=outer, outer_rate=rate, outer_momentum=momentum)
     eager = replace(settings, overlap="eager", replicas=workers)
-    common, ours = new_outer(settings), [Overlap(eager) for _ in range(workers)]
-    theirs = [new_outer(settings) for _ in range(workers)]
-    version, chains, before = tensors(0), [tensors(0)] * workers, None
+    version, common, chains, theirs = tensors(0), Tensors(), [tensors(0)] * workers, [Tensors()] * workers
+    ours, before = [Tensors()] * workers, None
     for step in range(5):
         deltas = [tensors(10 * step + worker + 1) for worker in range(workers)]
         if before is not None:  # the round before arrives, at all
-            version = common.step(version, [Share(1.0, delta) for delta in before])
+            version, common = outer_step(settings, version, [Share(1.0, delta) for delta in before], common)
         for worker, own in enumerate(deltas):
             mixed = scale(own, 1 / workers)
             for other in range(workers):
                 if other != worker and before is not None:
                     mixed = add(mixed, before[other], 1 / workers)
-            chains[worker] = theirs[worker].step(chains[worker], [Share(1.0, mixed)])
-            start = ours[worker].start(version, own, merged=False)
+            mine = [Share(1.0, mixed)]
+            chains[worker], theirs[worker] = outer_step(settings, chains[worker], mine, theirs[worker])
+            start, ours[worker] = round_start(eager, version, own, False, ours[worker])
             for name in start:
                 torch.testing.assert_close(start[name], chains[worker][name], rtol=1e-4, atol=1e-4)
         before = deltas

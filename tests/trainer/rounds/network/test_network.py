@@ -11,7 +11,7 @@ from stages.errors import CheckpointError
 from tests.conftest import until
 from tests.trainer.rounds.network.calls import Start
 from tests.trainer.small import corpus, rounds_config
-from trainer.planning.inventory import take_inventory, traffic_of
+from trainer.planning.cost import take_inventory, traffic_of
 from trainer.rounds.simulation import SimulatedWorkers, Simulation
 from trainer.rounds.store import audit
 
