@@ -14,8 +14,7 @@ from tokenizers import Tokenizer
 
 from serving.cli.deployment import SHIPPED
 from serving.client.client import AsyncClient
-from serving.gateway.app import make_app
-from serving.gateway.middleware import HttpCounters
+from serving.gateway.app import HttpCounters, make_app
 from serving.gateway.settings import HttpSettings
 from serving.modes import MODES
 from serving.modes.base import Mode

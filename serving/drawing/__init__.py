@@ -11,7 +11,7 @@ DRAWING_MODES: Mapping[str, tuple[str, str]] = {
     "experts:1": ("1", "the likeliest expert at each level: the picture moves when another one leads"),
     "local": ("0", "a net of one block's size, for all noise, on the router's machine"),
 }
-# Of the modes that experts draw with: how the router net's odds are used (stages/pictures/experts.py).
+# Of the modes that experts draw with: how the router net's probabilities are used (stages/pictures/experts.py).
 EXPERT_RULES: Mapping[str, Literal["once", "top1"]] = {
     "experts:once": "once",
     "experts:1": "top1",

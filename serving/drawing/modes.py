@@ -131,8 +131,8 @@ class _RingDrawing(DrawingMode):
     def problem(self) -> str:
         return f"the hosts have no {self.kind}/ that draws"
 
-    # A drawing is one message and one result, however many steps hosts make. So nothing need be known of it: a replay
-    # is the same message on another path, and a second try beside a slow first one costs its arithmetic only.
+    # A drawing is one message and one result, however many steps hosts make, who keep nothing of it: a replay is the
+    # same message on another path, and a second try beside a slow first one costs its arithmetic only.
     async def draw(self, order: CheckedDrawing, account: Account, preview: Preview) -> bytes:
         # Blocks, a level each at least, whose preview is due; the last one brings the pictures.
         blocks = {*range(self.least_levels - 1)}

@@ -92,9 +92,9 @@ def check_scores(event: stage_pb2.Event, count: int) -> None:
     read_scores(event.scores.nats, count)
 
 
-def draw(odds: Floats, u: Floats) -> NDArray[np.int64]:
-    """One index for each row of `odds`, which need not add up to 1. odds: (rows, n); u: (rows,), in (0, 1]."""
-    below = odds.cumsum(axis=1)
+def draw(probs: Floats, u: Floats) -> NDArray[np.int64]:
+    """One index for each row of `probs`, which need not add up to 1. probs: (rows, n); u: (rows,), in (0, 1]."""
+    below = probs.cumsum(axis=1)
     return np.asarray((below < u[:, None] * below[:, -1:]).sum(axis=1))
 
 
@@ -121,4 +121,4 @@ async def write_candidates(sequence: LocalSequence, text: bytes, length: int, co
     job = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.due_at, cache_bytes)
     written = await sequence.model.passes.draft(job)
     texts = [alphabet.encode(row) for row in written.symbols]
-    return Candidates(texts, np.log(written.odds, dtype=np.float64), written.compute_ms)
+    return Candidates(texts, np.log(written.probs, dtype=np.float64), written.compute_ms)

@@ -107,11 +107,6 @@ class AuditedAnswer:
         first = self.works[0]
         return isinstance(first, stage_pb2.Read) and first.HasField("sample")
 
-    @property
-    def expected(self) -> list[stage_pb2.Event]:
-        """The results to compare with."""
-        return self.told(self.results)
-
     def told(self, results: Sequence[stage_pb2.Event]) -> list[stage_pb2.Event]:
         """`results`, those of a drawn text as one, however it was cut."""
         if not self.in_one_pass:

@@ -22,10 +22,6 @@ MESSAGE_BYTES = 4 << 20
 STATE_BYTES = 18 << 10
 SLOW_MBPS = 10.0
 REACH_TIMEOUT_S = 5.0
-ADVICE = {
-    "cubic": "best where nothing is lost; on a link that loses packets bbr is far better",
-    "bbr": "survives loss, but paces small bursts; where nothing is lost cubic is at least as quick",
-}
 
 
 Measured = TypeVar("Measured")
@@ -238,18 +234,9 @@ def _judge_backends(report: Report, hosts: Sequence[Endpoint]) -> None:
 
 def _judge_kernels(report: Report) -> None:
     for control in sorted({m.congestion_control for m in report.machines} - {""}):
-        where = ", ".join(m.name for m in report.machines if m.congestion_control == control)
-        if control in ADVICE:
-            report.note(where, f"congestion control {control}: {ADVICE[control]}")
-        else:
+        if control not in ("cubic", "bbr"):
+            where = ", ".join(m.name for m in report.machines if m.congestion_control == control)
             report.bad(where, f"congestion control {control}: set net.ipv4.tcp_congestion_control to cubic or bbr")
-    restarting = ", ".join(m.name for m in report.machines if m.slow_start_after_idle == "1")
-    if restarting:
-        report.note(
-            restarting,
-            "slow start after idle is on, Linux's default: keep-warm messages make up for it while they are on "
-            "(sysctl -w net.ipv4.tcp_slow_start_after_idle=0 does without them)",
-        )
 
 
 def report_text(report: Report) -> str:

@@ -215,15 +215,15 @@ class RouterCounters:
         self.modes = {mode: ModeCounters() for mode in names}
         self.links = LinkCounterTable()
 
-    def ended(self, ticket: RequestRecord) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """Count a request, and its costs however it ended."""
-        figures = self.modes[ticket.mode]
-        figures.codes[ticket.code.name] += 1
-        figures.costs.update({name: of(ticket.account) for name, _, of in COSTS})
-        if ticket.summary is not None:
-            figures.latency_s.add(ticket.summary.latency_ms / 1000)
-            if isinstance(ticket.summary, router_pb2.Summary):
-                figures.first_byte_s.add(ticket.summary.first_byte_ms / 1000)
+        figures = self.modes[record.mode]
+        figures.codes[record.code.name] += 1
+        figures.costs.update({name: of(record.account) for name, _, of in COSTS})
+        if record.summary is not None:
+            figures.latency_s.add(record.summary.latency_ms / 1000)
+            if isinstance(record.summary, router_pb2.Summary):
+                figures.first_byte_s.add(record.summary.first_byte_ms / 1000)
 
     def reader(
         self, status: Callable[[], router_pb2.StatusResponse], tls: Tls | None = None

@@ -77,7 +77,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 @pytest.fixture(scope="session")
 def drain_s() -> float:
-    """What --drain-s says unless told otherwise."""
+    """The time that running requests are given unless told otherwise."""
     return DRAIN_S
 
 

@@ -160,7 +160,7 @@ class _NeuralText(LocalText):
         for piece in split_reads(alphabet.decode(alphabet.cut(text, kept))):
             x = piece
             for stage, caches in zip(stages, self._caches, strict=True):
-                # what follows the prompt gives the same odds in any pieces: how long runs are depends on the time
+                # what follows the prompt gives the same bits in any pieces: how long runs are depends on the time
                 x = stage.read([CleanPiece(x, caches, one_by_one=len(x) if kept else 0)])[0]
         self._read = text
         return stages[-1].next_byte([x[-1:]])[0]

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from serving.modes.drafters.local_model import LocalModel
     from stages.model.draft_tree import Forks, LocalText
 
-# Odds that are looked at together, whatever the vocabulary: 1 MB of float32.
+# Probabilities that are looked at together, whatever the vocabulary: 1 MB of float32.
 DRAWN_AT_ONCE = 1 << 18
-# Odds whose running sum is taken one by one; of a larger vocabulary that of blocks of so many comes first. For 16 rows
-# of 49,152 that takes 0.1 ms instead of 11.
+# Probabilities whose running sum is taken one by one; of a larger vocabulary that of blocks of so many comes first.
+# For 16 rows of 49,152 that takes 0.1 ms instead of 11.
 BLOCK = 256
 # Temperature below which the likeliest symbol takes all: no logit divided by it overflows.
 LEAST_TEMPERATURE = 1e-30
@@ -40,7 +40,7 @@ class Written:
 
     symbols: NDArray[np.int64]  # (continuations, length)
     # Of each symbol, where it was drawn, above 0: (continuations, length).
-    odds: NDArray[np.float32]
+    probs: NDArray[np.float32]
     # The request's part of the passes, by rows.
     compute_ms: float
 
@@ -67,8 +67,6 @@ class DraftJob:
         self._sharpness = 1 / max(temperature, LEAST_TEMPERATURE)
         self._forks: Forks | None = None
         self._compute_ms, self._length = 0.0, 0
-        # A pass that it shared failed: no other takes part in its next ones.
-        self.alone = False
 
     def has_ended(self) -> bool:
         """True if it is done, or was cancelled; its deadline ends it here."""
@@ -89,7 +87,7 @@ class DraftJob:
         begin, u = time.perf_counter(), self.numbers()
         length, count = u.shape
         self._u, self.sharpness = torch.from_numpy(u).unsqueeze(2), torch.full((count, 1), self._sharpness)
-        self._symbols, self._odds = torch.empty(length, count, 1, dtype=torch.int64), torch.empty(length, count, 1)
+        self._symbols, self._probs = torch.empty(length, count, 1, dtype=torch.int64), torch.empty(length, count, 1)
         self.logits = self.text.logits_after(self.known).expand(count, -1)
         self._forks = self.text.fork(count, length)
         self._compute_ms += (time.perf_counter() - begin) * 1000
@@ -105,9 +103,9 @@ class DraftJob:
         assert self._forks is not None
         return self._forks, self._symbols[self._length - 1].numpy()[:, 0]
 
-    def add(self, symbols: Tensor, odds: Tensor) -> bool:
+    def add(self, symbols: Tensor, probs: Tensor) -> bool:
         """Book a symbol of each continuation: (continuations, 1) both. True where more are to come."""
-        self._symbols[self._length], self._odds[self._length] = symbols, odds
+        self._symbols[self._length], self._probs[self._length] = symbols, probs
         self._length += 1
         return self._length < len(self._u)
 
@@ -119,12 +117,8 @@ class DraftJob:
         self._forks = None  # the next job has its memory
         # False for a request that was cancelled meanwhile
         if self.done.set_running_or_notify_cancel():
-            symbols, odds = (each[..., 0].T.numpy() for each in (self._symbols, self._odds))
-            self.done.set_result(Written(symbols, odds, self._compute_ms))
-
-    def begin_alone(self) -> None:
-        """Write all of it again, with no other: the same numbers draw the same symbols."""
-        self._forks, self._length, self.alone = None, 0, True
+            symbols, probs = (each[..., 0].T.numpy() for each in (self._symbols, self._probs))
+            self.done.set_result(Written(symbols, probs, self._compute_ms))
 
     def fail(self, error: Exception) -> None:
         """End without a result."""
@@ -170,26 +164,21 @@ class SharedPasses:
                 self._pass(ready)
         except Exception as error:
             for job in jobs:
-                if len(jobs) > 1:
-                    job.begin_alone()
-                else:
-                    job.fail(error)
+                job.fail(error)
         self.thread.submit(self._turn)
 
     def _with_memory(self) -> list[DraftJob]:
         """The oldest jobs, as many as fit together. One at least: what does not fit alone was refused."""
-        if self._jobs and self._jobs[0].alone:
-            return self._jobs[:1]
         ends = accumulate(job.cache_bytes for job in self._jobs)
         fit = sum(end <= self.model.max_draft_bytes for end in ends)
-        return [job for job in self._jobs[: max(fit, 1)] if not job.alone]
+        return self._jobs[: max(fit, 1)]
 
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[DraftJob]) -> None:
         begin, counts = time.perf_counter(), [len(job.sharpness) for job in jobs]
         logits, sharpness = _joined([job.logits for job in jobs]), _joined([job.sharpness for job in jobs])
-        symbols, odds = draw(logits, sharpness, _joined([job.u for job in jobs]))
-        drawn = zip(jobs, symbols.split_with_sizes(counts), odds.split_with_sizes(counts), strict=True)
+        symbols, probs = draw(logits, sharpness, _joined([job.u for job in jobs]))
+        drawn = zip(jobs, symbols.split_with_sizes(counts), probs.split_with_sizes(counts), strict=True)
         going = [job for job, *pair in drawn if job.add(*pair)]
         if going:
             for job, after in zip(going, self.model.read([job.next for job in going]), strict=True):
@@ -206,7 +195,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 # Every operation is one of rows, or gives the same for a number wherever it stands: what is drawn does not depend on
 # the rows beside it.
 def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """One symbol for each row, and its odds: (rows, 1) both.
+    """One symbol for each row, and its probs: (rows, 1) both.
 
     :param logits: (rows, vocabulary).
     :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
@@ -215,17 +204,17 @@ def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     rows = max(1, DRAWN_AT_ONCE // logits.shape[1])
     if len(logits) > rows:
         parts = [draw(*each) for each in zip(*(x.split(rows) for x in (logits, sharpness, u)), strict=True)]
-        symbols, odds = zip(*parts, strict=True)
-        return torch.cat(symbols), torch.cat(odds)
-    all_odds = (logits * sharpness).softmax(-1)
-    chosen = _reached(all_odds, u)
-    return chosen, all_odds.gather(1, chosen)
+        symbols, probs = zip(*parts, strict=True)
+        return torch.cat(symbols), torch.cat(probs)
+    all_probs = (logits * sharpness).softmax(-1)
+    chosen = _reached(all_probs, u)
+    return chosen, all_probs.gather(1, chosen)
 
 
-def _reached(odds: Tensor, u: Tensor) -> Tensor:
-    """The symbol at which the running sum of each row reaches the share u of the whole: (rows, 1), never of odds 0."""
-    if odds.shape[1] > BLOCK:
-        blocks = F.pad(odds, (0, -odds.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+def _reached(probs: Tensor, u: Tensor) -> Tensor:
+    """The symbol at which the running sum of each row reaches the share u of the whole: (rows, 1), never of probs 0."""
+    if probs.shape[1] > BLOCK:
+        blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         sums = blocks.sum(2, dtype=torch.float64)
         below = sums.cumsum(1)
         reach = u * below[:, -1:]
@@ -235,5 +224,5 @@ def _reached(odds: Tensor, u: Tensor) -> Tensor:
         inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0]
         # rounding may put it a last bit outside of its block
         return block * BLOCK + _reached(inside, within.clamp(torch.finfo(torch.float64).tiny, 1))
-    below = odds.cumsum(1, dtype=torch.float64)
+    below = probs.cumsum(1, dtype=torch.float64)
     return torch.searchsorted(below, u * below[:, -1:])

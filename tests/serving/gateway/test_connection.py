@@ -12,9 +12,8 @@ import httpx
 import pytest
 
 from serving.cli.ports import free_port_block
-from serving.gateway import app, middleware
-from serving.gateway.app import make_app, run_gateway
-from serving.gateway.middleware import SECURITY_HEADERS, HttpCounters
+from serving.gateway import app
+from serving.gateway.app import SECURITY_HEADERS, HttpCounters, make_app, run_gateway
 from serving.gateway.settings import HttpSettings
 from stages.wire import web_server
 from tests.conftest import until
@@ -53,7 +52,7 @@ def is_live(connected: socket.socket) -> bool:
 
 
 def test_a_body_that_does_not_come_is_a_408(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "BODY_S", 0.2)
+    monkeypatch.setattr(app, "BODY_S", 0.2)
     with dial(port) as connected:
         connected.sendall(POST + b"Content-Length: 10\r\n\r\n{")
         answer = b"".join(iter(partial(connected.recv, 4096), b""))  # to its end: the connection is closed at once
@@ -61,8 +60,8 @@ def test_a_body_that_does_not_come_is_a_408(port: int, monkeypatch: pytest.Monke
 
 
 def test_large_bodies_that_do_not_end_have_so_much_memory_together(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "BODIES_BYTES", 100_000)  # one of these, and no other beside it
-    head, rest = POST + b"Content-Length: 200000\r\n\r\n", b"x" * (middleware.SMALL_BODY_BYTES + 60_000)
+    monkeypatch.setattr(app, "BODIES_BYTES", 100_000)  # one of these, and no other beside it
+    head, rest = POST + b"Content-Length: 200000\r\n\r\n", b"x" * (app.SMALL_BODY_BYTES + 60_000)
     with contextlib.ExitStack() as stack:
         slow = [stack.enter_context(dial(port)) for _ in range(4)]
         for connected in slow:

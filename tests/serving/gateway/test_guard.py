@@ -4,8 +4,8 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
+from serving.gateway.app import SiteGuard
 from serving.gateway.errors import ApiError
-from serving.gateway.middleware import SiteGuard
 
 ASKED = {"model": "onesweep-local", "prompt": "a", "max_tokens": 2}
 

@@ -44,15 +44,15 @@ def test_candidates_have_the_odds_of_the_model(bundles: Path, local: LocalModel,
 
 
 @given(st.lists(st.floats(0, 5), min_size=1, max_size=20).filter(any), st.floats(1e-9, 1))
-def test_what_is_drawn_is_possible(odds: list[float], u: float) -> None:
-    (index,) = draw(np.array([odds]), np.array([u]))
-    assert odds[index] > 0
+def test_what_is_drawn_is_possible(probs: list[float], u: float) -> None:
+    (index,) = draw(np.array([probs]), np.array([u]))
+    assert probs[index] > 0
 
 
 def test_draws_have_the_odds() -> None:
-    odds = np.array([0.5, 0.0, 1.5])
+    probs = np.array([0.5, 0.0, 1.5])
     u = (np.arange(1000) + 1) / 1000
-    drawn = draw(np.tile(odds, (1000, 1)), u)
+    drawn = draw(np.tile(probs, (1000, 1)), u)
     assert np.bincount(drawn, minlength=3).tolist() == [250, 0, 750]
 
 

@@ -28,12 +28,9 @@ def server_of(bundles: Path, registry: Registry) -> tuple[StageServer, str]:
     return StageServer(settings), address
 
 
-def test_it_stays_registered_until_its_requests_have_ended(
-    bundles: Path, registry_url: str, servers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_stays_registered_until_its_requests_have_ended(bundles: Path, registry_url: str, servers: Any) -> None:
     from stages.wire.etcd import EtcdClient
 
-    monkeypatch.setattr("stages.host.server.DRAIN_S", 60.0)
     where = RegistrySettings(*parse_url(registry_url))
     gateway = EtcdClient(where)
     server, address = server_of(bundles, open_registry(where))
