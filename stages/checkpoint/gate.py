@@ -68,7 +68,7 @@ def measured(
     hidden: Tensor | None = None,
     recorded: Tensor | None = None,
 ) -> tuple[Measures, Tensor | None]:
-    """Measures of a part on the probe, and its output, which the next part may read.
+    """What the probe shows of a part, and what leaves the part for the next one.
 
     hidden: what enters a part that reads hidden states; recorded: what left it when it was saved.
     """

@@ -259,6 +259,11 @@ def half_split(weight: Tensor, heads: int) -> Tensor:
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
+def interleaved(weight: Tensor, heads: int) -> Tensor:
+    """The inverse of `half_split`."""
+    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
 def our_names(name: str, family: ModelFamily) -> str:
     """Our names of what a tensor of a GGUF file holds; an unknown one keeps its own."""
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)

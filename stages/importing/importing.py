@@ -10,15 +10,16 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from stages.checkpoint.checkpoint import new_directory, require_new, save_part, write_manifest
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
+from stages.importing.gate import MAX_THREADS, check_loss, four_bit_tensors, joined, layer_tensors
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
-from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, is_matrix, probe_tokens
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
 from stages.memory import require_memory
 from stages.model.architecture import WEIGHT_WORDS, Weights
 from stages.model.layers import BYTES_EACH
@@ -129,8 +130,7 @@ DEFAULT_CONTEXT = 8192  # positions that are kept of a longer context: hosts hol
 TEMPORARIES = 3  # times the largest tensor that is held beside a stage while one is put together
 MEGABYTE = 1e6
 SPARE_BYTES = 64 << 20  # of the disk, for what lies beside the weights, and for others
-# From this share of ln(V) on, weights say no more of plain English than random ones: trained models are far below.
-NEAR_UNTRAINED = 0.75
+CHECKING = 0.55  # share of the time that the gate takes; the rest is writing
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,14 @@ class ImportSettings:
     weights: Weights = "float32"  # of the matrices in layers
 
 
+@dataclass(frozen=True)
+class Imported:
+    """Result of an import."""
+
+    manifest: Manifest
+    nats: float  # cross-entropy on the probe text, a token
+
+
 def open_source(path: Path) -> Source:
     """Raises InputError or CheckpointError."""
     if path.is_dir():
@@ -153,10 +161,11 @@ def open_source(path: Path) -> Source:
     raise InputError(f"{path} is neither a Hugging Face folder (config.json, safetensors) nor a .gguf file")
 
 
-def import_model(settings: ImportSettings, progress: WorkProgress | None = None) -> Manifest:
-    """Make the checkpoint, a stage at a time. Raises InputError or CheckpointError, and leaves nothing behind then.
-
-    A model whose loss on the probe text is that of random weights is refused, too."""
+# The model is read twice: layer by layer to measure its loss and that of some fifteen other readings of the same
+# tensors, then stage by stage to write. Memory stays near one stage, and a mis-mapped model is refused before anything
+# is written, with its cause.
+def import_model(settings: ImportSettings, progress: WorkProgress | None = None) -> Imported:
+    """Make the checkpoint. Raises InputError or CheckpointError, and leaves nothing behind then."""
     progress = progress or WorkProgress()
     require_new(settings.out)
     progress.at(f"reading {settings.source}", 0.0)
@@ -175,39 +184,28 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         progress.say(sentence)
     require_memory(memory, f"importing {settings.source}")
     _require_disk(disk, settings.out)
+    nats = check_loss(
+        source,
+        tokens,
+        settings.is_untrained,
+        lambda done: progress.at(f"checking layer {done + 1} of {layers}", CHECKING * done / layers),
+    )
     with new_directory(settings.out) as directory:
         files = _write_files(directory, source.speech)
         nothing = (None,) * architecture.parts
-        manifest = Manifest("ar", architecture, nothing, probe_text=PROBE_TEXT, tokenizer="tokens")
-        write_manifest(directory, replace(manifest, data={**source.about}, probe_tokens=tokens, files=files))
+        data, metrics = {**source.about}, {"probe": {"next_token_nats": nats}}
+        manifest = Manifest("ar", architecture, nothing, probe_text=PROBE_TEXT, tokenizer="tokens", data=data)
+        write_manifest(directory, replace(manifest, metrics=metrics, probe_tokens=tokens, files=files))
         hidden = None
         for index, count in enumerate(architecture.layers):
             done = sum(architecture.layers[:index])
             what = f"writing stage {index + 1} of {architecture.parts}"
-            progress.at(what, done / layers)
+            progress.at(what, CHECKING + (1 - CHECKING) * done / layers)
             stage = build_stage(source, architecture, index)
-            progress.at(what, (done + count / 2) / layers)
+            progress.at(what, CHECKING + (1 - CHECKING) * (done + count / 2) / layers)
             hidden = save_part(directory, stage, hidden)
         progress.close()
-        manifest = read_manifest(directory)
-        _check_loss(loss_of(manifest), architecture.vocabulary, settings.is_untrained)
-        return manifest
-
-
-def loss_of(manifest: Manifest) -> float:
-    """Cross-entropy of an imported model on the probe text, nats a token, as its last host measures it."""
-    last = manifest.parts[-1]
-    assert last is not None
-    return last.probe["next_token_nats"]
-
-
-def _check_loss(nats: float, vocabulary: int, is_untrained: bool) -> None:
-    limit = math.log(vocabulary)
-    if nats >= NEAR_UNTRAINED * limit and not is_untrained:
-        raise CheckpointError(
-            f"weights loaded but mis-mapped: {nats:.2f} nats a token on the probe text, where ln({vocabulary}) = "
-            f"{limit:.2f} is what untrained weights give; random weights are imported with --untrained"
-        )
+        return Imported(read_manifest(directory), nats)
 
 
 @torch.inference_mode()
@@ -222,8 +220,8 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
         tensors["embedding.weight"] = source.tensor(EMBEDDING)
     begin = sum(architecture.layers[:index])
     for i in range(architecture.layers_in(index)):
-        stored = _four_bit_tensors if architecture.weights == "q4" else _layer_tensors
-        layer = _joined(stored(source, begin + i))
+        stored = four_bit_tensors if architecture.weights == "q4" else layer_tensors
+        layer = joined(stored(source, begin + i))
         tensors |= {f"layers.{i}.{name}": tensor.to(types[f"layers.{i}.{name}"]) for name, tensor in layer.items()}
     if stage.is_last:
         tensors["norm.weight"] = source.tensor(NORM)
@@ -231,43 +229,6 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
             tensors["head.weight"] = source.tensor(EMBEDDING if architecture.tied_head else HEAD)
     stage.load_state_dict(tensors, assign=True)
     return stage.eval().requires_grad_(False)
-
-
-# The first tensor of each that is stored as one -> its name, and all of them.
-JOINED = {"q": ("qkv", ("q", "k", "v")), "gate": ("mlp_in", ("gate", "up"))}
-
-
-def _joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A layer's tensors as `LlamaLayer` has them: queries, keys and values in one, gate and up in one."""
-    whole: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        *expert, kind, end = name.split(".")
-        apart = "".join(f"{each}." for each in expert)
-        place = f"mixture.{apart}" if expert or kind == "router" else ""
-        if kind in JOINED:
-            ours, theirs = JOINED[kind]
-            whole[f"{place}{ours}.{end}"] = torch.cat([tensors[f"{apart}{each}.{end}"] for each in theirs])
-        elif kind not in ("k", "v", "up"):
-            whole[f"{place}{kind}.{end}"] = tensor
-    return whole
-
-
-def _layer_tensors(source: Source, index: int) -> dict[str, Tensor]:
-    """The tensors of one layer, by their names within it."""
-    prefix = f"layers.{index}."
-    return {name.removeprefix(prefix): source.tensor(name) for name in source.shapes() if name.startswith(prefix)}
-
-
-def _four_bit_tensors(source: Source, index: int) -> dict[str, Tensor]:
-    """The same with each matrix as codes, scales and offsets."""
-    prefix, found = f"layers.{index}.", dict[str, Tensor]()
-    for name, shape in source.shapes().items():
-        if name.startswith(prefix) and is_matrix(name, shape):
-            stem = name.removeprefix(prefix).removesuffix("weight")
-            found |= {f"{stem}{part}": tensor for part, tensor in source.four_bits(name).items()}
-        elif name.startswith(prefix):
-            found[name.removeprefix(prefix)] = source.tensor(name)
-    return found
 
 
 def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitecture:
@@ -289,9 +250,11 @@ def _cut(whole: LlamaArchitecture, settings: ImportSettings) -> LlamaArchitectur
 
 
 def _needed(a: LlamaArchitecture) -> int:
-    """Bytes that an import takes: the largest stage, and a tensor's conversion."""
+    """Bytes that an import takes: the largest stage, or the gate's copies of a layer, and a tensor's conversion."""
     last = a.parts - 1
     largest = max(stage_cost(a, a.layers_in(i), i == 0, i == last).held for i in range(a.parts))
+    layer = stage_cost(replace(a, weights="float32"), 1, False, False).held
+    largest = max(largest, NUMBER_BYTES * a.vocabulary * a.width + (MAX_THREADS + 2) * layer)
     tensor = max(shape[0] * (shape[1] if len(shape) > 1 else 1) for shape in expected_shapes(a).values())
     return largest + NUMBER_BYTES * TEMPORARIES * tensor
 
@@ -339,14 +302,17 @@ def _stages(a: LlamaArchitecture) -> list[str]:
     ]
 
 
-def summary(manifest: Manifest) -> str:
-    """A line on the loss, then one for each stage."""
-    a = manifest.architecture
+def summary(imported: Imported) -> str:
+    """A line on the gate, then one for each stage."""
+    manifest, a = imported.manifest, imported.manifest.architecture
     assert isinstance(a, LlamaArchitecture)
     limit = math.log(a.vocabulary)
-    stored = f" with {WEIGHT_WORDS[a.weights]}" if a.weights in WEIGHT_WORDS else ""
+    last = manifest.parts[-1]
+    assert last is not None
+    nats = last.probe["next_token_nats"]
+    as_stored = f", {nats:.3f} with {WEIGHT_WORDS[a.weights]}" if a.weights in WEIGHT_WORDS else ""
     lines = [
-        f"{loss_of(manifest):.3f} nats a token on the probe text{stored} (ln({a.vocabulary}) = {limit:.2f} is no model)"
+        f"{imported.nats:.3f} nats a token on the probe text{as_stored} (ln({a.vocabulary}) = {limit:.2f} is no model)"
     ]
     for line, part in zip(_stages(a), manifest.parts, strict=True):
         assert part is not None

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from stages.checkpoint.manifest import Manifest
-from stages.importing.importing import ImportSettings, import_model
+from stages.importing.importing import Imported, ImportSettings, import_model
 from tests.stages.importing.published import learnt
 
 
@@ -17,10 +16,10 @@ def weights() -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def imported(tmp_path: Path) -> Callable[..., Manifest]:
+def imported(tmp_path: Path) -> Callable[..., Imported]:
     """Import a source in `blocks` stages into tmp_path / "out"."""
 
-    def run(source: Path, blocks: int = 2, **settings: object) -> Manifest:
+    def run(source: Path, blocks: int = 2, **settings: object) -> Imported:
         return import_model(ImportSettings(source, tmp_path / "out", blocks, **settings))
 
     return run

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.importing.family import GGUF_TENSORS, TENSORS
+from stages.importing.gate import interleaved
 from stages.importing.huggingface import _TOP
 from stages.model.llama import LlamaArchitecture, LlamaStage
 from tests.stages.model.tiny_llama import tiny_tokenizer
@@ -21,11 +22,6 @@ SHAPE = LlamaArchitecture(
     layers=(3,), width=32, heads=4, kv_heads=2, head_dim=12, mlp_width=32, positions=256, vocabulary=300
 )
 GGUF_NAMES = {ours: theirs for theirs, ours in GGUF_TENSORS.items()}
-
-
-def interleaved(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a head in the half-split form, as interleaved pairs: as GGUF has them for Llama."""
-    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def letters() -> list[str]:
@@ -145,10 +141,14 @@ def write_gguf(
     path: Path,
     tensors: Mapping[str, Tensor],
     a: LlamaArchitecture = SHAPE,
+    permuted: bool = True,
     describe: Callable[[Any], None] = describe_letters,
     matrices: str | Callable[[str], str] = "F32",
 ) -> Path:
-    """:param matrices: quantisation of those in layers, of all or by our names; in those with K, random numbers.
+    """:param permuted: queries and keys interleaved, as the format wants them.
+
+    :param matrices: quantisation of those in layers, of all or by our names; in those with K, random numbers.
+
     :param describe: writes what the file says of its tokenizer.
     """
     import gguf
@@ -162,7 +162,7 @@ def write_gguf(
             writer.add_tensor(top[name], tensor.numpy())
             continue
         _, layer, kind, end = name.split(".")
-        if kind in ("q", "k"):
+        if permuted and kind in ("q", "k"):
             tensor = interleaved(tensor, a.heads if kind == "q" else a.kv_heads)
         of_matrix = matrices if isinstance(matrices, str) else matrices(name)
         stored = gguf.GGMLQuantizationType[of_matrix if tensor.dim() == 2 else "F32"]

@@ -17,6 +17,7 @@ from stages.checkpoint.checkpoint import load_stage
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.importing.families import FAMILIES, family_named, gguf_family
+from stages.importing.gguf_file import interleaved
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.importing import ImportSettings, import_model, open_source
 from stages.importing.source import expected_shapes
@@ -24,7 +25,7 @@ from stages.model.architecture import LinearScaling
 from stages.model.layers import LayerCache
 from stages.model.llama import LlamaArchitecture
 from stages.model.pipeline import new_caches
-from tests.stages.importing.published import describe_letters, describe_shape, interleaved
+from tests.stages.importing.published import describe_letters, describe_shape
 from tests.stages.importing.test_parity import SIZES, TOLERANCE, transformers
 from tests.stages.model.tiny_llama import tiny_tokenizer
 

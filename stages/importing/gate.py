@@ -1,0 +1,283 @@
+"""The gate of an import: the model must read the probe text as such a model does, or is refused with a reason."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stages.errors import CheckpointError
+from stages.importing.gguf_file import half_split, interleaved
+from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
+from stages.model.architecture import RopeScaling
+from stages.model.layers import soft_capped
+from stages.model.llama import LlamaArchitecture, LlamaLayer, llama_rotary
+
+# Readings of the same weights that differ in one thing: what a mis-mapped model most likely got wrong.
+Tensors = dict[str, Tensor]  # of one layer, by their names within it
+Change = Callable[[Tensors, LlamaArchitecture], Tensors]
+
+THETAS = (1e4, 1e5, 5e5, 1e6)
+EPSILONS = (1e-6, 1e-5)
+MAX_THREADS = 4  # each may hold a layer of its own
+SCALINGS = (None, RopeScaling(8.0, 1.0, 4.0, 8192), RopeScaling(32.0, 1.0, 4.0, 8192))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One reading of a source."""
+
+    what: str  # the difference from the source's own settings, worded to follow "with"
+    architecture: LlamaArchitecture
+    change: Change | None = None  # none: the weights as they are
+    only: int | None = None  # the layer that the change is for; None for all
+
+    def layer(self, tensors: Tensors, index: int, unchanged: Tensors) -> LlamaLayer:
+        """A layer of this reading.
+
+        :param tensors: the source's, of that layer.
+        :param unchanged: the same, `joined`.
+        """
+        if self.change is not None and self.only in (None, index):
+            unchanged = joined(self.change(tensors, self.architecture))
+        with torch.device("meta"):
+            layer = LlamaLayer(self.architecture, index)
+        layer.load_state_dict(unchanged, assign=True)
+        return layer.eval().requires_grad_(False)
+
+
+def settings(source: Source) -> Iterator[Variant]:
+    """The source's own reading, then those that change one thing in all layers that no shape betrays."""
+    a = source.architecture
+    yield Variant("", a)
+    yield Variant("the rows of each query and key head de-interleaved (head layout)", a, _heads(half_split))
+    yield Variant("the rows of each query and key head interleaved (head layout)", a, _heads(interleaved))
+    for theta in THETAS:
+        if theta != a.rope_theta:
+            yield Variant(f"rotary theta {theta:g} instead of {a.rope_theta:g}", replace(a, rope_theta=theta))
+    for scaling in SCALINGS:
+        if scaling != a.rope_scaling:
+            shown = f"Llama 3's by {scaling.factor:g}" if scaling else "none"
+            yield Variant(f"another rotary scaling ({shown})", replace(a, rope_scaling=scaling))
+    for epsilon in EPSILONS:
+        if epsilon != a.norm_epsilon:
+            changed = replace(a, norm_epsilon=epsilon)
+            yield Variant(f"norm epsilon {epsilon:g} instead of {a.norm_epsilon:g}", changed)
+    if not a.tied_head:
+        yield Variant("the head tied to the embedding", replace(a, tied_head=True))
+    elif HEAD in source.shapes():
+        yield Variant(f"the head's own tensor {HEAD} instead of the tied embedding", replace(a, tied_head=False))
+    yield from _kinds(a)
+
+
+def omissions(source: Source) -> Iterator[Variant]:
+    """Readings that leave one half of one layer out: where a tensor is damaged, that does less harm."""
+    a = source.architecture
+    for i in range(sum(a.layers)):
+        for name in ("attention_out.weight", "mlp_out.weight"):
+            half = "q, k, v, attention_out, attention_norm" if name.startswith("att") else "gate, up, mlp_out, mlp_norm"
+            what = f"one half of layer {i} left out (its tensors {half})"
+            yield Variant(what, a, _mend(name, torch.zeros_like), only=i)
+
+
+def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
+    """Two kinds of tensors of one shape exchanged, or square ones transposed."""
+    shapes = _layer_shapes(a)
+    for one, other in (("gate", "up"), ("k", "v"), ("attention_norm", "mlp_norm")):
+        names = f"{one}.weight", f"{other}.weight"
+        if all(name in shapes for name in names):
+            yield Variant(f"the tensors layers.*.{names[0]} and layers.*.{names[1]} exchanged", a, _exchange(*names))
+    squares = [
+        name
+        for name, shape in shapes.items()
+        if len(shape) == 2 and shape[0] == shape[1] and not name.startswith("experts.")
+    ]
+    for name in squares:
+        yield Variant(f"the tensors layers.*.{name} transposed", a, _mend(name, lambda x: x.t().contiguous()))
+
+
+# The first tensor of each that is stored as one -> its name, and all of them.
+JOINED = {"q": ("qkv", ("q", "k", "v")), "gate": ("mlp_in", ("gate", "up"))}
+
+
+def joined(tensors: Tensors) -> Tensors:
+    """A layer's tensors as `LlamaLayer` has them: queries, keys and values in one, gate and up in one."""
+    whole: Tensors = {}
+    for name, tensor in tensors.items():
+        *expert, kind, end = name.split(".")
+        apart = "".join(f"{each}." for each in expert)
+        place = f"mixture.{apart}" if expert or kind == "router" else ""
+        if kind in JOINED:
+            ours, theirs = JOINED[kind]
+            whole[f"{place}{ours}.{end}"] = torch.cat([tensors[f"{apart}{each}.{end}"] for each in theirs])
+        elif kind not in ("k", "v", "up"):
+            whole[f"{place}{kind}.{end}"] = tensor
+    return whole
+
+
+def _layer_shapes(a: LlamaArchitecture) -> dict[str, tuple[int, ...]]:
+    prefix = "layers.0."
+    return {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
+
+
+def _heads(rearranged: Callable[[Tensor, int], Tensor]) -> Change:
+    def change(tensors: Tensors, a: LlamaArchitecture) -> Tensors:
+        counts = {"q": a.heads, "k": a.kv_heads}
+        return {
+            name: rearranged(x, counts[name[0]]) if name.partition(".")[0] in counts else x
+            for name, x in tensors.items()
+        }
+
+    return change
+
+
+def _exchange(one: str, other: str) -> Change:
+    def change(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
+        if tensors[one].shape != tensors[other].shape:
+            return tensors
+        return {**tensors, one: tensors[other], other: tensors[one]}
+
+    return change
+
+
+def _mend(name: str, mended: Callable[[Tensor], Tensor]) -> Change:
+    def change(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
+        return {each: mended(x) if each.endswith(name) else x for each, x in tensors.items()}
+
+    return change
+
+
+# One way through a model's layers, for many readings of them at once.
+#
+# A layer is read, run for every reading, and let go: memory holds one layer, however large the model is.
+@torch.inference_mode()
+def losses(
+    source: Source,
+    tokens: Sequence[int],
+    variants: Sequence[Variant],
+    done: Callable[[int], object] = lambda count: None,
+) -> list[float]:
+    """Cross-entropy (nats a token) of the probe's tokens in each reading.
+
+    :param done: called before each layer with the number of those that were run.
+    """
+    known = torch.tensor(tokens)
+    rotary = lru_cache(None)(lambda a, slides: llama_rotary(replace(a, positions=len(tokens)), slides))
+    hidden = [source.tensor(EMBEDDING)[known][None]] * len(variants)
+    with _one_thread_each() as readings:
+        for i in range(sum(source.architecture.layers)):
+            done(i)
+            tensors = layer_tensors(source, i)
+            whole = joined(tensors)
+
+            @torch.inference_mode()
+            def run(
+                variant: Variant, x: Tensor, tensors: Tensors = tensors, whole: Tensors = whole, i: int = i
+            ) -> Tensor:
+                a = variant.architecture
+                return variant.layer(tensors, i, whole).clean(x, rotary(a, a.slides(i)))[0]
+
+            hidden = list(readings.map(run, variants, hidden))
+    return _nats(source, known, variants, hidden)
+
+
+# Products of a short text are so small that threads within one mostly wait for each other, and beside other processes
+# for long: SmolLM2's gate took 66 s in place of 6 on two busy cores. Readings need not wait for each other.
+@contextmanager
+def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(min(count, MAX_THREADS)) as threads:
+            yield threads
+    finally:
+        torch.set_num_threads(count)
+
+
+def layer_tensors(source: Source, index: int) -> Tensors:
+    """The tensors of one layer, by their names within it."""
+    prefix = f"layers.{index}."
+    return {name.removeprefix(prefix): source.tensor(name) for name in source.shapes() if name.startswith(prefix)}
+
+
+def four_bit_tensors(source: Source, index: int) -> Tensors:
+    """The same with each matrix as codes, scales and offsets."""
+    prefix, found = f"layers.{index}.", Tensors()
+    for name, shape in source.shapes().items():
+        if name.startswith(prefix) and is_matrix(name, shape):
+            stem = name.removeprefix(prefix).removesuffix("weight")
+            found |= {f"{stem}{part}": tensor for part, tensor in source.four_bits(name).items()}
+        elif name.startswith(prefix):
+            found[name.removeprefix(prefix)] = source.tensor(name)
+    return found
+
+
+def _nats(source: Source, known: Tensor, variants: Sequence[Variant], hidden: Sequence[Tensor]) -> list[float]:
+    weight, found = source.tensor(NORM), [0.0] * len(variants)
+    for tied in {variant.architecture.tied_head for variant in variants}:
+        head = source.tensor(EMBEDDING if tied else HEAD)
+        for i, (variant, x) in enumerate(zip(variants, hidden, strict=True)):
+            a: LlamaArchitecture = variant.architecture
+            if a.tied_head == tied:
+                logits = F.rms_norm(x[0, :-1], (a.width,), weight, a.norm_epsilon) @ head.t()
+                logits = logits if a.logit_softcap is None else soft_capped(logits, a.logit_softcap)
+                found[i] = float(F.cross_entropy(logits, known[1:]))
+    return found
+
+
+# From this share of ln(V) on, weights say no more of plain English than random ones: trained models are far below.
+NEAR_UNTRAINED = 0.75
+CLEAR_NATS = 0.25  # by so much a change must lower the loss to be held for the cause
+
+
+def check_loss(
+    source: Source,
+    tokens: Sequence[int],
+    is_untrained: bool = False,
+    done: Callable[[int], object] = lambda count: None,
+) -> float:
+    """The model's cross-entropy on the probe (nats a token).
+
+    What no shape betrays is tried otherwise, one thing at a time, in the same pass. Raises CheckpointError when
+    the loss is near what untrained weights give, or when one change lowers it clearly: then the weights are loaded,
+    but mis-mapped. :param is_untrained: the weights are known to be random, and say nothing.
+    :param done: as of `losses`.
+    """
+    variants = list(settings(source))
+    if is_untrained:
+        return _finite(losses(source, tokens, variants[:1], done)[0])
+    limit = math.log(source.architecture.vocabulary)
+    nats = losses(source, tokens, variants, done)
+    own = nats[0] if math.isfinite(nats[0]) else math.inf
+    is_trained = own < NEAR_UNTRAINED * limit
+    best, cause = _best(nats, variants)
+    mended = min(own - CLEAR_NATS, NEAR_UNTRAINED * limit)
+    if is_trained and best > mended:
+        return own
+    if best > mended:
+        others = list(omissions(source))
+        best, cause = _best(losses(source, tokens, others, done), others)
+    untrained = f"ln({source.architecture.vocabulary}) = {limit:.2f} is what untrained weights give"
+    found = f"weights loaded but mis-mapped: {own:.2f} nats a token on the probe text, where {untrained}"
+    if best <= mended:
+        raise CheckpointError(f"{found}; with {cause} it is {best:.2f}: most likely that is the cause")
+    raise CheckpointError(
+        f"{found}, and no single change of head layout, rotary embedding, norm epsilon, tied head or one tensor mends "
+        "it; random weights are imported with --untrained"
+    )
+
+
+def _finite(nats: float) -> float:
+    if not math.isfinite(nats):
+        raise CheckpointError("these weights give no finite loss on the probe text: they are damaged")
+    return nats
+
+
+def _best(nats: Sequence[float], variants: Sequence[Variant]) -> tuple[float, str]:
+    finite = ((loss, variant.what) for loss, variant in zip(nats, variants, strict=True) if math.isfinite(loss))
+    return min(finite, default=(math.inf, ""))
