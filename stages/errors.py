@@ -67,7 +67,7 @@ class ServiceError(OnesweepError): ...
 
 
 def printable(text: str, newline: str = "⏎") -> str:
-    """Text that cannot move the cursor, colour the screen or forge a line: control characters are shown as symbols."""
+    """Text that cannot move the cursor, colour the screen or forge a line: control characters are shown as tokens."""
     if text.isprintable():
         return text
     return "".join(newline if c == "\n" else c if c.isprintable() else "�" for c in text)

@@ -9,7 +9,7 @@ MAX_STEPS = 64
 MAX_DRAFT, MAX_BRANCHES = 32, 8
 # Continuations in a step.
 MAX_CANDIDATES = 1024
-# Most likely symbols that are told of, and biases: as OpenAI's API has it.
+# Most likely tokens that are told of, and biases: as OpenAI's API has it.
 MAX_LOGPROBS = 20
 MAX_BIASES, MAX_BIAS = 300, 100.0
 # Of frequency and presence: likewise.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from loadtest.workload.pipeline import Pipeline
-from loadtest.workload.texts import symbols_of
+from loadtest.workload.texts import tokens_of
 from serving.modes.pretrained_tokenizer import tokenizer_of
 from stages.checkpoint.checkpoint import load_chain
 from stages.checkpoint.inspect import verify
@@ -43,8 +43,8 @@ def test_the_chain_reads_the_order_of_a_text() -> None:
     partition = read_manifest(directory).partition
     assert partition is not None
     corpus = load_corpus(None)
-    symbols = torch.tensor(symbols_of(tokenizer_of(directory), corpus.valid.numpy().tobytes()))
-    text = replace(corpus, valid=symbols).valid_batch(2, 257)
+    tokens = torch.tensor(tokens_of(tokenizer_of(directory), corpus.valid.numpy().tobytes()))
+    text = replace(corpus, valid=tokens).valid_batch(2, 257)
     mixed = text[:, torch.randperm(text.shape[1], generator=torch.Generator().manual_seed(0))]
     ordered, other = (chain_diagnostics(load_chain(directory), partition, each, steps=2) for each in (text, mixed))
     assert other["from_noise_sigma1_nats"] > ordered["from_noise_sigma1_nats"] + 0.5
@@ -52,7 +52,7 @@ def test_the_chain_reads_the_order_of_a_text() -> None:
 
 def bits_of_unseen(name: str) -> float:
     """Bits a byte."""
-    text, pipeline = symbols_of(tokenizer_of(WEIGHTS / name), UNSEEN.encode()), Pipeline(WEIGHTS / name)
+    text, pipeline = tokens_of(tokenizer_of(WEIGHTS / name), UNSEEN.encode()), Pipeline(WEIGHTS / name)
     logits = pipeline.logits(text[:-1], pipeline.open(len(text) - 1))
     nats = torch.nn.functional.cross_entropy(logits.double(), torch.tensor(text[1:]), reduction="sum")
     return float(nats) / math.log(2) / len(UNSEEN)
@@ -66,5 +66,5 @@ def test_the_ar_models_know_english(name: str) -> None:
 
 @pytest.mark.parametrize(("scorer", "margin"), [("ar", 0.02), ("scorer", 0.0)])
 def test_scorers_know_more_than_the_drafter(scorer: str, margin: float) -> None:
-    """Else a trip to the hosts is worth nothing. The drafter learned the odds of `scorer`, so that is near."""
+    """Else a trip to the hosts is worth nothing. The drafter learned the probs of `scorer`, so that is near."""
     assert bits_of_unseen(scorer) < bits_of_unseen("local") - margin

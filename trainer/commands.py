@@ -144,7 +144,7 @@ def run_evaluate(options: argparse.Namespace) -> int:
     for found in divergences:
         print(
             f"drafter {found.drafter} against scorer {found.scorer} at temperature {found.temperature:g}: total "
-            f"variation {found.total_variation:.3f}, KL {found.kl_bits:.3f} bits a symbol (reverse "
+            f"variation {found.total_variation:.3f}, KL {found.kl_bits:.3f} bits a token (reverse "
             f"{found.reverse_kl_bits:.3f})"
         )
     return 0
@@ -173,7 +173,7 @@ def run_distill(options: argparse.Namespace) -> int:
     manifest = distill(settings, lambda line: print(line, flush=True))
     found = manifest.metrics["distilled"]
     print(
-        f"{settings.folder}: {found['symbols']} symbols in {found['minutes']} minutes; on text of the model's own "
+        f"{settings.folder}: {found['symbols']} tokens in {found['minutes']} minutes; on text of the model's own "
         f"KL {found['written_kl_bits']:.3f} bits, TV {found['written_total_variation']:.3f}; "
         f"{found['draft_ms']} ms a guess"
     )

@@ -23,7 +23,7 @@ from stages.errors import InputError, OnesweepError
 from stages.importing import huggingface
 from stages.importing.families import FAMILIES
 from stages.importing.gguf_file import GgufSource
-from stages.importing.gguf_tokenizer import SPLITS, Vocabulary, tokenizer_json
+from stages.importing.gguf_tokenizer import SPLITS, GgufVocabulary, tokenizer_json
 from stages.importing.source import expected_shapes, is_matrix, probe_tokens
 from stages.model.llama import LlamaArchitecture, LlamaStage
 from stages.settings import from_toml, read_toml
@@ -164,20 +164,20 @@ def tokenizer() -> Target:
         named = replace(plain, tokenizer="tokens", files={TOKENIZER_NAME: hashlib.sha256(data).hexdigest()})
         made = read_pretrained_tokenizer(base, named)
         text = "the sea,\n  <s> é🚢 12345 </s>"
-        symbols = made.encode_piece(text)
+        tokens = made.encode_piece(text)
         made._encode(text, True)
-        reader = made.detokenizer(symbols)
-        for symbol in range(0, 300, 7):
-            made.token_text(symbol)
-            reader.feed(made.alphabet.encode([symbol]))
+        reader = made.detokenizer(tokens)
+        for token in range(0, 300, 7):
+            made.token_text(token)
+            reader.feed(made.vocabulary.encode([token]))
         reader.end()
 
     def seeds() -> Iterator[bytes]:
         yield tiny_tokenizer(300).encode()
-        tokens, kinds = [*PIECES, "<x>"], [*KINDS, 4]
-        scores = [-float(i) for i in range(len(tokens))]
+        spelled, kinds = [*PIECES, "<x>"], [*KINDS, 4]
+        scores = [-float(i) for i in range(len(spelled))]
         for pre, model in [*((pre, "gpt2") for pre in SPLITS), ("default", "llama")]:
-            told = Vocabulary(model, pre, tokens, kinds, scores, ["b c"], 1, 2, 0, [2], True, True, False)
+            told = GgufVocabulary(model, pre, spelled, kinds, scores, ["b c"], 1, 2, 0, [2], True, True, False)
             yield tokenizer_json(told).encode()
 
     return Target(parse, seeds(), (OnesweepError, StatusError), changed_json)

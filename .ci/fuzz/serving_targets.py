@@ -26,7 +26,7 @@ from serving.router.request import Request
 from serving.v1 import router_pb2, router_pb2_grpc
 from stages.host.parts import ModelSource, plan_host
 from stages.host.validation import parse_hop
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import put_work
 from stages.wire.status import StatusError
@@ -80,12 +80,12 @@ def first_works(kind: str, source: ModelSource) -> list[Any]:
     if source.manifest.draws:
         work = stage_pb2.Draw if kind == "chain" else stage_pb2.Denoise
         return [work(drawing=drawing_of(PLAN, classes=[0, 1]), codec="int8")]
-    alphabet = source.alphabet
-    sampling, clean = stage_pb2.Sampling(seed=SEED, temperature=0.8), alphabet.encode(range(40))
+    vocabulary = source.vocabulary
+    sampling, clean = stage_pb2.Sampling(seed=SEED, temperature=0.8), vocabulary.encode(range(40))
     if kind == "chain":
         return [stage_pb2.Sweep(clean=clean, slots=16, steps=2, codec="int8", sampling=sampling)]
     read = {"clean": clean, "codec": "fp32", "sampling": sampling}
-    candidates = [alphabet.encode(range(n, n + 6)) for n in range(4)]
+    candidates = [vocabulary.encode(range(n, n + 6)) for n in range(4)]
     return [
         step(prompt=40, **read),
         step(prompt=35, draft=5, **read),
@@ -99,7 +99,7 @@ def request() -> Target:
     calls = "{{ tools | tojson }}" + '<tool_call>\n{"name": ..., "arguments": ...}</tool_call>'
     told = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{% endfor %}"
     encoding, template = Tokenizer.from_str(tiny_tokenizer(300)), ChatTemplate(told + calls, "", "")
-    spoken = PretrainedTokenizer(encoding, Alphabet(300), frozenset({257}), template)
+    spoken = PretrainedTokenizer(encoding, Vocabulary(300), frozenset({257}), template)
 
     class Served(Mode):
         problem, positions, tokenizer, fills, keeps_budget = "", 4096, spoken, True, True

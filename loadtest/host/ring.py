@@ -16,7 +16,7 @@ import torch
 from loadtest.commands import Row, say
 from loadtest.host.settings import HostBenchSettings
 from loadtest.workload.pipeline import InProcess, Work
-from loadtest.workload.texts import symbols_of
+from loadtest.workload.texts import tokens_of
 from serving.cli.deployment import Deployment, temporary_deployment
 from serving.cli.ports import free_port_block
 from serving.client.client import AsyncClient, Client
@@ -31,9 +31,9 @@ from stages.host.parts import plan_host
 from stages.model.block import Block
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import PipelineStage, new_caches
-from stages.model.randomness import sample_symbols
+from stages.model.randomness import sample_tokens
 from stages.model.samplers import step_sigmas
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.pictures.part import PicturePart
 from stages.pictures.trajectory import MAX_LEVELS, DrawPlan, Trajectory, block_sigmas
 from stages.signals import run_interruptible
@@ -207,7 +207,7 @@ class TextRequests:
         """A loop over a batch of requests."""
         directory = self.models[mode]
         manifest = read_manifest(directory)
-        known = torch.tensor([symbols_of(tokenizer_of(directory), PROMPT)] * self.settings.batch)
+        known = torch.tensor([tokens_of(tokenizer_of(directory), PROMPT)] * self.settings.batch)
         if mode == "ar":
             stages = [load_stage(directory, i) for i in range(manifest.architecture.parts)]
             return partial(_bare_ar, stages, known, self.units)
@@ -276,12 +276,12 @@ def _bare_sweep(chain: list[Block], partition: NoisePartition, known: torch.Tens
     z = estimate + sigmas[-1] * torch.randn_like(estimate)
     logits = block.denoise(z, estimate, torch.full((1, 1), sigmas[-1]), memory, start)
     for seed, rows in enumerate(logits):
-        sample_symbols(rows, 1.0, seed, start)
+        sample_tokens(rows, 1.0, seed, start)
 
 
 def _bare_ar(stages: list[PipelineStage], known: torch.Tensor, count: int) -> None:
     a, last, source = stages[0].architecture, stages[-1], known
-    alphabet = Alphabet(a.vocabulary)
+    vocabulary = Vocabulary(a.vocabulary)
     capacity = known.shape[1] + count
     caches = [new_caches(len(stage.layers), a, capacity, len(known)) for stage in stages]
     for position in range(count):
@@ -289,7 +289,7 @@ def _bare_ar(stages: list[PipelineStage], known: torch.Tensor, count: int) -> No
         for stage, held in zip(stages, caches, strict=True):
             x = stage.read(x, held)
         logits = last.next_byte(x[:, -1:])[:, 0]
-        source = alphabet.decode(sample_symbols(logits, 1.0, 0, position))[:, None]
+        source = vocabulary.decode(sample_tokens(logits, 1.0, 0, position))[:, None]
 
 
 # E is not rounded between blocks, which changes pixels and no time.

@@ -175,7 +175,7 @@ def option_of(variant: ModeVariant, results: Sequence[Result], bits: Estimate) -
         mode=variant.mode,
         settings=chosen.settings,
         bits=bits.value,
-        output_symbols=max(round(statistics.fmean(result.output_tokens for result in results)), 1),
+        output_tokens=max(round(statistics.fmean(result.output_tokens for result in results)), 1),
         sweeps=statistics.fmean(sweeps),
         sweeps_high=percentile(sweeps, 95) or 0.0,
         host_ms=statistics.median(map(host_ms, results)),

@@ -21,9 +21,9 @@ from stages.model.codec import codec_named
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
 from stages.model.prefill import split_reads
-from stages.model.randomness import sample_symbols
+from stages.model.randomness import sample_tokens
 from stages.model.samplers import DEFAULT_SAMPLER
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 
 
 class Pipeline:
@@ -35,36 +35,36 @@ class Pipeline:
         self.stages = [maker.stage(load_stage(directory, i)) for i in range(self.architecture.parts)]
 
     def open(self, capacity: int) -> list[list[LayerCache]]:
-        """Caches of every stage, for a text of so many symbols."""
+        """Caches of every stage, for a text of so many tokens."""
         a = self.architecture
         return [new_caches(a.layers_in(i), a, capacity) for i in range(a.parts)]
 
     @torch.inference_mode()
-    def read(self, symbols: Sequence[int], caches: list[list[LayerCache]]) -> list[Tensor]:
-        """Read on: hidden states of the last stage after each symbol, piece by piece as hosts read a long prompt."""
+    def read(self, tokens: Sequence[int], caches: list[list[LayerCache]]) -> list[Tensor]:
+        """Read on: hidden states of the last stage after each token, piece by piece as hosts read a long prompt."""
         found = []
-        for x in split_reads(torch.tensor(symbols)):
+        for x in split_reads(torch.tensor(tokens)):
             for stage, held in zip(self.stages, caches, strict=True):
                 (x,) = stage.read([CleanPiece(x, held)])
             found.append(x)
         return found
 
     @torch.inference_mode()
-    def logits(self, symbols: Sequence[int], caches: list[list[LayerCache]]) -> Tensor:
-        """Read on: (symbols, vocabulary) float32, of what follows each of them."""
-        return torch.cat([self.stages[-1].next_byte([x])[0] for x in self.read(symbols, caches)])
+    def logits(self, tokens: Sequence[int], caches: list[list[LayerCache]]) -> Tensor:
+        """Read on: (tokens, vocabulary) float32, of what follows each of them."""
+        return torch.cat([self.stages[-1].next_byte([x])[0] for x in self.read(tokens, caches)])
 
     @torch.inference_mode()
     def generate(self, prompt: bytes, count: int, seed: int) -> Iterator[bytes]:
-        """Mode `ar`: so many symbols after those of a prompt, each as its alphabet encodes it."""
-        alphabet = Alphabet(self.architecture.vocabulary)
-        caches, clean, position = self.open(alphabet.count(prompt) + count - 1), prompt, 0
+        """Mode `ar`: so many tokens after those of a prompt, each as its vocabulary encodes it."""
+        vocabulary = Vocabulary(self.architecture.vocabulary)
+        caches, clean, position = self.open(vocabulary.count(prompt) + count - 1), prompt, 0
         for _ in range(count):
-            hidden = self.read(alphabet.symbols(clean), caches)[-1]
-            position += alphabet.count(clean)
+            hidden = self.read(vocabulary.tokens(clean), caches)[-1]
+            position += vocabulary.count(clean)
             # logits of the last position only, as the last host does: the others would be work that no host has
             (logits,) = self.stages[-1].next_byte([hidden[-1:]])
-            clean = sample_symbols(logits, DEFAULT_TEMPERATURE, seed, position)
+            clean = sample_tokens(logits, DEFAULT_TEMPERATURE, seed, position)
             yield clean
 
 
@@ -97,11 +97,11 @@ class InProcess:
             assert self.ar is not None
             pieces = self.ar.generate(prompt, work.max_bytes, work.seed)
         else:
-            alphabet = tokenizer.alphabet
-            most = whole(work.max_bytes, alphabet) if work.mode == "sweep" else work.max_bytes
-            chunk = most if work.mode == "sweep" else usual_chunk(alphabet)
-            pieces = self._chunks(work, alphabet, prompt, most, min(chunk, most))
-        # as the router does: as many symbols as bytes at most, of whose text the bytes count
+            vocabulary = tokenizer.vocabulary
+            most = whole(work.max_bytes, vocabulary) if work.mode == "sweep" else work.max_bytes
+            chunk = most if work.mode == "sweep" else usual_chunk(vocabulary)
+            pieces = self._chunks(work, vocabulary, prompt, most, min(chunk, most))
+        # as the router does: as many tokens as bytes at most, of whose text the bytes count
         reading, text = OutputText(tokenizer.detokenizer(prompt), (), work.max_bytes), b""
         for piece in pieces:
             text += reading.feed(piece)
@@ -109,14 +109,14 @@ class InProcess:
                 break
         return text + reading.end()
 
-    def _chunks(self, work: Work, alphabet: Alphabet, prompt: bytes, most: int, chunk: int) -> Iterator[bytes]:
+    def _chunks(self, work: Work, vocabulary: Vocabulary, prompt: bytes, most: int, chunk: int) -> Iterator[bytes]:
         assert self.chain is not None
-        start, left = alphabet.count(prompt), most
+        start, left = vocabulary.count(prompt), most
         a, capacity = self.chain.own_architecture, start + (left - 1) // chunk * chunk
         caches, clean = [new_caches(a.layers, a, capacity) for _ in self.blocks], prompt
         while left:
             plan = SweepPlan(work.seed, start, min(chunk, left), DEFAULT_STEPS, DEFAULT_TEMPERATURE, DEFAULT_SAMPLER)
-            clean = self._sweep(caches, plan, alphabet.decode(clean))
+            clean = self._sweep(caches, plan, vocabulary.decode(clean))
             start, left = start + plan.slots, left - plan.slots
             yield clean
 

@@ -1,4 +1,4 @@
-"""Expected texts of the load and fault tests, and texts as symbols of a checkpoint."""
+"""Expected texts of the load and fault tests, and texts as tokens of a checkpoint."""
 
 import asyncio
 from collections.abc import Iterable
@@ -57,6 +57,6 @@ class Texts:
         return [bytes.fromhex(answer["account"]["output_hex"]) for answer in answers]
 
 
-def symbols_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
-    """A prompt in symbols; it must be UTF-8 where these are tokens."""
-    return tokenizer.alphabet.symbols(asyncio.run(tokenizer.encode_text(prompt)))
+def tokens_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
+    """A prompt in tokens; it must be UTF-8 where these are tokens."""
+    return tokenizer.vocabulary.tokens(asyncio.run(tokenizer.encode_text(prompt)))

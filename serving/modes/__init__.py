@@ -27,6 +27,6 @@ SHAPED = ("ar", "ar-speculative", "local", "auto")
 TELLING = ("ar", "ar-speculative", "auto")
 # Of `ar-speculative`, by the name that a request has for them.
 HOSTS, BOTH, MODEL, LOOKUP = DRAFTERS = ("hosts", "both", "model", "lookup")
-# Models of the hosts that can score given symbols, by the name that a request has for them. The first that is served is
+# Models of the hosts that can score given tokens, by the name that a request has for them. The first that is served is
 # the default.
 SCORERS: Mapping[str, ModelKind] = {"scorer": "scorer", "ar": "ar"}

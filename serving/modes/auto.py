@@ -157,7 +157,7 @@ class AutoMode(Mode):
             raise failed_precondition(f"mode auto cannot keep a budget: {why}: leave budget_ms out, or name a mode")
         refusal: StatusError | None = None
         for mode in self._preferred():
-            length = mode.tokenizer.alphabet.count(request.prompt) + request.max_symbols
+            length = mode.tokenizer.vocabulary.count(request.prompt) + request.max_tokens
             if mode.tokenizer.id != self.tokenizer.id or length > mode.positions or not _takes(mode, request):
                 continue
             try:
@@ -186,7 +186,7 @@ class AutoMode(Mode):
         if choice is None:
             least, noun = min(forecasts, key=lambda f: f.high_ms), self.tokenizer.noun
             raise invalid(
-                f"a budget of {budget_ms} ms is too small for {request.max_symbols} {noun}: the quickest setting, "
+                f"a budget of {budget_ms} ms is too small for {request.max_tokens} {noun}: the quickest setting, "
                 f"{least.option.label}, takes {least.high_ms:.0f} ms now; give more time, or ask for fewer {noun}"
             )
         return choice
@@ -202,7 +202,7 @@ class AutoMode(Mode):
         """Forecasts of every option that can do `request`."""
         assert self.guide.frontier is not None
         options = [option for option in self.guide.frontier.options if self._can_do(option, request)]
-        whole, count = request.whole(self.tokenizer.alphabet), _expected(request, account)
+        whole, count = request.whole(self.tokenizer.vocabulary), _expected(request, account)
         return [self.conditions.forecast(o, whole if o.one_piece else count, request.link_ms or 0) for o in options]
 
     def _can_do(self, option: Option, request: Generation) -> bool:
@@ -212,7 +212,7 @@ class AutoMode(Mode):
             return False
         if mode.uses_hosts and self.ring.problem:
             return False
-        if tokenizer.alphabet.count(request.prompt) + request.max_symbols > mode.positions:
+        if tokenizer.vocabulary.count(request.prompt) + request.max_tokens > mode.positions:
             return False
         try:
             mode.check(self._part(option, request))
@@ -230,7 +230,7 @@ class AutoMode(Mode):
 
     @property
     def _choosable(self) -> list[Mode]:
-        """The modes to choose from; the first has the symbols that a prompt is read in."""
+        """The modes to choose from; the first has the tokens that a prompt is read in."""
         return self._preferred() if self.unguided else self._served
 
     @property
@@ -248,8 +248,8 @@ def _takes(mode: Mode, request: Generation) -> bool:
 
 
 def _expected(request: Generation, account: Account) -> int:
-    """Symbols to write: fewer than the limit where bytes are limited, as far as the prompt can tell."""
+    """Tokens to write: fewer than the limit where bytes are limited, as far as the prompt can tell."""
     if request.max_bytes is None or not account.prompt_bytes:
-        return request.max_symbols
+        return request.max_tokens
     expected = math.ceil(request.max_bytes * account.prompt_tokens / account.prompt_bytes)
-    return min(max(expected, 1), request.max_symbols)
+    return min(max(expected, 1), request.max_tokens)

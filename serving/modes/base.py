@@ -15,11 +15,11 @@ from stages.host.parts import ModelKind
 from stages.model.codec import CODECS
 from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.scoring import Shaping
-from stages.model.vocabulary import BYTES, Alphabet
+from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import internal
 
-# Symbols a sweep, of bytes and of tokens.
+# Tokens a sweep, of bytes and of tokens.
 DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK = 32, 8
 # Bits a byte of the text under the AR model for 1, 2, 4, 8, 16, 32 steps: 6.53, 6.22, 6.04, 5.98, 5.91, 5.91. Past
 # eight, time doubles for nothing that matters at this quality.
@@ -30,19 +30,19 @@ DEFAULT_TEMPERATURE = 0.8
 LEAST_BYTES_A_TOKEN = 2.5
 
 
-def whole(most_bytes: int, alphabet: Alphabet) -> int:
-    """Symbols that are enough for most texts of so many bytes."""
-    return most_bytes if alphabet == BYTES else math.ceil(most_bytes / LEAST_BYTES_A_TOKEN)
+def whole(most_bytes: int, vocabulary: Vocabulary) -> int:
+    """Tokens that are enough for most texts of so many bytes."""
+    return most_bytes if vocabulary == BYTES else math.ceil(most_bytes / LEAST_BYTES_A_TOKEN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation(Request):
     """A request that was checked, for one mode: what it left out has the defaults, except what the mode chooses."""
 
-    # In the mode's symbols; UTF-8 until the request is `tokenized`.
+    # In the mode's tokens; UTF-8 until the request is `tokenized`.
     prompt: bytes
     # To generate, if the text does not end before.
-    max_symbols: int
+    max_tokens: int
     due_at: float
     temperature: float = DEFAULT_TEMPERATURE
     # Whether the temperature is the user's, not the default.
@@ -50,20 +50,20 @@ class Generation(Request):
     steps: int = DEFAULT_STEPS
     codec: str = ""
     sampler: str = DEFAULT_SAMPLER
-    # Symbols that end a text.
+    # Tokens that end a text.
     ends: frozenset[int] = frozenset()
     # Of the prompt, those that the user gave: `auto` may have one mode go on with what another wrote.
-    given_symbols: int = 0
+    given_tokens: int = 0
 
     @property
     def shaping(self) -> Shaping:
-        return Shaping(**self.shapes, prompt=self.given_symbols)
+        return Shaping(**self.shapes, prompt=self.given_tokens)
 
     @property
     def sampling(self) -> stage_pb2.Sampling:
-        shaping = stage_pb2.Shaping(**self.shapes, prompt=self.given_symbols) if self.shapes else None
+        shaping = stage_pb2.Shaping(**self.shapes, prompt=self.given_tokens) if self.shapes else None
         schema, ends = self.json_schema, sorted(self.ends)
-        grammar = stage_pb2.Grammar(json_schema=schema, ends=ends, prompt=self.given_symbols) if schema else None
+        grammar = stage_pb2.Grammar(json_schema=schema, ends=ends, prompt=self.given_tokens) if schema else None
         return stage_pb2.Sampling(
             seed=self.seed, temperature=self.temperature, shaping=shaping, logprobs=self.logprobs, grammar=grammar
         )
@@ -74,15 +74,15 @@ class Generation(Request):
         biases = {"logit_bias": self.logit_bias} if self.logit_bias else {}
         return {name: value for name in SHAPES if (value := getattr(self, name)) is not None} | biases
 
-    def whole(self, alphabet: Alphabet) -> int:
-        """Symbols of an output that is made at once: enough for most texts of `max_bytes`."""
-        return self.max_symbols if self.max_bytes is None else min(self.max_symbols, whole(self.max_bytes, alphabet))
+    def whole(self, vocabulary: Vocabulary) -> int:
+        """Tokens of an output that is made at once: enough for most texts of `max_bytes`."""
+        return self.max_tokens if self.max_bytes is None else min(self.max_tokens, whole(self.max_bytes, vocabulary))
 
-    def until_end(self, symbols: bytes, alphabet: Alphabet) -> tuple[bytes, bool]:
-        """`symbols` to the first that ends the text, and whether there is one."""
-        written = alphabet.symbols(symbols) if self.ends else []
-        end = next((i for i, symbol in enumerate(written) if symbol in self.ends), None)
-        return (symbols, False) if end is None else (alphabet.cut(symbols, 0, end + 1), True)
+    def until_end(self, tokens: bytes, vocabulary: Vocabulary) -> tuple[bytes, bool]:
+        """`tokens` to the first that ends the text, and whether there is one."""
+        written = vocabulary.tokens(tokens) if self.ends else []
+        end = next((i for i, token in enumerate(written) if token in self.ends), None)
+        return (tokens, False) if end is None else (vocabulary.cut(tokens, 0, end + 1), True)
 
 
 class Mode(ABC):
@@ -99,7 +99,7 @@ class Mode(ABC):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The symbols that this mode reads and writes. Meaningful while there is no `problem`."""
+        """The tokens that this mode reads and writes. Meaningful while there is no `problem`."""
         return BYTE_TOKENIZER
 
     @property
@@ -110,11 +110,11 @@ class Mode(ABC):
     @property
     @abstractmethod
     def positions(self) -> int:
-        """Most symbols of prompt and output together. Meaningful while there is no `problem`."""
+        """Most tokens of prompt and output together. Meaningful while there is no `problem`."""
 
     def length(self, request: Generation) -> int:
-        """Most symbols that this mode writes for `request`, if the text does not end before."""
-        return request.max_symbols
+        """Most tokens that this mode writes for `request`, if the text does not end before."""
+        return request.max_tokens
 
     def check(self, request: Generation) -> None:
         """Raise Refusal where this mode cannot do `request`, before any host is asked. Meaningful as above."""
@@ -122,7 +122,7 @@ class Mode(ABC):
 
     @abstractmethod
     def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        """Pieces of text, in symbols and in order, each booked in `account`. Raises Refusal."""
+        """Pieces of text, in tokens and in order, each booked in `account`. Raises Refusal."""
 
 
 class PipelineMode(Mode):
@@ -154,9 +154,9 @@ class PipelineMode(Mode):
         return None if model is None or model.HasField("pictures") else model
 
 
-def count_symbols(event: stage_pb2.Event, alphabet: Alphabet, source: str) -> int:
-    """Symbols that a result brings. Raises Refusal for what is no text. source: "sweep" or "step"."""
+def count_tokens(event: stage_pb2.Event, vocabulary: Vocabulary, source: str) -> int:
+    """Tokens that a result brings. Raises Refusal for what is no text. source: "sweep" or "step"."""
     try:
-        return len(alphabet.decode(event.text))
+        return len(vocabulary.decode(event.text))
     except CodecError as error:
         raise internal(f"a {source} came back with nonsense: {error}") from None

@@ -28,7 +28,7 @@ class Candidates:
     """Continuations of one text, all of one length."""
 
     texts: list[bytes]
-    # ln q of every symbol, as the drafter gave them: (candidates, symbols).
+    # ln q of every token, as the drafter gave them: (candidates, tokens).
     nats: Floats
     compute_ms: float = 0.0
 
@@ -39,7 +39,7 @@ class ImportanceWeights:
 
     # (candidates,), together 1.
     shares: Floats
-    # KL(q || p) for a symbol: the mean of log2 q/p over all candidates. Without bias, however few they are.
+    # KL(q || p) for a token: the mean of log2 q/p over all candidates. Without bias, however few they are.
     divergence_bits: float
 
     @property
@@ -64,7 +64,7 @@ class ImportanceWeights:
         return float((self.shares * np.maximum(w - 1, 0) / (w + count - 1)).sum())
 
     def choose(self, seed: int, position: int) -> int:
-        """One candidate, drawn by weight with the numbers of `position`, that of its first symbol."""
+        """One candidate, drawn by weight with the numbers of `position`, that of its first token."""
         return int(draw(self.shares[None], uniforms(seed, Purpose.CHOICE, position, 1, 1)[:, 0])[0])
 
 
@@ -105,20 +105,20 @@ ROUND = 1 << 16
 
 
 async def write_candidates(sequence: LocalSequence, text: bytes, length: int, count: int, number: int) -> Candidates:
-    """`count` continuations of `text`, each of `length` symbols, a symbol of all of them at a time, in passes that
+    """`count` continuations of `text`, each of `length` tokens, a token of all of them at a time, in passes that
     requests share. Raises StatusError at the request's deadline.
 
     :param number: of the round. Another round draws other numbers, even for the same positions.
     """
-    alphabet = sequence.model.alphabet
+    vocabulary = sequence.model.vocabulary
 
     def numbers() -> Floats:
-        at, first = alphabet.count(text), number * ROUND
+        at, first = vocabulary.count(text), number * ROUND
         streams = (uniforms(sequence.seed, Purpose.CANDIDATE, at, length, 1, first + i) for i in range(count))
         return np.concatenate(list(streams), axis=1)
 
     cache_bytes = count * sequence.model.branch_bytes(length)
     job = DraftJob(sequence.text, text, sequence.temperature, numbers, sequence.due_at, cache_bytes)
     written = await sequence.model.passes.draft(job)
-    texts = [alphabet.encode(row) for row in written.symbols]
+    texts = [vocabulary.encode(row) for row in written.tokens]
     return Candidates(texts, np.log(written.probs, dtype=np.float64), written.compute_ms)

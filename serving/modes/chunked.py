@@ -2,49 +2,49 @@
 
 from collections.abc import AsyncGenerator
 
-from serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, PipelineMode, count_symbols
+from serving.modes.base import DEFAULT_CHUNK, DEFAULT_TOKEN_CHUNK, Generation, PipelineMode, count_tokens
 from serving.router.accounting import Account
 from serving.router.session import Session
 from stages.model.scoring import MAX_LOGITS
-from stages.model.vocabulary import BYTES, Alphabet
+from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import internal, invalid
 
 
-def usual_chunk(alphabet: Alphabet) -> int:
-    """Symbols a sweep where a request does not say."""
-    return DEFAULT_CHUNK if alphabet == BYTES else DEFAULT_TOKEN_CHUNK
+def usual_chunk(vocabulary: Vocabulary) -> int:
+    """Tokens a sweep where a request does not say."""
+    return DEFAULT_CHUNK if vocabulary == BYTES else DEFAULT_TOKEN_CHUNK
 
 
 class ChunkedMode(PipelineMode):
-    """One chunk a sweep, each conditioned on all symbols before it."""
+    """One chunk a sweep, each conditioned on all tokens before it."""
 
     name = "chunked"
     kind = "chain"
     absent = "the hosts have no chain of blocks (no chain/ in their checkpoint)"
 
     def check(self, request: Generation) -> None:
-        chunk, alphabet = self._chunk(request), self.tokenizer.alphabet
-        most = MAX_LOGITS // alphabet.size
+        chunk, vocabulary = self._chunk(request), self.tokenizer.vocabulary
+        most = MAX_LOGITS // vocabulary.size
         if chunk > most:
             raise invalid(
-                f"{chunk} {self.tokenizer.noun} in one sweep are more than hosts hold the odds of ({most}): write the "
+                f"{chunk} {self.tokenizer.noun} in one sweep are more than hosts hold the probs of ({most}): write the "
                 "text in smaller chunks, with mode chunked"
             )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
-        chunk, left, alphabet = self._chunk(request), self.length(request), self.tokenizer.alphabet
+        chunk, left, vocabulary = self._chunk(request), self.length(request), self.tokenizer.vocabulary
         account.chunk = max(account.chunk, chunk)
         # the last chunk is never read back, so the hosts need not cache it
-        capacity = alphabet.count(request.prompt) + (left - 1) // chunk * chunk
+        capacity = vocabulary.count(request.prompt) + (left - 1) // chunk * chunk
         with Session(self.ring, self.kind, capacity, request.due_at, account) as session:
             text = request.prompt
             while True:
-                event = await _sweep(session, request, alphabet, text, min(chunk, left))
+                event = await _sweep(session, request, vocabulary, text, min(chunk, left))
                 account.add_sweep(event)
-                piece, ended = request.until_end(event.text, alphabet)
+                piece, ended = request.until_end(event.text, vocabulary)
                 account.add_text(piece)
-                left -= alphabet.count(piece)
+                left -= vocabulary.count(piece)
                 if ended := ended or not left:
                     await session.finish()
                 yield piece
@@ -53,7 +53,7 @@ class ChunkedMode(PipelineMode):
                 text += piece
 
     def _chunk(self, request: Generation) -> int:
-        return min(request.chunk or usual_chunk(self.tokenizer.alphabet), request.max_symbols)
+        return min(request.chunk or usual_chunk(self.tokenizer.vocabulary), request.max_tokens)
 
 
 class SweepMode(ChunkedMode):
@@ -62,13 +62,15 @@ class SweepMode(ChunkedMode):
     name = "sweep"
 
     def length(self, request: Generation) -> int:
-        return request.whole(self.tokenizer.alphabet)
+        return request.whole(self.tokenizer.vocabulary)
 
     def _chunk(self, request: Generation) -> int:
         return self.length(request)
 
 
-async def _sweep(session: Session, request: Generation, alphabet: Alphabet, text: bytes, slots: int) -> stage_pb2.Event:
+async def _sweep(
+    session: Session, request: Generation, vocabulary: Vocabulary, text: bytes, slots: int
+) -> stage_pb2.Event:
     await session.push(
         stage_pb2.Sweep(
             slots=slots,
@@ -81,7 +83,7 @@ async def _sweep(session: Session, request: Generation, alphabet: Alphabet, text
     )
 
     def check(event: stage_pb2.Event) -> None:
-        if (count := count_symbols(event, alphabet, "sweep")) != slots:
-            raise internal(f"a sweep for {slots} symbols came back with {count}")
+        if (count := count_tokens(event, vocabulary, "sweep")) != slots:
+            raise internal(f"a sweep for {slots} tokens came back with {count}")
 
     return await session.event(check)

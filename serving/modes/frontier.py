@@ -29,13 +29,13 @@ SETTINGS = {name: _KINDS[Request.__annotations__[name]] for name in _NAMES}
 
 @dataclass(frozen=True)
 class Option:
-    """A mode with its settings. What it costs is for a text of `output_symbols`."""
+    """A mode with its settings. What it costs is for a text of `output_tokens`."""
 
     mode: str
     settings: tuple[tuple[str, Any], ...]
     # Judge bits for a byte: fewer are better.
     bits: float = field(metadata=limits(least=0))
-    output_symbols: int = field(metadata=limits(least=1))
+    output_tokens: int = field(metadata=limits(least=1))
     # Mean over texts; likewise those below.
     sweeps: float = field(metadata=limits(least=0))
     # As many as most texts need: a high quantile.
@@ -60,11 +60,11 @@ class Option:
 
     @property
     def one_piece(self) -> bool:
-        """True where the whole text comes at once, as many symbols as may be needed."""
+        """True where the whole text comes at once, as many tokens as may be needed."""
         return self.mode == "sweep" or (self.mode == "resample" and not self.setting("chunk"))
 
     def sweeps_for(self, count: int) -> tuple[float, float]:
-        """Sweeps for `count` symbols: expected, and as many as most texts need."""
+        """Sweeps for `count` tokens: expected, and as many as most texts need."""
         if self.mode == "local":
             return 0, 0
         chunk = self.setting("chunk")
@@ -74,9 +74,9 @@ class Option:
             return count, count
         if chunk and self.mode in ("chunked", "resample"):
             return (exact := math.ceil(count / chunk)), exact
-        share = count / self.output_symbols
+        share = count / self.output_tokens
         mean = max(self.sweeps * share, 1.0)  # no setting says how many
-        # a sum over fewer symbols varies more for its length; whatever the text, each sweep brings one
+        # a sum over fewer tokens varies more for its length; whatever the text, each sweep brings one
         high = mean + (self.sweeps_high - self.sweeps) * max(share, math.sqrt(share))
         return min(mean, count), min(max(high, mean), count)
 
@@ -241,13 +241,13 @@ class LatencyModel:
         return self._delays(link_ms)[0] + self._extra["sweep"].ms(payload)
 
     def step_ms(self, payload: float = 0.0, link_ms: int = 0) -> float:
-        """One further symbol of `ar`, which goes from the last host to the first."""
+        """One further token of `ar`, which goes from the last host to the first."""
         return self._delays(link_ms)[1] + self._extra["step"].ms(payload)
 
     def forecast(self, option: Option, count: int, link_ms: int = 0) -> Forecast:
-        """`option` for a text of `count` symbols."""
+        """`option` for a text of `count` tokens."""
         mean, high = option.sweeps_for(count)
-        share = count / option.output_symbols
+        share = count / option.output_tokens
         compute_ms, payload = (option.host_ms + option.router_ms) * share, option.wire_bytes * share / max(mean, 1.0)
         if not mean:
             return Forecast(option, compute_ms, compute_ms, 0, 0.0, compute_ms)

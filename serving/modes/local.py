@@ -38,12 +38,12 @@ class LocalMode(Mode):
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         assert self.model is not None
         turns = self.model.generate(
-            request.prompt, request.max_symbols, request.temperature, request.seed, request.due_at, request.shaping
+            request.prompt, request.max_tokens, request.temperature, request.seed, request.due_at, request.shaping
         )
         async with aclosing(turns):
             async for text, compute_ms in turns:
                 account.local_compute_ms += compute_ms
-                piece, ended = request.until_end(text, self.tokenizer.alphabet)
+                piece, ended = request.until_end(text, self.tokenizer.vocabulary)
                 account.add_text(piece)
                 yield piece
                 if ended:

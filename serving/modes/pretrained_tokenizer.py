@@ -16,7 +16,7 @@ from serving.modes.tokenizer import BYTES_NAME, Detokenizer, EncodedChat, Messag
 from stages.checkpoint.checkpoint import read_companion
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, find_bundle, read_manifest
 from stages.errors import CheckpointError, library_errors
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.wire.status import StatusError, failed_precondition, internal, invalid
 
 # OpenAI's newer name of a role, and the one that templates know.
@@ -39,13 +39,13 @@ class PretrainedTokenizer(Tokenizer):
     def __init__(
         self,
         encoding: tokenizers.Tokenizer,
-        alphabet: Alphabet,
+        vocabulary: Vocabulary,
         ends: frozenset[int] = frozenset(),
         template: ChatTemplate | None = None,
         id: str = "",
     ) -> None:
         """:param id: as `Tokenizer.id`."""
-        self.encoding, self.alphabet, self.ends, self.template = encoding, alphabet, ends, template
+        self.encoding, self.vocabulary, self.ends, self.template = encoding, vocabulary, ends, template
         self.id, self.chats = id, template is not None
         normal: Callable[[str], str] = encoding.normalizer.normalize_str if encoding.normalizer else str
         added = encoding.get_added_tokens_decoder()
@@ -88,44 +88,44 @@ class PretrainedTokenizer(Tokenizer):
             return EncodedChat(await asyncio.to_thread(self._encode, text, False), len(text.encode()), schema)
         pieces = re.split(f"{mark}([0-9]+){mark}", text)
         pieces[1::2] = [found[int(number)] for number in pieces[1::2]]
-        symbols = await asyncio.to_thread(
+        tokens = await asyncio.to_thread(
             lambda: b"".join(
                 self._plain(each) if at % 2 else self._encode(each, False) for at, each in enumerate(pieces)
             )
         )
-        return EncodedChat(symbols, len("".join(pieces).encode()), schema)
+        return EncodedChat(tokens, len("".join(pieces).encode()), schema)
 
-    def token_text(self, symbol: int) -> bytes:
+    def token_text(self, token: int) -> bytes:
         # after another token: by itself some tokenizers take the space before a word away
         before = self.encoding.encode("a", add_special_tokens=False).ids
-        whole = self.encoding.decode([*before, symbol], skip_special_tokens=False)
+        whole = self.encoding.decode([*before, token], skip_special_tokens=False)
         text: str = whole[len(self.encoding.decode(before, skip_special_tokens=False)) :]
-        return text.encode() if UNKNOWN not in text else _bytes_of(self.encoding.id_to_token(symbol) or "")
+        return text.encode() if UNKNOWN not in text else _bytes_of(self.encoding.id_to_token(token) or "")
 
     def detokenizer(self, prompt: bytes) -> Detokenizer:
-        known = self.alphabet.symbols(self.alphabet.cut(prompt, max(self.alphabet.count(prompt) - CONTEXT, 0)))
-        return _Tokens(self.encoding, self.alphabet, known)
+        known = self.vocabulary.tokens(self.vocabulary.cut(prompt, max(self.vocabulary.count(prompt) - CONTEXT, 0)))
+        return _Tokens(self.encoding, self.vocabulary, known)
 
     def _named(self, text: str) -> str:
         """A text of a user, normalised where it has a control token in another form than its name."""
-        if not self._folded or self._folded.isdisjoint(self.alphabet.symbols(self._encode(text, False))):
+        if not self._folded or self._folded.isdisjoint(self.vocabulary.tokens(self._encode(text, False))):
             return text
         with library_errors(_unreadable):
             return self._normal(text)
 
     def _plain(self, text: str) -> bytes:
-        """A text in symbols, of which none is a control token: each of their names is cut in two."""
-        symbols = b""
+        """A text in tokens, of which none is a control token: each of their names is cut in two."""
+        tokens = b""
         while match := self._controls.search(text):
-            symbols, text = symbols + self._encode(text[: match.start() + 1], False), text[match.start() + 1 :]
-        return symbols + self._encode(text, False)
+            tokens, text = tokens + self._encode(text[: match.start() + 1], False), text[match.start() + 1 :]
+        return tokens + self._encode(text, False)
 
     def _encode(self, text: str, specials: bool) -> bytes:
         """:param specials: with the tokens that a text begins with, where the tokenizer has such."""
         with library_errors(_unreadable):
             # of many texts at once: encoding a single one holds Python's lock, for seconds where an expression is bad
             (encoded,) = self.encoding.encode_batch([text], add_special_tokens=specials)
-        return self.alphabet.encode(encoded.ids)
+        return self.vocabulary.encode(encoded.ids)
 
 
 def _unreadable(problem: str) -> StatusError:
@@ -157,22 +157,22 @@ def _bytes_of(token: str) -> bytes:
 class _Tokens(Detokenizer):
     """Tells a token's text as what it adds to that of the tokens before it, once no character is cut at its end."""
 
-    def __init__(self, encoding: tokenizers.Tokenizer, alphabet: Alphabet, prompt: list[int]) -> None:
+    def __init__(self, encoding: tokenizers.Tokenizer, vocabulary: Vocabulary, prompt: list[int]) -> None:
         """:param prompt: its last tokens."""
-        self.encoding, self.alphabet = encoding, alphabet
+        self.encoding, self.vocabulary = encoding, vocabulary
         endings = (prompt[at:] for at in range(len(prompt)))
         # one that begins in the middle of a character would spoil what follows it
         self._known = next((each for each in endings if UNKNOWN not in self._text(each)), [])
         self._held = list[int]()
 
-    def feed(self, symbols: bytes) -> bytes:
-        return "".join(self._told(symbol) for symbol in self.alphabet.symbols(symbols)).encode()
+    def feed(self, tokens: bytes) -> bytes:
+        return "".join(self._told(token) for token in self.vocabulary.tokens(tokens)).encode()
 
     def end(self) -> bytes:
         return self._added().rstrip(UNKNOWN).encode()
 
-    def _told(self, symbol: int) -> str:
-        self._held.append(symbol)
+    def _told(self, token: int) -> str:
+        self._held.append(token)
         text = self._added()
         if text.endswith(UNKNOWN) and len(self._held) <= MOST_HELD:
             return ""
@@ -207,7 +207,7 @@ def read_pretrained_tokenizer(directory: Path, manifest: Manifest) -> Pretrained
     if TEMPLATE_NAME in manifest.files:
         source = read_companion(directory, manifest, TEMPLATE_NAME).decode(errors="replace")
         template = ChatTemplate(source, specials.bos, specials.eos)
-    return PretrainedTokenizer(tokenizer, Alphabet(size), specials.ends, template, manifest.files[TOKENIZER_NAME])
+    return PretrainedTokenizer(tokenizer, Vocabulary(size), specials.ends, template, manifest.files[TOKENIZER_NAME])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`resample`: the drafter writes many candidates of the output, one sweep scores them all, and one is drawn by weight.
 
-One trip carries the whole output, unless the request names a chunk: then N symbols take N / chunk sweeps, the prompt
+One trip carries the whole output, unless the request names a chunk: then N tokens take N / chunk sweeps, the prompt
 travels with the first candidates, and the chosen chunk with the next ones. Sampling importance resampling (see
 serving/modes/candidates.py): with many candidates the text has the scorer's distribution, with one the drafter's.
 """
@@ -55,7 +55,7 @@ class ScoredMode(Mode):
 
     @property
     def served(self) -> list[str]:
-        """Scorers of the hosts that read this mode's symbols, by the name that a request has for them."""
+        """Scorers of the hosts that read this mode's tokens, by the name that a request has for them."""
         ours = self.tokenizer.id
         return [name for name, model in self._models.items() if self.tokenizers.of(model).id == ours]
 
@@ -83,13 +83,13 @@ class ScoredMode(Mode):
             )
         if request.drafter not in (None, MODEL):
             raise failed_precondition(f"mode {self.name} has no drafter {request.drafter!r} here; choose from {MODEL}")
-        alphabet, noun = self.tokenizer.alphabet, self.tokenizer.noun
-        prompt = alphabet.count(request.prompt)
-        need = prompt + request.max_symbols
+        vocabulary, noun = self.tokenizer.vocabulary, self.tokenizer.noun
+        prompt = vocabulary.count(request.prompt)
+        need = prompt + request.max_tokens
         for who, context in ((f"scorer {name!r}", model.positions), ("the drafter", self.drafter.positions)):
             if need > context:
                 raise invalid(
-                    f"prompt ({prompt} {noun}) and output ({request.max_symbols}) need a context of {need} {noun} in "
+                    f"prompt ({prompt} {noun}) and output ({request.max_tokens}) need a context of {need} {noun} in "
                     f"mode {self.name}, {who} has {context}: shorten one of them"
                 )
 
@@ -98,11 +98,11 @@ class ScoredMode(Mode):
         return self._models[self.scorer(request)].width
 
     def most_candidates(self, request: Generation, length: int) -> int:
-        """Candidates of `length` symbols that a step of `request` may have: nothing is drafted for more."""
+        """Candidates of `length` tokens that a step of `request` may have: nothing is drafted for more."""
         return self.drafter.most_branches(length)
 
     def check_candidates(self, request: Generation, count: int, length: int) -> None:
-        """Raise Refusal where hosts or the drafter have no room for so many candidates of `length` symbols."""
+        """Raise Refusal where hosts or the drafter have no room for so many candidates of `length` tokens."""
         noun, most = self.tokenizer.noun, most_scored(self.width(request))
         each = f"{length} {noun}"
         if length > most:
@@ -162,8 +162,8 @@ class ResampleMode(ScoredMode):
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:
         name, (chunk, candidates) = self.scorer(request), self._sizes(request)
-        account.scorer, alphabet = name, self.tokenizer.alphabet
-        reach = alphabet.count(request.prompt) + request.max_symbols
+        account.scorer, vocabulary = name, self.tokenizer.vocabulary
+        reach = vocabulary.count(request.prompt) + request.max_tokens
         temperature = self._usual.coolness * request.temperature
         sequence = LocalSequence(self.drafter, reach, temperature, request.seed, request.due_at)
         # candidates are not remembered, so of the last chunk the hosts need to cache nothing
@@ -171,18 +171,18 @@ class ResampleMode(ScoredMode):
         with Session(self.ring, SCORERS[name], capacity, request.due_at, account) as session:
             # one text is carried on: 4, 8 and 32 of them at equal candidates closed no more of the gap to the scorer
             # (101, 108, 104 % against 107 +- 4 %), and would double what travels
-            text, left, number = request.prompt, request.max_symbols, 0
+            text, left, number = request.prompt, request.max_tokens, 0
             while True:
                 drafted = await write_candidates(sequence, text, min(chunk, left), candidates, number)
                 scoring = stage_pb2.Score(temperature=request.temperature, candidates=drafted.texts)
                 event, nats = await score(session, stage_pb2.Read(codec=request.codec, score=scoring), text)
                 weights = weigh(drafted, nats)
-                piece = drafted.texts[weights.choose(request.seed, alphabet.count(text))]
+                piece = drafted.texts[weights.choose(request.seed, vocabulary.count(text))]
                 account.add_sweep(event)
                 account.add_candidates(drafted, weights)
-                piece, ended = request.until_end(piece, alphabet)
+                piece, ended = request.until_end(piece, vocabulary)
                 account.add_text(piece)
-                left -= alphabet.count(piece)
+                left -= vocabulary.count(piece)
                 if ended := ended or not left:
                     await session.finish()
                 yield piece
@@ -194,7 +194,7 @@ class ResampleMode(ScoredMode):
     def is_near(self) -> bool:
         """True if the drafter was trained as the scorer was, so that a few candidates of a whole text are enough.
 
-        A scorer trained block by block is in no imported model's checkpoint, whatever its symbols are.
+        A scorer trained block by block is in no imported model's checkpoint, whatever its tokens are.
         """
         return self.tokenizer is BYTE_TOKENIZER or self.ring.model("scorer") is not None
 
@@ -204,6 +204,6 @@ class ResampleMode(ScoredMode):
 
     def _sizes(self, request: Generation) -> tuple[int, int]:
         """Chunk and candidates. Nothing is learnt over requests: a text would depend on who asked before."""
-        usual = self._usual.chunk or request.whole(self.tokenizer.alphabet)
-        chunk = min(request.chunk or usual, request.max_symbols)
+        usual = self._usual.chunk or request.whole(self.tokenizer.vocabulary)
+        chunk = min(request.chunk or usual, request.max_tokens)
         return chunk, request.candidates or max(1, min(self._usual.candidates, self.most_candidates(request, chunk)))

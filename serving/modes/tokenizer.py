@@ -1,4 +1,4 @@
-"""Tokenizers and detokenizers: text in the symbols of a model, and back."""
+"""Tokenizers and detokenizers: text in the tokens of a model, and back."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest
-from stages.model.vocabulary import BYTES, Alphabet
+from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import failed_precondition
 
@@ -25,20 +25,20 @@ class Message:
 
 
 class EncodedChat(NamedTuple):
-    """A conversation in the symbols of a model."""
+    """A conversation in the tokens of a model."""
 
-    symbols: bytes
+    tokens: bytes
     text_bytes: int
     # That the answer must follow; empty where it is any text.
     json_schema: str = ""
 
 
 class Detokenizer(ABC):
-    """Makes text of the symbols that come, piece by piece, after a prompt."""
+    """Makes text of the tokens that come, piece by piece, after a prompt."""
 
     @abstractmethod
-    def feed(self, symbols: bytes) -> bytes:
-        """The text of the symbols so far that was not told yet, as far as it cannot change any more: UTF-8."""
+    def feed(self, tokens: bytes) -> bytes:
+        """The text of the tokens so far that was not told yet, as far as it cannot change any more: UTF-8."""
 
     @abstractmethod
     def end(self) -> bytes:
@@ -46,25 +46,25 @@ class Detokenizer(ABC):
 
 
 class Tokenizer(ABC):
-    """The symbols of one model."""
+    """The tokens of one model."""
 
     # What sentences call them.
     noun: ClassVar[str]
-    alphabet: Alphabet
-    # Which symbols they are: `bytes`, or the SHA-256 of a tokenizer's file.
+    vocabulary: Vocabulary
+    # Which tokens they are: `bytes`, or the SHA-256 of a tokenizer's file.
     id: str
-    # Symbols that say that a text ends.
+    # Tokens that say that a text ends.
     ends: frozenset[int] = frozenset()
     # Whether the model knows whose turn it is in a conversation.
     chats: bool = False
 
     @abstractmethod
     async def encode_text(self, text: bytes) -> bytes:
-        """A text in symbols. text: UTF-8."""
+        """A text in tokens. text: UTF-8."""
 
     @abstractmethod
     def encode_piece(self, text: str) -> bytes:
-        """A piece of a text in symbols, without those that texts begin with. Blocks."""
+        """A piece of a text in tokens, without those that texts begin with. Blocks."""
 
     @abstractmethod
     async def encode_chat(
@@ -74,29 +74,29 @@ class Tokenizer(ABC):
         model's template does not take."""
 
     @abstractmethod
-    def token_text(self, symbol: int) -> bytes:
-        """The bytes that a symbol stands for in the middle of a text, which may cut a character in two."""
+    def token_text(self, token: int) -> bytes:
+        """The bytes that a token stands for in the middle of a text, which may cut a character in two."""
 
     @abstractmethod
     def detokenizer(self, prompt: bytes) -> Detokenizer:
-        """For what is written after `prompt`, given in symbols."""
+        """For what is written after `prompt`, given in tokens."""
 
 
 class _Bytes(Detokenizer):
     """Bytes as they come. A character may come in two pieces; `TextDecoder` joins them."""
 
-    def feed(self, symbols: bytes) -> bytes:
-        return symbols
+    def feed(self, tokens: bytes) -> bytes:
+        return tokens
 
     def end(self) -> bytes:
         return b""
 
 
 class ByteTokenizer(Tokenizer):
-    """A text is its own symbols. The model continues with texts and knows no roles: messages are a line each."""
+    """A text is its own tokens. The model continues with texts and knows no roles: messages are a line each."""
 
     noun = "bytes"
-    alphabet, id = BYTES, BYTES_NAME
+    vocabulary, id = BYTES, BYTES_NAME
 
     async def encode_text(self, text: bytes) -> bytes:
         return text
@@ -113,8 +113,8 @@ class ByteTokenizer(Tokenizer):
         text = "\n".join(message.content for message in messages).encode()
         return EncodedChat(text, len(text))
 
-    def token_text(self, symbol: int) -> bytes:
-        return bytes([symbol])
+    def token_text(self, token: int) -> bytes:
+        return bytes([token])
 
     def detokenizer(self, prompt: bytes) -> Detokenizer:
         return _Bytes()
@@ -154,7 +154,7 @@ NO_TOKENIZERS = Tokenizers({})
 
 
 def tokenizer_id(manifest: Manifest) -> str:
-    """Which symbols a model reads, as `Tokenizer.id` has it."""
+    """Which tokens a model reads, as `Tokenizer.id` has it."""
     return BYTES_NAME if manifest.tokenizer == BYTES_NAME else manifest.files[TOKENIZER_NAME]
 
 
@@ -198,20 +198,20 @@ def _begun(text: bytes, stop: bytes) -> int:
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
 
 
-# A text on its way to who asked for it: read from symbols, cut where the request says.
+# A text on its way to who asked for it: read from tokens, cut where the request says.
 
 
 class OutputText:
     """Feeds a reader's text through stop strings and a limit of bytes. The text does not depend on its pieces."""
 
     def __init__(self, reader: Detokenizer, stops: Sequence[bytes], most_bytes: int | None) -> None:
-        """:param most_bytes: None = no limit but that of symbols. No character is cut in two for it."""
+        """:param most_bytes: None = no limit but that of tokens. No character is cut in two for it."""
         self._reader, self._cutter, self._left = reader, StopCutter(stops), most_bytes
         self.stopped = self.over = False  # a stop string came; the text is complete
 
-    def feed(self, symbols: bytes) -> bytes:
+    def feed(self, tokens: bytes) -> bytes:
         """Text that can be handed out now."""
-        text = self._reader.feed(symbols)
+        text = self._reader.feed(tokens)
         return self._within(self._cutter.feed(text)) if self._cutter.stops or self._left is not None else text
 
     def end(self) -> bytes:

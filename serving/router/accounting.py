@@ -12,7 +12,7 @@ from serving.modes.candidates import Candidates, ImportanceWeights
 from serving.router.paths import HostLink
 from serving.router.topology import HostEntry
 from serving.v1 import router_pb2
-from stages.model.vocabulary import BYTES, Alphabet
+from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 
 # A client that gives up so shortly before its deadline was told by its own clock that it had passed.
@@ -38,18 +38,18 @@ class RequestContext:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A symbol that a model drew, with ln of its probability, and of those that were the most likely."""
+    """A token that a model drew, with ln of its probability, and of those that were the most likely."""
 
-    symbol: int
+    token: int
     nats: float
     top: list[tuple[int, float]]
 
 
-def _drawn(alphabet: Alphabet, symbols: bytes, told: stage_pb2.Logprobs) -> list[Drawn]:
-    written, nats = alphabet.symbols(symbols), np.frombuffer(told.nats, "<f4").tolist()
-    top = list(zip(alphabet.symbols(told.top_symbols), np.frombuffer(told.top_nats, "<f4").tolist(), strict=True))
+def _drawn(vocabulary: Vocabulary, tokens: bytes, told: stage_pb2.Logprobs) -> list[Drawn]:
+    written, nats = vocabulary.tokens(tokens), np.frombuffer(told.nats, "<f4").tolist()
+    top = list(zip(vocabulary.tokens(told.top_tokens), np.frombuffer(told.top_nats, "<f4").tolist(), strict=True))
     each = len(top) // len(nats)
-    return [Drawn(symbol, nats[i], top[i * each : (i + 1) * each]) for i, symbol in enumerate(written)]
+    return [Drawn(token, nats[i], top[i * each : (i + 1) * each]) for i, token in enumerate(written)]
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Account:
     context: RequestContext = field(default_factory=RequestContext)
     begin: float = field(default_factory=time.perf_counter)
     # Of what is written.
-    alphabet: Alphabet = BYTES
+    vocabulary: Vocabulary = BYTES
     first_byte_ms: float = 0.0
     prompt_bytes: int = 0
     prompt_tokens: int = 0
@@ -69,7 +69,7 @@ class Account:
     output_bytes: int = 0
     # Of these, those that another router had handed out before.
     resumed_bytes: int = 0
-    # Symbols that were written.
+    # Tokens that were written.
     output_tokens: int = 0
     # Whether nothing can follow the text by its schema.
     complete: bool = False
@@ -101,11 +101,11 @@ class Account:
     effective_samples: list[float] = field(default_factory=list)
     # Between what was drawn and the scorer's distribution, over all sweeps: distances add up at most.
     distance_bound: float = 0.0
-    # For a symbol, and how many symbols it was measured on.
+    # For a token, and how many tokens it was measured on.
     divergence_bits: list[tuple[float, int]] = field(default_factory=list)
     # Audits of answers that ended early.
     audits: list[Awaitable[bool]] = field(default_factory=list)
-    # Of the symbols that were written, and how many of these are told already.
+    # Of the tokens that were written, and how many of these are told already.
     logprobs: list[Drawn] = field(default_factory=list)
     told: int = 0
     # Of the sweeps that nobody was told of yet; None where nobody asked for them.
@@ -146,7 +146,7 @@ class Account:
             self.trips.append(self._trip(event, sum(payloads)))
 
     def take_logprobs(self, end: int) -> list[Drawn]:
-        """Log-probabilities of the symbols since the last call, to the one before number `end` of the text."""
+        """Log-probabilities of the tokens since the last call, to the one before number `end` of the text."""
         # a text that is written anew is the same, as far as it was handed out
         taken, self.told = self.logprobs[self.told : end], max(self.told, end)
         return taken
@@ -172,13 +172,13 @@ class Account:
         self.divergence_bits.append((weights.divergence_bits, count * length))
         self.distance_bound = min(self.distance_bound + weights.distance_bound, 1.0)
 
-    def add_text(self, symbols: bytes, told: stage_pb2.Logprobs | None = None) -> None:
-        """Book what was written, and with it the log-probabilities of its symbols, which may be of more than these."""
+    def add_text(self, tokens: bytes, told: stage_pb2.Logprobs | None = None) -> None:
+        """Book what was written, and with it the log-probabilities of its tokens, which may be of more than these."""
         if not self.output_tokens:
             self.first_byte_ms = self.elapsed_ms()
         if told is not None and told.nats:
-            self.logprobs += _drawn(self.alphabet, symbols, told)
-        self.output_tokens += self.alphabet.count(symbols)
+            self.logprobs += _drawn(self.vocabulary, tokens, told)
+        self.output_tokens += self.vocabulary.count(tokens)
 
     def summary(self, mode: str, seed: int) -> router_pb2.Summary:
         """All of it, for who asked."""

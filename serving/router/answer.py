@@ -15,7 +15,7 @@ from serving.router.paths import Attempt, HostLink, HostPath
 from stages.host.parts import MODEL_KINDS, HostPlan, ModelKind, Parts, load_parts, plan_host
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.validation import parse_hop
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import (
     Outcome,
@@ -75,8 +75,8 @@ def _close(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> bool:
     return mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-# New symbols of a drawn text that are checked in a hop: so many at most, and half as many at least.
-PASS_SYMBOLS = 128
+# New tokens of a drawn text that are checked in a hop: so many at most, and half as many at least.
+PASS_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class AuditedAnswer:
     path: HostPath
     works: Sequence[Work | PictureMessage]
     results: Sequence[stage_pb2.Event]
-    alphabet: Alphabet
+    vocabulary: Vocabulary
     # Hops of works, for hosts that have read nothing yet.
     hops: Callable[[Attempt, Work | PictureMessage], list[stage_pb2.Hop]]
     # A way through the hosts with its weights that avoids some addresses, if there is one.
@@ -99,8 +99,8 @@ class AuditedAnswer:
     # Hosts had a part of the text in memory, maybe from others than those on its path.
     recalled: bool
 
-    # A teacher-forced pass is equal to the steps that made a text, to the last bit: its symbols from `prompt` on are
-    # attended one by one (stages/model/prefill.py). It reads each weight once, where the steps read it once a symbol.
+    # A teacher-forced pass is equal to the steps that made a text, to the last bit: its tokens from `prompt` on are
+    # attended one by one (stages/model/prefill.py). It reads each weight once, where the steps read it once a token.
     @property
     def in_one_pass(self) -> bool:
         """True for a text that was drawn step by step."""
@@ -115,7 +115,7 @@ class AuditedAnswer:
         if any(each.HasField("logprobs") for each in results):
             for each in results:
                 whole.logprobs.nats += each.logprobs.nats
-                whole.logprobs.top_symbols += each.logprobs.top_symbols
+                whole.logprobs.top_tokens += each.logprobs.top_tokens
                 whole.logprobs.top_nats += each.logprobs.top_nats
         return [whole]
 
@@ -128,16 +128,16 @@ class AuditedAnswer:
         return [self.hops(attempt, work) for work in works]
 
     def _passes(self, cut: random.Random) -> list[Work]:
-        first, alphabet = self.works[0], self.alphabet
+        first, vocabulary = self.works[0], self.vocabulary
         assert isinstance(first, stage_pb2.Read)
         drawn = b"".join(each.text for each in self.results)
-        clean = alphabet.cut(first.clean, 0, known_of(first, alphabet))
-        works, at, start, count = list[Work](), 0, first.start, alphabet.count(drawn)
+        clean = vocabulary.cut(first.clean, 0, known_of(first, vocabulary))
+        works, at, start, count = list[Work](), 0, first.start, vocabulary.count(drawn)
         while at < count:
-            end = min(at + cut.randint(PASS_SYMBOLS // 2, PASS_SYMBOLS), count)
-            if count <= PASS_SYMBOLS:
+            end = min(at + cut.randint(PASS_TOKENS // 2, PASS_TOKENS), count)
+            if count <= PASS_TOKENS:
                 end = count
-            drafts = alphabet.cut(drawn, at, end - 1)
+            drafts = vocabulary.cut(drawn, at, end - 1)
             works.append(
                 stage_pb2.Read(
                     number=len(works),
@@ -148,8 +148,8 @@ class AuditedAnswer:
                     sample=stage_pb2.Sample(sampling=first.sample.sampling, draft=end - 1 - at),
                 )
             )
-            start += alphabet.count(clean) + end - 1 - at
-            clean, at = alphabet.cut(drawn, end - 1, end), end
+            start += vocabulary.count(clean) + end - 1 - at
+            clean, at = vocabulary.cut(drawn, end - 1, end), end
         return works
 
 

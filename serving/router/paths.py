@@ -193,7 +193,7 @@ class Attempt:
     # Results that the step under way has, and those of its batches that came.
     results: int = 1
     batches: list[stage_pb2.Event] = field(default_factory=list)
-    # Symbols that the hosts are to have in memory, until the first result shows that they had.
+    # Tokens that the hosts are to have in memory, until the first result shows that they had.
     recalled: int = 0
     # Of the last result that was used; -1 where none was.
     step: int = -1

@@ -277,15 +277,15 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         held, ended, read = b"", False, 0
         told = list[router_pb2.TokenLogprob]()
         async with aclosing(retry_after_audit(mode, generation, account, request.whole)) as pieces:
-            async for symbols in pieces:
-                if symbols is None:
+            async for tokens in pieces:
+                if tokens is None:
                     reading = OutputText(mode.tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
                     held, read, account.output_bytes, account.resumed_bytes, account.told = b"", 0, 0, 0, 0
                     told.clear()
                     continue
                 text = b""
                 # one by one where tokens are told: how many the text ends with does not depend on its pieces
-                for each in account.alphabet.split(symbols) if generation.logprobs is not None else (symbols,):
+                for each in account.vocabulary.split(tokens) if generation.logprobs is not None else (tokens,):
                     text, read = text + reading.feed(each), read + 1
                     if reading.over:
                         break
@@ -299,7 +299,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                 elif text:
                     yield router_pb2.GenerateResponse(text=text, logprobs=told)
                     told.clear()
-                ended = not generation.ends.isdisjoint(account.alphabet.symbols(symbols)) if generation.ends else False
+                ended = not generation.ends.isdisjoint(account.vocabulary.tokens(tokens)) if generation.ends else False
                 if reading.over:
                     break
         if not all([await audit for audit in account.audits]):
@@ -316,8 +316,8 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
 
 
 def _told(drawn: Drawn, tokenizer: Tokenizer) -> router_pb2.TokenLogprob:
-    top = [router_pb2.TokenLogprob(text=tokenizer.token_text(symbol), logprob=nats) for symbol, nats in drawn.top]
-    return router_pb2.TokenLogprob(text=tokenizer.token_text(drawn.symbol), logprob=drawn.nats, top=top)
+    top = [router_pb2.TokenLogprob(text=tokenizer.token_text(token), logprob=nats) for token, nats in drawn.top]
+    return router_pb2.TokenLogprob(text=tokenizer.token_text(drawn.token), logprob=drawn.nats, top=top)
 
 
 def _deadline(context: Context) -> float:

@@ -24,11 +24,11 @@ from serving.router.ring import RingView
 from serving.router.session import Session
 from serving.router.validation import check_fit, tokenized
 from serving.v1 import router_pb2
-from stages.checkpoint.gate import probe_symbols
+from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
 from stages.host.parts import ModelKind
 from stages.model.scoring import most_scored
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError, failed_precondition, unavailable
 
@@ -51,7 +51,7 @@ async def smoke_test(served: ActiveRelease, directory: Path, say: Callable[[str]
             manifest = read_manifest(paths[kind])
             nats = await _when_free(partial(_nats, served.view, kind, manifest))
             _judge(kind, manifest, nats)
-            say(f"{kind}: {nats:.4f} nats a symbol on its probe text, through the hosts")
+            say(f"{kind}: {nats:.4f} nats a token on its probe text, through the hosts")
     for name in served.served_modes:
         await _when_free(partial(_write, served.modes[name]))
     for name in served.drawing_modes:
@@ -75,7 +75,7 @@ async def _when_free(job: Callable[[], Awaitable[T]]) -> T:
 
 
 def expected_nats(manifest: Manifest) -> float | None:
-    """Loss for a symbol on the probe text that a manifest recorded for its last part."""
+    """Loss for a token on the probe text that a manifest recorded for its last part."""
     last = manifest.parts[-1]
     measure = "next_byte_nats" if manifest.tokenizer == "bytes" else "next_token_nats"
     return last.probe.get(measure) if last else None
@@ -85,7 +85,7 @@ def _judge(kind: str, manifest: Manifest, nats: float) -> None:
     expected = expected_nats(manifest)
     if expected is None or not abs(nats - expected) <= manifest.probe_tolerance + LOSS_TOLERANCE:  # true for NaN too
         raise failed_precondition(
-            f"{kind}/: its probe text takes {nats:.4f} nats a symbol through the hosts, its manifest says {expected}: "
+            f"{kind}/: its probe text takes {nats:.4f} nats a token through the hosts, its manifest says {expected}: "
             "the parts do not make the model that they should"
         )
 
@@ -95,7 +95,7 @@ async def _write(mode: Mode) -> None:
         prompt=PROMPT,
         seed=1,
         codec=mode.default_codec,
-        max_symbols=TEST_TOKENS,
+        max_tokens=TEST_TOKENS,
         due_at=_deadline(),
     )
     try:
@@ -119,17 +119,17 @@ async def _draw(mode: DrawingMode) -> None:
 
 
 async def _nats(view: RingView, kind: ModelKind, manifest: Manifest) -> float:
-    alphabet, most = Alphabet(manifest.text_architecture.vocabulary), most_scored(manifest.text_architecture.width)
-    known = probe_symbols(manifest)[0].tolist()
+    vocabulary, most = Vocabulary(manifest.text_architecture.vocabulary), most_scored(manifest.text_architecture.width)
+    known = probe_tokens(manifest)[0].tolist()
     total = 0.0
     with Session(view, kind, len(known), _deadline(), Account()) as session:
         for at in range(1, len(known), most):
             piece = known[at : at + most]
             step = stage_pb2.Read(
                 codec="fp32",
-                score=stage_pb2.Score(temperature=1.0, candidates=[alphabet.encode(piece)]),
+                score=stage_pb2.Score(temperature=1.0, candidates=[vocabulary.encode(piece)]),
             )
-            _, nats = await score(session, step, alphabet.encode(known[:at]))
+            _, nats = await score(session, step, vocabulary.encode(known[:at]))
             total -= float(nats.sum())
     return total / (len(known) - 1)
 

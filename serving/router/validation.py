@@ -103,7 +103,7 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
     if due_at <= time.monotonic():
         raise StatusError(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline of this request has passed")
     return Generation(
-        **settings,
+        **settings | {"max_tokens": min(limits)},
         mode=mode.name,
         prompt=bytes(request.prompt),
         seed=request.seed,
@@ -111,7 +111,6 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
         json_schema=request.json_schema,
         must_call=tuple(request.must_call),
         max_bytes=request.max_bytes or None,
-        max_symbols=min(limits),
         due_at=due_at,
         own_temperature="temperature" in given,
     )
@@ -119,17 +118,18 @@ def check_request(request: router_pb2.GenerateRequest, mode: Mode, due_at: float
 
 def check_fit(generation: Generation, mode: Mode) -> None:
     """Raise Refusal unless `mode` can do `generation`, which was `tokenized` for it: no host is asked before."""
-    noun, prompt, output = mode.tokenizer.noun, mode.tokenizer.alphabet.count(generation.prompt), generation.max_symbols
+    noun, output = mode.tokenizer.noun, generation.max_tokens
+    prompt = mode.tokenizer.vocabulary.count(generation.prompt)
     if prompt + output > mode.positions:
         raise invalid(
             f"prompt ({prompt} {noun}) and output ({output}) together take {prompt + output}, "
             f"the model's context is {mode.positions}: shorten one of them"
         )
-    if (generation.top_k or 0) > (size := mode.tokenizer.alphabet.size):
+    if (generation.top_k or 0) > (size := mode.tokenizer.vocabulary.size):
         raise invalid(f"top_k must be 0 to {size}, not {generation.top_k}: the model has no more {noun}")
     if generation.json_schema and not generation.ends and mode.tokenizer is not BYTE_TOKENIZER:
         raise failed_precondition("this model has no token that ends a text: it cannot be held to a JSON schema")
-    if problem := bias_problem(generation.logit_bias, mode.tokenizer.alphabet.size):
+    if problem := bias_problem(generation.logit_bias, mode.tokenizer.vocabulary.size):
         raise invalid(problem)
     mode.check(generation)
 
@@ -153,7 +153,7 @@ def parsed_chat(request: router_pb2.GenerateRequest) -> tuple[list[Message], lis
 async def tokenized(
     generation: Generation, messages: Sequence[Message], tools: Sequence[Any], mode: Mode, account: Account
 ) -> Generation:
-    """`generation` in the symbols of `mode`, which has no `problem`; its prompt goes into the account.
+    """`generation` in the tokens of `mode`, which has no `problem`; its prompt goes into the account.
 
     :param messages: in place of its prompt, where there are any. Raises Refusal.
     """
@@ -169,10 +169,10 @@ async def tokenized(
         prompt, account.prompt_bytes = await tokenizer.encode_text(generation.prompt), len(generation.prompt)
     if not prompt:
         raise invalid(f"the prompt has no {tokenizer.noun}: give some text")
-    account.alphabet, account.prompt_tokens = tokenizer.alphabet, tokenizer.alphabet.count(prompt)
+    account.vocabulary, account.prompt_tokens = tokenizer.vocabulary, tokenizer.vocabulary.count(prompt)
     if generation.json_schema and (problem := await schema_problem(generation.json_schema)):
         raise invalid(problem)
-    return replace(generation, prompt=prompt, ends=tokenizer.ends, given_symbols=account.prompt_tokens)
+    return replace(generation, prompt=prompt, ends=tokenizer.ends, given_tokens=account.prompt_tokens)
 
 
 def _check_taken(name: str, mode: Mode, takers: Sequence[str]) -> None:

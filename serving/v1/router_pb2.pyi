@@ -89,7 +89,7 @@ class GenerateRequest(_message.Message):
     seed: _builtins.int
     temperature: _builtins.float
     chunk: _builtins.int
-    """symbols a sweep, `chunked` and `resample` only"""
+    """tokens a sweep, `chunked` and `resample` only"""
     steps: _builtins.int
     """Euler steps in each block, `sweep` and `chunked` only"""
     codec: _builtins.str

@@ -26,7 +26,7 @@ LEAST_TEMPERATURE = 1e-4
 class CleanPiece:
     """New clean positions of one sequence, and the caches that they are appended to."""
 
-    # Symbols (positions,) int64 where the part reads such, else features or hidden states (positions, width).
+    # Tokens (positions,) int64 where the part reads such, else features or hidden states (positions, width).
     source: Tensor
     # One for each layer of the part, of a batch of one; its length is the position of the first new one.
     caches: list[LayerCache]
@@ -42,7 +42,7 @@ class CleanPiece:
 class BranchPiece:
     """Continuations of one sequence: each sees the sequence and itself, none the others."""
 
-    # Symbols (branches, positions) int64 where the part reads such, else hidden states (branches, positions, width).
+    # Tokens (branches, positions) int64 where the part reads such, else hidden states (branches, positions, width).
     source: Tensor
     # The sequence, of at least one position: its length is the position at which every branch begins. Not changed.
     caches: list[LayerCache]
@@ -57,11 +57,11 @@ class NoisyPiece:
     sigma: float
     start: int  # position of the first slot
     caches: list[LayerCache]  # the clean positions that the slots see: those before `start`. Not changed.
-    temperature: float = 1.0  # of the odds that the denoised point is taken at
+    temperature: float = 1.0  # of the probs that the denoised point is taken at
 
     @property
     def divisor(self) -> float:
-        """Divisor of the logits: at temperature 0 the likeliest symbol takes all."""
+        """Divisor of the logits: at temperature 0 the likeliest token takes all."""
         return max(self.temperature, LEAST_TEMPERATURE)
 
 
@@ -98,7 +98,7 @@ class StageRunner(ABC):
 
     @abstractmethod
     def next_byte(self, hidden: Sequence[Tensor]) -> list[Tensor]:
-        """Logits (positions, vocabulary) of the symbol after each position of (positions, width) pieces; last stage
+        """Logits (positions, vocabulary) of the token after each position of (positions, width) pieces; last stage
         only."""
 
 

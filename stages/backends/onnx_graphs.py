@@ -158,8 +158,8 @@ def denoise_graph(block: Block, int8: bool = False) -> Graph:
     logits = graph.linear(graph.norm(x, block.noisy_norm), block.noisy_head)
     logits = graph.op("Add", logits, graph.op("MatMul", likelihood, graph.constant(block.codes.t())))
     graph.output(logits, "logits")
-    odds = graph.op("Softmax", graph.op("Div", logits, graph.input("temperature", 1)), axis=-1)
-    points = graph.op("MatMul", odds, graph.constant(block.codes))
+    probs = graph.op("Softmax", graph.op("Div", logits, graph.input("temperature", 1)), axis=-1)
+    points = graph.op("MatMul", probs, graph.constant(block.codes))
     graph.output(points, "points")
     return graph
 

@@ -51,7 +51,7 @@ class Growing:
 class GrowingPiece:
     """One more position of each of a text's continuations."""
 
-    # Symbols (continuations,) int64 where the part reads such, else hidden states (continuations, width).
+    # Tokens (continuations,) int64 where the part reads such, else hidden states (continuations, width).
     source: Tensor
     grown: Growing
 
@@ -278,7 +278,7 @@ class PackedReader:
         return self.spread(kind.factors(along))
 
     def input(self, source: Tensor) -> Tensor:
-        """Input of the first layer. source: symbols (rows,) or hidden states (rows, width)."""
+        """Input of the first layer. source: tokens (rows,) or hidden states (rows, width)."""
         return source if self.embedding is None else self.embedding.index_select(0, source)
 
 

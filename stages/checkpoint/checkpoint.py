@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, Measures, measured, probe_shapes, probe_symbols
+from stages.checkpoint.gate import PROBE_INPUT, PROBE_OUTPUT, Measures, measured, probe_shapes, probe_tokens
 from stages.checkpoint.manifest import MANIFEST_NAME, Manifest, Part, read_manifest
 from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, InputError, regular
@@ -284,7 +284,7 @@ def _load(
     shapes = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
     types = {name: tensor.dtype for name, tensor in wanted.items() if tensor.dtype is not torch.float32}
     require_memory(sum(tensor.nbytes for tensor in wanted.values()), f"part {index} of {directory}")
-    probe_only = probe_shapes(module, 0 if manifest.draws else probe_symbols(manifest).shape[1])
+    probe_only = probe_shapes(module, 0 if manifest.draws else probe_tokens(manifest).shape[1])
     tensors = read_weights(directory / part.file, part.bytes, part.sha256, shapes | probe_only, types)
     probe = {name: tensors.pop(name) for name in probe_only}
     module.load_state_dict(tensors, assign=True)
@@ -332,8 +332,8 @@ def _check_measures(directory: Path, manifest: Manifest, index: int, measures: M
         if not abs(value - expected) <= manifest.probe_tolerance:  # true for NaN too
             hint = ""
             if not manifest.draws:
-                symbols = manifest.text_architecture.vocabulary
-                hint = f"; ln({symbols}) = {math.log(symbols):.3f} is what untrained weights give"
+                vocabulary = manifest.text_architecture.vocabulary
+                hint = f"; ln({vocabulary}) = {math.log(vocabulary):.3f} is what untrained weights give"
             raise CheckpointError(
                 f"{directory}: part {index} is refused: {name} on the probe is {value:.4f}, the manifest recorded "
                 f"{expected:.4f} (tolerance {manifest.probe_tolerance}{hint}): "

@@ -1,6 +1,6 @@
-"""A draft head: a few layers that continue from the hidden states of a model, to draft its next symbols; and its file.
+"""A draft head: a few layers that continue from the hidden states of a model, to draft its next tokens; and its file.
 
-At each place it reads the model's last hidden state and the symbol after it. Its output stands for the hidden state of
+At each place it reads the model's last hidden state and the token after it. Its output stands for the hidden state of
 the next place, so it can go on from itself (EAGLE, Li et al. 2024, arXiv 2401.15077).
 """
 
@@ -19,23 +19,25 @@ from stages.errors import CheckpointError, ShapeError, regular
 from stages.model.llama import LlamaArchitecture, LlamaStage
 from stages.model.pipeline import without_memory
 
+STORED = {"tokens": "symbols"}  # names in a file that are not those of the module
+
 
 class DraftHead(nn.Module):
-    """The layers, and what they read. It gives odds of the model's most frequent symbols only, by the model's own head:
-    a product with all of them would be most of its time, and rare symbols are seldom guessed right."""
+    """The layers, and what they read. It gives probs of the model's most frequent tokens only, by the model's own head:
+    a product with all of them would be most of its time, and rare tokens are seldom guessed right."""
 
-    symbols: Tensor
+    tokens: Tensor
 
     def __init__(self, architecture: LlamaArchitecture, count: int, layers: int = 1) -> None:
         """:param architecture: of the model.
-        :param count: symbols that it can guess. Raises ShapeError for more than there are."""
+        :param count: tokens that it can guess. Raises ShapeError for more than there are."""
         super().__init__()
         if not 1 <= count <= architecture.vocabulary:
-            raise ShapeError(f"a draft head of {count} symbols, the model has {architecture.vocabulary}")
+            raise ShapeError(f"a draft head of {count} tokens, the model has {architecture.vocabulary}")
         width, epsilon = architecture.width, architecture.norm_epsilon
-        self.register_buffer("symbols", torch.zeros(count, dtype=torch.int32))
+        self.register_buffer("tokens", torch.zeros(count, dtype=torch.int32))
         self.model_norm = nn.RMSNorm(width, eps=epsilon)  # the model's own
-        self.state_norm, self.symbol_norm = (nn.RMSNorm(width, eps=epsilon) for _ in range(2))
+        self.state_norm, self.token_norm = (nn.RMSNorm(width, eps=epsilon) for _ in range(2))
         self.join = nn.Linear(2 * width, width, bias=False)
         # The second of two stages: it has layers, a norm and a head, and no embedding.
         last = replace(architecture, layers=(1, layers), vocabulary=max(count, 2), tied_head=False)
@@ -43,12 +45,13 @@ class DraftHead(nn.Module):
 
     def joined(self, states: Tensor, embedded: Tensor) -> Tensor:
         """Input of the layers. states: (..., width), normed by `model_norm`, or what they gave at the place before;
-        embedded: rows of the model's head for the symbols after them, likewise."""
-        return self.join(torch.cat([self.symbol_norm(embedded), self.state_norm(states)], dim=-1))
+        embedded: rows of the model's head for the tokens after them, likewise."""
+        return self.join(torch.cat([self.token_norm(embedded), self.state_norm(states)], dim=-1))
 
     def stored(self) -> dict[str, Tensor]:
         """Tensors of its file: all but the rows of the model's head."""
-        return {name: tensor for name, tensor in self.state_dict().items() if name != "stage.head.weight"}
+        tensors = {name: tensor for name, tensor in self.state_dict().items() if name != "stage.head.weight"}
+        return {STORED.get(name, name): tensor for name, tensor in tensors.items()}
 
 
 DRAFT_HEAD_NAME = "draft-head.safetensors"
@@ -88,8 +91,8 @@ def read_draft_head(path: Path, manifest: Manifest) -> DraftHead:
     tensors = read_weights(path, size, file_digest(path), wanted, {"symbols": torch.int32, **types})
     for name in types:
         tensors[name] = tensors[name] * tensors.pop(name + SCALES)[:, None]
-    symbols = tensors["symbols"]
-    if not bool(((symbols >= 0) & (symbols < architecture.vocabulary)).all()):
+    tokens = tensors["tokens"] = tensors.pop("symbols")
+    if not bool(((tokens >= 0) & (tokens < architecture.vocabulary)).all()):
         raise CheckpointError(f"{path} is a draft head of another vocabulary: the model has {architecture.vocabulary}")
     head.load_state_dict(tensors, strict=False, assign=True)
     head.stage.restore_tables()

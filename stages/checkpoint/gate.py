@@ -38,7 +38,7 @@ def probe_bytes(text: str, context_length: int) -> Tensor:
     return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()[None, :context_length]
 
 
-def probe_symbols(manifest: Manifest) -> Tensor:
+def probe_tokens(manifest: Manifest) -> Tensor:
     """The probe as the model reads it: (1, positions) int64, cut to the context."""
     positions = manifest.text_architecture.positions
     if manifest.tokenizer == "bytes":
@@ -68,22 +68,22 @@ def measured(
     hidden: Tensor | None = None,
     recorded: Tensor | None = None,
 ) -> tuple[Measures, Tensor | None]:
-    """What the probe shows of a part, and what leaves the part for the next one.
+    """Measures of a part on the probe, and what leaves the part for the next one.
 
     hidden: what enters a part that reads hidden states; recorded: what left it when it was saved.
     """
     if isinstance(part, Block):
         assert manifest.partition is not None
-        return probe_block(part, manifest.partition, probe_symbols(manifest).to(part.codes.device)), None
+        return probe_block(part, manifest.partition, probe_tokens(manifest).to(part.codes.device)), None
     if isinstance(part, PicturePart | RouterNet):
         assert manifest.partition is not None
         return probe_picture(part, manifest.partition, hidden, recorded)
-    return probe_stage(part, probe_symbols(manifest).to(part.rotary.device), hidden, recorded)
+    return probe_stage(part, probe_tokens(manifest).to(part.rotary.device), hidden, recorded)
 
 
 @torch.inference_mode()
 def probe_block(block: Block, partition: NoisePartition, known: Tensor) -> Measures:
-    """Cross-entropies (nats) of both heads of a block on the probe text. known: of `probe_symbols`."""
+    """Cross-entropies (nats) of both heads of a block on the probe text. known: of `probe_tokens`."""
     clean, memory = block.read(known)
     high, low = partition.range(block.index)
     sigma = torch.full((1, 1), (high * low) ** 0.5, device=known.device)
@@ -103,9 +103,9 @@ def probe_block(block: Block, partition: NoisePartition, known: Tensor) -> Measu
 def probe_stage(
     stage: PipelineStage, known: Tensor, hidden: Tensor | None, recorded: Tensor | None = None
 ) -> tuple[Measures, Tensor]:
-    """Next-symbol CE (nats) of the last AR stage; for the others, the relative error of their hidden states.
+    """Next-token CE (nats) of the last AR stage; for the others, the relative error of their hidden states.
 
-    known: of `probe_symbols`; hidden: (positions, width) that enter, None for the first stage; recorded: those that
+    known: of `probe_tokens`; hidden: (positions, width) that enter, None for the first stage; recorded: those that
     should leave.
     """
     out = stage.read(known if hidden is None else hidden[None])[0]

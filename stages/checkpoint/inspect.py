@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stages.checkpoint.checkpoint import check_size, load_part, load_stage, new_part, read_companion
-from stages.checkpoint.gate import probe_symbols
+from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
 from stages.errors import CheckpointError, InputError, OnesweepError
 from stages.model.layers import QuantLinear
@@ -205,7 +205,7 @@ def compare_with_source(checkpoint: Path, source: Path) -> SourceComparison:
     if not source.exists():
         raise InputError(f"no model at {source}: --source is what was imported, a folder or a .gguf file")
     manifest = read_manifest(directory)
-    tokens = probe_symbols(manifest)
+    tokens = probe_tokens(manifest)
     theirs = _transformers_logits(source, tokens)
     vocabulary = manifest.text_architecture.vocabulary
     if theirs.shape[-1] != vocabulary:

@@ -60,7 +60,7 @@ class Manifest:
     probe_text: str = ""
     # How far a measure of the gate may be from the recorded one: nats, or relative error for hidden states.
     probe_tolerance: float = 0.02
-    tokenizer: str = "bytes"  # what the model's symbols are: `bytes`, or `tokens` of the file tokenizer.json
+    tokenizer: str = "bytes"  # what the model's tokens are: `bytes`, or `tokens` of the file tokenizer.json
     data: dict[str, Any] = field(default_factory=dict)
     training: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Manifest:
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def _record(self) -> dict[str, Any]:
-        """All of it, without what goes without saying: where symbols are bytes, and options that are not used."""
+        """All of it, without what goes without saying: where tokens are bytes, and options that are not used."""
         record = asdict(self)
         drop_defaults(record["architecture"].get("base", record["architecture"]))
         if isinstance(self.architecture, Architecture):
@@ -212,7 +212,7 @@ def _build(record: dict[str, Any]) -> Manifest:
     if record["tokenizer"] not in ("bytes", "tokens"):
         raise CheckpointError(f"tokenizer {record['tokenizer']!r} is neither 'bytes' nor 'tokens'")
     if not reads_tokens and (isinstance(architecture, LlamaArchitecture) or architecture.vocabulary != VOCABULARY):
-        raise CheckpointError(f"tokenizer 'bytes' has {VOCABULARY} symbols, its architecture {architecture.vocabulary}")
+        raise CheckpointError(f"tokenizer 'bytes' has {VOCABULARY} tokens, its architecture {architecture.vocabulary}")
     if len(record["probe_text"].encode()) < 2:
         raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
     codes = partition = None

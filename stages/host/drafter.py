@@ -32,13 +32,13 @@ from stages.model.draft_tree import (
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
 from stages.model.prefill import split_reads
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 
 if TYPE_CHECKING:
     from stages.host.work.base import SamplingPlan
 
-Symbols = NDArray[np.int64]
+Tokens = NDArray[np.int64]
 
 
 @dataclass
@@ -48,7 +48,7 @@ class DraftState:
     caches: list[LayerCache]
     # Position of the first place that was read: the head does not read what a host had in memory of a text.
     origin: int
-    # The model's state at the last place, as long as the symbol after it is not known: (1, width).
+    # The model's state at the last place, as long as the token after it is not known: (1, width).
     unread: Tensor | None = None
     # Output of the head at the last place that it read, (1, width).
     last: Tensor | None = None
@@ -65,34 +65,34 @@ class HeadDrafter:
     """
 
     def __init__(self, head: DraftHead, model_head: Tensor) -> None:
-        """:param model_head: the model's own, (vocabulary, width); a copy in 16 bits is kept, for it embeds symbols."""
-        self.symbols: Symbols = head.symbols.numpy().astype(np.int64)
+        """:param model_head: the model's own, (vocabulary, width); a copy in 16 bits is kept, for it embeds tokens."""
+        self.tokens: Tokens = head.tokens.numpy().astype(np.int64)
         self.embedding = model_head.half()
-        self.norms = tuple(map(PackedNorm, (head.model_norm, head.state_norm, head.symbol_norm)))
-        self.join, self.alphabet = rounded_product(head.join), Alphabet(len(model_head))
+        self.norms = tuple(map(PackedNorm, (head.model_norm, head.state_norm, head.token_norm)))
+        self.join, self.vocabulary = rounded_product(head.join), Vocabulary(len(model_head))
         self.architecture = head.stage.architecture
         assert isinstance(head.stage.head, nn.Linear)
-        head.stage.head.weight = nn.Parameter(model_head[head.symbols.long()], requires_grad=False)
+        head.stage.head.weight = nn.Parameter(model_head[head.tokens.long()], requires_grad=False)
         self.runner = packed_stage(head.stage, rounded_product)
-        # A grammar leaves few symbols at most places: guesses are right more often there.
+        # A grammar leaves few tokens at most places: guesses are right more often there.
         self.sweeps = SweepTime()
         self.free, self.held = (DraftLength(self.sweeps) for _ in range(2))
 
     def begin(self, capacity: int, origin: int) -> DraftState:
-        """For a session whose first hop brings symbols from `origin` on."""
+        """For a session whose first hop brings tokens from `origin` on."""
         return DraftState(new_caches(self.architecture.layers_in(1), self.architecture, capacity), origin)
 
     @torch.inference_mode()
-    def read(self, state: DraftState, start: int, hidden: Tensor, symbols: Sequence[int]) -> None:
+    def read(self, state: DraftState, start: int, hidden: Tensor, tokens: Sequence[int]) -> None:
         """Read places from position `start` on; what was read from there on before is forgotten.
 
         :param hidden: the model's states at the places, (places, width), as they come out of its last layer.
-        :param symbols: at the places, and the one after them where it is known.
+        :param tokens: at the places, and the one after them where it is known.
         """
-        states, following = self.norms[0](hidden), symbols[1:]
+        states, following = self.norms[0](hidden), tokens[1:]
         if state.unread is not None and state.origin + state.caches[0].length < start:
             states, start = torch.cat([state.unread, states]), start - 1
-            following = symbols
+            following = tokens
         for cache in state.caches:
             cache.length = start - state.origin
         known = len(following)
@@ -107,21 +107,21 @@ class HeadDrafter:
     def draft(
         self,
         state: DraftState,
-        known: Symbols,
+        known: Tokens,
         left: int,
         limits: stage_pb2.Drafting,
         sampling: SamplingPlan,
         allowed: Callable[[Sequence[int]], Allowed | None] | None = None,
     ) -> Draft:
-        """Draft tokens after a text that was read, all but its last symbol.
+        """Draft tokens after a text that was read, all but its last token.
 
-        :param known: all symbols of the text.
-        :param left: symbols still to write.
-        :param allowed: by a grammar, symbols that can follow guesses after the text.
+        :param known: all tokens of the text.
+        :param left: tokens still to write.
+        :param allowed: by a grammar, tokens that can follow guesses after the text.
         """
         begin = time.perf_counter()
-        if state.left_at and state.draft.symbols:
-            self.sweeps.learn(len(state.draft.symbols), (begin - state.left_at) * 1000)
+        if state.left_at and state.draft.tokens:
+            self.sweeps.learn(len(state.draft.tokens), (begin - state.left_at) * 1000)
         state.draft, state.worth = Draft(), self.free if allowed is None else self.held
         if left > 1 and state.last is not None:
             plan = DraftPlan(
@@ -130,29 +130,29 @@ class HeadDrafter:
             text = _HeadText(self, state)
             grower = TreeGrower(
                 text,
-                self.alphabet,
+                self.vocabulary,
                 state.worth,
                 sampling.temperature,
                 sampling.seed,
                 sampling.shaping,
-                symbols=self.symbols,
+                tokens=self.tokens,
                 allowed=allowed,
             )
-            growth = grower.grow(self.alphabet.encode(known), plan)
+            growth = grower.grow(self.vocabulary.encode(known), plan)
             state.draft = growth.draft(chosen(growth, plan, state.worth))
         state.left_at = time.perf_counter()
         return state.draft
 
     def learn(self, state: DraftState, written: list[int]) -> None:
-        """Book what the hosts made of the last draft. written: the symbols that came of it."""
+        """Book what the hosts made of the last draft. written: the tokens that came of it."""
         draft = state.draft
         kept = draft.kept(written[:-1])
         if state.worth is not None:
-            state.worth.learn(draft.first, kept, sum(draft.odds[: kept + 1]), draft.levels, draft.compute_ms)
+            state.worth.learn(draft.first, kept, sum(draft.probs[: kept + 1]), draft.levels, draft.compute_ms)
 
-    def joined(self, states: Tensor, symbols: Tensor) -> Tensor:
+    def joined(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Input of the layers: (places, width)."""
-        embedded = self.norms[2](self.embedding[symbols].float())
+        embedded = self.norms[2](self.embedding[tokens].float())
         return self.join(torch.cat([embedded, self.norms[1](states)], dim=1))
 
 
@@ -177,8 +177,8 @@ class _HeadForks(Forks):
     def __init__(self, drafter: HeadDrafter, grown: Growing, states: Tensor) -> None:
         self.drafter, self.grown, self.states = drafter, grown, states
 
-    def read(self, symbols: NDArray[np.int64]) -> Tensor:
-        joined = self.drafter.joined(self.states, torch.from_numpy(symbols))
+    def read(self, tokens: NDArray[np.int64]) -> Tensor:
+        joined = self.drafter.joined(self.states, torch.from_numpy(tokens))
         (self.states,) = self.drafter.runner.grow([GrowingPiece(joined, self.grown)])
         return self.drafter.runner.next_byte([self.states])[0]
 

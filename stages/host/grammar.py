@@ -1,4 +1,4 @@
-"""JSON by a schema: which symbols may come next, from the symbols so far.
+"""JSON by a schema: which tokens may come next, from the tokens so far.
 
 The masks are a pure function of schema, vocabulary and text, so `ar`, and what verifies guesses of it, draw from the
 same distribution. llguidance parses (https://github.com/guidance-ai/llguidance).
@@ -38,8 +38,8 @@ class GrammarSettings:
     """The schema that a text is held to, and the place where the text begins."""
 
     schema: str  # a JSON schema, as JSON
-    ends: tuple[int, ...]  # symbols that end a text; they may come once the text is complete
-    prompt: int  # symbols before the text
+    ends: tuple[int, ...]  # tokens that end a text; they may come once the text is complete
+    prompt: int  # tokens before the text
 
 
 class Grammar:
@@ -47,8 +47,8 @@ class Grammar:
 
     def __init__(self, source: ModelSource, settings: GrammarSettings) -> None:
         """Raises CheckpointError for a tokenizer that is missing or damaged, ValueError for a schema that is none."""
-        self.settings, self._size = settings, source.alphabet.size
-        tokens = source.alphabet != BYTES
+        self.settings, self._size = settings, source.vocabulary.size
+        tokens = source.vocabulary != BYTES
         tokenizer = _tokenizer(source, settings.ends) if tokens else byte_tokenizer()
         matcher = _matcher(tokenizer, settings.schema)
         if isinstance(matcher, str):
@@ -76,7 +76,7 @@ class Grammar:
         self._read = list(written)
 
     def allowed(self) -> Allowed | None:
-        """Which symbols can follow, (vocabulary,); None where none can."""
+        """Which tokens can follow, (vocabulary,); None where none can."""
         if self._matcher.is_stopped():
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
@@ -84,7 +84,7 @@ class Grammar:
         return None if self.problem or not allowed.any() else allowed
 
     def masked(self, logits: Tensor) -> Tensor | None:
-        """Logits with -inf for symbols that cannot follow; None where none can. logits: (1, vocabulary), as the
+        """Logits with -inf for tokens that cannot follow; None where none can. logits: (1, vocabulary), as the
         result."""
         if (allowed := self.allowed()) is None:
             return None
@@ -125,7 +125,7 @@ def _token_tokenizer(directory: Path, digest: str, size: int, ends: tuple[int, .
 
 def _tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:
     """That of a token model. Raises CheckpointError."""
-    return _token_tokenizer(source.directory, source.digest, source.alphabet.size, ends)
+    return _token_tokenizer(source.directory, source.digest, source.vocabulary.size, ends)
 
 
 @lru_cache(maxsize=64)

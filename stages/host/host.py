@@ -124,7 +124,7 @@ class Host:
                 session.released = True  # nobody waits for it, but its memory is in use until all is copied
                 beginning = Beginning(kept.root, list(kept.digests))
                 for at in range(len(beginning.digests)):
-                    self.prefixes.keep(beginning, at, session.layers, session.symbols)
+                    self.prefixes.keep(beginning, at, session.layers, session.tokens)
                     await asyncio.sleep(0)  # copying a piece takes up to a millisecond: hops go between
             count += self.sessions.release(name)
         return count
@@ -333,5 +333,6 @@ def _book_reads(job: ScheduledHop) -> None:
     """Note what a session has read by now: only what was computed can be kept."""
     work, session = job.work, job.session
     if session.beginning is not None and isinstance(work, ReadWork):
-        alphabet = session.alphabet
-        session.beginning.read(work.start, work.lengths, alphabet.cut(job.hop.read.clean, 0, work.at_once), alphabet)
+        vocabulary = session.vocabulary
+        clean = vocabulary.cut(job.hop.read.clean, 0, work.at_once)
+        session.beginning.read(work.start, work.lengths, clean, vocabulary)

@@ -284,7 +284,7 @@ def _warm_pipeline(source: ModelSource, runners: Mapping[int, StageRunner], devi
 
 
 def _quick_rows(source: ModelSource, runners: Mapping[int, StageRunner], device: torch.device) -> int:
-    """New symbols that the stages here read within QUICK_MS in a context of WARM_POSITIONS, QUICK_ROWS at most."""
+    """New tokens that the stages here read within QUICK_MS in a context of WARM_POSITIONS, QUICK_ROWS at most."""
     a = source.manifest.text_architecture
     room = min(a.positions, WARM_POSITIONS)
     caches = {i: new_caches(a.layers_in(i), a, room, device=device) for i in runners}

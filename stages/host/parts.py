@@ -20,9 +20,9 @@ from stages.host.drafter import HeadDrafter
 from stages.model.architecture import WEIGHT_WORDS
 from stages.model.llama import LlamaArchitecture
 from stages.model.pipeline import PipelineStage, cache_bytes
-from stages.model.prefill import max_new_symbols
+from stages.model.prefill import max_new_tokens
 from stages.model.scoring import MAX_LOGITS, most_scored
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.pictures.experts import RouterNet
 from stages.pictures.part import PictureArchitecture
 from stages.pictures.trajectory import evaluations, most_pictures
@@ -34,7 +34,7 @@ MODEL_KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 PARCEL_SPARE_BYTES = 2 << 20  # for what travels with the largest hop: a parcel of others, accounts, paths
 MAX_MESSAGE_BYTES = (1 << 31) - 1  # gRPC's own
 USUAL_PICTURES = 4  # of a request
-ROW_BYTES = 32  # beside the numbers of a row: its scale, those that travel apart, and the symbol that it is of
+ROW_BYTES = 32  # beside the numbers of a row: its scale, those that travel apart, and the token that it is of
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class ModelSource:
         return hash(self.digest)
 
     @cached_property
-    def alphabet(self) -> Alphabet:
-        """Vocabulary of the model."""
-        return Alphabet(self.manifest.text_architecture.vocabulary)
+    def vocabulary(self) -> Vocabulary:
+        """GgufVocabulary of the model."""
+        return Vocabulary(self.manifest.text_architecture.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class HostPlan:
             sizes.append(a.positions * (4 * a.code_dim + ROW_BYTES))
         for source in self.pipelines.values():
             p = source.manifest.text_architecture
-            sizes.append((max_new_symbols(p.positions) + most_scored(p.width)) * (4 * p.width + ROW_BYTES))
+            sizes.append((max_new_tokens(p.positions) + most_scored(p.width)) * (4 * p.width + ROW_BYTES))
         return max(sizes) + PARCEL_SPARE_BYTES
 
 

@@ -1,6 +1,6 @@
 """Prefix memory: KV caches of the beginnings of texts, kept for later texts that begin alike, within a byte budget.
 
-It is made of pieces of ATTEND_POSITIONS (stages/model/prefill.py), each under a digest of all symbols up to its end.
+It is made of pieces of ATTEND_POSITIONS (stages/model/prefill.py), each under a digest of all tokens up to its end.
 Texts that begin alike share their first pieces, and a longer text adds only the pieces that are new.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stages.model.layers import LayerCache
 from stages.model.prefill import ATTEND_POSITIONS, prefix_digests
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import StatusError
 
@@ -35,20 +35,20 @@ class Beginning:
     digests: list[bytes] = field(default_factory=list)  # one for each piece
     recalled: list[KeptPiece] = field(default_factory=list)  # pieces from memory that the session still lacks
 
-    def read(self, start: int, lengths: Sequence[int], text: bytes, alphabet: Alphabet) -> None:
-        """Book reads of these lengths, from `start` on. text: their first symbols, those that attended at once."""
+    def read(self, start: int, lengths: Sequence[int], text: bytes, vocabulary: Vocabulary) -> None:
+        """Book reads of these lengths, from `start` on. text: their first tokens, those that attended at once."""
         del self.digests[start // ATTEND_POSITIONS :]
         if start != len(self.digests) * ATTEND_POSITIONS:
             return
         # a read that ends beside the grid ends a group there: only groups before it are whole
         odd = next((i for i, length in enumerate(lengths) if length % ATTEND_POSITIONS), len(lengths))
-        whole = alphabet.cut(text, 0, sum(lengths[: odd + 1]))
-        self.digests += prefix_digests(self.digests[-1] if self.digests else self.root, whole, alphabet)
+        whole = vocabulary.cut(text, 0, sum(lengths[: odd + 1]))
+        self.digests += prefix_digests(self.digests[-1] if self.digests else self.root, whole, vocabulary)
 
-    def recall(self, caches: Sequence[LayerCache], symbols: NDArray[np.int64]) -> None:
+    def recall(self, caches: Sequence[LayerCache], tokens: NDArray[np.int64]) -> None:
         """Put what memory had into a session's caches, all layers of all parts in their order, and its text."""
         for at, piece in enumerate(self.recalled):
-            symbols[at * ATTEND_POSITIONS : (at + 1) * ATTEND_POSITIONS] = piece.symbols
+            tokens[at * ATTEND_POSITIONS : (at + 1) * ATTEND_POSITIONS] = piece.tokens
             for numbers, kept in zip(_numbers(caches, at), piece.numbers, strict=True):
                 numbers.copy_(kept)
         self.recalled = []
@@ -67,7 +67,7 @@ class KeptPiece:
     root: bytes
     before: bytes  # digest of the piece before; the root for the first
     numbers: Tensor  # (2 x layers, kv_heads, ATTEND_POSITIONS, head_dim)
-    symbols: NDArray[np.int64]  # (ATTEND_POSITIONS,): penalties go by all of a text
+    tokens: NDArray[np.int64]  # (ATTEND_POSITIONS,): penalties go by all of a text
 
 
 class PrefixStore:
@@ -90,7 +90,7 @@ class PrefixStore:
         if at != root or len(digests) * ATTEND_POSITIONS != positions:
             raise StatusError(
                 grpc.StatusCode.NOT_FOUND,
-                f"the first {positions} symbols are not in memory here any more; send the whole text",
+                f"the first {positions} tokens are not in memory here any more; send the whole text",
             )
         self._touch(digests)
         self.hits += 1
@@ -100,7 +100,7 @@ class PrefixStore:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._pieces
 
-    def keep(self, beginning: Beginning, at: int, caches: Sequence[LayerCache], symbols: NDArray[np.int64]) -> None:
+    def keep(self, beginning: Beginning, at: int, caches: Sequence[LayerCache], tokens: NDArray[np.int64]) -> None:
         """Copy piece `at` of a text; the pieces of other texts that were not used for longest make room for it."""
         chain, digest = beginning.digests[: at + 1], beginning.digests[at]
         before = chain[at - 1] if at else beginning.root
@@ -108,14 +108,14 @@ class PrefixStore:
         if digest in self._pieces or (at and before not in self._pieces):
             return
         source = _numbers(caches, at)  # kept where it is: recalled, it need not cross to a device again
-        text = symbols[at * ATTEND_POSITIONS : (at + 1) * ATTEND_POSITIONS].copy()
+        text = tokens[at * ATTEND_POSITIONS : (at + 1) * ATTEND_POSITIONS].copy()
         need = text.nbytes + sum(numbers.numel() * numbers.element_size() for numbers in source)
         while self.bytes + need > self.budget_bytes:
             oldest = next(iter(self._pieces), None)
             if oldest is None or oldest in chain:
                 return
             gone = self._pieces.pop(oldest)
-            self.bytes -= gone.numbers.nbytes + gone.symbols.nbytes
+            self.bytes -= gone.numbers.nbytes + gone.tokens.nbytes
             self.version += 1
         try:
             numbers = torch.stack(source)

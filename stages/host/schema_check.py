@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_SCHEMA_BYTES = 16 << 10  # it travels with every hop
 # Memory that one schema may come to take: up to 2 KB a state.
 MAX_LEXER_STATES = 10_000
-# Begins the fault of a text that no symbol can continue, on any host.
+# Begins the fault of a text that no token can continue, on any host.
 NOT_FOLLOWED = "the JSON schema cannot be followed"
 ABSENT = "llguidance is not installed: pip install 'onesweep[schema]'"
 # Of a check's process. Hosts compile the schema once more, between the work of others, so this bounds that, too.
@@ -87,7 +87,7 @@ def problem_of(schema: str) -> str:
 
 
 class _ByteVocabulary:
-    """A byte model's symbols, and one more that ends a text, which the model cannot write."""
+    """A byte model's tokens, and one more that ends a text, which the model cannot write."""
 
     tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
     bos_token_id, eos_token_id, special_token_ids = None, 256, (256,)

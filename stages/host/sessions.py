@@ -18,7 +18,7 @@ from stages.host.parts import ModelKind, Parts, session_bytes
 from stages.host.prefixes import Beginning
 from stages.model.layers import LayerCache
 from stages.model.pipeline import new_caches
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import summed
 from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
@@ -43,7 +43,7 @@ class HostSession:
     next_number: int = 0  # the sweep or step that is due
     prefills: int = 0  # prefill hops of it that were accepted so far
     batches: int = 0  # batches of its candidates, likewise
-    # Hidden state of the last known symbol, (1, width), on the last host: later batches of candidates follow it, too.
+    # Hidden state of the last known token, (1, width), on the last host: later batches of candidates follow it, too.
     last_known: Tensor | None = None
     # Of those, by host, on the host where they end.
     timings: list[stage_pb2.HopTiming] = field(default_factory=list)
@@ -54,7 +54,7 @@ class HostSession:
     # What the text is held to, on the last host.
     grammar: Grammar | None = None
     # The text so far: (capacity,), of which as many as the caches hold are known.
-    symbols: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    tokens: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     beginning: Beginning | None = None  # where the beginning of its text may be kept
     draft: DraftState | None = None  # of a host that drafts for it
 
@@ -90,9 +90,9 @@ class HostSession:
         return [cache for caches in self.caches.values() for cache in caches]
 
     @cached_property
-    def alphabet(self) -> Alphabet:
-        """Vocabulary of the texts that it reads."""
-        return self.parts.plan.models[self.kind].alphabet
+    def vocabulary(self) -> Vocabulary:
+        """GgufVocabulary of the texts that it reads."""
+        return self.parts.plan.models[self.kind].vocabulary
 
 
 class SessionStore:
@@ -135,7 +135,7 @@ class SessionStore:
                     "later or lower --session-mb",
                     retry_after_ms=1000,
                 ) from None
-            session.symbols = np.zeros(capacity, dtype=np.int64)
+            session.tokens = np.zeros(capacity, dtype=np.int64)
         self.sessions[name] = session
         self.bytes += need
         return session

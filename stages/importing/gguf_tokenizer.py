@@ -19,7 +19,7 @@ _PIECES_IDS = {"bos": 1, "eos": 2, "unknown": 0}
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class GgufVocabulary:
     """Arrays have a place for every token, or are empty where the file has none."""
 
     model: str  # its algorithm: `gpt2`, `llama`, ..
@@ -49,7 +49,7 @@ class Vocabulary:
                 )
 
 
-def read_vocabulary(fields: Mapping[str, Any]) -> Vocabulary:
+def read_vocabulary(fields: Mapping[str, Any]) -> GgufVocabulary:
     """From a file's metadata. Raises CheckpointError for what has another type or size than the format says."""
     said = _Said(fields)
     model = said.one("model", str, "")
@@ -66,7 +66,7 @@ def read_vocabulary(fields: Mapping[str, Any]) -> Vocabulary:
     bos, eos, unknown, eot, eom = (
         said.number(name, len(tokens), default.get(name)) for name in ("bos", "eos", "unknown", "eot", "eom")
     )
-    return Vocabulary(
+    return GgufVocabulary(
         model,
         said.one("pre", str, "gpt-2"),
         tokens,
@@ -138,7 +138,7 @@ SPLITS: dict[str, list[dict[str, Any]]] = {
 _OWN_WORDS = ("smollm", "gpt-2")  # those that leave the cutting into words to the last step
 
 
-def byte_level(vocabulary: Vocabulary) -> dict[str, Any]:
+def byte_level(vocabulary: GgufVocabulary) -> dict[str, Any]:
     """The steps of its tokenizer.json. Raises CheckpointError for a way of cutting that is not known."""
     pre = vocabulary.pre
     if pre not in SPLITS:
@@ -166,7 +166,7 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]  # the tokens that a characte
 _INSTEAD = "put the model's own tokenizer.json beside the file"
 
 
-def sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
+def sentencepiece(vocabulary: GgufVocabulary) -> dict[str, Any]:
     """The steps of its tokenizer.json. Raises CheckpointError for a vocabulary that does not tell them."""
     _check(vocabulary)
     numbers = {token: i for i, token in enumerate(vocabulary.tokens)}
@@ -191,7 +191,7 @@ def sentencepiece(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     """Every way to make a token of two others, the one to be made first first.
 
     SentencePiece makes the token with the best score, and of several places for it the leftmost. A list of merges can
@@ -209,7 +209,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     ]
 
 
-def _check(vocabulary: Vocabulary) -> None:
+def _check(vocabulary: GgufVocabulary) -> None:
     tokens, kinds, scores = vocabulary.tokens, vocabulary.kinds, vocabulary.scores
     if not (tokens and kinds and scores):
         raise CheckpointError(
@@ -252,7 +252,7 @@ def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
     )
 
 
-def tokenizer_json(vocabulary: Vocabulary) -> str:
+def tokenizer_json(vocabulary: GgufVocabulary) -> str:
     """In the format of the package tokenizers. Raises CheckpointError."""
     if vocabulary.model not in STEPS:
         raise CheckpointError(
@@ -273,7 +273,7 @@ def tokenizer_json(vocabulary: Vocabulary) -> str:
     )
 
 
-def _added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
+def _added(vocabulary: GgufVocabulary) -> list[dict[str, Any]]:
     """Tokens that are found before any merging; special ones are left out of what is read."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     special = (CONTROL, UNKNOWN) if vocabulary.model == SENTENCEPIECE else (CONTROL,)
@@ -284,7 +284,7 @@ def _added(vocabulary: Vocabulary) -> list[dict[str, Any]]:
     ]
 
 
-def _beginning(vocabulary: Vocabulary) -> dict[str, Any]:
+def _beginning(vocabulary: GgufVocabulary) -> dict[str, Any]:
     """Puts the token that begins a text before it."""
     bos = str(vocabulary.text(vocabulary.bos))
     first, text = {"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}

@@ -8,7 +8,7 @@ from typing import Literal
 
 from stages.errors import ShapeError
 
-# Of a model of bytes. There is no padding and no start symbol: a prompt has at least one symbol.
+# Of a model of bytes. There is no padding and no start token: a prompt has at least one token.
 VOCABULARY = 256
 MAX_LAYERS = 1024  # every layer is built before its tensors are compared with their file: that takes time
 
@@ -56,7 +56,7 @@ class Architecture:
 
     @cached_property
     def positions(self) -> int:
-        """Symbols in a context."""
+        """Tokens in a context."""
         return self.context_length
 
     def layers_in(self, part: int) -> int:
@@ -139,11 +139,11 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of MLPs: a router chooses `used` of `count` for each position, and adds them up by its odds."""
+    """A mixture of MLPs: a router chooses `used` of `count` for each position, and adds them up by its probs."""
 
     count: int
     used: int
-    normalised: bool  # the odds of those that are used add up to one
+    normalised: bool  # the probs of those that are used add up to one
 
     def __post_init__(self) -> None:
         check_whole("experts.count", self.count, 2, MAX_EXPERTS)

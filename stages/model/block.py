@@ -19,7 +19,7 @@ from stages.model.samplers import input_scale
 # manifest. Noise uses raw Philox words for the same reason; numpy promises to keep those, not its normal numbers.
 @dataclass(frozen=True)
 class Codes:
-    """A table of unit-norm codes made from a seed: the vectors that stand for symbols in the noisy state.
+    """A table of unit-norm codes made from a seed: the vectors that stand for tokens in the noisy state.
 
     Entries are drawn as 16-bit integers and divided by an integer norm: every machine gets the same bits, so the
     digest in a manifest can be held exactly.
@@ -78,14 +78,14 @@ class Block(nn.Module):
         self.condition.frequencies = noise_frequencies()
 
     def read(
-        self, symbols: Tensor, caches: list[LayerCache] | None = None
+        self, tokens: Tensor, caches: list[LayerCache] | None = None
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Run clean positions, appending to `caches`.
 
-        symbols: (batch, positions) int64. Returns features (batch, positions, width) and each layer's keys and values
+        tokens: (batch, positions) int64. Returns features (batch, positions, width) and each layer's keys and values
         of all clean positions so far.
         """
-        x = self.embedding(symbols)
+        x = self.embedding(tokens)
         start = caches[0].length if caches else 0
         rotary = self.rotary[:, start : start + x.shape[1]]
         memory = []
@@ -95,7 +95,7 @@ class Block(nn.Module):
         return x, memory
 
     def next_byte(self, features: Tensor) -> Tensor:
-        """Logits (batch, positions, vocabulary) of the symbol after each clean position."""
+        """Logits (batch, positions, vocabulary) of the token after each clean position."""
         return self.clean_head(self.clean_norm(features))
 
     def denoise(
@@ -107,12 +107,12 @@ class Block(nn.Module):
         start: int,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Logits (batch, slots, vocabulary) of the symbol under each noisy slot.
+        """Logits (batch, slots, vocabulary) of the token under each noisy slot.
 
         z, estimate: (batch, slots, code_dim); sigma: (batch, slots or 1); memory: from `read`;
         start: the position that the first slot fills.
 
-        The likelihood of each symbol given its own slot, z . code / sigma^2, is known in closed form (codes have
+        The likelihood of each token given its own slot, z . code / sigma^2, is known in closed form (codes have
         equal norms), so it is added to the logits and the layers learn only what the context says.
         """
         x = self.state_in(z * input_scale(sigma, self.data_std)[..., None])

@@ -19,7 +19,7 @@ from stages.limits import MAX_DRAFT
 from stages.model.randomness import Purpose, gumbels, gumbels_of, uniforms
 from stages.model.scoring import PLAIN, Shaping
 from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, first_branch
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 
 # What guesses are worth: how likely they stand, against what a sweep, a guess in it and its drafting take.
 
@@ -69,7 +69,7 @@ class SweepTime:
 class DraftLength:
     """Number of guesses that pays, from what was accepted and how long sweeps and drafting took so far.
 
-    A round of guesses brings one symbol and those that stand, in the time of the drafting and of the sweep: what is
+    A round of guesses brings one token and those that stand, in the time of the drafting and of the sweep: what is
     guessed maximises the quotient (Leviathan et al. 2023, arXiv 2211.17192, equation 1; of trees: Li et al. 2024, arXiv
     2406.16858, who take the guesses that are likeliest with all before them).
     """
@@ -77,7 +77,7 @@ class DraftLength:
     def __init__(self, sweeps: SweepTime) -> None:
         self.sweeps = sweeps
         self._right, self._tried, self._told = 3.0, 4.0, 3.0  # as if 3 of 4 guesses had been right so far
-        # What drafting one symbol after another takes for each of them.
+        # What drafting one token after another takes for each of them.
         self.level_ms = 1.0
 
     @property
@@ -94,8 +94,8 @@ class DraftLength:
         """Book a round.
 
         :param accepted: of the first branch, that is of `guesses` one after the other.
-        :param told: sum of the odds that the drafter gave those whose place was reached.
-        :param levels: symbols drafted one after the other.
+        :param told: sum of the probs that the drafter gave those whose place was reached.
+        :param levels: tokens drafted one after the other.
         """
         if guesses:
             self._right = FORGET * self._right + accepted
@@ -116,29 +116,29 @@ class DraftLength:
         :param each_ms: that drafting each one takes.
         :param draft_ms: that it took already.
         """
-        symbols = accumulate(chances, initial=1.0)
-        rates = [n / (draft_ms + i * each_ms + self.sweeps.ms(i)) for i, n in enumerate(symbols)]
+        tokens = accumulate(chances, initial=1.0)
+        rates = [n / (draft_ms + i * each_ms + self.sweeps.ms(i)) for i, n in enumerate(tokens)]
         return max(range(len(rates)), key=rates.__getitem__)
 
     def another_level(self, chances: Sequence[float], ends: float, draft_ms: float) -> bool:
-        """True where one symbol more pays.
+        """True where one token more pays.
 
         :param chances: of the guesses so far, and :param ends: of those that it would come after, in all.
         """
         count = self.best(sorted(chances, reverse=True), draft_ms=draft_ms)
-        symbols = 1.0 + sum(sorted(chances, reverse=True)[:count])
-        return ends * min(self.acceptance, MOST_SURE) / symbols > self.level_ms / (draft_ms + self.sweeps.ms(count))
+        tokens = 1.0 + sum(sorted(chances, reverse=True)[:count])
+        return ends * min(self.acceptance, MOST_SURE) / tokens > self.level_ms / (draft_ms + self.sweeps.ms(count))
 
 
 @dataclass(frozen=True)
 class Draft:
     """Guesses of what follows a text, a chain or a tree of them, depth first (stages/model/speculation.py)."""
 
-    symbols: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     # That each stands if those before it on its branch do, as who drafted has it.
-    odds: tuple[float, ...] = ()
-    # Symbols that were drafted one after the other.
+    probs: tuple[float, ...] = ()
+    # Tokens that were drafted one after the other.
     levels: int = 0
     # Of the router's arithmetic for it.
     compute_ms: float = 0.0
@@ -150,27 +150,27 @@ class Draft:
 
     @property
     def is_tree(self) -> bool:
-        return self.first < len(self.symbols)
+        return self.first < len(self.tokens)
 
     @property
     def chance(self) -> float:
         """That the whole first branch stands."""
-        return math.prod(self.odds[: self.first])
+        return math.prod(self.probs[: self.first])
 
     def kept(self, written: list[int]) -> int:
         """Number of guesses of the first branch that stand, if that is written."""
-        pairs = zip(self.symbols[: self.first], written, strict=False)
-        return next((i for i, (guess, symbol) in enumerate(pairs) if guess != symbol), min(self.first, len(written)))
+        pairs = zip(self.tokens[: self.first], written, strict=False)
+        return next((i for i, (guess, token) in enumerate(pairs) if guess != token), min(self.first, len(written)))
 
-    def after(self, symbol: int) -> Draft | None:
-        """The rest of it once its first symbol is known; None where nothing is."""
-        at = DraftTree(self.symbols, self.depths).after(-1, symbol)
+    def after(self, token: int) -> Draft | None:
+        """The rest of it once its first token is known; None where nothing is."""
+        at = DraftTree(self.tokens, self.depths).after(-1, token)
         end = next((i for i in range(at + 1, len(self.depths)) if not self.depths[i]), len(self.depths))
         if at < 0 or end == at + 1:
             return None
         part = slice(at + 1, end)
         depths = tuple(depth - 1 for depth in self.depths[part])
-        return Draft(self.symbols[part], depths, self.odds[part], self.levels, self.compute_ms)
+        return Draft(self.tokens[part], depths, self.probs[part], self.levels, self.compute_ms)
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,10 @@ class DraftPlan:
 class Growth:
     """Guesses, each with the one that it comes after: `above`, -1 at the first place."""
 
-    symbols: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     above: list[int] = field(default_factory=list)
     # That each stands if those before it on its branch do, as the drafter has it.
-    odds: list[float] = field(default_factory=list)
+    probs: list[float] = field(default_factory=list)
     # That each stands with those before it, by what the drafter was found to be worth.
     chances: list[float] = field(default_factory=list)
     levels: int = 0
@@ -212,28 +212,28 @@ class Growth:
 
     def draft(self, sent: Sequence[int]) -> Draft:
         """Guesses of `likeliest` in the form in which they travel."""
-        symbols, odds = tuple(self.symbols[at] for at in sent), tuple(self.odds[at] for at in sent)
-        return Draft(symbols, tuple(map(self.depth, sent)), odds, self.levels, self.compute_ms)
+        tokens, probs = tuple(self.tokens[at] for at in sent), tuple(self.probs[at] for at in sent)
+        return Draft(tokens, tuple(map(self.depth, sent)), probs, self.levels, self.compute_ms)
 
     def depth(self, at: int) -> int:
         """Number of guesses before it on its branch."""
         return len(self.branch(self.above[at]))
 
     def branch(self, at: int) -> list[int]:
-        """Its symbol after those before it on its branch; none for -1."""
-        symbols = list[int]()
+        """Its token after those before it on its branch; none for -1."""
+        tokens = list[int]()
         while at >= 0:
-            symbols.insert(0, self.symbols[at])
+            tokens.insert(0, self.tokens[at])
             at = self.above[at]
-        return symbols
+        return tokens
 
 
 class Forks(ABC):
-    """Continuations of one text that grow together, a symbol of each at a time. On the compute thread only."""
+    """Continuations of one text that grow together, a token of each at a time. On the compute thread only."""
 
     @abstractmethod
-    def read(self, symbols: NDArray[np.int64]) -> Tensor:
-        """The next symbol of each (count,); logits (count, vocabulary) of what follows it."""
+    def read(self, tokens: NDArray[np.int64]) -> Tensor:
+        """The next token of each (count,); logits (count, vocabulary) of what follows it."""
 
     @abstractmethod
     def select(self, branches: NDArray[np.int64]) -> None:
@@ -245,14 +245,14 @@ class LocalText(ABC):
 
     @abstractmethod
     def logits_after(self, text: bytes) -> Tensor:
-        """Logits (1, vocabulary) float32 of what follows `text`: symbols in their encoding, one at least.
+        """Logits (1, vocabulary) float32 of what follows `text`: tokens in their encoding, one at least.
 
         It may differ from what was read before, which costs no more than reading on from where they part.
         """
 
     @abstractmethod
     def fork(self, count: int, room: int) -> Forks:
-        """Begin `count` continuations, of at most `room` symbols, of the text that `logits_after` was asked for last.
+        """Begin `count` continuations, of at most `room` tokens, of the text that `logits_after` was asked for last.
 
         They are good until it is asked again.
         """
@@ -263,7 +263,7 @@ class TreeGrower:
 
     The hosts add the request's Gumbel numbers to the logits of a place and take the largest sum. The drafter does the
     same with the same numbers (Daliri et al. 2024, arXiv 2408.07978): where both models agree they pick the same
-    symbol, however random it is. The softmax of these sums tells how sure it is: as if the hosts' sums were its own
+    token, however random it is. The softmax of these sums tells how sure it is: as if the hosts' sums were its own
     with noise of the same kind. Of all guesses those are sent that are likeliest with all before them (Li et al. 2024,
     arXiv 2406.16858).
     """
@@ -271,31 +271,31 @@ class TreeGrower:
     def __init__(
         self,
         text: LocalText,
-        alphabet: Alphabet,
+        vocabulary: Vocabulary,
         worth: DraftLength,
         temperature: float,
         seed: int,
         shaping: Shaping = PLAIN,
-        symbols: Indices | None = None,
+        tokens: Indices | None = None,
         allowed: Callable[[Sequence[int]], Allowed | None] | None = None,
     ) -> None:
-        """:param symbols: what the columns of the text's logits stand for; None: each for its own number. Penalties
+        """:param tokens: what the columns of the text's logits stand for; None: each for its own number. Penalties
         and biases are left out then: they change what is guessed, never what is written.
-        :param allowed: by a grammar, which symbols of all can follow guesses after the text; None where none can."""
-        self.text, self.alphabet, self.worth, self.symbols, self.allowed = text, alphabet, worth, symbols, allowed
+        :param allowed: by a grammar, which tokens of all can follow guesses after the text; None where none can."""
+        self.text, self.vocabulary, self.worth, self.tokens, self.allowed = text, vocabulary, worth, tokens, allowed
         self.temperature, self.seed, self.shaping = temperature, seed, shaping
 
     @torch.inference_mode()
     def grow(self, known: bytes, plan: DraftPlan) -> Growth:
         """Guesses after `known`, more of them than will be sent. On the drafter's compute thread."""
-        begin, growth, position = time.perf_counter(), Growth(), self.alphabet.count(known)
+        begin, growth, position = time.perf_counter(), Growth(), self.vocabulary.count(known)
         nodes, forks = np.array([-1]), None
         logits = self.text.logits_after(known)
         while True:
-            if self.shaping.adjusts and self.symbols is None:
-                before = [np.array(self.alphabet.symbols(known) + growth.branch(node)) for node in nodes]
+            if self.shaping.adjusts and self.tokens is None:
+                before = [np.array(self.vocabulary.tokens(known) + growth.branch(node)) for node in nodes]
                 pairs = zip(logits.split(1), before, strict=True)
-                logits = torch.cat([self.shaping.adjusted(row, symbols) for row, symbols in pairs])
+                logits = torch.cat([self.shaping.adjusted(row, tokens) for row, tokens in pairs])
             rows, nodes = self._add(growth, nodes, logits, position + growth.levels, plan.branches)
             growth.levels += 1
             growth.compute_ms = (time.perf_counter() - begin) * 1000
@@ -305,7 +305,7 @@ class TreeGrower:
                 forks = self.text.fork(len(nodes), plan.most - 1)
             else:
                 forks.select(rows)
-            logits = forks.read(np.array([growth.symbols[node] for node in nodes]))
+            logits = forks.read(np.array([growth.tokens[node] for node in nodes]))
 
     def _add(
         self, growth: Growth, nodes: Indices, logits: Tensor, position: int, width: int
@@ -323,19 +323,19 @@ class TreeGrower:
                 sums = self.shaping.filtered(sums / self.temperature) + self._noise(position, sums.shape[1])
             sums -= sums.max(axis=1, keepdims=True)
         width = min(width, sums.shape[1])
-        symbols = torch.from_numpy(sums).topk(width, dim=1).indices.numpy()  # a fifth of np.argpartition's time
+        tokens = torch.from_numpy(sums).topk(width, dim=1).indices.numpy()  # a fifth of np.argpartition's time
         exponentials = np.exp(sums)
-        odds = np.take_along_axis(exponentials, symbols, axis=1) / exponentials.sum(axis=1, keepdims=True)
-        chances = np.minimum(odds * self.worth.trust, MOST_SURE)
-        numbers = symbols if self.symbols is None else self.symbols[symbols]
-        for row, symbol in forced.items():
-            numbers[row], odds[row], chances[row] = symbol, 0.0, 0.0
-            odds[row, 0] = chances[row, 0] = 1.0
+        probs = np.take_along_axis(exponentials, tokens, axis=1) / exponentials.sum(axis=1, keepdims=True)
+        chances = np.minimum(probs * self.worth.trust, MOST_SURE)
+        numbers = tokens if self.tokens is None else self.tokens[tokens]
+        for row, token in forced.items():
+            numbers[row], probs[row], chances[row] = token, 0.0, 0.0
+            probs[row, 0] = chances[row, 0] = 1.0
         chances = (chances * before[:, None]).flatten()
-        first = len(growth.symbols)
-        growth.symbols += numbers.flatten().tolist()
+        first = len(growth.tokens)
+        growth.tokens += numbers.flatten().tolist()
         growth.above += nodes.repeat(width).tolist()
-        growth.odds += odds.flatten().tolist()
+        growth.probs += probs.flatten().tolist()
         growth.chances += chances.tolist()
         best = np.argsort(-chances, kind="stable")[:width]
         best = best[chances[best] > 0]
@@ -344,9 +344,9 @@ class TreeGrower:
     def _hold(
         self, growth: Growth, nodes: Indices, sums: NDArray[np.float64], before: NDArray[np.float64]
     ) -> dict[int, int]:
-        """Hold the guesses after `nodes` to a grammar, in place. Returns the only symbol that can follow, by rows.
+        """Hold the guesses after `nodes` to a grammar, in place. Returns the only token that can follow, by rows.
 
-        :param sums: -inf afterwards for symbols that cannot follow.
+        :param sums: -inf afterwards for tokens that cannot follow.
         :param before: chances of the nodes; 0 afterwards where none of the columns can follow.
         """
         assert self.allowed is not None
@@ -356,8 +356,8 @@ class TreeGrower:
             if allowed is not None and np.count_nonzero(allowed) == 1:
                 forced[i] = int(allowed.argmax())
                 continue
-            if allowed is not None and self.symbols is not None:
-                allowed = allowed[self.symbols]
+            if allowed is not None and self.tokens is not None:
+                allowed = allowed[self.tokens]
             if allowed is None or not allowed.any():
                 before[i] = 0.0
             else:
@@ -366,10 +366,10 @@ class TreeGrower:
 
     def _noise(self, position: int, width: int) -> NDArray[np.float64]:
         """Gumbel numbers that the hosts add to the logits of a position: (1, width)."""
-        if self.symbols is None:
+        if self.tokens is None:
             return gumbels(self.seed, position, 1, width)
-        drawn = uniforms(self.seed, Purpose.SAMPLE, position, 1, self.alphabet.size)
-        return gumbels_of(drawn[:, self.symbols])
+        drawn = uniforms(self.seed, Purpose.SAMPLE, position, 1, self.vocabulary.size)
+        return gumbels_of(drawn[:, self.tokens])
 
     def _goes_on(self, growth: Growth, nodes: Indices, plan: DraftPlan) -> bool:
         if growth.levels >= plan.most or not len(nodes):
@@ -381,7 +381,7 @@ class TreeGrower:
         return len(among) < plan.guesses or max(ends) > among[-1]
 
 
-# One rule decides length and width: as many guesses as bring the most symbols for the time that sweep and drafting
+# One rule decides length and width: as many guesses as bring the most tokens for the time that sweep and drafting
 # take. `branches` only bounds what is looked at: where alternatives do not pay, a chain is sent.
 def chosen(growth: Growth, plan: DraftPlan, worth: DraftLength) -> list[int]:
     """The guesses to send: at least one, so that it is seen whether they stand."""

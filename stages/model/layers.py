@@ -143,7 +143,7 @@ class CausalLayer(nn.Module):
 
 
 class CausalStage(nn.Module):
-    """One stage of a pipeline. The first stage embeds symbols, the last has the final norm and the next-symbol head."""
+    """One stage of a pipeline. The first stage embeds tokens, the last has the final norm and the next-token head."""
 
     index: int
     is_first: bool
@@ -155,7 +155,7 @@ class CausalStage(nn.Module):
     rotary: Tensor
 
     def read(self, source: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
-        """Run positions. source: symbols (batch, positions) int64 in the first stage, else hidden states
+        """Run positions. source: tokens (batch, positions) int64 in the first stage, else hidden states
         (batch, positions, width), which is also what comes back."""
         x = self.embedding(source) if self.embedding is not None else source
         start = caches[0].length if caches else 0
@@ -169,7 +169,7 @@ class CausalStage(nn.Module):
         return self.rotary
 
     def next_byte(self, hidden: Tensor) -> Tensor:
-        """Logits (batch, positions, vocabulary) of the next symbol; the last stage only."""
+        """Logits (batch, positions, vocabulary) of the next token; the last stage only."""
         assert self.norm is not None, "only the last stage has a head"
         assert self.head is not None
         return self.head(self.norm(hidden))

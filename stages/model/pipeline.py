@@ -51,7 +51,7 @@ class ArModel(nn.Module):
         self.stages = cast(Sequence[ArStage], nn.ModuleList(stages))
 
     def forward(self, source: Tensor, caches: list[list[LayerCache]] | None = None) -> Tensor:
-        """Next-symbol logits (batch, positions, vocabulary) for symbols (batch, positions)."""
+        """Next-token logits (batch, positions, vocabulary) for tokens (batch, positions)."""
         x = source
         for i, stage in enumerate(self.stages):
             x = stage.read(x, caches[i] if caches else None)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 
 # Clean positions that are read at once: a long prompt is read in pieces, so that it does not hold up others. Pieces are
 # cut by a sequence's own positions, never by its company.
@@ -19,20 +19,20 @@ ATTEND_POSITIONS = 32
 # The router cuts, not the hosts: a chunk is a hop like others, checked, queued, acknowledged, refused and resent by the
 # same code. Each costs about a millisecond of every host, so there are few.
 MAX_PREFILL_CHUNKS = 16  # hops that a step may come in
-# New symbols that a hop always may bring, however short the context: drafts and chosen candidates stay together.
+# New tokens that a hop always may bring, however short the context: drafts and chosen candidates stay together.
 LEAST_ROOM = 1024
 
 
-def max_new_symbols(positions: int) -> int:
-    """New symbols that a hop may bring to a model with a context of `positions`; `prefill_chunks` needs no more."""
+def max_new_tokens(positions: int) -> int:
+    """New tokens that a hop may bring to a model with a context of `positions`; `prefill_chunks` needs no more."""
     return max(-(-positions // MAX_PREFILL_CHUNKS) + 2 * READ_POSITIONS, LEAST_ROOM)
 
 
 def read_lengths(count: int, reads: Sequence[int] = (), tree: int = 0) -> list[int]:
-    """Lengths of the reads in which a host reads `count` new symbols.
+    """Lengths of the reads in which a host reads `count` new tokens.
 
     :param reads: lengths of the reads in which the first of them came before, in a replay.
-    :param tree: so many of the last symbols are a tree of draft tokens, which is one read.
+    :param tree: so many of the last tokens are a tree of draft tokens, which is one read.
     """
     apart = tree if count > READ_POSITIONS else 0
     return [*split_lengths(count - apart, reads), *([apart] if apart else [])]
@@ -41,7 +41,7 @@ def read_lengths(count: int, reads: Sequence[int] = (), tree: int = 0) -> list[i
 def prefill_chunks(lengths: Sequence[int], known: int, least: int) -> list[list[int]]:
     """Neighbouring lengths of reads, grouped for one hop each.
 
-    All chunks but the last have at least `least` symbols, and the last has at least one of the first `known` symbols,
+    All chunks but the last have at least `least` tokens, and the last has at least one of the first `known` tokens,
     for draft tokens come after a known one.
     """
     chunks, at = [list[int]()], 0
@@ -76,12 +76,12 @@ def prefix_root(space: bytes, weights: str, codec: str) -> bytes:
     return hashlib.sha256(b"\0".join([space.hex().encode(), weights.encode(), codec.encode()])).digest()
 
 
-def prefix_digests(root: bytes, text: bytes, alphabet: Alphabet) -> list[bytes]:
+def prefix_digests(root: bytes, text: bytes, vocabulary: Vocabulary) -> list[bytes]:
     """Digests of the prefixes of `text`, the shortest first: a SHA-256 chain over its pieces of ATTEND_POSITIONS.
 
-    :param root: of `prefix_root`, or the digest of the symbols before `text`.
+    :param root: of `prefix_root`, or the digest of the tokens before `text`.
     """
-    digests, size = list[bytes](), ATTEND_POSITIONS * alphabet.symbol_bytes
+    digests, size = list[bytes](), ATTEND_POSITIONS * vocabulary.token_bytes
     for at in range(0, len(text) - size + 1, size):
         root = hashlib.sha256(root + text[at : at + size]).digest()
         digests.append(root)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stages.limits import MAX_SEED
 from stages.model.scoring import PLAIN, Shaping
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 
 _WORDS_PER_COUNTER = 4
 # Random numbers that sampling holds at a time: what stays in a processor's cache, however large a vocabulary is.
@@ -69,15 +69,15 @@ def gumbels_of(u: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(-np.log(-np.log(u * (1 - 2.0**-53))))
 
 
-def sample_symbols(logits: Tensor, temperature: float, seed: int, position: int, shaping: Shaping = PLAIN) -> bytes:
-    """One symbol for each row of `logits` (count, vocabulary): a draw at `temperature` of what the filters of `shaping`
+def sample_tokens(logits: Tensor, temperature: float, seed: int, position: int, shaping: Shaping = PLAIN) -> bytes:
+    """One token for each row of `logits` (count, vocabulary): a draw at `temperature` of what the filters of `shaping`
     leave, or the argmax at 0.
 
-    Symbol i uses the Gumbel numbers of `position + i`, so the same (seed, position, logits) give the same symbol
-    on every host and in every mode. As the alphabet of that vocabulary encodes them.
+    Token i uses the Gumbel numbers of `position + i`, so the same (seed, position, logits) give the same token
+    on every host and in every mode. As the vocabulary of that vocabulary encodes them.
     """
     # All Gumbel numbers of the vocabulary are drawn: 0.45 ms for a row of 49,152, whose head takes 14 ms. Leaving out
-    # those that cannot win halves that and gives the same symbols: not worth a second way to the same numbers.
+    # those that cannot win halves that and gives the same tokens: not worth a second way to the same numbers.
     scores = logits.detach().cpu().numpy()
     count, vocabulary = scores.shape
     if temperature <= 0:
@@ -86,7 +86,7 @@ def sample_symbols(logits: Tensor, temperature: float, seed: int, position: int,
         rows = max(_DRAWN_AT_ONCE // vocabulary, 1)
         parts = range(0, count, rows)
         chosen = [x for at in parts for x in _drawn(scores[at : at + rows], temperature, seed, position + at, shaping)]
-    return Alphabet(vocabulary).encode(chosen)
+    return Vocabulary(vocabulary).encode(chosen)
 
 
 def _drawn(logits: NDArray[np.floating], temperature: float, seed: int, position: int, shaping: Shaping) -> list[int]:

@@ -1,4 +1,4 @@
-"""Probabilities of symbols: scores of candidates that a model is given, and settings that shape its distribution."""
+"""Probabilities of tokens: scores of candidates that a model is given, and settings that shape its distribution."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from stages.limits import MAX_BIAS, MAX_BIASES
 
-# Candidates travel as a list, not as a tree of shared beginnings: they part within a few symbols, so a tree would save
+# Candidates travel as a list, not as a tree of shared beginnings: they part within a few tokens, so a tree would save
 # next to nothing and cost a mask.
-# Symbols of all candidates of a hop together: what a message, and a host's memory for one hop, have room for.
+# Tokens of all candidates of a hop together: what a message, and a host's memory for one hop, have room for.
 MAX_SCORED_ROWS = 4096
 MAX_SCORED_NUMBERS = 1 << 24  # of their hidden states: rows, of a width each. 64 MB.
-# Candidates of a step travel in batches of about so many symbols: host 2 computes the first while host 1 computes the
+# Candidates of a step travel in batches of about so many tokens: host 2 computes the first while host 1 computes the
 # second.
 BATCH_ROWS = 512
 BRANCH_ROWS = 256  # candidates are evaluated in pieces of about so many rows, so that they hold up nobody
@@ -25,24 +25,24 @@ IMPOSSIBLE_NATS = -1e30  # what stands for ln 0: finite in float32, as are sums 
 
 
 def most_scored(width: int) -> int:
-    """Symbols of all candidates of a hop together, in a model of that width."""
+    """Tokens of all candidates of a hop together, in a model of that width."""
     return min(MAX_SCORED_ROWS, MAX_SCORED_NUMBERS // width)
 
 
 def batch_rows(width: int) -> int:
-    """Symbols of all candidates of a batch, for a model of that width."""
+    """Tokens of all candidates of a batch, for a model of that width."""
     return min(BATCH_ROWS, most_scored(width))
 
 
 def candidates_together(length: int, count: int, rows: int) -> int:
-    """Candidates of `length` symbols in a batch of about `rows`, of `count` in all. Batches are as even as can be."""
-    # of one symbol, all is known once the text before them is read: there is nothing to share out among hosts
+    """Candidates of `length` tokens in a batch of about `rows`, of `count` in all. Batches are as even as can be."""
+    # of one token, all is known once the text before them is read: there is nothing to share out among hosts
     most = max(1, rows // length) if length > 1 else count
     return -(-count // -(-count // most))
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]:
-    """ln of what each symbol's probability is at `temperature`; at 0 it is 0 for the argmax. (rows, vocabulary), as
+    """ln of what each token's probability is at `temperature`; at 0 it is 0 for the argmax. (rows, vocabulary), as
     `logits`.
 
     Nothing is below IMPOSSIBLE_NATS.
@@ -52,13 +52,13 @@ def log_probabilities(logits: Tensor, temperature: float) -> NDArray[np.float64]
         nats = np.full_like(scores, IMPOSSIBLE_NATS)
         np.put_along_axis(nats, scores.argmax(axis=1)[:, None], 0.0, axis=1)
         return nats
-    with np.errstate(over="ignore"):  # relative to the best, as in sample_symbols
+    with np.errstate(over="ignore"):  # relative to the best, as in sample_tokens
         scores = (scores - scores.max(axis=1, keepdims=True)) / temperature
     return np.maximum(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)), IMPOSSIBLE_NATS)
 
 
 def likeliest(nats: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """The `count` most likely symbols, the likeliest first; of equal ones the lower numbers. nats: (vocabulary,)."""
+    """The `count` most likely tokens, the likeliest first; of equal ones the lower numbers. nats: (vocabulary,)."""
     count = min(count, len(nats))
     if not count:
         return np.empty(0, dtype=np.int64)
@@ -90,8 +90,8 @@ class CandidateScores:
         self._asked = 0
 
     def add(self, logits: Tensor) -> None:
-        """The next rows (rows, vocabulary): the first of all is for what follows the last known symbol, then there is
-        one for each symbol of each candidate that has another after it."""
+        """The next rows (rows, vocabulary): the first of all is for what follows the last known token, then there is
+        one for each token of each candidate that has another after it."""
         nats = log_probabilities(logits, self.temperature)
         if self._first is None:
             self._first, nats = nats[0, self.candidates[:, 0]], nats[1:]
@@ -100,8 +100,8 @@ class CandidateScores:
         self._asked += len(nats)
 
     def nats(self) -> NDArray[np.float64]:
-        """ln p of each candidate, all its symbols together: (branches,), once all rows were added."""
-        # The host adds up: 8 bytes a candidate travel instead of 4 a symbol, and no mode asks for the symbols' own. It
+        """ln p of each candidate, all its tokens together: (branches,), once all rows were added."""
+        # The host adds up: 8 bytes a candidate travel instead of 4 a token, and no mode asks for the tokens' own. It
         # does not draw, which would save no trip, and nothing beside its hidden states: the router reports from all of
         # them how many candidates the weights leave, and how far the text may be from the model's.
         assert self._first is not None
@@ -109,20 +109,20 @@ class CandidateScores:
 
 
 Floats = NDArray[np.float64]
-Symbols = NDArray[np.int64]
+Tokens = NDArray[np.int64]
 
 
-# Shaping is a pure function of logits and symbols so far: `ar`, and what verifies guesses of it, draw from the same
+# Shaping is a pure function of logits and tokens so far: `ar`, and what verifies guesses of it, draw from the same
 # numbers.
 def bias_problem(biases: Mapping[int, float], vocabulary: int) -> str:
     """Why these cannot be biases for a vocabulary of that size; empty where they can."""
     if len(biases) > MAX_BIASES:
         return f"logit_bias has {len(biases)} entries, at most {MAX_BIASES}"
-    for symbol, bias in biases.items():
-        if not symbol < vocabulary:
-            return f"logit_bias names token {symbol}, the model has 0 to {vocabulary - 1}"
+    for token, bias in biases.items():
+        if not token < vocabulary:
+            return f"logit_bias names token {token}, the model has 0 to {vocabulary - 1}"
         if not abs(bias) <= MAX_BIAS:  # true for NaN, too
-            return f"logit_bias must be -{MAX_BIAS:g} to {MAX_BIAS:g}, not {bias} for token {symbol}"
+            return f"logit_bias must be -{MAX_BIAS:g} to {MAX_BIAS:g}, not {bias} for token {token}"
     return ""
 
 
@@ -130,21 +130,21 @@ def bias_problem(biases: Mapping[int, float], vocabulary: int) -> str:
 class Shaping:
     """Settings that shape a distribution. The defaults change nothing, not even a bit."""
 
-    # The most likely symbols, so many; 0: all. Of equally likely ones those with the lower numbers.
+    # The most likely tokens, so many; 0: all. Of equally likely ones those with the lower numbers.
     top_k: int = 0
     # Of these, the most likely that have this share together (Holtzman et al. 2019, arXiv 1904.09751).
     top_p: float = 1.0
     # Of these, those at least so likely, as a share of the most likely one (Nguyen et al. 2024, arXiv 2407.01082).
     min_p: float = 0.0
-    # Taken from the logit of a symbol for each time that it was written, and once if it was.
+    # Taken from the logit of a token for each time that it was written, and once if it was.
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
-    # What the logit of a symbol that was read or written is divided by, or multiplied where it is negative (Keskar et
+    # What the logit of a token that was read or written is divided by, or multiplied where it is negative (Keskar et
     # al. 2019, arXiv 1909.05858).
     repetition_penalty: float = 1.0
-    # Added to the logits of symbols, after the penalties.
+    # Added to the logits of tokens, after the penalties.
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    # Number of symbols that were given: those after them were written.
+    # Number of tokens that were given: those after them were written.
     prompt: int = 0
 
     @property
@@ -153,8 +153,8 @@ class Shaping:
         penalties = self.frequency_penalty, self.presence_penalty, self.repetition_penalty - 1
         return any(penalties) or len(self.logit_bias) > 0
 
-    def adjusted(self, logits: Tensor, known: Symbols) -> Tensor:
-        """Logits with penalties and biases: (1, vocabulary), as `logits`, which are those after the symbols `known`."""
+    def adjusted(self, logits: Tensor, known: Tokens) -> Tensor:
+        """Logits with penalties and biases: (1, vocabulary), as `logits`, which are those after the tokens `known`."""
         if not self.adjusts:
             return logits
         row = logits[0].detach().double().cpu().numpy().copy()
@@ -164,17 +164,17 @@ class Shaping:
             row[seen] = np.where(scores > 0, scores / self.repetition_penalty, scores * self.repetition_penalty)
         written, times = np.unique(known[self.prompt :], return_counts=True)
         row[written] -= self.frequency_penalty * times + self.presence_penalty
-        for symbol, bias in self.logit_bias.items():
-            row[symbol] += bias
+        for token, bias in self.logit_bias.items():
+            row[token] += bias
         return torch.from_numpy(row)[None]
 
     @property
     def filters(self) -> bool:
-        """True if it leaves symbols out."""
+        """True if it leaves tokens out."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
     def filtered(self, scores: Floats) -> Floats:
-        """`scores` with -inf for symbols that are left out; the most likely one stays.
+        """`scores` with -inf for tokens that are left out; the most likely one stays.
 
         scores: (rows, vocabulary), ln of probabilities at the request's temperature, but for a constant in each row.
         """
@@ -182,18 +182,18 @@ class Shaping:
             return scores
         kept = np.full_like(scores, -np.inf)
         for row, result in zip(scores, kept, strict=True):
-            symbols = self._kept(row)
-            result[symbols] = row[symbols]
+            tokens = self._kept(row)
+            result[tokens] = row[tokens]
         return kept
 
-    def _kept(self, row: Floats) -> Symbols:
-        symbols = likeliest(row, self.top_k or len(row))
-        odds = np.exp(row[symbols] - row[symbols[0]])
-        count = len(symbols)
+    def _kept(self, row: Floats) -> Tokens:
+        tokens = likeliest(row, self.top_k or len(row))
+        probs = np.exp(row[tokens] - row[tokens[0]])
+        count = len(tokens)
         if self.top_p < 1:
-            before = np.cumsum(odds)
+            before = np.cumsum(probs)
             count = 1 + int((before[:-1] < self.top_p * before[-1]).sum())
-        return symbols[: min(count, int((odds >= self.min_p).sum()))]
+        return tokens[: min(count, int((probs >= self.min_p).sum()))]
 
 
 PLAIN = Shaping()

@@ -1,4 +1,4 @@
-"""Guesses of what a model will write: a chain of symbols, or a tree of them."""
+"""Guesses of what a model will write: a chain of tokens, or a tree of them."""
 
 from collections.abc import Sequence
 
@@ -15,24 +15,24 @@ class DraftTree:
     `depths`: how many guesses are before each on its own branch. A chain has depths 0, 1, 2 ...
     """
 
-    def __init__(self, symbols: Sequence[int], depths: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[int], depths: Sequence[int]) -> None:
         """The depths must be `in_order`."""
-        self.symbols, self.depths = symbols, depths
+        self.tokens, self.depths = tokens, depths
         self._children = dict[tuple[int, int], int]()
         branch = list[int]()
-        for at, (symbol, depth) in enumerate(zip(symbols, depths, strict=True)):
+        for at, (token, depth) in enumerate(zip(tokens, depths, strict=True)):
             del branch[depth:]
-            branch.append(self._children.setdefault((branch[-1] if branch else -1, symbol), at))
+            branch.append(self._children.setdefault((branch[-1] if branch else -1, token), at))
 
-    def after(self, at: int, symbol: int) -> int:
-        """The guess that `symbol` follows guess `at`, which is -1 for what was known; -1 where nobody guessed it."""
-        return self._children.get((at, symbol), -1)
+    def after(self, at: int, token: int) -> int:
+        """The guess that `token` follows guess `at`, which is -1 for what was known; -1 where nobody guessed it."""
+        return self._children.get((at, token), -1)
 
-    def path(self, symbols: Sequence[int]) -> list[int]:
-        """The guesses that `symbols` are, one after the other."""
+    def path(self, tokens: Sequence[int]) -> list[int]:
+        """The guesses that `tokens` are, one after the other."""
         at, found = -1, list[int]()
-        for symbol in symbols:
-            if (at := self.after(at, symbol)) < 0:
+        for token in tokens:
+            if (at := self.after(at, token)) < 0:
                 break
             found.append(at)
         return found
@@ -48,14 +48,14 @@ def are_depths(depths: Sequence[int]) -> bool:
     return True
 
 
-def tree_positions(symbols: int, depths: Sequence[int]) -> int:
-    """Positions that so many new symbols take, the last of them a tree: its branches take the same ones."""
-    return symbols - len(depths) + max(depths) + 1 if depths else symbols
+def tree_positions(tokens: int, depths: Sequence[int]) -> int:
+    """Positions that so many new tokens take, the last of them a tree: its branches take the same ones."""
+    return tokens - len(depths) + max(depths) + 1 if depths else tokens
 
 
-def remembered_positions(symbols: int, depths: Sequence[int]) -> int:
+def remembered_positions(tokens: int, depths: Sequence[int]) -> int:
     """Number of these positions that are kept: of a tree, those of its first branch."""
-    return symbols - len(depths) + first_branch(depths) if depths else symbols
+    return tokens - len(depths) + first_branch(depths) if depths else tokens
 
 
 def first_branch(depths: Sequence[int]) -> int:

@@ -90,8 +90,8 @@ class Consultation:
         while not trajectory.done:
             at = turn
             if expert is None:
-                odds = yield from self._posterior(trajectory)
-                expert = self._chosen(odds)
+                probs = yield from self._posterior(trajectory)
+                expert = self._chosen(probs)
                 at = replace(self._turn(trajectory), expert=expert)
                 if asked not in (None, expert):
                     estimate, before = self._rounded(at.estimate), self._rounded(at.before)
@@ -102,12 +102,12 @@ class Consultation:
                 expert, asked = None, expert
         return trajectory.pixels()
 
-    def _chosen(self, odds: Tensor) -> int:
+    def _chosen(self, probs: Tensor) -> int:
         if self.rule == "top1":
-            return int(odds.argmax())
+            return int(probs.argmax())
         # To draw from p(k | z), not to take the likeliest, keeps the distribution: z is one of cluster k's own.
         drawn = float(uniforms(self.plan.seed, Purpose.CHOICE, 0, 1, 1)[0, 0])
-        return min(int((odds.cumsum(0) < drawn).sum()), len(odds) - 1)
+        return min(int((probs.cumsum(0) < drawn).sum()), len(probs) - 1)
 
     def _turn(self, trajectory: Trajectory) -> Turn:
         t = trajectory

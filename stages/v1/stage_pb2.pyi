@@ -317,10 +317,10 @@ class ModelInfo(_message.Message):
     """hex SHA-256 that names the weights"""
     parts: _builtins.int
     positions: _builtins.int
-    """most symbols of a text"""
+    """most tokens of a text"""
     width: _builtins.int
     vocabulary: _builtins.int
-    """symbols that there are"""
+    """tokens that there are"""
     tokenizer: _builtins.str
     """what they are: bytes, or tokens of the checkpoint's tokenizer"""
     has_draft_head: _builtins.bool
@@ -633,7 +633,7 @@ Global___Hop: _TypeAlias = Hop  # noqa: Y015
 @_typing.final
 class Memory(_message.Message):
     """Where the hosts may keep the beginning of a session's text, and where they find it. A digest is a SHA-256 chain over
-    space, weights, codec and whole pieces of 32 symbols (stages/model/prefill.py); hosts compute their own.
+    space, weights, codec and whole pieces of 32 tokens (stages/model/prefill.py); hosts compute their own.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -643,7 +643,7 @@ class Memory(_message.Message):
     space: _builtins.bytes
     """sessions of one space find each other's prefixes; 16 bytes that others cannot guess"""
     prefix: _builtins.bytes
-    """digest of the symbols before `start`, which all hosts keep. NOT_FOUND where one does not."""
+    """digest of the tokens before `start`, which all hosts keep. NOT_FOUND where one does not."""
     def __init__(
         self,
         *,
@@ -670,7 +670,7 @@ class Sampling(_message.Message):
     seed: _builtins.int
     temperature: _builtins.float
     logprobs: _builtins.int
-    """With the symbols, ln of their probabilities and of so many of the most likely ones, 0 to 20. Of a Sample."""
+    """With the tokens, ln of their probabilities and of so many of the most likely ones, 0 to 20. Of a Sample."""
     @_builtins.property
     def shaping(self) -> Global___Shaping:
         """of a Sample only; absent: none"""
@@ -700,7 +700,7 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
 class Grammar(_message.Message):
-    """What the text is held to: symbols that cannot continue it are never drawn. Where it is complete, it ends."""
+    """What the text is held to: tokens that cannot continue it are never drawn. Where it is complete, it ends."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -710,10 +710,10 @@ class Grammar(_message.Message):
     json_schema: _builtins.str
     """at most 16 KB"""
     prompt: _builtins.int
-    """symbols before the text"""
+    """tokens before the text"""
     @_builtins.property
     def ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """symbols that end a text"""
+        """tokens that end a text"""
 
     def __init__(
         self,
@@ -732,7 +732,7 @@ Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
 
 @_typing.final
 class Shaping(_message.Message):
-    """What is changed about the distribution that symbols are drawn from. To the logits: the penalties, then the biases.
+    """What is changed about the distribution that tokens are drawn from. To the logits: the penalties, then the biases.
     After the temperature, in this order: top_k, top_p, min_p.
     """
 
@@ -767,22 +767,22 @@ class Shaping(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     top_k: _builtins.int
-    """the most likely symbols, so many; 0: all"""
+    """the most likely tokens, so many; 0: all"""
     top_p: _builtins.float
     """of these, the most likely that have this share together; absent: 1, all"""
     min_p: _builtins.float
     """of these, those at least so likely, as a share of the most likely one"""
     frequency_penalty: _builtins.float
-    """-2 to 2, for each time that a symbol was written"""
+    """-2 to 2, for each time that a token was written"""
     presence_penalty: _builtins.float
     """-2 to 2, once if it was"""
     repetition_penalty: _builtins.float
     """of what was read or written; absent: 1, none"""
     prompt: _builtins.int
-    """symbols that were given: those after them were written"""
+    """tokens that were given: those after them were written"""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """at most 300 symbols; -100 to 100"""
+        """at most 300 tokens; -100 to 100"""
 
     def __init__(
         self,
@@ -835,7 +835,7 @@ class Sweep(_message.Message):
     start: _builtins.int
     """position of the first of `clean`; 0 opens a session"""
     clean: _builtins.bytes
-    """symbols that the hosts have not read yet"""
+    """tokens that the hosts have not read yet"""
     codec: _builtins.str
     """of `estimate`: fp32, int8, int4"""
     slots: _builtins.int
@@ -848,7 +848,7 @@ class Sweep(_message.Message):
     """E after the blocks so far; empty before block 0"""
     @_builtins.property
     def reads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """a replay: lengths of the reads in which the first symbols of `clean` came before"""
+        """a replay: lengths of the reads in which the first tokens of `clean` came before"""
 
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
@@ -877,7 +877,7 @@ Global___Sweep: _TypeAlias = Sweep  # noqa: Y015
 
 @_typing.final
 class Read(_message.Message):
-    """New symbols for a pipeline, `ar` or `scorer` by the hop's digest, and what is asked about those that follow. Without a
+    """New tokens for a pipeline, `ar` or `scorer` by the hop's digest, and what is asked about those that follow. Without a
     question it is the beginning of a long step, which the next hops bring: hosts along the chain work on its hops at the
     same time, and it has no outcome of its own.
     """
@@ -900,9 +900,9 @@ class Read(_message.Message):
     stage: _builtins.int
     """the next stage to run"""
     start: _builtins.int
-    """position of the first new symbol; 0 opens a session; positions from there on are forgotten"""
+    """position of the first new token; 0 opens a session; positions from there on are forgotten"""
     clean: _builtins.bytes
-    """the new symbols"""
+    """the new tokens"""
     prompt: _builtins.int
     """Symbols that were given. From there on, new ones give to the last bit what they would give one by one; those before,
     and all before a Score, attend 32 at a time, at positions from a multiple of 32 on.
@@ -948,8 +948,8 @@ Global___Read: _TypeAlias = Read  # noqa: Y015
 
 @_typing.final
 class Sample(_message.Message):
-    """The symbol that follows; and where the last of the new symbols are draft tokens, the one at the place of each: the
-    drafts that are sampled as well come out, with one symbol more.
+    """The token that follows; and where the last of the new tokens are draft tokens, the one at the place of each: the
+    drafts that are sampled as well come out, with one token more.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -960,7 +960,7 @@ class Sample(_message.Message):
     REMAINING_FIELD_NUMBER: _builtins.int
     DRAFTING_FIELD_NUMBER: _builtins.int
     draft: _builtins.int
-    """how many of the new symbols, the last ones, are draft tokens"""
+    """how many of the new tokens, the last ones, are draft tokens"""
     remaining: _builtins.int
     """Symbols still to write, those of this step included: the last host starts the next step itself. 0: the router does."""
     @_builtins.property
@@ -1040,9 +1040,9 @@ Global___DraftTree: _TypeAlias = DraftTree  # noqa: Y015
 
 @_typing.final
 class Score(_message.Message):
-    """Continuations of the new symbols, whose probabilities come out as Scores. They are not remembered. Many of them come in
+    """Continuations of the new tokens, whose probabilities come out as Scores. They are not remembered. Many of them come in
     batches, hops of one number, each with Scores of its own: hosts along the chain work on different batches at the same
-    time. Only batch 0 brings symbols; the later ones start where it ended.
+    time. Only batch 0 brings tokens; the later ones start where it ended.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1412,11 +1412,11 @@ class Logprobs(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NATS_FIELD_NUMBER: _builtins.int
-    TOP_SYMBOLS_FIELD_NUMBER: _builtins.int
+    TOP_TOKENS_FIELD_NUMBER: _builtins.int
     TOP_NATS_FIELD_NUMBER: _builtins.int
     nats: _builtins.bytes
-    """of each symbol of the text"""
-    top_symbols: _builtins.bytes
+    """of each token of the text"""
+    top_tokens: _builtins.bytes
     """for each of them, the most likely ones, the likeliest first"""
     top_nats: _builtins.bytes
     """of these"""
@@ -1424,12 +1424,12 @@ class Logprobs(_message.Message):
         self,
         *,
         nats: _builtins.bytes = ...,
-        top_symbols: _builtins.bytes = ...,
+        top_tokens: _builtins.bytes = ...,
         top_nats: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nats", b"nats", "top_nats", b"top_nats", "top_symbols", b"top_symbols"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nats", b"nats", "top_nats", b"top_nats", "top_tokens", b"top_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1437,7 +1437,7 @@ Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
 
 @_typing.final
 class Scores(_message.Message):
-    """ln of the probability of each candidate of a batch, all its symbols together, at the given temperature: float64,
+    """ln of the probability of each candidate of a batch, all its tokens together, at the given temperature: float64,
     little-endian.
     """
 

@@ -10,12 +10,12 @@ from google.protobuf.message import Message
 from stages.model.draft_tree import Draft
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefill_chunks, read_lengths
 from stages.model.scoring import candidates_together
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.status import internal, protocol_refusal
 
-# Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every symbol, and
-# no batches; 3 had no pictures; 4 drew symbols from the whole distribution only; 5 had drafts of the router only; 6 had
+# Of hops and their answers. Protocol 1 had one `Step` for all that a pipeline does; 2 had scores of every token, and
+# no batches; 3 had no pictures; 4 drew tokens from the whole distribution only; 5 had drafts of the router only; 6 had
 # deadlines by the wall clock; 7 told the lengths of reads where 8 tells how long the prompt is; 8 had
 # rejection sampling, and receipts.
 PROTOCOL = 9
@@ -54,42 +54,42 @@ def copy_of(message: M) -> M:
     return copy
 
 
-def known_of(read: stage_pb2.Read, alphabet: Alphabet) -> int:
-    """Number of the new symbols that are no draft tokens."""
-    return alphabet.count(read.clean) - read.sample.draft
+def known_of(read: stage_pb2.Read, vocabulary: Vocabulary) -> int:
+    """Number of the new tokens that are no draft tokens."""
+    return vocabulary.count(read.clean) - read.sample.draft
 
 
-def step_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int, rows: int) -> list[stage_pb2.Hop]:
-    """`hop` as it travels: Reads of the beginning of its symbols, then the rest, its candidates in batches.
+def step_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int, rows: int) -> list[stage_pb2.Hop]:
+    """`hop` as it travels: Reads of the beginning of its tokens, then the rest, its candidates in batches.
 
-    :param alphabet: of the symbols that it brings.
-    :param most: hops of known symbols.
-    :param rows: symbols of the candidates of a batch, about; a batch has one candidate at least.
+    :param vocabulary: of the tokens that it brings.
+    :param most: hops of known tokens.
+    :param rows: tokens of the candidates of a batch, about; a batch has one candidate at least.
     """
     if not hop.HasField("read"):
         return [hop]
-    *first, last = prefill_hops(hop, alphabet, most)
-    hops = [*first, *_batches(last, alphabet, rows)]
+    *first, last = prefill_hops(hop, vocabulary, most)
+    hops = [*first, *_batches(last, vocabulary, rows)]
     for later in hops[1:]:
         later.ClearField("memory")  # the session is open by then
     return hops
 
 
-def _batches(hop: stage_pb2.Hop, alphabet: Alphabet, rows: int) -> list[stage_pb2.Hop]:
+def _batches(hop: stage_pb2.Hop, vocabulary: Vocabulary, rows: int) -> list[stage_pb2.Hop]:
     """A Score as one hop for each batch of its candidates; any other hop alone."""
     candidates = list(hop.read.score.candidates)
     if not candidates:
         return [hop]
-    size = candidates_together(alphabet.count(candidates[0]), len(candidates), rows)
+    size = candidates_together(vocabulary.count(candidates[0]), len(candidates), rows)
     if size >= len(candidates):
         return [hop]
     first = copy_of(hop)
     del first.read.score.candidates[:]
     first.read.score.batches = -(-len(candidates) // size)
     later = copy_of(first)
-    # The later ones start after the last known symbol, and the last host remembers what it said of it: read again it
+    # The later ones start after the last known token, and the last host remembers what it said of it: read again it
     # would be a pass of one row through every stage for each batch, and its cache differ in the last bits.
-    later.read.start += alphabet.count(later.read.clean)
+    later.read.start += vocabulary.count(later.read.clean)
     later.read.ClearField("clean")
     later.read.ClearField("reads")
     hops = []
@@ -137,21 +137,21 @@ def summed(timings: Iterable[stage_pb2.HopTiming]) -> list[stage_pb2.HopTiming]:
     return list(totals.values())
 
 
-def after_prefix(read: stage_pb2.Read, positions: int, alphabet: Alphabet) -> stage_pb2.Read:
-    """`read`, which opens a session at 0, for hosts that keep its first `positions` symbols."""
+def after_prefix(read: stage_pb2.Read, positions: int, vocabulary: Vocabulary) -> stage_pb2.Read:
+    """`read`, which opens a session at 0, for hosts that keep its first `positions` tokens."""
     rest = copy_of(read)
-    rest.start, rest.clean = positions, alphabet.cut(read.clean, positions)
+    rest.start, rest.clean = positions, vocabulary.cut(read.clean, positions)
     return rest
 
 
-def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL_CHUNKS) -> list[stage_pb2.Hop]:
-    """The Read of `hop` as it travels: alone, or after Reads of the beginning of its symbols that ask nothing.
+def prefill_hops(hop: stage_pb2.Hop, vocabulary: Vocabulary, most: int = MAX_PREFILL_CHUNKS) -> list[stage_pb2.Hop]:
+    """The Read of `hop` as it travels: alone, or after Reads of the beginning of its tokens that ask nothing.
 
-    :param alphabet: of the symbols that it brings.
+    :param vocabulary: of the tokens that it brings.
     :param most: hops in all.
     """
     read = hop.read
-    count, draft = alphabet.count(read.clean), read.sample.draft
+    count, draft = vocabulary.count(read.clean), read.sample.draft
     lengths = read_lengths(count, read.reads, draft if read.sample.HasField("tree") else 0)
     chunks = prefill_chunks(lengths, count - draft, -(-count // most))
     hops, at = list[stage_pb2.Hop](), 0
@@ -161,11 +161,11 @@ def prefill_hops(hop: stage_pb2.Hop, alphabet: Alphabet, most: int = MAX_PREFILL
         if chunk is not chunks[-1]:
             part.ClearField("ask")
             part.for_drafting = read.sample.HasField("drafting")
-            part.clean = alphabet.cut(read.clean, at, end)
+            part.clean = vocabulary.cut(read.clean, at, end)
             if read.HasField("score"):  # which reads all of them at once
                 part.prompt = read.start + count
         else:
-            part.clean = alphabet.cut(read.clean, at)
+            part.clean = vocabulary.cut(read.clean, at)
         part.start += at
         part.reads[:] = chunk if read.HasField("score") else ()
         at = end
@@ -180,7 +180,7 @@ def forward(hop: stage_pb2.Hop) -> None:
         hop.place = (hop.place + 1) % len(hop.path)
 
 
-def next_read(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet, kept: int, draft: Draft) -> stage_pb2.Hop:
+def next_read(hop: stage_pb2.Hop, text: bytes, vocabulary: Vocabulary, kept: int, draft: Draft) -> stage_pb2.Hop:
     """The hop of the step after that of `hop`, which gave `text`: it reads what of it the hosts do not remember, and
     `draft`.
 
@@ -189,12 +189,12 @@ def next_read(hop: stage_pb2.Hop, text: bytes, alphabet: Alphabet, kept: int, dr
     after = copy_of(hop)
     read, sample = after.read, after.read.sample
     read.number += 1
-    read.start += alphabet.count(read.clean) - sample.draft + kept
-    read.clean = alphabet.cut(text, kept) + alphabet.encode(draft.symbols)
+    read.start += vocabulary.count(read.clean) - sample.draft + kept
+    read.clean = vocabulary.cut(text, kept) + vocabulary.encode(draft.tokens)
     read.stage = 0
     read.ClearField("hidden")
-    sample.remaining -= alphabet.count(text)
-    sample.draft = len(draft.symbols)
+    sample.remaining -= vocabulary.count(text)
+    sample.draft = len(draft.tokens)
     sample.ClearField("tree")
     if draft.is_tree:
         sample.tree.depths.extend(draft.depths)

@@ -21,7 +21,7 @@ from stages.host.work.sweep import BlockWork, SweepPlan, run_unbatched
 from stages.model.architecture import Architecture
 from stages.model.codec import FEATURE_LIMIT, codec_named, hidden_codec
 from stages.model.pipeline import new_caches
-from stages.model.randomness import sample_symbols
+from stages.model.randomness import sample_tokens
 from stages.model.samplers import DEFAULT_SAMPLER
 from stages.model.scoring import Shaping, log_probabilities
 from stages.model.vocabulary import BYTES
@@ -80,7 +80,7 @@ def ar_text(directory: Path, prompt: bytes, request: dict[str, Any], count: int)
     shaping = shaping_of(request, len(prompt))
     for position in range(len(prompt), len(prompt) + count):
         row = shaping.adjusted(pipeline.logits(text)[-1:], np.array(list(text)))
-        text += sample_symbols(row, request["temperature"], request["seed"], position, shaping)
+        text += sample_tokens(row, request["temperature"], request["seed"], position, shaping)
     return text[len(prompt) :]
 
 

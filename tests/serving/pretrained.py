@@ -14,12 +14,12 @@ from stages.checkpoint.checkpoint import update_manifest
 from stages.checkpoint.draft_head import DraftHead, add_draft_head, write_draft_head
 from stages.checkpoint.manifest import TOKENIZER_NAME, read_manifest
 from stages.model.llama import LlamaArchitecture, LlamaStage
-from stages.model.randomness import sample_symbols
-from stages.model.vocabulary import Alphabet
+from stages.model.randomness import sample_tokens
+from stages.model.vocabulary import Vocabulary
 from tests.stages.model.tiny_llama import TINY, write_tiny
 
 ARCHITECTURE: LlamaArchitecture = replace(TINY, vocabulary=300, positions=512)
-ALPHABET = Alphabet(ARCHITECTURE.vocabulary)
+VOCABULARY = Vocabulary(ARCHITECTURE.vocabulary)
 DRAFTER = replace(ARCHITECTURE, layers=(1,))
 """Of a drafter of the same tokens, in one stage."""
 SPECIALS = ("<|begin|>", "<|end|>")
@@ -101,8 +101,8 @@ def written(stages: Sequence[LlamaStage], prompt: list[int], count: int, **sampl
         for stage in stages:
             x = stage.read(x)
         logits = stages[-1].next_byte(x[:, -1:])[0]
-        tokens += ALPHABET.symbols(
-            sample_symbols(logits, sampling.get("temperature", 0.0), sampling.get("seed", 0), len(tokens))
+        tokens += VOCABULARY.tokens(
+            sample_tokens(logits, sampling.get("temperature", 0.0), sampling.get("seed", 0), len(tokens))
         )
     return tokens[len(prompt) :]
 
@@ -113,7 +113,7 @@ def add_random_draft_head(directory: Path, count: int = 250, seed: int = 1) -> N
     manifest = read_manifest(directory)
     assert isinstance(manifest.architecture, LlamaArchitecture)
     head = DraftHead(manifest.architecture, count)
-    head.symbols.copy_(torch.randperm(manifest.architecture.vocabulary)[:count])
+    head.tokens.copy_(torch.randperm(manifest.architecture.vocabulary)[:count])
     path = directory / "made.safetensors"
     write_draft_head(path, head)
     add_draft_head(directory, path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import put_work
 from tests.stages.raw_client import ROUTER
@@ -112,7 +112,7 @@ def scores(
         start, clean = start + len(clean), candidates[int(nats.argmax())]
 
 
-def hidden_rows(read: stage_pb2.Read, alphabet: Alphabet) -> int:
-    """Rows of hidden states that travel with `read`; nothing is asked after the last symbol of a candidate."""
-    inner = sum(alphabet.count(each) - 1 for each in read.score.candidates)
-    return alphabet.count(read.clean) + inner
+def hidden_rows(read: stage_pb2.Read, vocabulary: Vocabulary) -> int:
+    """Rows of hidden states that travel with `read`; nothing is asked after the last token of a candidate."""
+    inner = sum(vocabulary.count(each) - 1 for each in read.score.candidates)
+    return vocabulary.count(read.clean) + inner

@@ -27,7 +27,7 @@ LEVELS = 48
 
 
 def make_partition(noise: NoiseConfig, blocks: int, codes: Codes, text: Tensor) -> NoisePartition:
-    """The noise ranges that a config asks for; `equal_entropy` is measured on `text` (symbols,)."""
+    """The noise ranges that a config asks for; `equal_entropy` is measured on `text` (tokens,)."""
     # It is measured with the optimal context-free denoiser, so it needs no trained model, and workers that measure the
     # same text agree.
     if noise.partition == "equal_probability":
@@ -42,9 +42,9 @@ def make_partition(noise: NoiseConfig, blocks: int, codes: Codes, text: Tensor) 
 
 
 def entropy_curve(codes: Codes, text: Tensor, sigma_min: float, sigma_max: float) -> tuple[list[float], list[float]]:
-    """(sigmas, nats): the CE of the Bayes-optimal denoiser that knows how frequent symbols are and no context.
+    """(sigmas, nats): the CE of the Bayes-optimal denoiser that knows how frequent tokens are and no context.
 
-    text: (symbols,), whole numbers. Measured on a sample of it, at noise levels equally spaced in log sigma.
+    text: (tokens,), whole numbers. Measured on a sample of it, at noise levels equally spaced in log sigma.
     """
     table = codes.table().double()
     prior = torch.bincount(text.long(), minlength=len(table)).double() + 1e-9
@@ -81,7 +81,7 @@ def new_chain(config: TrainingConfig, corpus: Corpus, objective: str = "own loss
         probe_text=PROBE_TEXT,
         data=_data(corpus),
         training={"objective": objective, **_training(config)},
-        **_symbols(corpus, config.architecture.positions),
+        **_tokens(corpus, config.architecture.positions),
     )
 
 
@@ -97,7 +97,7 @@ def new_ar(architecture: Architecture, config: TrainingConfig, corpus: Corpus, o
         probe_text=PROBE_TEXT,
         data=_data(corpus),
         training={"objective": objective, **_training(config)},
-        **_symbols(corpus, architecture.positions),
+        **_tokens(corpus, architecture.positions),
     )
 
 
@@ -136,8 +136,8 @@ def add_metrics(out: Path, metrics: dict[str, Any]) -> Manifest:
     return update_manifest(out, lambda manifest: replace(manifest, metrics={**manifest.metrics, **metrics}))
 
 
-def _symbols(corpus: Corpus, positions: int) -> dict[str, Any]:
-    """A manifest's fields for the symbols of a corpus."""
+def _tokens(corpus: Corpus, positions: int) -> dict[str, Any]:
+    """A manifest's fields for the tokens of a corpus."""
     if corpus.tokenizer is None:
         return {}
     probe = tuple(corpus.tokenizer.encoding.encode(PROBE_TEXT).ids[: min(positions, MAX_PROBE_TOKENS)])

@@ -210,8 +210,8 @@ class TrainingConfig(RunConfig):
             raise ConfigError("chunks must be sizes of at least 1, or 0 for the whole window, not ()")
 
 
-def in_symbols_of(config: TrainingConfig, corpus: Corpus) -> TrainingConfig:
-    """The same run for a model of the corpus' symbols."""
+def in_tokens_of(config: TrainingConfig, corpus: Corpus) -> TrainingConfig:
+    """The same run for a model of the corpus' tokens."""
     return replace(config, architecture=replace(config.architecture, vocabulary=corpus.vocabulary))
 
 

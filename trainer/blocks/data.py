@@ -28,12 +28,12 @@ MIN_BYTES = 4096
 
 @dataclass(frozen=True)
 class Corpus:
-    """Train and validation text, each (symbols,): bytes in uint8, or the numbers of a tokenizer's tokens."""
+    """Train and validation text, each (tokens,): bytes in uint8, or the numbers of a tokenizer's tokens."""
 
     name: str
     train: Tensor
     valid: Tensor
-    tokenizer: TextTokenizer | None = None  # none where symbols are bytes
+    tokenizer: TextTokenizer | None = None  # none where tokens are bytes
 
     def in_tokens(self, tokenizer: TextTokenizer, cut: bool = False) -> Corpus:
         """This text, of bytes, in a tokenizer's tokens.
@@ -44,7 +44,7 @@ class Corpus:
 
     @property
     def vocabulary(self) -> int:
-        """Number of symbols."""
+        """Number of tokens."""
         return self.tokenizer.vocabulary if self.tokenizer else VOCABULARY
 
     @property
@@ -55,13 +55,13 @@ class Corpus:
     def _lengths(self) -> Tensor:
         return token_bytes(self.tokenizer) if self.tokenizer else torch.ones(VOCABULARY, dtype=torch.int64)
 
-    def bytes_in(self, symbols: Tensor) -> int:
-        """Bytes of text that symbols stand for. Raises DataError where that cannot be told."""
-        return int(self._lengths[symbols.long().cpu()].sum())
+    def bytes_in(self, tokens: Tensor) -> int:
+        """Bytes of text that tokens stand for. Raises DataError where that cannot be told."""
+        return int(self._lengths[tokens.long().cpu()].sum())
 
-    def bits(self, nats: float, symbols: Tensor) -> float:
-        """Bits a *byte*, from the mean nats a symbol of these symbols: so bytes and tokens compare."""
-        return nats * symbols.numel() / self.bytes_in(symbols) / math.log(2)
+    def bits(self, nats: float, tokens: Tensor) -> float:
+        """Bits a *byte*, from the mean nats a token of these tokens: so bytes and tokens compare."""
+        return nats * tokens.numel() / self.bytes_in(tokens) / math.log(2)
 
     def batch(self, seed: int, step: int, sequences: int, length: int) -> Tensor:
         """Training windows (sequences, length) int64: a pure function of (seed, step), so a run can resume."""
@@ -74,7 +74,7 @@ class Corpus:
         return windows(self.valid, starts, length)
 
     def require(self, length: int) -> None:
-        """Raise DataError unless both texts hold a window of `length` symbols."""
+        """Raise DataError unless both texts hold a window of `length` tokens."""
         for what, text in (("training", self.train), ("validation", self.valid)):
             if len(text) < length:
                 raise DataError(
@@ -83,7 +83,7 @@ class Corpus:
                 )
 
     def digest(self) -> str:
-        """SHA-256 of the training symbols, for the manifest."""
+        """SHA-256 of the training tokens, for the manifest."""
         return hashlib.sha256(self.train.numpy().tobytes()).hexdigest()
 
 

@@ -28,9 +28,9 @@ class TextScore:
     bytes: int
 
     @classmethod
-    def of(cls, name: str, nats: float, symbols: Tensor, corpus: Corpus) -> TextScore:
-        """:param nats: the mean of these symbols."""
-        return cls(name, corpus.bits(nats, symbols), corpus.bytes_in(symbols))
+    def of(cls, name: str, nats: float, tokens: Tensor, corpus: Corpus) -> TextScore:
+        """:param nats: the mean of these tokens."""
+        return cls(name, corpus.bits(nats, tokens), corpus.bytes_in(tokens))
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Scorer:
             )
         corpus = spelled(self.corpus, directory, manifest)
         corpus.require(context + 1)
-        # No more windows than fit side by side, so that no symbol is scored twice.
+        # No more windows than fit side by side, so that no token is scored twice.
         text = corpus.valid_batch(min(self.windows, len(corpus.valid) // (context + 1)), context + 1)
         chain = manifest.kind == "chain"
         scores = self._chain(directory, manifest, text, corpus) if chain else self._ar(directory, text, corpus)
@@ -85,7 +85,7 @@ class Scorer:
         )
 
     def _nats(self, predict: Callable[[Tensor], Tensor], text: Tensor) -> float:
-        """Mean nats a symbol, a few windows at a time; :param predict: the logits after known text."""
+        """Mean nats a token, a few windows at a time; :param predict: the logits after known text."""
         rows = text.split(ROWS)
         return sum(next_byte_nats(predict(row[:, :-1]), row, self.min_context) * len(row) for row in rows) / len(text)
 
@@ -110,7 +110,7 @@ class Scorer:
         if len(blocks) == manifest.architecture.parts:
             assert manifest.partition is not None
             losses = chain_diagnostics(blocks, manifest.partition, text, self.steps, self.min_context)
-            slots = scored[:, :-1]  # a window's last symbol is a target of the heads, but fills no slot
+            slots = scored[:, :-1]  # a window's last token is a target of the heads, but fills no slot
             scores += [TextScore.of(_DIAGNOSTICS[name], value, slots, corpus) for name, value in losses.items()]
         return scores
 
@@ -119,7 +119,7 @@ _DIAGNOSTICS = {"from_noise_nats": "from noise", "from_noise_sigma1_nats": "from
 
 
 def spelled(corpus: Corpus, directory: Path, manifest: Manifest) -> Corpus:
-    """A text of bytes in the symbols of the checkpoint in `directory`."""
+    """A text of bytes in the tokens of the checkpoint in `directory`."""
     if manifest.tokenizer == "bytes":
         return corpus
     return corpus.in_tokens(TextTokenizer(read_companion(directory, manifest, TOKENIZER_NAME).decode()))
@@ -142,14 +142,14 @@ def _describe(manifest: Manifest) -> str:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Means over the symbols of held-out text; q is the drafter, p the scorer, both at `temperature`."""
+    """Means over the tokens of held-out text; q is the drafter, p the scorer, both at `temperature`."""
 
     drafter: str
     scorer: str
     temperature: float
     total_variation: float
     kl_bits: float  # KL(p || q): about 2^(chunk * this) candidates stand for a chunk of the scorer's own text
-    reverse_kl_bits: float  # KL(q || p): what a symbol of the drafter's text costs more under the scorer
+    reverse_kl_bits: float  # KL(q || p): what a token of the drafter's text costs more under the scorer
 
 
 def bundle_divergences(

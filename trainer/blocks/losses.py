@@ -121,7 +121,7 @@ def bits(nats: float) -> float:
 
 
 def next_byte_nats(logits: Tensor, text: Tensor, skip: int = 1) -> float:
-    """CE of next-symbol logits (batch, length, vocabulary) on text (batch, length + 1), from `skip` (1 or more) on."""
+    """CE of next-token logits (batch, length, vocabulary) on text (batch, length + 1), from `skip` (1 or more) on."""
     return float(F.cross_entropy(logits[:, skip - 1 :].float().flatten(0, -2), text[:, skip:].reshape(-1)))
 
 

@@ -13,7 +13,7 @@ from stages.errors import ConfigError, Interrupted
 from stages.model.block import Block
 from stages.model.pipeline import ArModel, ArStage
 from trainer.blocks.checkpoint_dir import RUN_FOLDER, add_metrics, identity, new_ar, new_chain, open_checkpoint_dir
-from trainer.blocks.config import RunConfig, TrainingConfig, in_symbols_of
+from trainer.blocks.config import RunConfig, TrainingConfig, in_tokens_of
 from trainer.blocks.data import Corpus
 from trainer.blocks.losses import chain_diagnostics
 from trainer.blocks.run import Run, Task, state_path
@@ -27,7 +27,7 @@ def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | 
     Only the block being trained has gradients and optimizer state. `only` picks one block. Raises OnesweepError with
     what to do.
     """
-    config = in_symbols_of(config, corpus)
+    config = in_tokens_of(config, corpus)
     architecture = config.architecture
     if only is not None and not 0 <= only < architecture.parts:
         raise ConfigError(f"there is no block {only}: this chain has blocks 0 to {architecture.parts - 1}")
@@ -50,7 +50,7 @@ def train_blocks(config: TrainingConfig, corpus: Corpus, out: Path, only: int | 
 
 def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, stages: int) -> Manifest:
     """Train an AR model end to end, and store it cut into `stages` stages of `architecture.layers` layers each."""
-    config = in_symbols_of(config, corpus)
+    config = in_tokens_of(config, corpus)
     architecture = replace(config.architecture, parts=stages)
     torch.manual_seed(config.seed)
     model = ArModel(architecture)
@@ -60,7 +60,7 @@ def train_ar(config: TrainingConfig, corpus: Corpus, out: Path, stages: int) -> 
 
 def train_scorer(config: TrainingConfig, corpus: Corpus, out: Path) -> Manifest:
     """Train an AR pipeline stage by stage, as workers do that hold one stage each; see trainer/blocks/task.py."""
-    config = in_symbols_of(config, corpus)
+    config = in_tokens_of(config, corpus)
     torch.manual_seed(config.seed)
     workers = StagesInOneProcess(config.architecture, config.lookahead)
     task = ScorerTask("scorer", workers, corpus, config)

@@ -31,7 +31,7 @@ from trainer.blocks.run import Clock, Run, state_path
 from trainer.blocks.state import json_digest
 from trainer.distill.settings import DistillSettings
 from trainer.distill.student import DistillTask, Student, fitting_layers, numbers_in, one_stage
-from trainer.distill.teacher import FIRST, Samples, Teacher, held_out, symbols_corpus
+from trainer.distill.teacher import FIRST, Samples, Teacher, held_out, tokens_corpus
 
 PUBLISH_EVERY_S = 600.0  # time between two evaluations on held-out text, after each of which the checkpoint is replaced
 DRAFT_STEPS = 24
@@ -48,7 +48,7 @@ def distill(settings: DistillSettings, tell: Tell = print) -> Manifest:
 
 
 def _distilled(s: DistillSettings, source: Manifest, tell: Tell) -> Manifest:
-    corpus = symbols_corpus(s.texts, s.checkpoint, source, s.window)
+    corpus = tokens_corpus(s.texts, s.checkpoint, source, s.window)
     begin = _Beginning.of(s, source)
     destination = DrafterDir(s.folder, s.checkpoint, _plan(s, begin, source, corpus))
     tell(begin.sentence(source))
@@ -112,7 +112,7 @@ class _Beginning:
             raise InputError(f"--start {s.start}: {WEIGHT_WORDS[drafter.architecture.weights]} cannot be trained")
         vocabularies = [(each.tokenizer, each.files, each.text_architecture.vocabulary) for each in (drafter, teacher)]
         if vocabularies[0] != vocabularies[1]:
-            raise InputError(f"--start {s.start} has other symbols than {s.checkpoint}: both need one tokenizer")
+            raise InputError(f"--start {s.start} has other tokens than {s.checkpoint}: both need one tokenizer")
         if s.window > drafter.text_architecture.positions:
             raise InputError(
                 f"window {s.window}: the drafter reads {drafter.text_architecture.positions} positions at most"
@@ -159,8 +159,8 @@ def _plan(s: DistillSettings, begin: _Beginning, teacher: Manifest, corpus: Corp
 
 def _begin_run(student: Student, samples: Samples, report: _Report, run: Run) -> None:
     first = [samples.sample(index) for index in range(FIRST)]
-    symbols, features = (torch.cat(each) for each in zip(*first, strict=True))
-    student.begin(symbols, features.to(samples.teacher.device), samples.settings.sequences)
+    tokens, features = (torch.cat(each) for each in zip(*first, strict=True))
+    student.begin(tokens, features.to(samples.teacher.device), samples.settings.sequences)
     with torch.inference_mode():
         report(run, report.task.evaluate())
 
@@ -264,7 +264,7 @@ class DrafterDir:
 
 @torch.inference_mode()
 def draft_ms(stage: PipelineStage) -> float:
-    """Processor time of the fastest of some steps from one symbol to the probabilities of the next, as the router does.
+    """Processor time of the fastest of some steps from one token to the probabilities of the next, as the router does.
 
     Processor time, because a wall clock also counts whatever else the machine does. stage: the whole drafter; its
     matrices may be taken over.
@@ -272,9 +272,9 @@ def draft_ms(stage: PipelineStage) -> float:
     a, runner, taken = stage.architecture, packed_stage(stage), list[float]()
     steps = min(DRAFT_STEPS, a.positions)
     caches = new_caches(a.layers_in(0), a, steps)
-    for symbol in torch.arange(steps) % a.vocabulary:
+    for token in torch.arange(steps) % a.vocabulary:
         begin = time.process_time()
-        (hidden,) = runner.read([CleanPiece(symbol[None], caches)])
+        (hidden,) = runner.read([CleanPiece(token[None], caches)])
         runner.next_byte([hidden])
         taken.append(1000 * (time.process_time() - begin))
     return min(taken)

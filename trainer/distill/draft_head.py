@@ -29,9 +29,9 @@ from trainer.blocks.data import quick_bfloat16
 from trainer.blocks.run import Clock, Run, StepLoss
 from trainer.blocks.state import json_digest
 from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import OutputHead, Samples, Teacher, held_out, symbols_corpus
+from trainer.distill.teacher import OutputHead, Samples, Teacher, held_out, tokens_corpus
 
-# In turn, how many symbols in a row a step has the head guess, as it will where it drafts (training-time test, EAGLE-3,
+# In turn, how many tokens in a row a step has the head guess, as it will where it drafts (training-time test, EAGLE-3,
 # arXiv 2503.01840).
 DEPTHS = (1, 2, 3)
 DEPTH_WEIGHT = 0.8  # of a depth's loss, as a share of that of the depth before
@@ -51,7 +51,7 @@ class _Acceptance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, task: HeadTask, probs: Tensor) -> Tensor:  # noqa: ANN401
-        """states: (rows, width), normed; probs: the teacher's, (rows, symbols)."""
+        """states: (rows, width), normed; probs: the teacher's, (rows, tokens)."""
         gradient, accepted = torch.empty_like(states), 0.0
         cross = math.exp(SHARPNESS * task.acceptance)
         size = CHUNK_ROWS if states.is_cpu else GPU_CHUNK_ROWS
@@ -88,22 +88,22 @@ class HeadTask:
         layers: Sequence[int],
         start: DraftHead | None = None,
     ) -> None:
-        """:param count: the most frequent symbols of the text, which the head guesses.
+        """:param count: the most frequent tokens of the text, which the head guesses.
         :param layers: of the teacher, which the head's begin as copies of.
-        :param start: a head to continue, with its symbols. The layers come before its own, and add nothing at first."""
+        :param start: a head to continue, with its tokens. The layers come before its own, and add nothing at first."""
         architecture, last = teacher.stages[-1].architecture, teacher.stages[-1]
         assert isinstance(architecture, LlamaArchitecture)
         assert last.norm is not None
         frequency = torch.bincount(samples.corpus.train.long(), minlength=architecture.vocabulary)
-        symbols = frequency.argsort(descending=True, stable=True)[:count].sort()[0] if start is None else start.symbols
-        symbols, own = symbols.long().to(teacher.device), 0 if start is None else len(start.stage.layers)
-        self.head = DraftHead(architecture, len(symbols), len(layers) + own).to(teacher.device)
+        tokens = frequency.argsort(descending=True, stable=True)[:count].sort()[0] if start is None else start.tokens
+        tokens, own = tokens.long().to(teacher.device), 0 if start is None else len(start.stage.layers)
+        self.head = DraftHead(architecture, len(tokens), len(layers) + own).to(teacher.device)
         sources = [layer for stage in teacher.stages for layer in stage.layers]
         self.samples, self.held_out, self.full = samples, held, OutputHead.of(last)
-        self.rows = self.full.weight[symbols]
+        self.rows = self.full.weight[tokens]
         self.acceptance = 0.0  # of late
         with torch.no_grad():
-            self.head.symbols.copy_(symbols)
+            self.head.tokens.copy_(tokens)
             for norm in (self.head.model_norm, self.head.stage.norm):
                 assert norm is not None
                 norm.weight.copy_(last.norm.weight)
@@ -131,21 +131,21 @@ class HeadTask:
         self.head.load_state_dict(rest, strict=False)
 
     def probs(self, seen: Tensor) -> Tensor:
-        """The teacher's, of the symbols that can be guessed: (rows, positions, symbols), in the type of its products.
+        """The teacher's, of the tokens that can be guessed: (rows, positions, tokens), in the type of its products.
         seen: (rows, positions, width), normed."""
         states, found = seen.flatten(0, 1), list[Tensor]()
         for chunk in self.full.chunks(len(states)):
             logits = self.full.logits(states[chunk])
             of_all = logits.logsumexp(-1, keepdim=True)
-            found.append((logits[:, self.head.symbols.long()] - of_all).exp_().to(self.rows.dtype))
+            found.append((logits[:, self.head.tokens.long()] - of_all).exp_().to(self.rows.dtype))
         return torch.cat(found).unflatten(0, seen.shape[:2])
 
     def loss(self, step: int) -> StepLoss:
-        symbols, features = self.samples.batch(step)
+        tokens, features = self.samples.batch(step)
         seen = features.to(self.samples.teacher.device).float()
         total, refused = seen.new_zeros(()), list[float]()
         probs = self.probs(seen[:, 1:])
-        for depth, states in enumerate(self._unrolled(symbols, seen, DEPTHS[step % len(DEPTHS)])):
+        for depth, states in enumerate(self._unrolled(tokens, seen, DEPTHS[step % len(DEPTHS)])):
             missed = _Acceptance.apply(states.flatten(0, 1), self, probs[:, depth:].flatten(0, 1))
             total = total + missed * DEPTH_WEIGHT**depth
             refused.append(float(missed.detach()))
@@ -156,26 +156,26 @@ class HeadTask:
     def evaluate(self) -> dict[str, float]:
         """Total variation at each depth on held-out text, by names such as `written_total_variation_1`."""
         found = {}
-        for name, (symbols, features) in self.held_out.items():
+        for name, (tokens, features) in self.held_out.items():
             seen = features.float()
             probs = self.probs(seen[:, 1:])
-            for depth, states in enumerate(self._unrolled(symbols, seen, max(DEPTHS))):
+            for depth, states in enumerate(self._unrolled(tokens, seen, max(DEPTHS))):
                 missed = _Acceptance.apply(states.flatten(0, 1), self, probs[:, depth:].flatten(0, 1))
                 found[f"{name}_total_variation_{depth + 1}"] = float(missed)
         return found
 
-    def _unrolled(self, symbols: Tensor, seen: Tensor, depths: int) -> Iterator[Tensor]:
+    def _unrolled(self, tokens: Tensor, seen: Tensor, depths: int) -> Iterator[Tensor]:
         """For each depth, normed states of the head after as many guesses of its own as come before: (rows, places,
         width). The first place is one later than at the depth before.
 
-        symbols: (rows, positions); seen: the teacher's normed states at all of them.
+        tokens: (rows, positions); seen: the teacher's normed states at all of them.
         """
-        stage, states, symbols = self.head.stage, seen, symbols.to(seen.device)
+        stage, states, tokens = self.head.stage, seen, tokens.to(seen.device)
         caches = [Cache() for _ in stage.layers]
         assert stage.norm is not None
         for depth in range(depths):
-            places = symbols.shape[1] - 1 - depth
-            embedded = self.full.weight[symbols[:, 1 + depth : 1 + depth + places].long()].float()
+            places = tokens.shape[1] - 1 - depth
+            embedded = self.full.weight[tokens[:, 1 + depth : 1 + depth + places].long()].float()
             states = self.head.joined(states[:, :places], embedded)
             for layer, cache in zip(stage.layers, caches, strict=True):
                 states = self._layer(layer, states, depth, cache)
@@ -216,7 +216,7 @@ def distill_head(settings: DistillSettings, tell: Tell = print) -> Path:
     s.check_layers(total)
     start = None if s.start is None else read_draft_head(s.start, manifest)
     layers = s.layers or ([] if start else sorted({place % total for place in (0, 1, -2, -1)}))
-    corpus = symbols_corpus(s.texts, s.checkpoint, manifest, s.window)
+    corpus = tokens_corpus(s.texts, s.checkpoint, manifest, s.window)
     folder = s.out or s.checkpoint / "draft-head"
     began = "" if s.start is None else file_digest(s.start)
     identity = json_digest({"teacher": manifest.digest(), "data": corpus.digest(), "start": began, **s.record()})

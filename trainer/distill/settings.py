@@ -22,11 +22,9 @@ class DistillTuning:
     # The teacher's layers, from 0, that the drafter or the draft head begins with; by default as many as a stage's size
     # allows, of a draft head the first two and the last two.
     layers: tuple[int, ...] | None = None
-    guesses: int = field(
-        default=16384, metadata=limits(least=2, most=1 << 20)
-    )  # frequent symbols, for a new draft head
+    guesses: int = field(default=16384, metadata=limits(least=2, most=1 << 20))  # frequent tokens, for a new draft head
     sequences: int = field(default=8, metadata=limits(least=1, most=1024))  # windows in a step
-    window: int = field(default=256, metadata=limits(least=16, most=4096))  # symbols in a window
+    window: int = field(default=256, metadata=limits(least=16, most=4096))  # tokens in a window
     # Share of the samples that the teacher writes itself. On a CPU these take four times as long as those that it only
     # reads.
     written: float = field(default=0.1, metadata=limits(least=0, most=1))

@@ -75,13 +75,13 @@ class Student:
         trained = nn.ModuleDict({"layers": modules} | ({} if lens is None else {"lens": lens}))
         return Student(teacher, stage, trained, teacher.head, lens)
 
-    def read(self, symbols: Tensor) -> Tensor:
-        """The head's input, (rows, positions, width). symbols: (rows, positions)."""
-        normed = self._normed(symbols)
+    def read(self, tokens: Tensor) -> Tensor:
+        """The head's input, (rows, positions, width). tokens: (rows, positions)."""
+        normed = self._normed(tokens)
         return normed if self.lens is None else self.lens(normed)
 
     @torch.no_grad()
-    def begin(self, symbols: Tensor, features: Tensor, rows: int) -> None:
+    def begin(self, tokens: Tensor, features: Tensor, rows: int) -> None:
         """Set the lens, if there is one, to what maps the layers' output best to the teacher's features of some text,
         in the least squares' sense."""
         # The tuned lens (arXiv 2303.08112) in closed form: argmin |Z M - T|^2 + r |M - 1|^2, `rows` windows at a time.
@@ -90,7 +90,7 @@ class Student:
         width = self.stage.architecture.width
         one = torch.eye(width, dtype=torch.float64, device=self.lens.weight.device)
         squares, products = torch.zeros_like(one), torch.zeros_like(one)
-        for known, seen in zip(symbols.split(rows), features.split(rows), strict=True):
+        for known, seen in zip(tokens.split(rows), features.split(rows), strict=True):
             z = self._normed(known).reshape(-1, width).double()
             squares += z.T @ z
             products += z.T @ (seen.reshape(-1, width).double() - z)
@@ -112,9 +112,9 @@ class Student:
         stage.load_state_dict(copies, assign=True)
         return stage.eval().requires_grad_(False)
 
-    def _normed(self, symbols: Tensor) -> Tensor:
+    def _normed(self, tokens: Tensor) -> Tensor:
         assert self.stage.norm is not None
-        normed: Tensor = self.stage.norm(self.stage.read(symbols.to(self.teacher.device)))
+        normed: Tensor = self.stage.norm(self.stage.read(tokens.to(self.teacher.device)))
         return normed
 
 
@@ -161,22 +161,22 @@ class DistillTask:
     name = "distill"
 
     def __init__(self, student: Student, samples: Samples, held_out: dict[str, tuple[Tensor, Tensor]]) -> None:
-        """held_out: name -> symbols (rows, window) and the teacher's features of them."""
+        """held_out: name -> tokens (rows, window) and the teacher's features of them."""
         self.student, self.samples, self.held_out = student, samples, held_out
         self.teacher = samples.teacher
         self.module: nn.Module = student.trained
         self.trained = [self.module]
 
     def loss(self, step: int) -> StepLoss:
-        symbols, features = self.samples.batch(step)
+        tokens, features = self.samples.batch(step)
         seen = features.to(self.teacher.device)
-        loss = mean_kl(self.student.read(symbols), self.student.head, seen, self.teacher.head)
+        loss = mean_kl(self.student.read(tokens), self.student.head, seen, self.teacher.head)
         return StepLoss(loss, {"kl_nats": float(loss.detach())})
 
     def evaluate(self) -> dict[str, float]:
         """Distances from the teacher on held-out text, by names such as `text_kl_bits`."""
         found = {}
-        for name, (symbols, features) in self.held_out.items():
+        for name, (tokens, features) in self.held_out.items():
             rows = [
                 distance(
                     self.student.read(known[None]),
@@ -184,7 +184,7 @@ class DistillTask:
                     seen[None].to(self.teacher.device),
                     self.teacher.head,
                 )
-                for known, seen in zip(symbols, features, strict=True)
+                for known, seen in zip(tokens, features, strict=True)
             ]
             for measure in asdict(rows[0]):
                 found[f"{name}_{measure}"] = sum(getattr(row, measure) for row in rows) / len(rows)

@@ -155,13 +155,13 @@ class Teacher:
     def head(self) -> OutputHead:
         return OutputHead.of(self.stages[-1])
 
-    def read(self, symbols: Tensor) -> Tensor:
-        """The head's input at every position: (rows, positions, width). symbols: (rows, positions) int64."""
+    def read(self, tokens: Tensor) -> Tensor:
+        """The head's input at every position: (rows, positions, width). tokens: (rows, positions) int64."""
         with self._alone():
-            return self._features(symbols.to(self.device), None)
+            return self._features(tokens.to(self.device), None)
 
     def write(self, prompts: Tensor, length: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Continue `prompts` (rows, positions) int64 at temperature 1 until there are `length` symbols.
+        """Continue `prompts` (rows, positions) int64 at temperature 1 until there are `length` tokens.
 
         Returns the texts (rows, length) and the head's input at every position (rows, length, width).
         """
@@ -178,8 +178,8 @@ class Teacher:
                 features.append(self._features(drawn, caches))
             return text, torch.cat(features, dim=1)
 
-    def _features(self, symbols: Tensor, caches: list[list[LayerCache]] | None) -> Tensor:
-        x = symbols
+    def _features(self, tokens: Tensor, caches: list[list[LayerCache]] | None) -> Tensor:
+        x = tokens
         for i, stage in enumerate(self.stages):
             x = stage.read(x, caches[i] if caches else None)
         norm = self.stages[-1].norm
@@ -236,7 +236,7 @@ class Samples:
         directory.mkdir(parents=True, exist_ok=True)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Symbols (sequences, window) int64, and the teacher's features (sequences, window, width)."""
+        """Tokens (sequences, window) int64, and the teacher's features (sequences, window, width)."""
         s = self.settings
         newest = FIRST - 1 + int(step * s.sequences / (s.passes * self.rows))
         oldest = max(0, newest + 1 - self.kept)
@@ -249,35 +249,35 @@ class Samples:
             self.held.pop(index, None)
         self.oldest = oldest
         pairs = [self.row(index, row) for index, row in chosen]
-        return torch.stack([symbols for symbols, _ in pairs]), torch.stack([features for _, features in pairs])
+        return torch.stack([tokens for tokens, _ in pairs]), torch.stack([features for _, features in pairs])
 
     def row(self, index: int, row: int) -> tuple[Tensor, Tensor]:
         """One window of a sample, which is made if it is not there."""
         if self.in_memory:
             if index not in self.held:
                 self.held[index] = self._made(index)
-            symbols, features = self.held[index]
-            return symbols[row], features[row]
+            tokens, features = self.held[index]
+            return tokens[row], features[row]
         path = self._path(index)
         # A sample that is missing or damaged is made again, and then read.
         for _ in range(2):
             try:
                 with safe_open(path, framework="pt") as file:
-                    symbols, features = (file.get_slice(name) for name in ("symbols", "features"))
+                    tokens, features = (file.get_slice(name) for name in ("symbols", "features"))
                     is_own = (file.metadata() or {}).get("identity") == self.identity
                     if is_own and tuple(features.get_shape()) == self.shape:
-                        return symbols[row].long(), features[row]
+                        return tokens[row].long(), features[row]
             except (SafetensorError, OSError, KeyError):
                 pass
-            symbols, features = self._made(index)
-            tensors = {"symbols": symbols.int().cpu(), "features": features.cpu().contiguous()}
+            tokens, features = self._made(index)
+            tensors = {"symbols": tokens.int().cpu(), "features": features.cpu().contiguous()}
             replace_file(path, partial(save_file, tensors, metadata={"identity": self.identity}))
         raise AssertionError(f"{path} was written and cannot be read")
 
     def sample(self, index: int) -> tuple[Tensor, Tensor]:
         """All windows of one: (rows, window) int64, (rows, window, width)."""
         pairs = [self.row(index, row) for row in range(self.rows)]
-        return torch.stack([symbols for symbols, _ in pairs]), torch.stack([features for _, features in pairs])
+        return torch.stack([tokens for tokens, _ in pairs]), torch.stack([features for _, features in pairs])
 
     def drop(self) -> None:
         """Delete all samples when the run is over."""
@@ -303,7 +303,7 @@ class Samples:
 def held_out(teacher: Teacher, corpus: Corpus, window: int, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
     """Text that no step reads: `text`, and `written` by the teacher after the beginnings of it.
 
-    Each as symbols (rows, window) and features (rows, window, width), and rows such that windows do not overlap.
+    Each as tokens (rows, window) and features (rows, window, width), and rows such that windows do not overlap.
     """
     rows = max(1, min(HELD_OUT_ROWS, len(corpus.valid) // window))
     text = corpus.valid_batch(rows, window)
@@ -317,11 +317,11 @@ def held_out(teacher: Teacher, corpus: Corpus, window: int, seed: int) -> dict[s
 MAX_TEXT_BYTES = 1 << 30
 
 
-def symbols_corpus(paths: Sequence[Path], directory: Path, manifest: Manifest, window: int) -> Corpus:
-    """The files' text in the symbols of the checkpoint in `directory`, training and held-out apart.
+def tokens_corpus(paths: Sequence[Path], directory: Path, manifest: Manifest, window: int) -> Corpus:
+    """The files' text in the tokens of the checkpoint in `directory`, training and held-out apart.
 
-    Each path as `load_corpus` takes it, each half at least `window` symbols long. The corpus' tensors are (symbols,)
-    int32, or uint8 where symbols are bytes. Raises DataError, CheckpointError for a damaged tokenizer.
+    Each path as `load_corpus` takes it, each half at least `window` tokens long. The corpus' tensors are (tokens,)
+    int32, or uint8 where tokens are bytes. Raises DataError, CheckpointError for a damaged tokenizer.
     """
     found = [load_corpus(path) for path in paths]
     if not found:
@@ -330,11 +330,11 @@ def symbols_corpus(paths: Sequence[Path], directory: Path, manifest: Manifest, w
     train, valid = (torch.cat([getattr(corpus, half) for corpus in found]) for half in ("train", "valid"))
     if len(train) + len(valid) > MAX_TEXT_BYTES:
         raise DataError(f"{name}: more than {MAX_TEXT_BYTES >> 20} MB of text; give less of it")
-    return in_symbols(Corpus(name, train, valid), directory, manifest, window)
+    return in_tokens(Corpus(name, train, valid), directory, manifest, window)
 
 
-def in_symbols(corpus: Corpus, directory: Path, manifest: Manifest, window: int) -> Corpus:
-    """A text of bytes in the symbols of the checkpoint in `directory`; as `symbols_corpus`."""
+def in_tokens(corpus: Corpus, directory: Path, manifest: Manifest, window: int) -> Corpus:
+    """A text of bytes in the tokens of the checkpoint in `directory`; as `tokens_corpus`."""
     if manifest.tokenizer == "tokens":
         corpus = corpus.in_tokens(TextTokenizer(read_companion(directory, manifest, TOKENIZER_NAME).decode()))
     for what, half in (("training", corpus.train), ("held-out", corpus.valid)):

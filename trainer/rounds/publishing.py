@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from stages.checkpoint.checkpoint import save_ar, save_part
-from stages.checkpoint.gate import Measures, probe_block, probe_stage, probe_symbols
+from stages.checkpoint.gate import Measures, probe_block, probe_stage, probe_tokens
 from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError
 from stages.model.architecture import VOCABULARY
@@ -58,7 +58,7 @@ class Publisher:
         manifest, blocks = self.spec.checkpoint, self.spec.chain(weights)
         assert manifest.partition is not None
         for part, block in zip(self.spec.parts, blocks, strict=True):
-            _check(part, probe_block(block, manifest.partition, probe_symbols(manifest)))
+            _check(part, probe_block(block, manifest.partition, probe_tokens(manifest)))
         for block in blocks:
             save_part(self.out, block)
 
@@ -66,7 +66,7 @@ class Publisher:
         model = self.spec.pipeline(weights)
         hidden: Tensor | None = None
         for stage in model.stages:
-            measures, hidden = probe_stage(stage, probe_symbols(self.spec.checkpoint), hidden)
+            measures, hidden = probe_stage(stage, probe_tokens(self.spec.checkpoint), hidden)
             if stage.is_last:
                 _check("the pipeline", measures)
         save_ar(self.out, model)

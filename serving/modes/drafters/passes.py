@@ -1,4 +1,4 @@
-"""Continuations of several requests, written together: each pass of the model gives the next symbol of all of them."""
+"""Continuations of several requests, written together: each pass of the model gives the next token of all of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DRAWN_AT_ONCE = 1 << 18
 # Probabilities whose running sum is taken one by one; of a larger vocabulary that of blocks of so many comes first.
 # For 16 rows of 49,152 that takes 0.1 ms instead of 11.
 BLOCK = 256
-# Temperature below which the likeliest symbol takes all: no logit divided by it overflows.
+# Temperature below which the likeliest token takes all: no logit divided by it overflows.
 LEAST_TEMPERATURE = 1e-30
 
 
@@ -38,8 +38,8 @@ LEAST_TEMPERATURE = 1e-30
 class Written:
     """Continuations of one text."""
 
-    symbols: NDArray[np.int64]  # (continuations, length)
-    # Of each symbol, where it was drawn, above 0: (continuations, length).
+    tokens: NDArray[np.int64]  # (continuations, length)
+    # Of each token, where it was drawn, above 0: (continuations, length).
     probs: NDArray[np.float32]
     # The request's part of the passes, by rows.
     compute_ms: float
@@ -58,7 +58,7 @@ class DraftJob:
         cache_bytes: int = 0,
     ) -> None:
         """:param known: the text.
-        :param numbers: makes the uniform ones in (0, 1] that draw the symbols, (length, continuations); on the compute
+        :param numbers: makes the uniform ones in (0, 1] that draw the tokens, (length, continuations); on the compute
             thread, since they take a while.
         :param cache_bytes: memory that the continuations take beside the text."""
         self.text, self.known, self.numbers, self.due_at = text, known, numbers, due_at
@@ -87,25 +87,25 @@ class DraftJob:
         begin, u = time.perf_counter(), self.numbers()
         length, count = u.shape
         self._u, self.sharpness = torch.from_numpy(u).unsqueeze(2), torch.full((count, 1), self._sharpness)
-        self._symbols, self._probs = torch.empty(length, count, 1, dtype=torch.int64), torch.empty(length, count, 1)
+        self._tokens, self._probs = torch.empty(length, count, 1, dtype=torch.int64), torch.empty(length, count, 1)
         self.logits = self.text.logits_after(self.known).expand(count, -1)
         self._forks = self.text.fork(count, length)
         self._compute_ms += (time.perf_counter() - begin) * 1000
 
     @property
     def u(self) -> Tensor:
-        """Numbers that draw the next symbol: (continuations, 1) float64."""
+        """Numbers that draw the next token: (continuations, 1) float64."""
         return self._u[self._length]
 
     @property
     def next(self) -> tuple[Forks, NDArray[np.int64]]:
-        """The symbols that were written last, and what reads them."""
+        """The tokens that were written last, and what reads them."""
         assert self._forks is not None
-        return self._forks, self._symbols[self._length - 1].numpy()[:, 0]
+        return self._forks, self._tokens[self._length - 1].numpy()[:, 0]
 
-    def add(self, symbols: Tensor, probs: Tensor) -> bool:
-        """Book a symbol of each continuation: (continuations, 1) both. True where more are to come."""
-        self._symbols[self._length], self._probs[self._length] = symbols, probs
+    def add(self, tokens: Tensor, probs: Tensor) -> bool:
+        """Book a token of each continuation: (continuations, 1) both. True where more are to come."""
+        self._tokens[self._length], self._probs[self._length] = tokens, probs
         self._length += 1
         return self._length < len(self._u)
 
@@ -117,8 +117,8 @@ class DraftJob:
         self._forks = None  # the next job has its memory
         # False for a request that was cancelled meanwhile
         if self.done.set_running_or_notify_cancel():
-            symbols, probs = (each[..., 0].T.numpy() for each in (self._symbols, self._probs))
-            self.done.set_result(Written(symbols, probs, self._compute_ms))
+            tokens, probs = (each[..., 0].T.numpy() for each in (self._tokens, self._probs))
+            self.done.set_result(Written(tokens, probs, self._compute_ms))
 
     def fail(self, error: Exception) -> None:
         """End without a result."""
@@ -127,7 +127,7 @@ class DraftJob:
 
 
 class SharedPasses:
-    """Takes in each turn every job that wants a next symbol. Only a job that finds no memory waits, for those before.
+    """Takes in each turn every job that wants a next token. Only a job that finds no memory waits, for those before.
 
     A turn is one job of the model's compute thread: what else there is to do comes in between.
     """
@@ -177,8 +177,8 @@ class SharedPasses:
     def _pass(self, jobs: Sequence[DraftJob]) -> None:
         begin, counts = time.perf_counter(), [len(job.sharpness) for job in jobs]
         logits, sharpness = _joined([job.logits for job in jobs]), _joined([job.sharpness for job in jobs])
-        symbols, probs = draw(logits, sharpness, _joined([job.u for job in jobs]))
-        drawn = zip(jobs, symbols.split_with_sizes(counts), probs.split_with_sizes(counts), strict=True)
+        tokens, probs = draw(logits, sharpness, _joined([job.u for job in jobs]))
+        drawn = zip(jobs, tokens.split_with_sizes(counts), probs.split_with_sizes(counts), strict=True)
         going = [job for job, *pair in drawn if job.add(*pair)]
         if going:
             for job, after in zip(going, self.model.read([job.next for job in going]), strict=True):
@@ -195,7 +195,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 # Every operation is one of rows, or gives the same for a number wherever it stands: what is drawn does not depend on
 # the rows beside it.
 def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """One symbol for each row, and its probs: (rows, 1) both.
+    """One token for each row, and its probs: (rows, 1) both.
 
     :param logits: (rows, vocabulary).
     :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
@@ -204,15 +204,15 @@ def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     rows = max(1, DRAWN_AT_ONCE // logits.shape[1])
     if len(logits) > rows:
         parts = [draw(*each) for each in zip(*(x.split(rows) for x in (logits, sharpness, u)), strict=True)]
-        symbols, probs = zip(*parts, strict=True)
-        return torch.cat(symbols), torch.cat(probs)
+        tokens, probs = zip(*parts, strict=True)
+        return torch.cat(tokens), torch.cat(probs)
     all_probs = (logits * sharpness).softmax(-1)
     chosen = _reached(all_probs, u)
     return chosen, all_probs.gather(1, chosen)
 
 
 def _reached(probs: Tensor, u: Tensor) -> Tensor:
-    """The symbol at which the running sum of each row reaches the share u of the whole: (rows, 1), never of probs 0."""
+    """The token at which the running sum of each row reaches the share u of the whole: (rows, 1), never of probs 0."""
     if probs.shape[1] > BLOCK:
         blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         sums = blocks.sum(2, dtype=torch.float64)

@@ -20,7 +20,7 @@ from stages.host.schema_check import MAX_SCHEMA_BYTES, grammar_absent
 from stages.host.sessions import HostSession
 from stages.limits import MAX_LOGPROBS, MAX_PENALTY, MAX_REPETITION_PENALTY, MAX_TEMPERATURE
 from stages.model.scoring import Shaping, bias_problem
-from stages.model.vocabulary import BYTES, Alphabet
+from stages.model.vocabulary import BYTES, Vocabulary
 from stages.pictures.trajectory import PicturePiece
 from stages.v1 import stage_pb2
 from stages.wire.messages import Outcome
@@ -78,15 +78,15 @@ class HopWork(ABC):
 
 @dataclass(eq=False, kw_only=True)
 class TextWork(HopWork):
-    """New symbols of one session, and what they are for."""
+    """New tokens of one session, and what they are for."""
 
-    start: int  # position of the first new symbol; 0 opens a session
-    clean: Tensor  # the new symbols, (symbols,) int64
+    start: int  # position of the first new token; 0 opens a session
+    clean: Tensor  # the new tokens, (tokens,) int64
     reads: tuple[int, ...]  # in a replay, lengths of the reads in which the first of them came before
 
     @cached_property
     def positions(self) -> int:
-        """Positions that the new symbols take."""
+        """Positions that the new tokens take."""
         return self.clean.shape[0]
 
     @cached_property
@@ -95,51 +95,51 @@ class TextWork(HopWork):
         return self.positions
 
 
-def parse_symbols(data: bytes, alphabet: Alphabet) -> Tensor:
-    """Symbols of `alphabet`, (symbols,) int64. Raises StatusError."""
+def parse_tokens(data: bytes, vocabulary: Vocabulary) -> Tensor:
+    """Tokens of `vocabulary`, (tokens,) int64. Raises StatusError."""
     try:
-        return alphabet.decode(data)
+        return vocabulary.decode(data)
     except CodecError as error:
         raise invalid(str(error)) from None
 
 
 def check_reads(reads: Sequence[int], clean: int) -> None:
-    """Raise StatusError unless so many new symbols can have come in these reads."""
+    """Raise StatusError unless so many new tokens can have come in these reads."""
     # counted before they are looked at: of 60 MB of them that alone held the event loop for seconds
     if len(reads) > clean or not all(reads) or sum(reads) > clean:
-        raise invalid(f"{len(reads)} reads, some maybe empty or long, do not fit {clean} clean symbols")
+        raise invalid(f"{len(reads)} reads, some maybe empty or long, do not fit {clean} clean tokens")
 
 
 def check_extent(capacity: int, start: int, new: int, positions: int) -> None:
-    """Raise StatusError unless a session of `capacity` positions has room for `new` symbols at `start`."""
+    """Raise StatusError unless a session of `capacity` positions has room for `new` tokens at `start`."""
     if not 1 <= capacity <= positions:
         raise invalid(f"a session of {capacity} positions does not fit the context of {positions}")
     if start + new > capacity:
-        raise invalid(f"{new} symbols at position {start} do not fit the session's {capacity} positions")
+        raise invalid(f"{new} tokens at position {start} do not fit the session's {capacity} positions")
 
 
 # Sampling: seed, temperature, what shapes the distribution, and the grammar of a text.
 @dataclass(frozen=True)
 class SamplingPlan:
-    """Seed, temperature and what else decides which symbols are sampled."""
+    """Seed, temperature and what else decides which tokens are sampled."""
 
     seed: int
     temperature: float
     shaping: Shaping
     grammar: GrammarSettings | None  # None: any text
-    logprobs: int | None  # most likely symbols to tell of beside the one that is sampled; None tells nothing
+    logprobs: int | None  # most likely tokens to tell of beside the one that is sampled; None tells nothing
 
 
 def parse_sampling(sampling: stage_pb2.Sampling, source: ModelSource, known: int, is_last: bool) -> SamplingPlan:
     """Raises StatusError.
 
-    :param known: symbols before the first one that is sampled.
+    :param known: tokens before the first one that is sampled.
     :param is_last: this host samples.
     """
     plan = _parse_sampling(sampling.SerializeToString(), source, is_last)
     for prompt in (plan.shaping.prompt, plan.grammar.prompt if plan.grammar else 0):
         if prompt > known:
-            raise invalid(f"a prompt of {prompt} symbols, where {known} are known")
+            raise invalid(f"a prompt of {prompt} tokens, where {known} are known")
     return plan
 
 
@@ -167,22 +167,22 @@ def check_temperature(temperature: float) -> float:
 def plain_sampling(sampling: stage_pb2.Sampling, what: str) -> tuple[int, float]:
     """Seed and temperature of work that nothing shapes."""
     if any(field.name not in ("seed", "temperature") for field, _ in sampling.ListFields()):
-        raise invalid(f"{what} takes seed and temperature alone: top_p and its like are for work that draws symbols")
+        raise invalid(f"{what} takes seed and temperature alone: top_p and its like are for work that draws tokens")
     return sampling.seed, check_temperature(sampling.temperature)
 
 
 def _parse_grammar(told: stage_pb2.Grammar, source: ModelSource, is_last: bool) -> GrammarSettings:
-    """:param is_last: this host draws the symbols."""
+    """:param is_last: this host draws the tokens."""
     if is_last and (problem := grammar_absent()):
         raise failed_precondition(problem)
     if not 0 < len(told.json_schema.encode()) <= MAX_SCHEMA_BYTES:
         raise invalid(f"a JSON schema has 1 to {MAX_SCHEMA_BYTES} bytes")
     ends = tuple(told.ends)
-    if len(ends) > MAX_ENDS or any(end >= source.alphabet.size for end in ends):
-        raise invalid(f"at most {MAX_ENDS} symbols of the model end its texts")
-    if source.alphabet != BYTES and not ends:
+    if len(ends) > MAX_ENDS or any(end >= source.vocabulary.size for end in ends):
+        raise invalid(f"at most {MAX_ENDS} tokens of the model end its texts")
+    if source.vocabulary != BYTES and not ends:
         raise invalid("a grammar for tokens needs one that ends a text")
-    if is_last and source.alphabet != BYTES and not (source.directory / TOKENIZER_NAME).exists():
+    if is_last and source.vocabulary != BYTES and not (source.directory / TOKENIZER_NAME).exists():
         raise failed_precondition(f"this host has no {TOKENIZER_NAME}: the last host needs that of its checkpoint")
     return GrammarSettings(told.json_schema, ends, told.prompt)
 

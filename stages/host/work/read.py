@@ -1,4 +1,4 @@
-"""A read: new symbols on their way through the host's stages of a pipeline, and the symbols that are sampled after."""
+"""A read: new tokens on their way through the host's stages of a pipeline, and the tokens that are sampled after."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from stages.host.work.base import (
     check_extent,
     check_reads,
     parse_sampling,
-    parse_symbols,
+    parse_tokens,
 )
 from stages.limits import MAX_BRANCHES
 from stages.model.codec import FEATURE_LIMIT, StateCodec, hidden_codec
 from stages.model.draft_tree import Draft
-from stages.model.prefill import max_new_symbols, read_lengths
-from stages.model.randomness import sample_symbols
+from stages.model.prefill import max_new_tokens, read_lengths
+from stages.model.randomness import sample_tokens
 from stages.model.scoring import MAX_LOGITS, likeliest, log_probabilities
 from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, are_depths, remembered_positions, tree_positions
 from stages.v1 import stage_pb2
@@ -47,36 +47,36 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class ReadWork(TextWork):
-    """New symbols that the host's stages read. By itself the beginning of a long step, of which more follows."""
+    """New tokens that the host's stages read. By itself the beginning of a long step, of which more follows."""
 
     codec: StateCodec
     hidden: Tensor | None  # hidden states of the stage before, (rows, width); None before stage 0
-    at_once: int  # so many of the new symbols, the first, attend at once; the others give what they would one by one
+    at_once: int  # so many of the new tokens, the first, attend at once; the others give what they would one by one
     for_drafting: bool = False  # this host's draft head reads them, too
 
     is_step = is_prefill = has_more = True
 
     @property
     def lengths(self) -> list[int]:
-        """Lengths of the reads in which the host reads the new symbols."""
+        """Lengths of the reads in which the host reads the new tokens."""
         return read_lengths(self.clean.shape[0], self.reads)
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Depth of each symbol of the last read where it ends with a tree of draft tokens; else empty."""
+        """Depth of each token of the last read where it ends with a tree of draft tokens; else empty."""
         return ()
 
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
         if session.beginning is not None and session.beginning.recalled:
-            session.beginning.recall(session.layers, session.symbols)
+            session.beginning.recall(session.layers, session.tokens)
         for cache in session.layers:
             cache.length = self.start  # draft tokens from there on are forgotten
         end = self.start + self.remembered
-        session.symbols[self.start : end] = self.clean[: self.remembered].numpy()
+        session.tokens[self.start : end] = self.clean[: self.remembered].numpy()
         self._runners, self._stages = session.parts.runners[session.kind], tuple(session.caches)
         self._unread = self._source()
-        self._read = 0  # new symbols in the reads before this one
+        self._read = 0  # new tokens in the reads before this one
         self._at = 0
         self._x = self._unread.popleft()
         self._hidden = list[Tensor]()
@@ -96,7 +96,7 @@ class ReadWork(TextWork):
 
     def next_op(self) -> KernelCall:
         stage, rows = self._stages[self._at], self._x.shape[0]
-        # of the symbols of this read, those that do not attend at once
+        # of the tokens of this read, those that do not attend at once
         one_by_one = min(max(self._read + rows - self.at_once, 0), rows)
         piece = CleanPiece(self._x, self.session.caches[stage], one_by_one, () if self._unread else self.depths)
         return KernelCall(self._runners[stage].read, piece, rows)
@@ -139,14 +139,14 @@ class ReadWork(TextWork):
         read.stage, read.hidden = self.following, self.codec.encode(hidden)
         self.outcome = self.hop
 
-    def _read_for_drafts(self, hidden: Tensor, symbols: list[int]) -> None:
+    def _read_for_drafts(self, hidden: Tensor, tokens: list[int]) -> None:
         session, drafter = self.session, self._drafter
         if drafter is None:
             return
         with self._without_drafts():
             if session.draft is None:
                 session.draft = drafter.begin(session.capacity, self.start)
-            drafter.read(session.draft, self.start, hidden, symbols)
+            drafter.read(session.draft, self.start, hidden, tokens)
 
     @contextlib.contextmanager
     def _without_drafts(self) -> Iterator[None]:
@@ -164,16 +164,16 @@ class ReadWork(TextWork):
 
 @dataclass(eq=False, kw_only=True)
 class SampleWork(ReadWork):
-    """New symbols after which one is sampled; and at the place of each draft token among them, as long as they agree.
+    """New tokens after which one is sampled; and at the place of each draft token among them, as long as they agree.
 
     Drafts are compared with what the model samples at their place from the same random numbers, so the text is the very
     text that it writes without drafts.
     """
 
     sampling: SamplingPlan
-    draft: int  # how many of the new symbols, the last ones, are draft tokens
+    draft: int  # how many of the new tokens, the last ones, are draft tokens
     tree: tuple[int, ...]  # depth of each draft token of a tree; empty for a chain
-    remaining: int  # symbols still to write where the hosts start the next step; 0 where the router does
+    remaining: int  # tokens still to write where the hosts start the next step; 0 where the router does
     drafting: stage_pb2.Drafting | None  # limits of the last host's drafts; None where it makes none
 
     is_prefill = has_more = False
@@ -199,7 +199,7 @@ class SampleWork(ReadWork):
 
     def begin(self, session: HostSession, following: int) -> None:
         super().begin(session, following)
-        # here, and not when a symbol is drawn: a tokenizer that cannot be read fails this hop alone
+        # here, and not when a token is drawn: a tokenizer that cannot be read fails this hop alone
         self._grammar = self._session_grammar() if self._ends_here else None
 
     def _session_grammar(self) -> Grammar | None:
@@ -226,7 +226,7 @@ class SampleWork(ReadWork):
 
     def _ended(self, hidden: Tensor) -> None:
         self._states = hidden
-        # the last known symbol and the drafts: one product for all of them reads a large head from memory once, not
+        # the last known token and the drafts: one product for all of them reads a large head from memory once, not
         # once a level of the tree
         self._x = hidden[-1 - self.draft :]
 
@@ -235,8 +235,8 @@ class SampleWork(ReadWork):
         event = stage_pb2.Event(session=self.hop.session, number=self.number)
         plan, grammar = self.sampling, self._grammar
         drafts = self.clean[self.clean.shape[0] - self.draft :].tolist() if self.draft else []
-        first, alphabet = self.start + self.clean.shape[0] - self.draft, self.session.alphabet
-        known, shaping = self.session.symbols[:first], plan.shaping
+        first, vocabulary = self.start + self.clean.shape[0] - self.draft, self.session.vocabulary
+        known, shaping = self.session.tokens[:first], plan.shaping
         # only along the drafts that are right anything is sampled
         tree, text, right = DraftTree(drafts, self.tree or range(len(drafts))), b"", -1
         for position in range(first, first + len(drafts) + 1):
@@ -244,28 +244,28 @@ class SampleWork(ReadWork):
             if grammar is not None:
                 grammar.read(known[grammar.settings.prompt :].tolist())
                 if (masked := grammar.masked(row)) is None:
-                    return self._without_symbol(grammar.problem)
+                    return self._without_token(grammar.problem)
                 row = masked
-            symbol = sample_symbols(row, plan.temperature, plan.seed, position, shaping)
-            text += symbol
+            token = sample_tokens(row, plan.temperature, plan.seed, position, shaping)
+            text += token
             if plan.logprobs is not None:
-                self._add_logprobs(event.logprobs, logits[right + 1 : right + 2], symbol, plan.logprobs)
+                self._add_logprobs(event.logprobs, logits[right + 1 : right + 2], token, plan.logprobs)
             if shaping.adjusts or grammar is not None:
-                known = np.append(known, alphabet.symbols(symbol))
+                known = np.append(known, vocabulary.tokens(token))
             if grammar is not None:
                 grammar.read(known[grammar.settings.prompt :].tolist())
                 if grammar.complete:
                     event.complete = True
                     break
-            if not drafts or (right := tree.after(right, alphabet.symbols(symbol)[0])) < 0:
+            if not drafts or (right := tree.after(right, vocabulary.tokens(token)[0])) < 0:
                 break
         event.text = text
         return event
 
     def _start_next(self, event: stage_pb2.Event) -> None:
         """Make the next step of the hosts the outcome, where there is one: with drafts, if this host makes them."""
-        alphabet = self.session.alphabet
-        written = alphabet.symbols(event.text)
+        vocabulary = self.session.vocabulary
+        written = vocabulary.tokens(event.text)
         if self.drafting is not None:
             event.drafted = self.draft
         if (left := self.remaining - len(written)) < 1:
@@ -273,17 +273,17 @@ class SampleWork(ReadWork):
         draft, kept = Draft(), 0
         if self.drafting is not None:
             draft, kept = self._drafted(self.drafting, written, left)
-        self.result, self.outcome = event, next_read(self.hop, event.text, alphabet, kept, draft)
+        self.result, self.outcome = event, next_read(self.hop, event.text, vocabulary, kept, draft)
 
     def _drafted(self, limits: stage_pb2.Drafting, written: list[int], left: int) -> tuple[Draft, int]:
-        """Drafts of what follows the symbols just written, and how many of the drafts before the hosts remember."""
+        """Drafts of what follows the tokens just written, and how many of the drafts before the hosts remember."""
         drafter, known = self._drafter, self.clean.shape[0] - self.draft
         before = self.clean.tolist()
         right = DraftTree(before[known:], self.tree or range(self.draft)).path(written[:-1])
         kept = sum(at == place for place, at in enumerate(right))  # the first branch stands first
         rows = [*range(known), *(known + at for at in right)]
         self._read_for_drafts(self._states[rows], before[:known] + written)
-        text = np.append(self.session.symbols[: self.start], before[:known] + written)
+        text = np.append(self.session.tokens[: self.start], before[:known] + written)
         allowed = None if self._grammar is None else self._grammar.allowed_after(text[self._grammar.settings.prompt :])
         with self._without_drafts():
             if drafter is not None and (state := self.session.draft) is not None:
@@ -291,31 +291,31 @@ class SampleWork(ReadWork):
                 return drafter.draft(state, text, left, limits, self.sampling, allowed), kept
         return Draft(), kept
 
-    def _without_symbol(self, problem: str) -> stage_pb2.Event:
-        """The event where no symbol can follow: raised, it would fail the hops that were computed with this one."""
+    def _without_token(self, problem: str) -> stage_pb2.Event:
+        """The event where no token can follow: raised, it would fail the hops that were computed with this one."""
         words = problem or "no token of the model can continue a text by it"
         fault = stage_pb2.Fault(code=invalid("").number, message=f"{NOT_FOLLOWED}: {words[:300]}")
         return stage_pb2.Event(session=self.hop.session, number=self.number, fault=fault)
 
-    def _add_logprobs(self, logprobs: stage_pb2.Logprobs, row: Tensor, symbol: bytes, count: int) -> None:
-        """Add ln p of a drawn symbol, and of the `count` most likely ones. row: its logits, (1, vocabulary)."""
+    def _add_logprobs(self, logprobs: stage_pb2.Logprobs, row: Tensor, token: bytes, count: int) -> None:
+        """Add ln p of a drawn token, and of the `count` most likely ones. row: its logits, (1, vocabulary)."""
         # by the model itself: temperature, penalties and filters are the request's own
-        nats, alphabet = log_probabilities(row, 1.0)[0], self.session.alphabet
+        nats, vocabulary = log_probabilities(row, 1.0)[0], self.session.vocabulary
         top = likeliest(nats, count)
-        logprobs.nats += nats[alphabet.symbols(symbol)].astype("<f4").tobytes()
-        logprobs.top_symbols += alphabet.encode(top)
+        logprobs.nats += nats[vocabulary.tokens(token)].astype("<f4").tobytes()
+        logprobs.top_tokens += vocabulary.encode(top)
         logprobs.top_nats += nats[top].astype("<f4").tobytes()
 
 
 def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: HostPlan) -> ReadWork:
     """A read that asks nothing, or for a sample. Raises StatusError."""
     read, sample, a = hop.read, hop.read.sample, source.manifest.text_architecture
-    clean = parse_symbols(read.clean, source.alphabet)
+    clean = parse_tokens(read.clean, source.vocabulary)
     count = clean.shape[0]
     if not count:
-        raise invalid("an AR step needs at least one new symbol")
+        raise invalid("an AR step needs at least one new token")
     tree = _parse_tree(sample, count)
-    check_new_symbols(hop, count, positions := tree_positions(count, tree), a.positions)
+    check_new_tokens(hop, count, positions := tree_positions(count, tree), a.positions)
     codec, hidden = parse_hidden(read, count, a.width)
     begun: dict[str, Any] = {"hop": hop, "kind": kind, "number": read.number, "start": read.start, "clean": clean}
     begun |= {"codec": codec, "hidden": hidden, "at_once": min(max(read.prompt - read.start, 0), count)}
@@ -323,13 +323,13 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
         return ReadWork(**begun, reads=tuple(read.reads), for_drafting=read.for_drafting)
     known = read.start + count - sample.draft
     if read.reads:
-        raise invalid("a step that samples takes no reads: its symbols give the same in any")
+        raise invalid("a step that samples takes no reads: its tokens give the same in any")
     if read.prompt > known:
-        raise invalid(f"a prompt of {read.prompt} symbols, where {known} are known")
+        raise invalid(f"a prompt of {read.prompt} tokens, where {known} are known")
     _check_remaining(sample, read.start + positions, a.positions)
     if (sample.draft + 1) * a.vocabulary > MAX_LOGITS:
         most = MAX_LOGITS // a.vocabulary - 1
-        raise invalid(f"{sample.draft} draft tokens; with {a.vocabulary} symbols there are at most {most}")
+        raise invalid(f"{sample.draft} draft tokens; with {a.vocabulary} tokens there are at most {most}")
     return SampleWork(
         **begun,
         reads=(),
@@ -341,16 +341,16 @@ def parse_read(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: H
     )
 
 
-def check_new_symbols(hop: stage_pb2.Hop, count: int, taken: int, positions: int) -> None:
-    """Raise StatusError unless the session and the model have room for the `count` new symbols of a read.
+def check_new_tokens(hop: stage_pb2.Hop, count: int, taken: int, positions: int) -> None:
+    """Raise StatusError unless the session and the model have room for the `count` new tokens of a read.
 
     :param taken: positions that they take.
     :param positions: that the model has."""
     check_extent(hop.capacity, hop.read.start, taken, positions)
     if hop.read.reads:
         check_reads(hop.read.reads, count)
-    if count > (most := max_new_symbols(positions)):
-        raise invalid(f"{count} new symbols in one hop; at most {most}: send the step in pieces")
+    if count > (most := max_new_tokens(positions)):
+        raise invalid(f"{count} new tokens in one hop; at most {most}: send the step in pieces")
 
 
 def parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCodec, Tensor | None]:
@@ -362,14 +362,14 @@ def parse_hidden(read: stage_pb2.Read, rows: int, width: int) -> tuple[StateCode
     except CodecError as error:
         raise invalid(str(error)) from None
     if read.hidden:
-        raise invalid("stage 0 reads symbols: its message carries no hidden states")
+        raise invalid("stage 0 reads tokens: its message carries no hidden states")
     return codec, None
 
 
 def _parse_tree(sample: stage_pb2.Sample, count: int) -> tuple[int, ...]:
-    """Depths of a tree of draft tokens among `count` new symbols; empty for a chain of them, and for none."""
+    """Depths of a tree of draft tokens among `count` new tokens; empty for a chain of them, and for none."""
     if sample.draft >= count:
-        raise invalid(f"{sample.draft} draft tokens among {count} new symbols: give one known symbol")
+        raise invalid(f"{sample.draft} draft tokens among {count} new tokens: give one known token")
     if not sample.HasField("tree"):
         return ()
     depths = len(sample.tree.depths)
@@ -384,15 +384,15 @@ def _parse_tree(sample: stage_pb2.Sample, count: int) -> tuple[int, ...]:
 
 
 def _check_remaining(sample: stage_pb2.Sample, end: int, positions: int) -> None:
-    """`end`: the position after the new symbols."""
+    """`end`: the position after the new tokens."""
     remaining = sample.remaining or 1
     if sample.HasField("drafting"):
-        # those that are drafted already are among the symbols still to write
+        # those that are drafted already are among the tokens still to write
         remaining = sample.remaining - max(sample.tree.depths, default=sample.draft - 1) - 1
     elif sample.remaining and sample.draft:
         raise invalid("the router's draft tokens end a step: the hosts start the next one where they draft themselves")
     if not 1 <= remaining <= positions - end:
-        raise invalid(f"{remaining} symbols to generate do not fit the context of {positions}")
+        raise invalid(f"{remaining} tokens to generate do not fit the context of {positions}")
 
 
 def _parse_drafting(sample: stage_pb2.Sample, source: ModelSource) -> stage_pb2.Drafting | None:

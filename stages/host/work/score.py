@@ -1,4 +1,4 @@
-"""A score: new symbols, and the probabilities of continuations of them, each a branch that nothing remembers."""
+"""A score: new tokens, and the probabilities of continuations of them, each a branch that nothing remembers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from stages.backends.base import BranchPiece, Denoised
 from stages.host.parts import ModelKind, ModelSource
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, check_temperature, parse_symbols
-from stages.host.work.read import ReadWork, check_new_symbols, parse_hidden
+from stages.host.work.base import KernelCall, check_temperature, parse_tokens
+from stages.host.work.read import ReadWork, check_new_tokens, parse_hidden
 from stages.limits import MAX_CANDIDATES
 from stages.model.scoring import CandidateScores, branch_pieces, head_pieces, most_scored
 from stages.v1 import stage_pb2
@@ -22,10 +22,10 @@ from stages.wire.status import invalid
 
 @dataclass(eq=False, kw_only=True)
 class ScoreWork(ReadWork):
-    """New symbols, and candidates that may come after them.
+    """New tokens, and candidates that may come after them.
 
-    The new symbols are read and remembered; then every candidate is evaluated as a branch. Later batches of candidates
-    bring no symbols: they follow those that were read with the first.
+    The new tokens are read and remembered; then every candidate is evaluated as a branch. Later batches of candidates
+    bring no tokens: they follow those that were read with the first.
     """
 
     temperature: float
@@ -36,7 +36,7 @@ class ScoreWork(ReadWork):
     is_step = is_prefill = False
 
     def begin(self, session: HostSession, following: int) -> None:
-        inner = self.candidates[:, :-1]  # nothing is asked after a last symbol
+        inner = self.candidates[:, :-1]  # nothing is asked after a last token
         if self.hidden is not None:
             width = self.hidden.shape[1]
             self.hidden, inner = self.hidden[: self.positions], self.hidden[self.positions :].view(*inner.shape, width)
@@ -81,12 +81,12 @@ class ScoreWork(ReadWork):
         if left:
             self._x = left.popleft()
         elif self._ends_here:
-            self._heads.extend(head_pieces(self._asked(torch.cat(self._hidden)), self.session.alphabet.size))
+            self._heads.extend(head_pieces(self._asked(torch.cat(self._hidden)), self.session.vocabulary.size))
         else:
             self._forward(torch.cat(self._hidden))
 
     def _asked(self, hidden: Tensor) -> Tensor:
-        """Hidden states after which a symbol of a candidate follows: that of the last known symbol first."""
+        """Hidden states after which a token of a candidate follows: that of the last known token first."""
         if self.positions:
             hidden = hidden[self.positions - 1 :]
             self.session.last_known = hidden[:1].clone() if self.has_more else None
@@ -98,13 +98,13 @@ class ScoreWork(ReadWork):
 def parse_score(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource) -> ScoreWork:
     """Raises StatusError."""
     read, score, a = hop.read, hop.read.score, source.manifest.text_architecture
-    clean = parse_symbols(read.clean, source.alphabet)
+    clean = parse_tokens(read.clean, source.vocabulary)
     count = clean.shape[0]
     if score.batch:
         _check_batch(read)
     elif not count:
-        raise invalid("an AR step needs at least one new symbol")
-    check_new_symbols(hop, count, count, a.positions)
+        raise invalid("an AR step needs at least one new token")
+    check_new_tokens(hop, count, count, a.positions)
     candidates = _parse_candidates(score, read.start + count, source)
     codec, hidden = parse_hidden(read, count + candidates[:, 1:].numel(), a.width)
     return ScoreWork(
@@ -130,23 +130,23 @@ def _check_batch(read: stage_pb2.Read) -> None:
     if score.batch >= score.batches:
         raise invalid(f"batch {score.batch} of {score.batches} batches of candidates")
     if read.clean or not read.start:
-        raise invalid(f"batch {score.batch} of a step's candidates brings no new symbols, and starts after batch 0")
+        raise invalid(f"batch {score.batch} of a step's candidates brings no new tokens, and starts after batch 0")
 
 
 def _parse_candidates(score: stage_pb2.Score, end: int, source: ModelSource) -> Tensor:
     """The candidates, (candidates, length). `end`: the position where they begin."""
-    count, alphabet, a = len(score.candidates), source.alphabet, source.manifest.text_architecture
+    count, vocabulary, a = len(score.candidates), source.vocabulary, source.manifest.text_architecture
     if not 1 <= count <= MAX_CANDIDATES:
         raise invalid(f"{count} candidates; a step scores 1 to {MAX_CANDIDATES}")
     if score.batches > MAX_CANDIDATES:
         raise invalid(f"{score.batches} batches of candidates; a step has at most {MAX_CANDIDATES}")
-    length, most = alphabet.count(score.candidates[0]), most_scored(a.width)
+    length, most = vocabulary.count(score.candidates[0]), most_scored(a.width)
     if not length or any(len(candidate) != len(score.candidates[0]) for candidate in score.candidates):
-        raise invalid("candidates must have one length, of at least one symbol")
+        raise invalid("candidates must have one length, of at least one token")
     if score.batches > 1 and length == 1:
-        raise invalid("candidates of one symbol come in one batch: there is nothing to read after it")
+        raise invalid("candidates of one token come in one batch: there is nothing to read after it")
     if count * length > most:
-        raise invalid(f"{count} candidates of {length} symbols; a hop has at most {most} in all of width {a.width}")
+        raise invalid(f"{count} candidates of {length} tokens; a hop has at most {most} in all of width {a.width}")
     if end + length > a.positions:
-        raise invalid(f"candidates of {length} symbols after {end} do not fit the context of {a.positions}")
-    return parse_symbols(b"".join(score.candidates), alphabet).view(count, length)
+        raise invalid(f"candidates of {length} tokens after {end} do not fit the context of {a.positions}")
+    return parse_tokens(b"".join(score.candidates), vocabulary).view(count, length)

@@ -14,14 +14,14 @@ from stages.backends.base import BlockRunner, CleanPiece, Denoised, NoisyPiece
 from stages.errors import CodecError
 from stages.host.parts import ModelSource
 from stages.host.sessions import HostSession
-from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_symbols, plain_sampling
+from stages.host.work.base import KernelCall, TextWork, check_extent, check_reads, parse_tokens, plain_sampling
 from stages.limits import MAX_STEPS
 from stages.model.architecture import Architecture
 from stages.model.codec import ESTIMATE_LIMIT, StateCodec, codec_named
 from stages.model.layers import LayerCache
 from stages.model.partition import NoisePartition
 from stages.model.prefill import split_reads
-from stages.model.randomness import sample_symbols
+from stages.model.randomness import sample_tokens
 from stages.model.samplers import SAMPLERS, Ode, step_sigmas
 from stages.model.scoring import MAX_LOGITS
 from stages.v1 import stage_pb2
@@ -33,7 +33,7 @@ class SweepPlan:
     """Settings that every block must share to denoise the same chunk."""
 
     seed: int
-    start: int  # position of the first noisy slot: the number of clean symbols before the chunk
+    start: int  # position of the first noisy slot: the number of clean tokens before the chunk
     slots: int
     steps: int  # Euler steps in each block
     temperature: float
@@ -41,7 +41,7 @@ class SweepPlan:
 
 
 class BlockWork:
-    """One block's work on one chunk: reads the new clean symbols, then denoises, a piece at a time.
+    """One block's work on one chunk: reads the new clean tokens, then denoises, a piece at a time.
 
     Ask for `piece`, have a BlockRunner compute it, hand the result to `supply`, until it is `done`.
     """
@@ -58,7 +58,7 @@ class BlockWork:
         before: Tensor | bytes | None,
         reads: Sequence[int] = (),
     ) -> None:
-        """clean: the new symbols, (positions,) int64.
+        """clean: the new tokens, (positions,) int64.
 
         :param before: E from the block before, (slots, code_dim), or encoded; None for block 0. Raises CodecError.
         :param reads: of a replay, see `split_reads`.
@@ -116,7 +116,7 @@ class BlockWork:
         """E for the next block, encoded, or the chunk's text after the last."""
         plan = self.plan
         if self.is_last:
-            return sample_symbols(self._logits, plan.temperature, plan.seed, plan.start)
+            return sample_tokens(self._logits, plan.temperature, plan.seed, plan.start)
         # also where the next block is on this host: a fraction of a millisecond, and the text does not depend on which
         # host has which block
         return self.codec.encode(self._estimate)
@@ -181,19 +181,19 @@ def parse_sweep(hop: stage_pb2.Hop, source: ModelSource) -> SweepWork:
     """Raises StatusError."""
     sweep = hop.sweep
     a = source.manifest.own_architecture
-    clean = parse_symbols(sweep.clean, source.alphabet)
+    clean = parse_tokens(sweep.clean, source.vocabulary)
     known, start = len(clean), sweep.start + len(clean)
     check_extent(hop.capacity, sweep.start, known, a.positions)
     if sweep.reads and sweep.start:
         raise invalid("only a sweep that opens a session can be a replay of reads")
     check_reads(sweep.reads, known)
     if not start:
-        raise invalid("a sweep needs at least one known symbol before its slots")
+        raise invalid("a sweep needs at least one known token before its slots")
     if sweep.slots < 1 or start + sweep.slots > a.positions:
-        raise invalid(f"{sweep.slots} slots after {start} symbols do not fit the context of {a.positions}")
+        raise invalid(f"{sweep.slots} slots after {start} tokens do not fit the context of {a.positions}")
     if sweep.slots * a.vocabulary > MAX_LOGITS:
         most = MAX_LOGITS // a.vocabulary
-        raise invalid(f"{sweep.slots} slots in a sweep; with {a.vocabulary} symbols there are at most {most}")
+        raise invalid(f"{sweep.slots} slots in a sweep; with {a.vocabulary} tokens there are at most {most}")
     if not 1 <= sweep.steps <= MAX_STEPS:
         raise invalid(f"steps must be 1 to {MAX_STEPS}, not {sweep.steps}")
     seed, temperature = plain_sampling(sweep.sampling, "a sweep")

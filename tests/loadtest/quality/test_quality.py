@@ -111,5 +111,5 @@ def test_an_option_says_what_the_router_chose_and_what_texts_cost() -> None:
     option = option_of(ModeVariant("chunked"), results, Estimate(2.0, 1.5, 2.5))
     assert (option.mode, dict(option.settings)) == ("chunked", {"chunk": 8, "temperature": 0.8})
     assert (option.bits, option.bits_low, option.bits_high) == (2.0, 1.5, 2.5)
-    assert (option.sweeps, option.sweeps_high, option.output_symbols) == (3.0, 4, 10)
+    assert (option.sweeps, option.sweeps_high, option.output_tokens) == (3.0, 4, 10)
     assert (option.host_ms, option.router_ms, option.wire_bytes) == (50.0, 4.0, 200.0)

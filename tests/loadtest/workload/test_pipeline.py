@@ -1,4 +1,4 @@
-"""The pipeline in this process: what the stages say themselves, and texts in the symbols of their model."""
+"""The pipeline in this process: what the stages say themselves, and texts in the tokens of their model."""
 
 from pathlib import Path
 

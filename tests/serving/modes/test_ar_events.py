@@ -1,11 +1,11 @@
-"""What a host may send back for a step: its symbols, and beside them what the request asks for, and no more."""
+"""What a host may send back for a step: its tokens, and beside them what the request asks for, and no more."""
 
 import struct
 from typing import Any
 
 import pytest
 
-from serving.modes.ar import check_symbols
+from serving.modes.ar import check_tokens
 from serving.modes.base import Generation
 from stages.model.vocabulary import BYTES
 from stages.v1 import stage_pb2
@@ -14,12 +14,12 @@ from stages.wire.status import StatusError
 
 def told(nats: Any = (-1.0, -2.0), top: bytes = b"xyxy", top_nats: Any = (-1.0, -2.0) * 2) -> stage_pb2.Logprobs:
     packed = (struct.pack(f"<{len(each)}f", *each) for each in (nats, top_nats))
-    return stage_pb2.Logprobs(nats=next(packed), top_symbols=top, top_nats=next(packed))
+    return stage_pb2.Logprobs(nats=next(packed), top_tokens=top, top_nats=next(packed))
 
 
 def check(event: stage_pb2.Event, **asked: Any) -> None:
-    request = Generation(prompt=b"x", max_symbols=9, due_at=0, **asked)
-    check_symbols(event, request, BYTES, most=3)
+    request = Generation(prompt=b"x", max_tokens=9, due_at=0, **asked)
+    check_tokens(event, request, BYTES, most=3)
 
 
 def test_what_was_asked_for_is_taken() -> None:
@@ -32,7 +32,7 @@ def test_what_was_asked_for_is_taken() -> None:
 @pytest.mark.parametrize(
     ("event", "asked", "says"),
     [
-        (stage_pb2.Event(text=b"abcd"), {}, "may bring 3 symbols came back with 4"),
+        (stage_pb2.Event(text=b"abcd"), {}, "may bring 3 tokens came back with 4"),
         (stage_pb2.Event(text=b"ab", complete=True), {}, "follows no schema"),
         (stage_pb2.Event(text=b"ab", logprobs=told()), {}, "nobody asked for"),
         (stage_pb2.Event(text=b"ab"), {"logprobs": 2}, "without their log-probabilities"),

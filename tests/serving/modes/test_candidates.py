@@ -31,7 +31,7 @@ def write(local: LocalModel, text: bytes, length: int, count: int, number: int =
 
 
 @pytest.mark.parametrize(("length", "count"), [(1, 1), (1, 9), (17, 1), (20, 12)])
-def test_candidates_have_the_odds_of_the_model(bundles: Path, local: LocalModel, length: int, count: int) -> None:
+def test_candidates_have_the_probs_of_the_model(bundles: Path, local: LocalModel, length: int, count: int) -> None:
     drafted = write(local, TEXT, length, count)
     tokens = torch.tensor([list(TEXT + text) for text in drafted.texts])
     with torch.inference_mode():
@@ -49,7 +49,7 @@ def test_what_is_drawn_is_possible(probs: list[float], u: float) -> None:
     assert probs[index] > 0
 
 
-def test_draws_have_the_odds() -> None:
+def test_draws_have_the_probs() -> None:
     probs = np.array([0.5, 0.0, 1.5])
     u = (np.arange(1000) + 1) / 1000
     drawn = draw(np.tile(probs, (1000, 1)), u)

@@ -9,7 +9,7 @@ import pytest
 from serving.modes.frontier import Frontier, Option, read_frontier
 from stages.errors import InputError
 
-COSTS = {"output_symbols": 256, "host_ms": 90.0, "router_ms": 30.0, "wire_bytes": 9000.0}
+COSTS = {"output_tokens": 256, "host_ms": 90.0, "router_ms": 30.0, "wire_bytes": 9000.0}
 
 
 def option(mode: str, bits: float = 2.0, sweeps: float = 8.0, high: float = 8.0, **settings: Any) -> Option:
@@ -61,8 +61,8 @@ def test_a_record_and_back(tmp_path: Path) -> None:
             "of at least 0, not -1",
         ),
         (
-            record(options=[{**record()["options"][0], "output_symbols": 0}]),
-            "output_symbols must be a whole number",
+            record(options=[{**record()["options"][0], "output_tokens": 0}]),
+            "output_tokens must be a whole number",
         ),
         (record(options=[{**record()["options"][0], "settings": {"magic": 1}}]), "magic = 1 is not a setting"),
         (record(options=[{**record()["options"][0], "settings": {"chunk": "x"}}]), "chunk = 'x' is not a setting"),
@@ -78,7 +78,7 @@ def test_a_bad_file(tmp_path: Path, content: object, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["bits", "output_symbols", "sweeps", "sweeps_high", "host_ms", "router_ms", "wire_bytes"]
+    "key", ["bits", "output_tokens", "sweeps", "sweeps_high", "host_ms", "router_ms", "wire_bytes"]
 )
 def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     broken = record()

@@ -32,7 +32,7 @@ def directory(request: pytest.FixtureRequest, bundles: Path, tokens: Path) -> Pa
 
 @torch.inference_mode()
 def logits_of(directory: Path, text: list[int]) -> torch.Tensor:
-    """What follows each symbol, by the plainest code: (symbols, vocabulary)."""
+    """What follows each token, by the plainest code: (tokens, vocabulary)."""
     x, parts = torch.tensor([text]), read_manifest(directory).architecture.parts
     stages = [load_stage(directory, i) for i in range(parts)]
     for stage in stages:
@@ -42,7 +42,7 @@ def logits_of(directory: Path, text: list[int]) -> torch.Tensor:
 
 def test_a_text_is_read_as_the_model_reads_it(directory: Path) -> None:
     model = LocalModel(directory)
-    text, encode = model.open(20), model.alphabet.encode
+    text, encode = model.open(20), model.vocabulary.encode
     for known in ([7], TEXT, TEXT, TEXT[:3], [*TEXT[:3], 8, 9], TEXT[1:]):
         expected = logits_of(directory, known)[-1:]
         torch.testing.assert_close(text.logits_after(encode(known)), expected, rtol=1e-3, atol=1e-4)
@@ -51,27 +51,27 @@ def test_a_text_is_read_as_the_model_reads_it(directory: Path) -> None:
 def test_forks_read_what_each_would_alone(directory: Path) -> None:
     model = LocalModel(directory)
     text = model.open(20)
-    text.logits_after(model.alphabet.encode(TEXT))
+    text.logits_after(model.vocabulary.encode(TEXT))
     forks, texts = text.fork(3, 4), [list(TEXT) for _ in range(3)]
-    for symbols, chosen in (([1, 2, 3], [2, 0, 2, 1]), ([9, 9, 4, 0], [3, 1]), ([5, 6], [1])):
-        logits = forks.read(np.array(symbols))
-        texts = [[*each, symbol] for each, symbol in zip(texts, symbols, strict=True)]
+    for tokens, chosen in (([1, 2, 3], [2, 0, 2, 1]), ([9, 9, 4, 0], [3, 1]), ([5, 6], [1])):
+        logits = forks.read(np.array(tokens))
+        texts = [[*each, token] for each, token in zip(texts, tokens, strict=True)]
         expected = torch.stack([logits_of(directory, each)[-1] for each in texts])
         torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
         forks.select(np.array(chosen))
         texts = [texts[i] for i in chosen]
-    left = text.logits_after(model.alphabet.encode(TEXT))
+    left = text.logits_after(model.vocabulary.encode(TEXT))
     torch.testing.assert_close(left, logits_of(directory, TEXT)[-1:], rtol=1e-3, atol=1e-4)
 
 
-def test_drafters_of_other_symbols_are_named(tokens: Path, bundles: Path) -> None:
+def test_drafters_of_other_tokens_are_named(tokens: Path, bundles: Path) -> None:
     spelling = read_pretrained_tokenizer(tokens, read_manifest(tokens))
     model = read_local_model(tokens)
     assert drafter_problem(model, spelling) == ""
-    assert "its model has 300 symbols and the hosts' model 256" in drafter_problem(model, BYTE_TOKENIZER)
+    assert "its model has 300 tokens and the hosts' model 256" in drafter_problem(model, BYTE_TOKENIZER)
     of_bytes = read_local_model(bundles / "own")
     assert drafter_problem(of_bytes, BYTE_TOKENIZER) == ""
-    assert "256 symbols and the hosts' model 300" in drafter_problem(of_bytes, spelling)
+    assert "256 tokens and the hosts' model 300" in drafter_problem(of_bytes, spelling)
     assert "`onesweep distill`" in drafter_problem(None, spelling)
     other = LocalModel(tokens / "local")
     other.tokenizer_id = "0" * 64

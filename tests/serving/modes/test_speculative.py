@@ -60,8 +60,8 @@ class Oracle:
     async def draft(self, text: bytes, plan: DraftPlan) -> Draft:
         start = len(text) - len(self.prompt)
         guesses = self.text[start : start + (plan.guesses or 0)]
-        symbols = tuple(guesses if self.right else (byte ^ 255 for byte in guesses))
-        return Draft(symbols, tuple(range(len(symbols))), (0.5,) * len(symbols))
+        tokens = tuple(guesses if self.right else (byte ^ 255 for byte in guesses))
+        return Draft(tokens, tuple(range(len(tokens))), (0.5,) * len(tokens))
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])

@@ -198,7 +198,7 @@ def test_the_share_of_answers_that_is_audited() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 100, 128, 129, 1000])
-def test_a_drawn_text_is_read_once_and_every_symbol_is_asked_for(length: int) -> None:
+def test_a_drawn_text_is_read_once_and_every_token_is_asked_for(length: int) -> None:
     text, known = bytes(range(100)) * 10, b"abc"
     opening = step(clean=known, prompt=3, codec="fp32", sampling=stage_pb2.Sampling(seed=7))
     asked = answer((), opening, text=text[:length])

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.router.session import Session
-from stages.model.vocabulary import BYTES, Alphabet
+from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from tests.serving.router.test_session import RecordingRing, deliver, opened
 from tests.stages.hops import step
 
 
-async def after(*pushed: tuple[Any, bytes, Sequence[bytes]], alphabet: Alphabet = BYTES) -> Session:
+async def after(*pushed: tuple[Any, bytes, Sequence[bytes]], vocabulary: Vocabulary = BYTES) -> Session:
     """A session in which each work was pushed with its text, and brought results."""
     session = opened(RecordingRing(), capacity=4096)
-    session.alphabet = alphabet
+    session.vocabulary = vocabulary
     for work, text, results in pushed:
         await session.push(work, text)
         for result in results:
@@ -50,7 +50,7 @@ def test_sweeps_keep_their_pieces(chunks: list[bytes]) -> None:
 
 @given(prompt=st.binary(min_size=1, max_size=200), written=st.lists(st.binary(min_size=1, max_size=4), min_size=1))
 def test_steps_that_hosts_make_by_themselves(prompt: bytes, written: list[bytes]) -> None:
-    """They bring several symbols each where the last host drafts."""
+    """They bring several tokens each where the last host drafts."""
     begun = step(prompt=len(prompt), remaining=400)
     session = asyncio.run(after((begun, prompt, written)))
     whole = b"".join(written)
@@ -71,7 +71,7 @@ def test_candidates_keep_every_read() -> None:
     assert list(again.reads) == [6, 3]
 
 
-TOKENS = Alphabet(300)
+TOKENS = Vocabulary(300)
 tokens = st.lists(st.integers(0, 299), min_size=1, max_size=90)
 
 
@@ -80,7 +80,7 @@ def test_tokens_are_counted_and_only_accepted_drafts_are_kept(
     prompt: list[int], written: list[int], wrong: list[int]
 ) -> None:
     async def pushed() -> tuple[Any, Any, Any]:
-        session = await after(alphabet=TOKENS)
+        session = await after(vocabulary=TOKENS)
         first, second = step(draft=len(written) - 1 + len(wrong)), step()
         await session.push(first, TOKENS.encode(prompt), TOKENS.encode([*written[:-1], *wrong]))
         deliver(session.attempts[0], stage_pb2.Event(text=TOKENS.encode(written)))
@@ -90,7 +90,7 @@ def test_tokens_are_counted_and_only_accepted_drafts_are_kept(
         return first, second, session._replay()
 
     first, second, again = asyncio.run(pushed())
-    assert TOKENS.symbols(first.clean) == [*prompt, *written[:-1], *wrong]
+    assert TOKENS.tokens(first.clean) == [*prompt, *written[:-1], *wrong]
     assert (second.number, second.start) == (1, len(prompt) + len(written) - 1)
-    assert TOKENS.symbols(second.clean) == written[-1:]
-    assert TOKENS.symbols(again.clean) == prompt + written
+    assert TOKENS.tokens(second.clean) == written[-1:]
+    assert TOKENS.tokens(again.clean) == prompt + written

@@ -10,7 +10,7 @@ import pytest
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, Result, RouterError
-from serving.modes.drafters.local_model import SYMBOLS_PER_TURN
+from serving.modes.drafters.local_model import TOKENS_PER_TURN
 from serving.router import paths as links
 from serving.router.paths import HostLink
 from serving.router.topology import HostEntry, local_topology
@@ -29,7 +29,7 @@ def test_a_stream_adds_up_to_the_text(client: Client, mode: str) -> None:
     assert isinstance(last, Result)
     assert b"".join(piece for piece in pieces if isinstance(piece, bytes)) == last.output == whole.output
     a_piece_a_sweep = dict.fromkeys(("chunked", "resample", "ar", "ar-speculative"), last.sweeps)
-    assert len(pieces) == {"sweep": 1, "local": math.ceil(70 / SYMBOLS_PER_TURN), **a_piece_a_sweep}[mode]
+    assert len(pieces) == {"sweep": 1, "local": math.ceil(70 / TOKENS_PER_TURN), **a_piece_a_sweep}[mode]
     assert whole.text == whole.output.decode(errors="replace")
 
 

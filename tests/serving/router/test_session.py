@@ -92,7 +92,7 @@ async def test_nonsense_may_be_anybodys_and_silence_is_one_hosts(
     assert ring.avoided == [set(), avoided]
 
 
-async def test_a_text_that_no_symbol_can_continue_fails_at_once_and_no_host_is_blamed() -> None:
+async def test_a_text_that_no_token_can_continue_fails_at_once_and_no_host_is_blamed() -> None:
     ring = RecordingRing()
     session = opened(ring)
     held = stage_pb2.Sampling(grammar=stage_pb2.Grammar(json_schema="{}"))

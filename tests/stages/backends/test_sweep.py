@@ -17,7 +17,7 @@ from stages.model.codec import Fp32, Int8, StateCodec
 from stages.model.partition import NoisePartition
 from stages.model.pipeline import new_caches
 from stages.model.prefill import READ_POSITIONS
-from stages.model.randomness import Purpose, normals, sample_symbols
+from stages.model.randomness import Purpose, normals, sample_tokens
 from stages.model.samplers import step_sigmas
 from stages.model.vocabulary import BYTES
 from tests.stages.conftest import make_chain
@@ -76,7 +76,7 @@ def reference(chain: list[Block], partition: NoisePartition, plan: SweepPlan, cl
             estimate = (z - a * z0) / (1 - a) if a < 1 else torch.zeros_like(z)
             logits = block.denoise(z, estimate, torch.full((1, 1), sigma), memory, plan.start)
             z = z + (following - sigma) * (z - block.point(logits)) / sigma
-    return sample_symbols(logits[0], plan.temperature, plan.seed, plan.start), z[0]
+    return sample_tokens(logits[0], plan.temperature, plan.seed, plan.start), z[0]
 
 
 def test_a_sweep_is_euler_steps_through_all_blocks(partition: NoisePartition) -> None:
@@ -104,7 +104,7 @@ def test_a_stochastic_sweep_puts_new_noise_on_each_denoised_point(partition: Noi
             noise = normals(PLAN.seed, Purpose.INITIAL_NOISE, PLAN.start, PLAN.slots, 8, step=evaluation)
             logits = block.denoise(point + sigma * noise, point, torch.full((1, 1), sigma), memory, PLAN.start)
             point, evaluation = block.point(logits / PLAN.temperature), evaluation + 1
-    assert text == sample_symbols(logits[0], PLAN.temperature, PLAN.seed, PLAN.start)
+    assert text == sample_tokens(logits[0], PLAN.temperature, PLAN.seed, PLAN.start)
 
 
 def sweep_boundary(sequences: list[Sequence]) -> bytes:

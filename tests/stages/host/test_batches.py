@@ -14,7 +14,7 @@ from stages.host.host import Host
 from stages.host.parts import Parts
 from stages.limits import MAX_CANDIDATES
 from stages.model.scoring import candidates_together
-from stages.model.vocabulary import BYTES, Alphabet
+from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Settled
 from stages.wire.messages import merged, results_of, step_hops, work_of
@@ -41,15 +41,15 @@ def cut(hop: stage_pb2.Hop, rows: int = ROWS) -> list[stage_pb2.Hop]:
     rows=st.integers(1, 4096),
     known=st.sampled_from([1, 128, 129, 700]),
     start=st.sampled_from([0, 9]),
-    alphabet=st.sampled_from([BYTES, Alphabet(300)]),
+    vocabulary=st.sampled_from([BYTES, Vocabulary(300)]),
 )
 def test_batches_hold_all_candidates_in_order(
-    count: int, length: int, rows: int, known: int, start: int, alphabet: Alphabet
+    count: int, length: int, rows: int, known: int, start: int, vocabulary: Vocabulary
 ) -> None:
-    clean = alphabet.encode([i % 200 for i in range(known)])
-    candidates = [alphabet.encode([i % 200] * length) for i in range(count)]
+    clean = vocabulary.encode([i % 200 for i in range(known)])
+    candidates = [vocabulary.encode([i % 200] * length) for i in range(count)]
     whole = scoring(clean=clean, start=start, candidates=candidates)
-    hops = step_hops(whole, alphabet, most=16, rows=rows)
+    hops = step_hops(whole, vocabulary, most=16, rows=rows)
     *before, first = [hop for hop in hops if not work_of(hop).start >= start + known]
     later = hops[len(before) + 1 :]
     assert b"".join(work_of(hop).clean for hop in hops) == clean
@@ -61,14 +61,14 @@ def test_batches_hold_all_candidates_in_order(
     assert max(sizes) <= max(1, rows // length) or length == 1
     for hop in later:
         assert (hop.read.start, hop.read.clean, list(hop.read.reads)) == (start + known, b"", [])
-        assert hidden_rows(hop.read, alphabet) == len(hop.read.score.candidates) * (length - 1)
+        assert hidden_rows(hop.read, vocabulary) == len(hop.read.score.candidates) * (length - 1)
         assert (hop.read.score.temperature, hop.read.codec) == (whole.read.score.temperature, whole.read.codec)
 
 
 def test_batches_are_even() -> None:
     assert candidates_together(256, 16, 1024) == 4
     assert candidates_together(100, 11, 1000) == 6, "not ten and one"
-    assert candidates_together(1, 1024, 512) == 1024, "one symbol needs no reading"
+    assert candidates_together(1, 1024, 512) == 1024, "one token needs no reading"
     assert candidates_together(4000, 7, 1024) == 1
 
 

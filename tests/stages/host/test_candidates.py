@@ -54,7 +54,7 @@ class Line:
     stores: list[SessionStore] = field(default_factory=list)
     number: int = 0
     prompt: int = 0
-    """Symbols of its steps that attend at once."""
+    """Tokens of its steps that attend at once."""
     payloads: list[int] = field(default_factory=list)
     """Bytes of hidden states of every hop."""
 

@@ -1,4 +1,4 @@
-"""Trees of guesses: each gives, to the last bit, what its branch would have given symbol by symbol."""
+"""Trees of guesses: each gives, to the last bit, what its branch would have given token by token."""
 
 import copy
 from collections.abc import Sequence
@@ -48,14 +48,14 @@ def branch_of(depths: Sequence[int], at: int) -> list[int]:
 # The shape
 @given(trees(), st.randoms())
 def test_a_tree_knows_what_follows_what(depths: list[int], random: Any) -> None:
-    symbols = [random.randrange(4) for _ in depths]
-    tree = DraftTree(symbols, depths)
+    tokens = [random.randrange(4) for _ in depths]
+    tree = DraftTree(tokens, depths)
     for at in range(len(depths)):
         above, before = -1, list[int]()
         for each in branch_of(depths, at):
-            above = tree.after(above, symbols[each])
-            before.append(symbols[each])
-        assert [symbols[each] for each in branch_of(depths, above)] == before
+            above = tree.after(above, tokens[each])
+            before.append(tokens[each])
+        assert [tokens[each] for each in branch_of(depths, above)] == before
     assert tree.after(-1, 9) == -1
 
 
@@ -148,7 +148,7 @@ def test_the_text_is_that_of_plain_steps(
     while len(text) < len(KNOWN) + 24:
         event = plain.step(text[start:], start)
         start, text = len(text), text + event.text
-    # hosts that read all of it at once, as after a failure, go on with the same symbol
+    # hosts that read all of it at once, as after a failure, go on with the same token
     assert line_of(**asked).step(text[:-1]).text == text[-1:]
     line, known, read = line_of(**asked), KNOWN, 0
     while len(known) < len(text):

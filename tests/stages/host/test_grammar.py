@@ -1,4 +1,4 @@
-"""Which symbols may come next by a JSON schema: of the text so far alone, however it was come to."""
+"""Which tokens may come next by a JSON schema: of the text so far alone, however it was come to."""
 
 import asyncio
 import json
@@ -69,16 +69,16 @@ def test_words_are_free_until_a_call_opens(source: ModelSource) -> None:
 
 def test_a_tag_that_is_one_token_opens_a_call(source: ModelSource) -> None:
     """As Qwen's are: added to the vocabulary, and text to a reader."""
-    tokens = tokenizer()
-    tokens.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("<|no|>", special=True)])
-    made = LLTokenizer(with_tags_as_text(tokens.to_str()), n_vocab=tokens.get_vocab_size(), eos_token=[1])
+    made_of = tokenizer()
+    made_of.add_tokens([AddedToken("<tool_call>", special=False), AddedToken("<|no|>", special=True)])
+    made = LLTokenizer(with_tags_as_text(made_of.to_str()), n_vocab=made_of.get_vocab_size(), eos_token=[1])
     matcher = compiled(made, json.dumps({**json.loads(SCHEMA), OF_CALLS: True}))
     assert not isinstance(matcher, str)
-    symbols = tokens.encode("a <tool_call>").ids
-    assert symbols[-1] == tokens.token_to_id("<tool_call>")
-    assert matcher.try_consume_tokens([*symbols, *tokens.encode("x").ids]) == len(symbols)
-    assert matcher.try_consume_tokens(tokens.encode('{"a": 1').ids) == 7
-    assert not matcher.try_consume_tokens([tokens.token_to_id("<|no|>")])
+    tokens = made_of.encode("a <tool_call>").ids
+    assert tokens[-1] == made_of.token_to_id("<tool_call>")
+    assert matcher.try_consume_tokens([*tokens, *made_of.encode("x").ids]) == len(tokens)
+    assert matcher.try_consume_tokens(made_of.encode('{"a": 1').ids) == 7
+    assert not matcher.try_consume_tokens([made_of.token_to_id("<|no|>")])
 
 
 def test_a_branch_that_is_left_leaves_no_trace(source: ModelSource) -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from serving.cli.ports import free_port_block
 from stages.host.host import Host
 from stages.host.parts import Parts
-from stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_symbols, read_lengths
-from stages.model.vocabulary import Alphabet
+from stages.model.prefill import MAX_PREFILL_CHUNKS, READ_POSITIONS, max_new_tokens, read_lengths
+from stages.model.vocabulary import Vocabulary
 from stages.v1 import stage_pb2, stage_pb2_grpc
 from stages.wire.channel import new_server
 from stages.wire.messages import prefill_hops, work_of
@@ -24,7 +24,7 @@ from tests.stages.hosts import event_of, open_host, refused, send
 from tests.stages.raw_client import ROUTER, Peer, peer
 from tests.stages.scripted_server import Answering, take
 
-TOKENS = Alphabet(300)
+TOKENS = Vocabulary(300)
 
 
 def lengths(read: stage_pb2.Read) -> list[int]:
@@ -51,8 +51,8 @@ def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
     counts = [TOKENS.count(work.clean) for work in works]
     assert [work.start for work in works] == [start + sum(counts[:i]) for i in range(len(works))]
     assert [read for work in works for read in lengths(work)] == lengths(whole.read)
-    assert max(counts) <= max_new_symbols(count)
-    assert counts[-1] > draft, "drafts come after a known symbol"
+    assert max(counts) <= max_new_tokens(count)
+    assert counts[-1] > draft, "drafts come after a known token"
     for work in works[:-1]:
         assert work.WhichOneof("ask") is None
         assert work.prompt == (start + count if candidates else more["prompt"])
@@ -62,13 +62,13 @@ def test_pieces_are_read_as_the_whole_would_be(data: st.DataObject) -> None:
 
 def test_what_is_read_at_once_travels_at_once() -> None:
     short = opening(clean=LONG_PROMPT[:128])
-    assert prefill_hops(short, Alphabet(256)) == [short]
+    assert prefill_hops(short, Vocabulary(256)) == [short]
     whole = opening()
-    assert prefill_hops(whole, Alphabet(256), most=1) == [whole]
+    assert prefill_hops(whole, Vocabulary(256), most=1) == [whole]
 
 
 def test_a_long_prompt_goes_in_few_large_pieces() -> None:
-    hops = prefill_hops(opening(clean=bytes(8000)), Alphabet(256))
+    hops = prefill_hops(opening(clean=bytes(8000)), Vocabulary(256))
     assert [len(work_of(hop).clean) for hop in hops] == [512] * 15 + [320]
 
 
@@ -82,7 +82,7 @@ def test_a_tree_is_one_read(known: int, tree: int) -> None:
 
 # What a host does with them
 def pieces(parts: Parts, session: str = "s", **fields: Any) -> list[stage_pb2.Hop]:
-    return prefill_hops(opening(parts.plan.models["ar"].digest, session, **fields), Alphabet(256))
+    return prefill_hops(opening(parts.plan.models["ar"].digest, session, **fields), Vocabulary(256))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from stages.host.parts import Parts
 from stages.host.prefixes import LISTED_BYTES, Beginning, PrefixStore
 from stages.model.layers import LayerCache
 from stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
-from stages.model.vocabulary import BYTES, Alphabet
+from stages.model.vocabulary import BYTES, Vocabulary
 from stages.v1 import stage_pb2
 from stages.wire.messages import after_prefix, put_work, step_hops, work_of
 from stages.wire.status import StatusError
@@ -60,7 +60,7 @@ async def written(host: Host, hops: list[stage_pb2.Hop], results: int = 1) -> li
         ({"clean": SECOND[:330]}, 1),
         ({"clean": SECOND[:289]}, 1),
     ],
-    ids=["text", "int8", "drafts", "a tree", "scores", "whole pieces", "a part of one", "one symbol more"],
+    ids=["text", "int8", "drafts", "a tree", "scores", "whole pieces", "a part of one", "one token more"],
 )
 async def test_a_text_from_memory_is_the_text_that_is_read_anew(
     whole: Parts, fields: dict[str, Any], results: int
@@ -74,7 +74,7 @@ async def test_a_text_from_memory_is_the_text_that_is_read_anew(
         assert recalled == anew
         assert anew[0] != (b"", b"")
         read, found = (host.sessions.sessions[name] for name in ("anew", "recalled"))
-        assert np.array_equal(read.symbols[:288], found.symbols[:288])
+        assert np.array_equal(read.tokens[:288], found.tokens[:288])
         mine, other = read.layers, found.layers
         for one, again in zip(mine, other, strict=True):
             assert one.length == again.length
@@ -111,7 +111,7 @@ async def test_nobody_finds_what_is_not_theirs(whole: Parts, lacks: str) -> None
             assert other.memory.prefix != right
         else:
             hop.read.start = 224
-        with refused(grpc.StatusCode.NOT_FOUND, "symbols are not in memory here any more"):
+        with refused(grpc.StatusCode.NOT_FOUND, "tokens are not in memory here any more"):
             host.accept(hop, 1)
         assert not host.sessions.sessions
 
@@ -206,7 +206,7 @@ class Kept:
         except StatusError:
             return False
         assert digests == beginning.digests
-        assert np.concatenate([piece.symbols for piece in found]).tolist() == [*range(len(pieces) * ATTEND_POSITIONS)]
+        assert np.concatenate([piece.tokens for piece in found]).tolist() == [*range(len(pieces) * ATTEND_POSITIONS)]
         return True
 
 
@@ -264,8 +264,8 @@ def test_routers_hear_of_changes_only() -> None:
     assert PrefixStore(0).version != PrefixStore(0).version, "a restarted host has other ones"
 
 
-def test_a_digest_tells_space_weights_codec_and_every_symbol() -> None:
-    text, tokens = bytes(range(64)), Alphabet(300)
+def test_a_digest_tells_space_weights_codec_and_every_token() -> None:
+    text, tokens = bytes(range(64)), Vocabulary(300)
     root = prefix_root(MINE, "w", "fp32")
     others = {prefix_root(YOURS, "w", "fp32"), prefix_root(MINE, "v", "fp32"), prefix_root(MINE, "w", "int8"), root}
     assert len(others) == 4
@@ -273,7 +273,7 @@ def test_a_digest_tells_space_weights_codec_and_every_symbol() -> None:
     assert prefix_digests(first, text[32:], BYTES) == [second]
     assert prefix_digests(root, text[:-1], BYTES) == [first]
     assert prefix_digests(root, text[:-1] + b"x", BYTES)[1] != second
-    assert len(prefix_digests(root, text, tokens)) == 1, "two bytes a symbol"
+    assert len(prefix_digests(root, text, tokens)) == 1, "two bytes a token"
 
 
 def test_what_is_read_anew_takes_the_place_of_what_was_read() -> None:

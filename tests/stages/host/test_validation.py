@@ -73,7 +73,7 @@ def test_a_sweep_may_fill_the_context_to_its_last_position(plans: dict[str, Host
         request.sweep.estimate = bytes(502 * (CODE_DIM + 4))
     parse_hop(request, plans[where])
     request.sweep.slots = 503
-    with pytest.raises(StatusError, match="503 slots after 10 symbols do not fit the context of 512"):
+    with pytest.raises(StatusError, match="503 slots after 10 tokens do not fit the context of 512"):
         parse_hop(request, plans[where])
 
 
@@ -98,17 +98,17 @@ def test_the_largest_step_fits_a_message(plans: dict[str, HostPlan]) -> None:
     assert request.ByteSize() + BATCH_BYTES < plan.message_bytes()
 
 
-def test_a_wide_model_scores_fewer_symbols(tmp_path: Path) -> None:
+def test_a_wide_model_scores_fewer_tokens(tmp_path: Path) -> None:
     """Their hidden states are in a host's memory and in messages."""
     wide = LlamaArchitecture((1, 1), 1 << 15, 256, 8, 128, 4, 4096, 128_000, 1e-5, 1e4)
     source = ModelSource(tmp_path, Manifest("ar", wide, (None, None), probe_tokens=(1,)), "d")
     plan = HostPlan((0,), 2, {"ar": source})
     request = Hop(router="r", session="s", capacity=40, digest="d", left_s=60)
-    symbol = source.alphabet.encode([7])
-    put_work(request, step(clean=symbol, remaining=1, codec="int8", candidates=[symbol * 16] * 32))
+    token = source.vocabulary.encode([7])
+    put_work(request, step(clean=token, remaining=1, codec="int8", candidates=[token * 16] * 32))
     assert parse_hop(request, plan).kind == "ar"
-    request.read.score.candidates.append(symbol * 16)
-    with pytest.raises(StatusError, match="33 candidates of 16 symbols; a hop has at most 512 in all of width 32768"):
+    request.read.score.candidates.append(token * 16)
+    with pytest.raises(StatusError, match="33 candidates of 16 tokens; a hop has at most 512 in all of width 32768"):
         parse_hop(request, plan)
 
 
@@ -151,14 +151,14 @@ ANYWHERE: list[tuple[Change, str]] = [
     (lambda p: setattr(p, "traceparent", "0" * 65), "traceparent must be 1 to 64 printable"),
     (lambda p: setattr(p, "traceparent", f"00-{'1' * 32}-{'1' * 16}-01\n"), "traceparent must be 1 to 64 printable"),
     (lambda p: setattr(p, "capacity", 513), "a session of 513 positions does not fit the context of 512"),
-    (lambda p: setattr(p, "capacity", 9), "10 symbols at position 0 do not fit the session's 9"),
+    (lambda p: setattr(p, "capacity", 9), "10 tokens at position 0 do not fit the session's 9"),
 ]
 SWEEP: list[tuple[Change, str]] = [
-    (lambda p: work_of(p).reads.extend([4, 7]), "2 reads, some maybe empty or long, do not fit 10 clean symbols"),
-    (lambda p: work_of(p).reads.extend([1] * 11), "11 reads, some maybe empty or long, do not fit 10 clean symbols"),
-    (lambda p: setattr(p.sweep, "clean", b""), "at least one known symbol"),
-    (lambda p: setattr(p.sweep, "slots", 0), "0 slots after 10 symbols do not fit"),
-    (lambda p: setattr(p.sweep, "slots", 503), "503 slots after 10 symbols do not fit the context of 512"),
+    (lambda p: work_of(p).reads.extend([4, 7]), "2 reads, some maybe empty or long, do not fit 10 clean tokens"),
+    (lambda p: work_of(p).reads.extend([1] * 11), "11 reads, some maybe empty or long, do not fit 10 clean tokens"),
+    (lambda p: setattr(p.sweep, "clean", b""), "at least one known token"),
+    (lambda p: setattr(p.sweep, "slots", 0), "0 slots after 10 tokens do not fit"),
+    (lambda p: setattr(p.sweep, "slots", 503), "503 slots after 10 tokens do not fit the context of 512"),
     (lambda p: setattr(p.sweep, "start", 4_000_000_000), "do not fit"),
     (lambda p: setattr(p.sweep, "steps", 0), "steps must be 1 to 64, not 0"),
     (lambda p: setattr(p.sweep.sampling, "temperature", NAN), "temperature must be 0 to 100, not nan"),
@@ -174,10 +174,10 @@ LATER_SWEEP: list[tuple[Change, str]] = [
     (lambda p: setattr(p.sweep, "estimate", bytes(80) + b"\x80" * 640), "integers beyond 127"),
 ]
 STEP: list[tuple[Change, str]] = [
-    (lambda p: setattr(work_of(p), "clean", b""), "at least one new symbol"),
+    (lambda p: setattr(work_of(p), "clean", b""), "at least one new token"),
     (lambda p: setattr(p.read.sample, "draft", 1), "the router's draft tokens end a step"),
     (lambda p: p.read.reads.append(1), "a step that samples takes no reads"),
-    (lambda p: setattr(p.read.sample, "remaining", 503), "503 symbols to generate do not fit the context of 512"),
+    (lambda p: setattr(p.read.sample, "remaining", 503), "503 tokens to generate do not fit the context of 512"),
     (lambda p: setattr(work_of(p), "start", 4_000_000_000), "do not fit"),
     (lambda p: setattr(p.read.sample.sampling, "temperature", INF), "temperature must be 0 to 100"),
     (lambda p: setattr(p.read.sample.sampling.shaping, "top_k", 257), "top_k must be 0 to 256, not 257"),
@@ -191,22 +191,22 @@ STEP: list[tuple[Change, str]] = [
         lambda p: p.read.sample.sampling.shaping.logit_bias.update(dict.fromkeys(range(256), 1.0) | {300: 1.0}),
         "logit_bias names token 300",
     ),
-    (lambda p: setattr(p.read.sample.sampling.shaping, "prompt", 11), "a prompt of 11 symbols, where 10 are known"),
+    (lambda p: setattr(p.read.sample.sampling.shaping, "prompt", 11), "a prompt of 11 tokens, where 10 are known"),
     (lambda p: setattr(p.read.sample.sampling, "logprobs", 21), "logprobs must be 0 to 20, not 21"),
     (lambda p: p.read.sample.sampling.grammar.SetInParent(), "a JSON schema has 1 to 16384 bytes"),
     (
         lambda p: p.read.sample.sampling.grammar.MergeFrom(stage_pb2.Grammar(json_schema="{}", ends=[256])),
-        "at most 64 symbols of the model end its texts",
+        "at most 64 tokens of the model end its texts",
     ),
     (
         lambda p: p.read.sample.sampling.grammar.MergeFrom(stage_pb2.Grammar(json_schema="{}", prompt=11)),
-        "a prompt of 11 symbols, where 10 are known",
+        "a prompt of 11 tokens, where 10 are known",
     ),
     (lambda p: work_of(p).ClearField("codec"), "unknown codec of hidden states ''"),
     (lambda p: setattr(work_of(p), "codec", "int4"), "unknown codec of hidden states 'int4'; choose from fp32, int8"),
 ]
 SCORE: list[tuple[Change, str]] = [
-    (lambda p: setattr(work_of(p), "clean", b""), "at least one new symbol"),
+    (lambda p: setattr(work_of(p), "clean", b""), "at least one new token"),
     (lambda p: p.read.score.ClearField("candidates"), "0 candidates; a step scores 1 to 1024"),
     (lambda p: p.read.score.candidates.append(b"abc"), "candidates must have one length"),
     (
@@ -215,23 +215,23 @@ SCORE: list[tuple[Change, str]] = [
     ),
     (lambda p: setattr(p.read.score, "batches", MAX_CANDIDATES + 1), "1025 batches of candidates"),
     (lambda p: p.read.score.MergeFrom(stage_pb2.Score(batch=2, batches=2)), "batch 2 of 2 batches"),
-    (lambda p: p.read.score.MergeFrom(stage_pb2.Score(batch=1, batches=2)), "brings no new symbols"),
+    (lambda p: p.read.score.MergeFrom(stage_pb2.Score(batch=1, batches=2)), "brings no new tokens"),
     (
         lambda p: p.read.score.CopyFrom(stage_pb2.Score(candidates=[b"b"], batches=2)),
-        "candidates of one symbol come in one batch",
+        "candidates of one token come in one batch",
     ),
     (
         lambda p: p.read.score.candidates.__setitem__(slice(None), [b"x" * 400] * 11),
-        "11 candidates of 400 symbols; a hop has",
+        "11 candidates of 400 tokens; a hop has",
     ),
     (
         lambda p: p.read.score.candidates.__setitem__(slice(None), [b"x" * 503]),
-        "of 503 symbols after 10 do not fit the context",
+        "of 503 tokens after 10 do not fit the context",
     ),
     (lambda p: setattr(p.read.score, "temperature", NAN), "temperature must be 0 to 100"),
 ]
 VERIFY: list[tuple[Change, str]] = [
-    (lambda p: setattr(p.read.sample, "draft", 10), "10 draft tokens among 10 new symbols: give one known symbol"),
+    (lambda p: setattr(p.read.sample, "draft", 10), "10 draft tokens among 10 new tokens: give one known token"),
 ]
 LATER_STEP: list[tuple[Change, str]] = [
     (lambda p: setattr(work_of(p), "codec", "int8"), "int8 payload has 1280 bytes; 10 x 32 numbers take 600"),

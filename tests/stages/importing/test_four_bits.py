@@ -15,7 +15,7 @@ from stages.backends import TorchBackend
 from stages.backends.base import CleanPiece, StageRunner
 from stages.backends.packed_llama import PackedLlamaStage, Product, QuantProduct, product
 from stages.checkpoint.checkpoint import halve, load_stage
-from stages.checkpoint.gate import probe_symbols
+from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.inspect import record, verify
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
@@ -65,7 +65,7 @@ def runners(directory: Path) -> list[StageRunner]:
 def probe_logits(directory: Path) -> Tensor:
     """What hosts compute on the probe text."""
     manifest = read_manifest(directory)
-    x = probe_symbols(manifest)[0]
+    x = probe_tokens(manifest)[0]
     served = runners(directory)
     for stage, runner in zip(stages(directory), served, strict=True):
         caches = new_caches(len(stage.layers), stage.architecture, len(x))
@@ -74,7 +74,7 @@ def probe_logits(directory: Path) -> Tensor:
 
 
 def served_loss(directory: Path) -> float:
-    known = probe_symbols(read_manifest(directory))[0]
+    known = probe_tokens(read_manifest(directory))[0]
     return float(F.cross_entropy(probe_logits(directory)[:-1], known[1:]))
 
 

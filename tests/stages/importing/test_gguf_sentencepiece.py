@@ -161,14 +161,14 @@ def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", taken_apart(LlamaStage(a, 0)), a, describe=partial(describe, model()))
     manifest = imported(path, is_untrained=True)
     spelling = read_pretrained_tokenizer(tmp_path / "out", manifest)
-    symbols = spelling.alphabet.symbols
+    tokens = spelling.vocabulary.tokens
     for text in HARD:
-        assert symbols(asyncio.run(spelling.encode_text(text.encode()))) == [1, *model().encode(text)]
+        assert tokens(asyncio.run(spelling.encode_text(text.encode()))) == [1, *model().encode(text)]
     prompt, _, _ = asyncio.run(spelling.encode_chat([Message("user", "the sea 🚢")]))
-    assert symbols(prompt) == [1, *model().encode("[user] the sea 🚢\n[assistant]")]
+    assert tokens(prompt) == [1, *model().encode("[user] the sea 🚢\n[assistant]")]
     assert spelling.ends == {2}
     reader = spelling.detokenizer(prompt)
-    told = [reader.feed(spelling.alphabet.encode([each])).decode() for each in [*model().encode("the 🌊s"), 2]]
+    told = [reader.feed(spelling.vocabulary.encode([each])).decode() for each in [*model().encode("the 🌊s"), 2]]
     assert "".join(told) == " the 🌊s"
     assert told.count("") == 4, "three bytes of four, and the end"
 

@@ -135,19 +135,19 @@ def test_smollm2(transformers: Any, imported: Callable[..., Imported], tmp_path:
     result = imported(file, blocks=3, is_untrained=True)  # other readings are tried on small models, in test_gate.py
     assert 3.0 < result.nats < 4.5
     model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-    tokens = torch.tensor(result.manifest.probe_tokens)[None]
+    probe = torch.tensor(result.manifest.probe_tokens)[None]
     with torch.inference_mode():
-        expected, found = model.eval()(tokens).logits, tokens
+        expected, found = model.eval()(probe).logits, probe
         for i in range(3):
             stage = load_stage(tmp_path / "out", i)
             found = stage.read(found)
         assert float((stage.next_byte(found) - expected).abs().max()) < TOLERANCE
-        # The draft head that ships is of this model, and its odds are near the model's.
+        # The draft head that ships is of this model, and its probs are near the model's.
         add_draft_head(tmp_path / "out", SHIPPED_HEAD)
         head = load_draft_head(tmp_path / "out", read_manifest(tmp_path / "out"))
-        rows, symbols = stage.head.weight, head.symbols.long()
-        states = head.stage.read(head.joined(head.model_norm(found)[:, :-1], rows[tokens[:, 1:]]))
-        guessed = (head.stage.norm(states) @ rows[symbols].T).softmax(-1)
-        shared = torch.minimum(guessed, expected[:, 1:].softmax(-1)[..., symbols]).sum(-1)
+        rows, tokens = stage.head.weight, head.tokens.long()
+        states = head.stage.read(head.joined(head.model_norm(found)[:, :-1], rows[probe[:, 1:]]))
+        guessed = (head.stage.norm(states) @ rows[tokens].T).softmax(-1)
+        shared = torch.minimum(guessed, expected[:, 1:].softmax(-1)[..., tokens]).sum(-1)
         assert 0.4 < float(shared.mean()) < 1, "about half of what it guesses would be accepted"
     shutil.rmtree(tmp_path / "out")  # half a gigabyte

@@ -22,19 +22,19 @@ def learnt(booked: list[tuple[int, int, float, float]]) -> DraftLength:
 
 
 @given(rounds)
-def test_the_best_length_is_the_one_with_the_most_symbols_for_its_time(
+def test_the_best_length_is_the_one_with_the_most_tokens_for_its_time(
     booked: list[tuple[int, int, float, float]],
 ) -> None:
     worth = learnt(booked)
     assert 0 <= worth.acceptance <= 1
     a = min(worth.acceptance, 0.99)
 
-    def symbols_per_ms(count: int) -> float:
+    def tokens_per_ms(count: int) -> float:
         return sum(a**i for i in range(count + 1)) / (worth.sweeps.ms(count) + count * worth.level_ms)
 
     best = worth.length()
     assert 1 <= best <= MAX_DRAFT
-    assert symbols_per_ms(best) == pytest.approx(max(map(symbols_per_ms, range(1, MAX_DRAFT + 1))))
+    assert tokens_per_ms(best) == pytest.approx(max(map(tokens_per_ms, range(1, MAX_DRAFT + 1))))
 
 
 def test_more_is_guessed_where_guesses_are_right_and_sweeps_long() -> None:

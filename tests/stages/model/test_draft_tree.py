@@ -24,7 +24,7 @@ def model(bundles: Path) -> LocalModel:
 def grown(model: LocalModel, plan: DraftPlan, temperature: float = 0.8) -> tuple[Growth, DraftLength]:
     worth = DraftLength(SweepTime())
     sequence = LocalSequence(model, 100, temperature, 7)
-    return TreeGrower(sequence.text, model.alphabet, worth, temperature, 7).grow(KNOWN, plan), worth
+    return TreeGrower(sequence.text, model.vocabulary, worth, temperature, 7).grow(KNOWN, plan), worth
 
 
 @pytest.mark.parametrize("branches", [1, 3])
@@ -39,9 +39,9 @@ def test_guesses_follow_a_grammar(model: LocalModel, branches: int) -> None:
         return np.arange(256) == word[at] if at < len(word) else vowels if at < len(word) + 2 else None
 
     worth, sequence = DraftLength(SweepTime()), LocalSequence(model, 100, 0.8, 7)
-    grower = TreeGrower(sequence.text, model.alphabet, worth, 0.8, 7, allowed=allowed)
+    grower = TreeGrower(sequence.text, model.vocabulary, worth, 0.8, 7, allowed=allowed)
     growth = grower.grow(KNOWN, DraftPlan(20, 40, branches))
-    sent = [at for at in range(len(growth.symbols)) if growth.chances[at]]
+    sent = [at for at in range(len(growth.tokens)) if growth.chances[at]]
     assert {len(growth.branch(at)) for at in sent} == set(range(1, len(word) + 3))
     for at in sent:
         text = bytes(growth.branch(at))
@@ -62,16 +62,16 @@ def branch(growth: Growth, at: int) -> list[int]:
 def test_guesses_are_the_largest_sums_of_their_place(model: LocalModel, branches: int, temperature: float) -> None:
     """As a drafter has them that reads each branch alone."""
     growth, worth = grown(model, DraftPlan(5, 12, branches), temperature)
-    for at in range(len(growth.symbols)):
+    for at in range(len(growth.tokens)):
         path = branch(growth, at)
-        known = KNOWN + bytes(growth.symbols[each] for each in path[:-1])
+        known = KNOWN + bytes(growth.tokens[each] for each in path[:-1])
         sums = model.open(100).logits_after(known)[0].double().numpy()
         if temperature:
             sums = sums / temperature + gumbels(7, len(known), 1, 256)[0]
-        odds = np.exp(sums - sums.max()) / np.exp(sums - sums.max()).sum()
-        assert growth.odds[at] == pytest.approx(odds[growth.symbols[at]], rel=1e-3)
-        assert growth.symbols[at] in np.argsort(-sums)[:branches]
-        expected = np.prod([min(growth.odds[each] * worth.trust, 0.99) for each in path])
+        probs = np.exp(sums - sums.max()) / np.exp(sums - sums.max()).sum()
+        assert growth.probs[at] == pytest.approx(probs[growth.tokens[at]], rel=1e-3)
+        assert growth.tokens[at] in np.argsort(-sums)[:branches]
+        expected = np.prod([min(growth.probs[each] * worth.trust, 0.99) for each in path])
         assert growth.chances[at] == pytest.approx(expected, rel=1e-6)
 
 
@@ -83,8 +83,8 @@ def test_a_chain_is_what_the_drafter_writes(model: LocalModel) -> None:
     known = KNOWN
     for at in sent:
         sums = text.logits_after(known)[0].double().numpy() / 0.8 + gumbels(7, len(known), 1, 256)[0]
-        assert growth.symbols[at] == sums.argmax()
-        known += bytes([growth.symbols[at]])
+        assert growth.tokens[at] == sums.argmax()
+        known += bytes([growth.tokens[at]])
 
 
 growths = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 1)), min_size=1, max_size=20)
@@ -94,11 +94,11 @@ growths = st.lists(st.tuples(st.integers(0, 30), st.floats(0.01, 1)), min_size=1
 @given(growths, st.integers(1, 25))
 def test_the_likeliest_guesses_are_a_tree_in_order(nodes: list[tuple[int, float]], count: int) -> None:
     growth = Growth()
-    for at, (above, odds) in enumerate(nodes):
+    for at, (above, probs) in enumerate(nodes):
         growth.above.append(min(above, at) - 1)
         before = growth.chances[growth.above[at]] if growth.above[at] >= 0 else 1.0
-        growth.symbols.append(at)
-        growth.chances.append(before * odds)
+        growth.tokens.append(at)
+        growth.chances.append(before * probs)
     sent = growth.likeliest(count)
     assert len(set(sent)) == len(sent) == min(count, len(nodes))
     assert are_depths([growth.depth(at) for at in sent])
@@ -116,7 +116,7 @@ def test_as_many_as_pay(model: LocalModel) -> None:
             worth.sweeps.learn(count, trip_ms + count)
         plan = DraftPlan(20, branches=3)
         text = LocalSequence(model, 100, 0.8, 7).text
-        growth = TreeGrower(text, model.alphabet, worth, 0.8, 7).grow(KNOWN, plan)
+        growth = TreeGrower(text, model.vocabulary, worth, 0.8, 7).grow(KNOWN, plan)
         counts.append(len(chosen(growth, plan, worth)))
     assert 1 <= counts[0] <= counts[1] <= counts[2]
     assert counts[0] < counts[2] <= 64

@@ -100,7 +100,7 @@ def test_its_tokenizer_is_part_of_what_it_is(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"tokenizer": "bytes"}, "tokenizer 'bytes' has 256 symbols, its architecture 300"),
+        ({"tokenizer": "bytes"}, "tokenizer 'bytes' has 256 tokens, its architecture 300"),
         ({"probe_tokens": [1]}, "needs from 2 to"),
         ({"probe_tokens": [1, 300]}, "whole numbers from 0 to 299"),
         ({"files": {}}, "has tokenizer.json"),

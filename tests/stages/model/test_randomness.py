@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stages.limits import MAX_SEED
-from stages.model.randomness import Purpose, gumbels, normals, raw_words, sample_symbols
-from stages.model.vocabulary import Alphabet
+from stages.model.randomness import Purpose, gumbels, normals, raw_words, sample_tokens
+from stages.model.vocabulary import Vocabulary
 
 SEEDS = st.integers(0, MAX_SEED)
 
@@ -36,7 +36,7 @@ def test_the_stream_is_frozen() -> None:
     assert [int(word) for word in raw_words(MAX_SEED, Purpose.SAMPLE, 0, 1, 2)[0]] == FROZEN_WORDS_OF_THE_LAST_SEED
     assert normals(1234, Purpose.INITIAL_NOISE, 7, 1, 6)[0].tolist() == pytest.approx(FROZEN_NORMALS, abs=1e-6)
     assert gumbels(1234, 7, 1, 4)[0].tolist() == pytest.approx(FROZEN_GUMBELS, abs=1e-9)
-    assert sample_symbols(torch.zeros(8, 256), 1.0, 99, 3).hex() == "83e258b50cd51817"
+    assert sample_tokens(torch.zeros(8, 256), 1.0, 99, 3).hex() == "83e258b50cd51817"
 
 
 @given(SEEDS, st.integers(0, 1000), st.integers(1, 40), st.integers(1, 40), st.integers(0, 100))
@@ -75,7 +75,7 @@ def test_normals_are_standard_normal() -> None:
 def test_temperature_zero_is_the_argmax() -> None:
     logits = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
     expected = bytes(logits.argmax(dim=1).tolist())
-    assert {sample_symbols(logits, 0.0, seed, 0) for seed in range(5)} == {expected}
+    assert {sample_tokens(logits, 0.0, seed, 0) for seed in range(5)} == {expected}
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-6])
@@ -83,35 +83,35 @@ def test_a_tiny_temperature_is_the_argmax_too(temperature: float) -> None:
     logits = 10 * torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert sample_symbols(logits, temperature, 1, 0) == sample_symbols(logits, 0.0, 1, 0)
+        assert sample_tokens(logits, temperature, 1, 0) == sample_tokens(logits, 0.0, 1, 0)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_frequencies_follow_the_softmax(temperature: float) -> None:
-    draws, symbols = 8000, torch.tensor([0, 10, 65, 97, 200, 255])
+    draws, tokens = 8000, torch.tensor([0, 10, 65, 97, 200, 255])
     logits = torch.full((256,), -1e4)
-    logits[symbols] = torch.tensor([0.0, 0.5, 1.0, -0.5, 1.5, 0.2])
-    counts = np.bincount(list(sample_symbols(logits.expand(draws, 256), temperature, 7, 0)), minlength=256)
-    expected = draws * (logits[symbols] / temperature).softmax(0).numpy()
-    assert counts.sum() == counts[symbols].sum()
-    chi_square = float(((counts[symbols] - expected) ** 2 / expected).sum())
+    logits[tokens] = torch.tensor([0.0, 0.5, 1.0, -0.5, 1.5, 0.2])
+    counts = np.bincount(list(sample_tokens(logits.expand(draws, 256), temperature, 7, 0)), minlength=256)
+    expected = draws * (logits[tokens] / temperature).softmax(0).numpy()
+    assert counts.sum() == counts[tokens].sum()
+    chi_square = float(((counts[tokens] - expected) ** 2 / expected).sum())
     assert chi_square < 20.5  # 5 degrees of freedom, 0.1 %
 
 
 def test_a_byte_depends_on_its_position_and_not_on_its_chunk() -> None:
     logits = torch.randn(20, 256, generator=torch.Generator().manual_seed(2))
-    whole = sample_symbols(logits, 1.0, 11, 40)
-    assert sample_symbols(logits[:7], 1.0, 11, 40) + sample_symbols(logits[7:], 1.0, 11, 47) == whole
-    assert sample_symbols(logits, 1.0, 12, 40) != whole
-    assert sample_symbols(logits, 1.0, 11, 41) != whole
+    whole = sample_tokens(logits, 1.0, 11, 40)
+    assert sample_tokens(logits[:7], 1.0, 11, 40) + sample_tokens(logits[7:], 1.0, 11, 47) == whole
+    assert sample_tokens(logits, 1.0, 12, 40) != whole
+    assert sample_tokens(logits, 1.0, 11, 41) != whole
 
 
 @pytest.mark.parametrize("vocabulary", [49_152, 128_256])
-def test_a_symbol_of_a_large_vocabulary_is_a_function_of_seed_and_position(vocabulary: int) -> None:
+def test_a_token_of_a_large_vocabulary_is_a_function_of_seed_and_position(vocabulary: int) -> None:
     logits = 3 * torch.randn(5, vocabulary, generator=torch.Generator().manual_seed(3))
-    whole = Alphabet(vocabulary).symbols(sample_symbols(logits, 0.8, 11, 40))
+    whole = Vocabulary(vocabulary).tokens(sample_tokens(logits, 0.8, 11, 40))
     scores = logits.double().numpy() / 0.8 + gumbels(11, 40, 5, vocabulary)
     assert whole == scores.argmax(axis=1).tolist()
-    each = [Alphabet(vocabulary).symbols(sample_symbols(logits[i : i + 1], 0.8, 11, 40 + i)) for i in range(5)]
-    assert [[symbol] for symbol in whole] == each
-    assert Alphabet(vocabulary).symbols(sample_symbols(logits, 0.0, 1, 0)) == logits.argmax(dim=1).tolist()
+    each = [Vocabulary(vocabulary).tokens(sample_tokens(logits[i : i + 1], 0.8, 11, 40 + i)) for i in range(5)]
+    assert [[token] for token in whole] == each
+    assert Vocabulary(vocabulary).tokens(sample_tokens(logits, 0.0, 1, 0)) == logits.argmax(dim=1).tolist()

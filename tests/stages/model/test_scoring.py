@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stages.model.randomness import sample_symbols
+from stages.model.randomness import sample_tokens
 from stages.model.scoring import (
     BRANCH_ROWS,
     IMPOSSIBLE_NATS,
@@ -35,7 +35,7 @@ def test_at_temperature_nought_the_most_likely_byte_is_certain() -> None:
     logits = random_logits(7)
     logits[3, 5] = logits[3].max()
     nats = log_probabilities(logits, 0.0)
-    assert bytes(nats.argmax(axis=1).astype(np.uint8)) == sample_symbols(logits, 0.0, 0, 0)
+    assert bytes(nats.argmax(axis=1).astype(np.uint8)) == sample_tokens(logits, 0.0, 0, 0)
     assert sorted(set(nats.flatten())) == [IMPOSSIBLE_NATS, 0.0]
     assert (np.count_nonzero(nats == 0.0, axis=1) == 1).all()
 

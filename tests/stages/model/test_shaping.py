@@ -11,7 +11,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from stages.model.randomness import sample_symbols
+from stages.model.randomness import sample_tokens
 from stages.model.scoring import PLAIN, Shaping
 
 NONE = torch.zeros(1, 1, dtype=torch.int64)
@@ -47,7 +47,7 @@ def test_filters_leave_what_those_of_transformers_leave(shaping: Shaping, vocabu
     assert np.array_equal(shaping.filtered(scores.numpy()), expected.numpy())
 
 
-def test_of_equally_likely_symbols_the_lower_numbers_stay() -> None:
+def test_of_equally_likely_tokens_the_lower_numbers_stay() -> None:
     scores = np.zeros((1, 9))
     scores[0, 4] = -1.0
     assert np.flatnonzero(np.isfinite(Shaping(top_k=6).filtered(scores)[0])).tolist() == [0, 1, 2, 3, 5, 6]
@@ -62,12 +62,12 @@ def test_a_row_does_not_depend_on_its_company() -> None:
 
 def test_a_draw_is_among_what_is_left_and_the_same_if_it_would_have_been_drawn_anyway() -> None:
     logits, shaping = random_scores(200, 256), Shaping(top_k=8)
-    plain, shaped = (sample_symbols(logits, 1.0, 5, 0, each) for each in (PLAIN, shaping))
+    plain, shaped = (sample_tokens(logits, 1.0, 5, 0, each) for each in (PLAIN, shaping))
     left = np.isfinite(shaping.filtered(logits.numpy()))
     assert plain != shaped
-    assert all(left[row, symbol] for row, symbol in enumerate(shaped))
+    assert all(left[row, token] for row, token in enumerate(shaped))
     assert all(one == other for row, (one, other) in enumerate(zip(plain, shaped, strict=True)) if left[row, one])
-    assert sample_symbols(logits, 0.0, 5, 0, shaping) == sample_symbols(logits, 0.0, 5, 0)
+    assert sample_tokens(logits, 0.0, 5, 0, shaping) == sample_tokens(logits, 0.0, 5, 0)
 
 
 # Penalties and biases
@@ -90,7 +90,7 @@ def test_biases_come_last_and_decide() -> None:
     logits, known = random_scores(1, 10), np.array([1, 2, 3])
     shaping = Shaping(repetition_penalty=2.0, logit_bias={3: 100.0, int(logits.argmax()): -100.0})
     adjusted = shaping.adjusted(logits, known)
-    assert sample_symbols(adjusted, 0.0, 0, 3) == sample_symbols(adjusted, 1.0, 0, 3) == bytes([3])
+    assert sample_tokens(adjusted, 0.0, 0, 3) == sample_tokens(adjusted, 1.0, 0, 3) == bytes([3])
     plain = Shaping(repetition_penalty=2.0).adjusted(logits, known)
     assert adjusted[0, 3] == plain[0, 3] + 100
     assert Shaping().adjusted(logits, known) is logits

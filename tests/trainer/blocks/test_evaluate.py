@@ -95,21 +95,21 @@ def test_what_cannot_be_scored_is_refused(bundle: Path, tmp_path: Path) -> None:
 SIZES = Architecture(parts=1, layers=1, width=16, heads=2, context_length=32)
 
 
-def constant(odds: dict[int, float]) -> ArModel:
-    """A model that always gives the same odds."""
+def constant(probs: dict[int, float]) -> ArModel:
+    """A model that always gives the same probs."""
     model = ArModel(SIZES)
     head = model.stages[-1].head
     assert head is not None
-    rest = (1 - sum(odds.values())) / (256 - len(odds))
+    rest = (1 - sum(probs.values())) / (256 - len(probs))
     row = torch.full((256,), rest)
-    for byte, share in odds.items():
+    for byte, share in probs.items():
         row[byte] = share
     head.weight.data.zero_()
     head.bias.data = row.log()
     return model
 
 
-def test_odds_known_in_closed_form() -> None:
+def test_probs_known_in_closed_form() -> None:
     q, p = constant({0: 0.5, 1: 0.25}), constant({0: 0.25, 1: 0.5})
     found = divergence(q, p, "ar", corpus, 4, 8, 1.0)
     assert found.total_variation == pytest.approx(0.25, abs=1e-6)

@@ -12,7 +12,7 @@ from stages.checkpoint.manifest import read_manifest
 from tests.stages.model.tiny_llama import write_tiny
 from trainer.blocks.data import Corpus
 from trainer.distill.settings import DistillSettings
-from trainer.distill.teacher import Teacher, symbols_corpus
+from trainer.distill.teacher import Teacher, tokens_corpus
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,7 @@ def teacher(pipeline: Path) -> Teacher:
 
 @pytest.fixture(scope="session")
 def tokens(pipeline: Path, text_file: Path) -> Corpus:
-    return symbols_corpus([text_file], pipeline, read_manifest(pipeline), 24)
+    return tokens_corpus([text_file], pipeline, read_manifest(pipeline), 24)
 
 
 @pytest.fixture

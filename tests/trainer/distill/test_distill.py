@@ -142,7 +142,7 @@ def test_what_cannot_be_distilled_is_a_sentence(
         (replace(settings, out=pipeline), "is there already, of another training"),
         (replace(settings, out=few / "below"), "cannot distil into"),
         (replace(settings, layers=None, start=pipeline), "is no drafter: that is a finished AR pipeline of one stage"),
-        (replace(settings, layers=None, start=tmp_path / "bytes"), "has other symbols than"),
+        (replace(settings, layers=None, start=tmp_path / "bytes"), "has other tokens than"),
     ):
         with pytest.raises(OnesweepError, match=message):
             distill(bad)
@@ -165,7 +165,7 @@ def test_a_drafter_is_put_beside_its_model(onesweep: Callable[..., object], tmp_
     words = f"distill --checkpoint {tmp_path} --text {text_file} --steps 1 --config {config} --threads 1"
     done = onesweep(*words.split())
     assert done.code == 0
-    assert f"{tmp_path / 'local'}: 128 symbols in 0.0 minutes; on text of the model's own KL " in done.out
+    assert f"{tmp_path / 'local'}: 128 tokens in 0.0 minutes; on text of the model's own KL " in done.out
     assert done.out.rstrip().endswith("ms a guess")
     assert read_manifest(tmp_path / "local").training["layers"] == [0, 1]
     again = onesweep(*words.split())

@@ -48,7 +48,7 @@ def test_it_learns_and_the_checkpoint_gets_it(checkpoint: Path, text_file: Path)
     assert after.digest() != before.digest(), "hosts with it and hosts without hold different weights"
     assert (after.parts, sorted(after.files)) == (before.parts, sorted([*before.files, DRAFT_HEAD_NAME]))
     head = load_draft_head(checkpoint, after)
-    assert (len(head.symbols), len(head.stage.layers)) == (200, 4), "the first two layers and the last two"
+    assert (len(head.tokens), len(head.stage.layers)) == (200, 4), "the first two layers and the last two"
     assert float(lines[-1].split("text_total_variation_1 ")[1].split(",")[0]) < 0.9
 
 
@@ -80,27 +80,27 @@ def test_the_gradient_is_that_of_the_loss_as_written(task: HeadTask) -> None:
 
 
 def test_a_host_computes_what_was_trained(task: HeadTask, teacher: Teacher, pipeline: Path, tokens: Corpus) -> None:
-    """The odds after one, two and three guesses in a row, though a host reads the text in pieces."""
-    symbols = tokens.train[:20].long()
-    hidden = symbols[None]
+    """The probs after one, two and three guesses in a row, though a host reads the text in pieces."""
+    written = tokens.train[:20].long()
+    hidden = written[None]
     for stage in teacher.stages:
         hidden = stage.read(hidden)
-    seen = teacher.read(symbols[None])
+    seen = teacher.read(written[None])
     with torch.no_grad():
-        expected = [(states @ task.rows.T)[0] for states in task._unrolled(symbols[None], seen, 3)]
+        expected = [(states @ task.rows.T)[0] for states in task._unrolled(written[None], seen, 3)]
     head_matrix = load_stage(pipeline, 2).head.weight.detach()  # type: ignore[union-attr]
     drafter = HeadDrafter(task.head.requires_grad_(False), head_matrix)
     state = drafter.begin(40, 0)
-    drafter.read(state, 0, hidden[0, :1], symbols[:1].tolist())  # the symbol after the last is not known yet
-    drafter.read(state, 1, hidden[0, 1:7], symbols[1:7].tolist())
-    drafter.read(state, 7, hidden[0, 7:12], symbols[7:13].tolist())
-    drafter.read(state, 10, hidden[0, 10:12], symbols[10:13].tolist())  # a branch that is read once more
+    drafter.read(state, 0, hidden[0, :1], written[:1].tolist())  # the token after the last is not known yet
+    drafter.read(state, 1, hidden[0, 1:7], written[1:7].tolist())
+    drafter.read(state, 7, hidden[0, 7:12], written[7:13].tolist())
+    drafter.read(state, 10, hidden[0, 10:12], written[10:13].tolist())  # a branch that is read once more
     assert state.caches[0].length == 12
     text = _HeadText(drafter, state)
-    close = {"rtol": 0.05, "atol": 0.1}  # symbols are embedded in 16 bits here; products are of 8, or 7 without VNNI
+    close = {"rtol": 0.05, "atol": 0.1}  # written are embedded in 16 bits here; products are of 8, or 7 without VNNI
     torch.testing.assert_close(text.logits_after(b"")[0], expected[0][11], **close)
     forks = text.fork(2, 5)
-    ahead = [forks.read(torch.stack([symbols[at], symbols[at] * 0 + 1]).numpy())[0] for at in (13, 14)]
+    ahead = [forks.read(torch.stack([written[at], written[at] * 0 + 1]).numpy())[0] for at in (13, 14)]
     torch.testing.assert_close(ahead[0], expected[1][11], **close)
     torch.testing.assert_close(ahead[1], expected[2][11], **close)
 
@@ -108,7 +108,7 @@ def test_a_host_computes_what_was_trained(task: HeadTask, teacher: Teacher, pipe
 def test_heads_of_other_models_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     assert isinstance(TINY, LlamaArchitecture)
     other = DraftHead(TINY, 20)
-    other.symbols.fill_(TINY.vocabulary + 5)
+    other.tokens.fill_(TINY.vocabulary + 5)
     write_draft_head(tmp_path / "vocabulary.safetensors", other)
     with pytest.raises(CheckpointError, match="another vocabulary"):
         add_draft_head(checkpoint, tmp_path / "vocabulary.safetensors")

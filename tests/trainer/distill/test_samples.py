@@ -22,9 +22,9 @@ def samples(teacher: Teacher, tokens: Corpus, short: Callable[..., DistillSettin
 
 def test_features_are_what_the_head_reads(samples: Make, teacher: Teacher) -> None:
     for written in (0, 1):
-        symbols, features = samples(written=written, seed=written).sample(0)
-        assert symbols.shape == (ROWS, 16)
-        torch.testing.assert_close(features, teacher.read(symbols), rtol=1e-4, atol=1e-4)
+        tokens, features = samples(written=written, seed=written).sample(0)
+        assert tokens.shape == (ROWS, 16)
+        torch.testing.assert_close(features, teacher.read(tokens), rtol=1e-4, atol=1e-4)
 
 
 def test_text_is_cut_from_the_users_and_what_is_written_begins_like_it(samples: Make, tokens: Corpus) -> None:
@@ -68,12 +68,12 @@ def test_each_is_read_so_often_on_average_and_old_ones_go(
     assert not (tmp_path / "samples").exists()
 
 
-def test_the_teacher_writes_by_its_own_odds(teacher: Teacher, tokens: Corpus) -> None:
+def test_the_teacher_writes_by_its_own_probs(teacher: Teacher, tokens: Corpus) -> None:
     prompt = tokens.valid_batch(1, 12)
-    odds = teacher.head.logits(teacher.read(prompt)[:, -1]).softmax(-1)[0]
+    probs = teacher.head.logits(teacher.read(prompt)[:, -1]).softmax(-1)[0]
     text, _ = teacher.write(prompt.expand(1000, -1), 13, seed=1)
     found = torch.bincount(text[:, -1], minlength=300) / 1000
-    assert float((found - odds).abs().sum()) / 2 < 0.25
+    assert float((found - probs).abs().sum()) / 2 < 0.25
     again, _ = teacher.write(prompt.expand(1000, -1), 13, seed=1)
     assert torch.equal(text, again)
 

@@ -1,4 +1,4 @@
-"""Distances between odds: closed forms, and torch's own divergence with its own gradient."""
+"""Distances between probs: closed forms, and torch's own divergence with its own gradient."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from trainer.distill import teacher as odds
+from trainer.distill import teacher as probs
 from trainer.distill.teacher import OutputHead, distance, mean_kl, run_length
 
 
 @pytest.fixture(params=[1, 1 << 20], ids=["a place at a time", "all at once"])
 def head(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> OutputHead:
-    monkeypatch.setattr(odds, "CHUNK_BYTES", request.param)
+    monkeypatch.setattr(probs, "CHUNK_BYTES", request.param)
     return OutputHead(torch.randn(50, 8), torch.randn(50))
 
 
@@ -64,5 +64,5 @@ def test_a_chunk_takes_no_more_than_its_share_and_no_place_is_left_out() -> None
     head = OutputHead(torch.randn(1 << 20, 1))
     chunks = list(head.chunks(20))
     assert [i for chunk in chunks for i in range(20)[chunk]] == list(range(20))
-    assert max(len(range(20)[chunk]) for chunk in chunks) * 4 * len(head.weight) <= odds.CHUNK_BYTES
+    assert max(len(range(20)[chunk]) for chunk in chunks) * 4 * len(head.weight) <= probs.CHUNK_BYTES
     assert len(chunks) > 1

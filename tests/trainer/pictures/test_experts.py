@@ -66,10 +66,10 @@ def test_the_router_net_learns_the_posterior_that_is_known_in_closed_form() -> N
     generator = torch.Generator().manual_seed(0)
     for sigma in (0.5, 1.0, 2.0):
         z = rows[torch.arange(200) % 2] + sigma * torch.randn(200, *rows.shape[1:], generator=generator)
-        odds = (-(z[:, None] - rows).square().sum((2, 3)) / (2 * sigma**2)).softmax(1)
+        probs = (-(z[:, None] - rows).square().sum((2, 3)) / (2 * sigma**2)).softmax(1)
         with torch.inference_mode():
             found = net(in_scale(sigma) * z, torch.full((200,), sigma), torch.zeros(200, dtype=torch.int64)).softmax(-1)
-        expected = odds[:, assigned[[0, 64]]]  # columns in the order of the clusters
+        expected = probs[:, assigned[[0, 64]]]  # columns in the order of the clusters
         assert (found - expected).abs().mean() < 0.08
 
 

@@ -43,7 +43,7 @@ async def test_it_is_drafted_before_the_sweep_is_back() -> None:
     drafter, ahead, account = begun(SENT, 20, 3)
     await drafter.asked.wait()  # nothing came back yet
     assert drafter.texts == [b"known abc"]
-    assert (drafter.plans[0].most, drafter.plans[0].guesses) == (17, 4), "the symbol after them is guessed, too"
+    assert (drafter.plans[0].most, drafter.plans[0].guesses) == (17, 4), "the token after them is guessed, too"
     drafter.may.set()
     assert await ahead.take(list(b"abcd")) == Draft(tuple(b"ef"), (0, 1), (0.9, 0.9), 3, 7.0)
     assert (account.ahead_ms, account.ahead_used, account.local_compute_ms) == (7.0, 1, 0.0), "a draft is booked later"

@@ -19,7 +19,7 @@ from serving.modes.speculative import (
     ModelDrafter,
 )
 from stages.model.draft_tree import Draft, DraftLength, DraftPlan, SweepTime
-from stages.model.vocabulary import Alphabet
+from stages.model.vocabulary import Vocabulary
 
 texts = st.text("ab", min_size=1, max_size=60).map(str.encode)
 
@@ -28,12 +28,12 @@ def worth() -> DraftLength:
     return DraftLength(SweepTime())
 
 
-def symbols(drafter: Drafter, text: bytes, count: int) -> list[int]:
-    return list(asyncio.run(drafter.draft(text, DraftPlan(count, count))).symbols)
+def tokens(drafter: Drafter, text: bytes, count: int) -> list[int]:
+    return list(asyncio.run(drafter.draft(text, DraftPlan(count, count))).tokens)
 
 
 def draft(drafter: Drafter, text: bytes, count: int) -> bytes:
-    return bytes(symbols(drafter, text, count))
+    return bytes(tokens(drafter, text, count))
 
 
 def brute_force(text: bytes, count: int, least: int) -> bytes:
@@ -54,7 +54,7 @@ def test_a_lookup_finds_what_followed_the_longest_match(text: bytes, count: int,
     assert len(guesses) <= count
 
 
-TOKENS = Alphabet(300)
+TOKENS = Vocabulary(300)
 
 
 @given(st.lists(st.sampled_from([0, 1, 256, 257]), max_size=40), st.integers(1, 8), st.integers(1, 3))
@@ -70,7 +70,7 @@ def test_a_lookup_of_tokens_is_never_a_match_of_halves(text: list[int], count: i
         ),
         [],
     )
-    assert symbols(LookupDrafter(worth(), TOKENS, least), TOKENS.encode(text), count) == expected
+    assert tokens(LookupDrafter(worth(), TOKENS, least), TOKENS.encode(text), count) == expected
 
 
 # What a draft says of itself

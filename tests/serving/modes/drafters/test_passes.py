@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest, bundles: Path, tmp_path_factory: pytes
 
 
 def encoded(model: LocalModel, text: bytes) -> bytes:
-    return model.alphabet.encode([symbol % model.alphabet.size for symbol in text])
+    return model.vocabulary.encode([token % model.vocabulary.size for token in text])
 
 
 def sequence(model: LocalModel, seed: int, temperature: float = 0.8, due_at: float = float("inf")) -> LocalSequence:
@@ -133,7 +133,7 @@ def test_jobs_that_do_not_fit_together_are_written_one_after_the_other(model: Lo
     jobs = [job_of(model, seed, need, opened) for seed, need in enumerate([HALF + 1, HALF + 1, HALF - 2, 1])]
     for one, other in zip(alone, asyncio.run(together(model, jobs)), strict=True):
         assert isinstance(other, Written)
-        assert np.array_equal(one.symbols, other.symbols)
+        assert np.array_equal(one.tokens, other.tokens)
         assert np.array_equal(one.probs, other.probs)
     assert done == [(False, False, False, False), *3 * [(True, False, False, False)]]
 
@@ -163,12 +163,12 @@ def test_a_job_that_ends_while_it_waits_for_memory_is_left_out(
 def test_what_is_drawn_is_where_the_running_sum_reaches_u(seed: int, size: int, u: float) -> None:
     logits = torch.randn(4, size, generator=torch.Generator().manual_seed(seed)) * 3
     logits[:, seed % size] = -torch.inf
-    symbols, probs = draw(logits, torch.full((4, 1), 1 / 0.8), torch.full((4, 1), u, dtype=torch.float64))
+    tokens, probs = draw(logits, torch.full((4, 1), 1 / 0.8), torch.full((4, 1), u, dtype=torch.float64))
     exact = probabilities(logits, 0.8)
     below = exact.cumsum(axis=1)
-    for row, (symbol, share) in enumerate(zip(symbols[:, 0].tolist(), probs[:, 0].tolist(), strict=True)):
-        assert share == pytest.approx(exact[row, symbol], rel=1e-4)
+    for row, (token, share) in enumerate(zip(tokens[:, 0].tolist(), probs[:, 0].tolist(), strict=True)):
+        assert share == pytest.approx(exact[row, token], rel=1e-4)
         assert share > 0
         # float32 probs: within rounding of where float64 has it
-        assert below[row, symbol] >= u - 1e-5
-        assert below[row, symbol] - exact[row, symbol] <= u + 1e-5
+        assert below[row, token] >= u - 1e-5
+        assert below[row, token] - exact[row, token] <= u + 1e-5
