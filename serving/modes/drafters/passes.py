@@ -67,6 +67,8 @@ class DraftJob:
         self._sharpness = 1 / max(temperature, LEAST_TEMPERATURE)
         self._forks: Forks | None = None
         self._compute_ms, self._length = 0.0, 0
+        # A pass that it shared failed: no other takes part in its next ones.
+        self.alone = False
 
     def has_ended(self) -> bool:
         """True if it is done, or was cancelled; its deadline ends it here."""
@@ -120,6 +122,10 @@ class DraftJob:
             tokens, probs = (each[..., 0].T.numpy() for each in (self._tokens, self._probs))
             self.done.set_result(Written(tokens, probs, self._compute_ms))
 
+    def begin_alone(self) -> None:
+        """Write all of it again, with no other: the same numbers draw the same tokens."""
+        self._forks, self._length, self.alone = None, 0, True
+
     def fail(self, error: Exception) -> None:
         """End without a result."""
         if not self.done.done() and self.done.set_running_or_notify_cancel():
@@ -164,14 +170,19 @@ class SharedPasses:
                 self._pass(ready)
         except Exception as error:
             for job in jobs:
-                job.fail(error)
+                if len(jobs) > 1:
+                    job.begin_alone()
+                else:
+                    job.fail(error)
         self.thread.submit(self._turn)
 
     def _with_memory(self) -> list[DraftJob]:
         """The oldest jobs, as many as fit together. One at least: what does not fit alone was refused."""
+        if self._jobs and self._jobs[0].alone:
+            return self._jobs[:1]
         ends = accumulate(job.cache_bytes for job in self._jobs)
         fit = sum(end <= self.model.max_draft_bytes for end in ends)
-        return self._jobs[: max(fit, 1)]
+        return [job for job in self._jobs[: max(fit, 1)] if not job.alone]
 
     @torch.inference_mode()
     def _pass(self, jobs: Sequence[DraftJob]) -> None:

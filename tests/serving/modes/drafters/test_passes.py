@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -91,6 +92,29 @@ async def test_a_deadline_ends_the_writing(model: LocalModel) -> None:
         await write_candidates(late, encoded(model, b"It"), 100, 2, 0)
     assert error.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
     assert (await written(model, 0)).texts == expected.texts
+
+
+@pytest.mark.parametrize("guilty", [None, 2])
+def test_what_fails_in_company_is_written_alone(
+    model: LocalModel, monkeypatch: pytest.MonkeyPatch, guilty: int | None
+) -> None:
+    alone = [asyncio.run(model.passes.draft(job_of(model, seed, 1, list))) for seed in (0, 2)]
+    whole, jobs = model.read, [job_of(model, seed, 1, list) for seed in (0, 2)]
+
+    def read(pieces: Sequence[Any]) -> Any:
+        if len(pieces) == 2 or any(guilty == 2 and forks is jobs[1]._forks for forks, _ in pieces):
+            raise RuntimeError("boom")
+        return whole(pieces)
+
+    monkeypatch.setattr(model, "read", read)
+    one, two = asyncio.run(together(model, jobs))
+    assert isinstance(one, Written)
+    assert np.array_equal(one.tokens, alone[0].tokens)
+    if guilty:
+        assert isinstance(two, RuntimeError)
+    else:
+        assert isinstance(two, Written)
+        assert np.array_equal(two.tokens, alone[1].tokens)
 
 
 # Memory
