@@ -121,17 +121,14 @@ def _value(text: str) -> object:
 def run_variants(variants: Sequence[RoundsVariant], seeds: Sequence[int], corpus: Corpus) -> Iterator[VariantResult]:
     """Train each variant for each seed, and give results as they come."""
     for variant, seed in itertools.product(variants, seeds):
-        yield _run(variant, seed, corpus)
-
-
-def _run(variant: RoundsVariant, seed: int, corpus: Corpus) -> VariantResult:
-    if variant.pooled > 1:
-        corpus = PooledCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, variant.pooled)
-    spec = RunSpec.of(replace(variant.config, seed=seed), corpus)
-    engine = Simulation(spec, corpus, replace(variant.fleet, seed=seed))
-    traffic = engine.run()
-    losses = spec.evaluate(engine.published(), corpus)
-    return VariantResult(variant.name, seed, losses, spec.rounds, len(engine.workers), traffic)
+        text = corpus
+        if variant.pooled > 1:
+            text = PooledCorpus(corpus.name, corpus.train, corpus.valid, corpus.tokenizer, variant.pooled)
+        spec = RunSpec.of(replace(variant.config, seed=seed), text)
+        engine = Simulation(spec, text, replace(variant.fleet, seed=seed))
+        traffic = engine.run()
+        losses = spec.evaluate(engine.published(), text)
+        yield VariantResult(variant.name, seed, losses, spec.rounds, len(engine.workers), traffic)
 
 
 Rows = Sequence[VariantResult]  # results of one variant, a seed each
