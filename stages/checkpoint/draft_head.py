@@ -19,7 +19,8 @@ from stages.errors import CheckpointError, ShapeError, regular
 from stages.model.llama import LlamaArchitecture, LlamaStage
 from stages.model.pipeline import without_memory
 
-STORED = {"tokens": "symbols"}  # names in a file that are not those of the module
+# Names in a file that are not those of the module.
+STORED = {"tokens": "symbols", "token_norm.weight": "symbol_norm.weight"}
 
 
 class DraftHead(nn.Module):
@@ -91,7 +92,9 @@ def read_draft_head(path: Path, manifest: Manifest) -> DraftHead:
     tensors = read_weights(path, size, file_digest(path), wanted, {"symbols": torch.int32, **types})
     for name in types:
         tensors[name] = tensors[name] * tensors.pop(name + SCALES)[:, None]
-    tokens = tensors["tokens"] = tensors.pop("symbols")
+    for name, stored in STORED.items():
+        tensors[name] = tensors.pop(stored)
+    tokens = tensors["tokens"]
     if not bool(((tokens >= 0) & (tokens < architecture.vocabulary)).all()):
         raise CheckpointError(f"{path} is a draft head of another vocabulary: the model has {architecture.vocabulary}")
     head.load_state_dict(tensors, strict=False, assign=True)
