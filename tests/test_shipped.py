@@ -69,7 +69,7 @@ def test_the_ar_models_know_english(name: str) -> None:
 
 @pytest.mark.parametrize(("scorer", "margin"), [("ar", 0.02), ("scorer", 0.0)])
 def test_scorers_know_more_than_the_drafter(scorer: str, margin: float) -> None:
-    """Else a trip to the hosts is worth nothing. The drafter learned the probs of `scorer`, so that is near."""
+    """Else a trip to the hosts is worth nothing. The drafter learned the probabilities of `scorer`, so that is near."""
     assert bits_of_unseen(scorer) < bits_of_unseen("local") - margin
 
 

@@ -28,8 +28,8 @@ class ChunkedMode(PipelineMode):
         most = MAX_LOGITS // vocabulary.size
         if chunk > most:
             raise invalid(
-                f"{chunk} {self.tokenizer.noun} in one sweep are more than hosts hold the probs of ({most}): write the "
-                "text in smaller chunks, with mode chunked"
+                f"{chunk} {self.tokenizer.noun} in one sweep are more than hosts hold the probabilities of ({most}): "
+                "write the text in smaller chunks, with mode chunked"
             )
 
     async def generate(self, request: Generation, account: Account) -> AsyncGenerator[bytes, None]:

@@ -57,7 +57,7 @@ class NoisyPiece:
     sigma: float
     start: int  # position of the first slot
     caches: list[LayerCache]  # the clean positions that the slots see: those before `start`. Not changed.
-    temperature: float = 1.0  # of the probs that the denoised point is taken at
+    temperature: float = 1.0  # of the probabilities that the denoised point is taken at
 
     @property
     def divisor(self) -> float:

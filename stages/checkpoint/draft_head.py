@@ -24,8 +24,8 @@ STORED = {"tokens": "symbols", "token_norm.weight": "symbol_norm.weight"}
 
 
 class DraftHead(nn.Module):
-    """The layers, and what they read. It gives probs of the model's most frequent tokens only, by the model's own head:
-    a product with all of them would be most of its time, and rare tokens are seldom guessed right."""
+    """The layers, and what they read. It gives probabilities of the model's most frequent tokens only, by the model's
+    own head: a product with all of them would be most of its time, and rare tokens are seldom guessed right."""
 
     tokens: Tensor
 

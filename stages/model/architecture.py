@@ -139,11 +139,11 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of MLPs: a router chooses `used` of `count` for each position, and adds them up by its probs."""
+    """A mixture of MLPs: a router chooses `used` of `count` for each position, and adds them up by its weights."""
 
     count: int
     used: int
-    normalised: bool  # the probs of those that are used add up to one
+    normalised: bool  # the weights of those that are used add up to one
 
     def __post_init__(self) -> None:
         check_whole("experts.count", self.count, 2, MAX_EXPERTS)

@@ -94,7 +94,7 @@ class DraftLength:
         """Book a round.
 
         :param accepted: of the first branch, that is of `guesses` one after the other.
-        :param told: sum of the probs that the drafter gave those whose place was reached.
+        :param told: sum of the probabilities that the drafter gave those whose place was reached.
         :param levels: tokens drafted one after the other.
         """
         if guesses:

@@ -39,7 +39,7 @@ class Sampler(ABC):
 
     @property
     def point_temperature(self) -> float:
-        """Temperature of the probs that a step goes by."""
+        """Temperature of the probabilities that a step goes by."""
         return 1.0
 
     @abstractmethod

@@ -206,7 +206,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 # Every operation is one of rows, or gives the same for a number wherever it stands: what is drawn does not depend on
 # the rows beside it.
 def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """One token for each row, and its probs: (rows, 1) both.
+    """One token for each row, and its probability: (rows, 1) both.
 
     :param logits: (rows, vocabulary).
     :param sharpness: 1 / temperature, (rows, 1), at most 1 / LEAST_TEMPERATURE.
@@ -223,7 +223,7 @@ def draw(logits: Tensor, sharpness: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _reached(probs: Tensor, u: Tensor) -> Tensor:
-    """The token at which the running sum of each row reaches the share u of the whole: (rows, 1), never of probs 0."""
+    """The token at which the running sum of a row reaches the share u of the whole: (rows, 1), never of a share 0."""
     if probs.shape[1] > BLOCK:
         blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         sums = blocks.sum(2, dtype=torch.float64)

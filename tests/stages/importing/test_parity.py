@@ -142,7 +142,7 @@ def test_smollm2(transformers: Any, imported: Callable[..., Imported], tmp_path:
             stage = load_stage(tmp_path / "out", i)
             found = stage.read(found)
         assert float((stage.next_byte(found) - expected).abs().max()) < TOLERANCE
-        # The draft head that ships is of this model, and its probs are near the model's.
+        # The draft head that ships is of this model, and its probabilities are near the model's.
         add_draft_head(tmp_path / "out", SHIPPED_HEAD)
         head = load_draft_head(tmp_path / "out", read_manifest(tmp_path / "out"))
         rows, tokens = stage.head.weight, head.tokens.long()
