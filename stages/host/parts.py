@@ -50,7 +50,7 @@ class ModelSource:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """GgufVocabulary of the model."""
+        """Vocabulary of the model."""
         return Vocabulary(self.manifest.text_architecture.vocabulary)
 
 

@@ -91,7 +91,7 @@ class HostSession:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """GgufVocabulary of the texts that it reads."""
+        """Vocabulary of the texts that it reads."""
         return self.parts.plan.models[self.kind].vocabulary
 
 
