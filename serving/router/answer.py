@@ -96,8 +96,6 @@ class AuditedAnswer:
     due_at: float
     # Time that it took.
     took_s: float
-    # Hosts had a part of the text in memory, maybe from others than those on its path.
-    recalled: bool
 
     # A teacher-forced pass is equal to the steps that made a text, to the last bit: its tokens from `prompt` on are
     # attended one by one (stages/model/prefill.py). It reads each weight once, where the steps read it once a token.

@@ -10,7 +10,6 @@ however seldom.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import random
 import secrets
@@ -111,14 +110,6 @@ class Auditor:
         half = self._random.sample(names, len(names) // 2 if len(names) > 1 else self._random.randint(0, len(names)))
         return {link.entry.address for link in self.ring.links if link.entry.name in half}
 
-    def space(self, space: bytes) -> bytes:
-        """`space` in the hosts' memory, without what was kept before a liar was taken out; none while one is looked
-        for: an honest host would be wrong with what it was handed."""
-        if not space or self.suspicion.names:
-            return b""
-        found = self.counters.faulty_hosts
-        return hashlib.sha256(space + found.to_bytes(8, "little")).digest()[: len(space)] if found else space
-
     async def audit(self, answer: AuditedAnswer) -> bool:
         """Ask other hosts for an answer; False when it was wrong. A liar is taken out, where that can be told.
 
@@ -159,8 +150,7 @@ class Auditor:
         log.warning("an answer over %s was wrong", ", ".join(sorted(_names(wrong))))
         async with self._judging:
             if not any(link.quarantined for link in wrong):  # by another audit, meanwhile
-                maybe = frozenset(self.ring.links) if answer.recalled and not is_right else wrong
-                await self._suspect(answer, maybe, path, right)
+                await self._suspect(answer, wrong, path, right)
         return is_right
 
     async def _right(self, answer: AuditedAnswer, other: HostPath, theirs: Results) -> Results | None:

@@ -9,16 +9,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import grpc
 import grpc.aio
 
 from serving.router.topology import HostEntry
-from stages.host.parts import MODEL_KINDS, weights_of
-from stages.host.prefixes import LISTED_BYTES
+from stages.host.parts import MODEL_KINDS, MOST_RELEASES, weights_of
+from stages.host.prefixes import LISTED_BYTES, MOST_LISTED, path_digest, piece_key, voucher
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import Relay
-from stages.wire.status import StatusError
+from stages.wire.status import StatusError, internal
 from stages.wire.tls import LOOPBACK_ONLY, Security
 
 RELEASE_TIMEOUT_S = 5.0
@@ -29,6 +30,8 @@ MESSAGE_BYTES = 64 << 20
 # or what it says that it stood still, is taken for lost. gRPC's own keepalive takes 15 s with the least settings that
 # servers accept.
 SILENT_S = 1.0
+# Of what a host may say of itself.
+MOST_BLOCKS, MOST_HOSTS = 1024, 64
 CLOCK_LIMIT_S = 0.5  # Clocks that differ by more are named: certificates, logs and traces go by them.
 LEARN = 0.1  # Weight of a new time in the running mean of a host's times.
 
@@ -61,6 +64,8 @@ class HostLink:
         self.sessions = 0
         # Running mean of what a hop takes here, waiting included.
         self.hop_ms = 0.0
+        # For vouchers, another one with each subscription.
+        self.key = b""
         # What it keeps of earlier texts, and which version of its list that is.
         self.prefixes = frozenset[bytes]()
         self.prefix_version = 0
@@ -69,6 +74,11 @@ class HostLink:
         # Sessions to be freed there.
         self._owed: list[str] = []
         self._releasing = False
+
+    @property
+    def instance(self) -> str:
+        """Name of the host's process, as it says."""
+        return self.info.instance if self.info else ""
 
     @property
     def parts(self) -> int:
@@ -92,7 +102,10 @@ class HostLink:
         self.hop_ms += LEARN * (took_ms - self.hop_ms) if self.hop_ms else took_ms
 
     def hear(self, info: stage_pb2.DescribeResponse) -> None:
-        """Take note of what the host says of itself."""
+        """Take note of what the host says of itself. Raises StatusError for what no sound host says."""
+        sizes = len(info.blocks), len(info.links), len(info.releases)
+        if any(size > most for size, most in zip(sizes, (MOST_BLOCKS, MOST_HOSTS, MOST_RELEASES), strict=True)):
+            raise internal("it names {} blocks, {} links and {} releases".format(*sizes))
         self.info = info
         self.onward = {link.address: link for link in info.links}
         self.held = {weights_of(release): release for release in info.releases if not release.loading}
@@ -100,22 +113,26 @@ class HostLink:
     def hear_prefixes(self, told: stage_pb2.PrefixList) -> None:
         """Take note of what the host keeps of earlier texts."""
         if told.version != self.prefix_version:
-            listed = range(0, len(told.digests), LISTED_BYTES)
-            self.prefixes = frozenset(told.digests[at : at + LISTED_BYTES] for at in listed)
+            keys = told.digests[: MOST_LISTED * LISTED_BYTES]  # once: each look at the field copies it
+            self.prefixes = frozenset(keys[at : at + LISTED_BYTES] for at in range(0, len(keys), LISTED_BYTES))
             self.prefix_version = told.version
 
     def forget_prefixes(self) -> None:
         """Take the host for one that keeps nothing, until it sends its list again."""
         self.prefixes, self.prefix_version = frozenset(), 0
 
-    def kept(self, prefixes: Sequence[bytes]) -> int:
-        """Number of `prefixes`, the digests of a text's beginnings, the shortest first, that the host keeps."""
-        return next((i for i, each in enumerate(prefixes) if each[:LISTED_BYTES] not in self.prefixes), len(prefixes))
+    def kept(self, prefixes: Sequence[bytes], before: Sequence[str] = ()) -> int:
+        """Number of `prefixes`, the digests of a text's beginnings, the shortest first, that the host keeps.
 
-    async def describe(self, sessions: Iterable[str] = ()) -> None:
+        :param before: instances of the hosts before it on the path."""
+        path = path_digest(before)
+        lacking = (i for i, each in enumerate(prefixes) if piece_key(each, path)[:LISTED_BYTES] not in self.prefixes)
+        return next(lacking, len(prefixes))
+
+    async def describe(self, sessions: Iterable[str] = (), faulty: Iterable[str] = ()) -> None:
         """Refresh `info` and `problem`, and the leases of `sessions`. Raises Refusal when the host does not answer."""
         begin = time.time()
-        info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions)
+        info = await self.relay.describe(self.relay.hop_timeout_s, self.prefix_version, sessions, faulty)
         self.hear(info)
         self.warning = clock_warning(info.unix_us / 1e6, begin, time.time()) if info.unix_us else ""
         self.hear_prefixes(info.prefixes)
@@ -200,6 +217,16 @@ class Attempt:
     # It reads again what other hosts had read, and brought no result yet.
     replays: bool = False
 
+    def memory(self, space: bytes, prefix: bytes = b"") -> stage_pb2.Memory | None:
+        """The place of its text in the hosts' memory, vouched for to each host; None where a host names no instance.
+
+        :param prefix: digest of the tokens that they keep."""
+        hosts = [link.instance for link in self.path]
+        if not all(hosts):
+            return None
+        vouchers = (voucher(link.key, self.name, space, hosts[:at]) for at, link in enumerate(self.path))
+        return stage_pb2.Memory(space=space, prefix=prefix, hosts=hosts, vouchers=b"".join(vouchers))
+
     def send(self, hops: Sequence[stage_pb2.Hop]) -> None:
         """Put the hops of a sweep or step on their way; one that the first host does not take is a fault."""
         first = self.path[0]
@@ -259,53 +286,63 @@ def best_path(
     """
     if (best := _cheapest(links, weights, suspects, avoid)) is None:
         return None
-    cost_ms, path = best
-    for count in sorted({link.kept(prefixes) for link in links} if prefixes else (), reverse=True):
-        if count <= kept_by(path, prefixes):
-            break
-        keepers = [link for link in links if link.kept(prefixes) >= count]
-        found = _cheapest(keepers, weights, suspects, avoid)
-        if found is not None and found[0] <= cost_ms * (1 + PREFIX_SHARE) + PREFIX_MS:
-            return found[1]
-    return path
+    keeps = _cheapest(links, weights, suspects, avoid, prefixes) if prefixes else None
+    worth = keeps is not None and keeps.cost_ms <= best.cost_ms * (1 + PREFIX_SHARE) + PREFIX_MS
+    return keeps.path if keeps is not None and worth else best.path
 
 
 def kept_by(path: HostPath, prefixes: Sequence[bytes]) -> int:
     """Number of `prefixes` that all hosts of a path keep."""
-    return min(link.kept(prefixes) for link in path)
+    instances = [link.instance for link in path]
+    return min(link.kept(prefixes, instances[:at]) for at, link in enumerate(path))
+
+
+class _Way(NamedTuple):
+    """A way through the first blocks: of two the lesser is taken."""
+
+    lost: int  # prefixes that one of its hosts does not keep
+    cost_ms: float
+    path: HostPath
 
 
 def _cheapest(
-    links: Sequence[HostLink], weights: Weights, suspects: Suspects, avoid: Collection[str]
-) -> tuple[float, HostPath] | None:
+    links: Sequence[HostLink],
+    weights: Weights,
+    suspects: Suspects,
+    avoid: Collection[str],
+    prefixes: Sequence[bytes] = (),
+) -> _Way | None:
+    """The way that keeps most of `prefixes`; of those that keep as many, the cheapest."""
     able = sorted(
         (link for link in links if not link.problem and weights in link.held), key=lambda link: link.entry.blocks[0]
     )
     # by the block that comes next, then by first and last host: what the way back to the first costs counts, too
-    best = defaultdict[int, dict[tuple[str, str], tuple[float, HostPath]]](dict)
+    best = defaultdict[int, dict[tuple[str, str], _Way]](dict)
     for link in able:
         begin, due = link.entry.blocks[0], link.entry.blocks[-1] + 1
         waits_ms = link.sessions * link.hop_ms  # expected, of a hop there
         own_ms = waits_ms + (AVOIDED_MS if link.entry.address in avoid else 0.0)
-        ways: list[tuple[float, HostPath]] = [(_half_ms(link), (link,))] if link.entry.is_first else []
-        for cost_ms, path in best[begin].values():
+        before = [_Way(0, _half_ms(link), ())] if link.entry.is_first else []
+        for lost, cost_ms, path in best[begin].values():
             step_ms = _step_ms(path[-1], link, suspects)
             if step_ms is not None:
-                ways.append((cost_ms + step_ms, (*path, link)))
-        for cost_ms, path in ways:
-            ends = (path[0].entry.address, link.entry.address)
-            if ends not in best[due] or cost_ms + own_ms < best[due][ends][0]:
-                best[due][ends] = (cost_ms + own_ms, path)
+                before.append(_Way(lost, cost_ms + step_ms, path))
+        for lost, cost_ms, path in before:
+            kept = link.kept(prefixes, [each.instance for each in path]) if prefixes else 0
+            way = _Way(max(lost, len(prefixes) - kept), cost_ms + own_ms, (*path, link))
+            ends = (way.path[0].entry.address, link.entry.address)
+            if ends not in best[due] or way[:2] < best[due][ends][:2]:
+                best[due][ends] = way
     whole = []
     for due, found in best.items():
-        for cost_ms, path in found.values():
+        for lost, cost_ms, path in found.values():
             if path[-1].parts != due:
                 continue
             # an AR step goes from the last host to the first
             back_ms = _step_ms(path[-1], path[0], suspects) if len(path) > 1 else 0.0
             if back_ms is not None:
-                whole.append((cost_ms + _half_ms(path[-1]) + back_ms, path))
-    return min(whole, key=lambda way: way[0]) if whole else None
+                whole.append(_Way(lost, cost_ms + _half_ms(path[-1]) + back_ms, path))
+    return min(whole, key=lambda way: way[:2]) if whole else None
 
 
 def _half_ms(link: HostLink) -> float:

@@ -19,6 +19,7 @@ from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.host.next_hosts import MOST_TOGETHER
 from stages.host.parts import MODEL_KINDS, ModelKind
+from stages.host.prefixes import KEY_BYTES, MOST_FAULTY
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import NoMessageError, StatusError, internal, unavailable
@@ -106,6 +107,8 @@ class Ring:
         # What audits found, by the host's name, until when, and how often: one that comes back gets no work either.
         self._quarantined: dict[str, tuple[str, float]] = {}
         self._accusations = Counter[str]()
+        # Instances of faulty hosts: every host is told, and drops what passed them.
+        self._faulty = list[str]()
         self.changes = 0  # Counts what may make another way the best, or none.
         self._hosts, self._meter = tuple(hosts), meter
 
@@ -197,6 +200,7 @@ class Ring:
         self._quarantined[name] = said, until
         # it may have registered anew while the audit looked at it
         for each in {link, *(other for other in self.links if other.entry.name == name)}:
+            self._faulty = [*self._faulty, each.instance][-MOST_FAULTY:] if each.instance else self._faulty
             each.quarantined, each.quarantined_until = said, until
             self._lose(each, said)
 
@@ -218,7 +222,8 @@ class Ring:
         while True:
             keeper: asyncio.Task[None] | None = None
             try:
-                call: Any = link.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.name))
+                link.key = secrets.token_bytes(KEY_BYTES)
+                call: Any = link.relay.stub.Subscribe(stage_pb2.SubscribeRequest(router=self.name, key=link.key))
                 async with aclosing(aiter(call)) as messages:
                     async for events in messages:
                         if keeper is None:  # the first message is empty: it is open
@@ -250,7 +255,8 @@ class Ring:
                         await link.relay.warm(WARM_BYTES)
                         warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
                     # a host holds a session while those behind it work, however long that takes
-                    await link.describe([name for name, each in self._attempts.items() if link in each.path])
+                    leased = [name for name, each in self._attempts.items() if link in each.path]
+                    await link.describe(leased, self._faulty)
                     self.changes += 1
                     if link.problem != before:
                         log.info("%s", link.problem or f"host {link.entry.name} is ready")

@@ -90,7 +90,7 @@ class Session:
         self._start, self._reads, self._kept = 0, list[int](), 0
         self._number = 0  # of the next work
         # Space of its text in the hosts' memory; empty: it has none.
-        self._space = view.ring.auditor.space(account.context.space) if view.settings.memory else b""
+        self._space = account.context.space if view.settings.memory else b""
         # A host no longer had what it said that it keeps.
         self._forgotten = False
         self._work: Work | PictureMessage | None = None
@@ -348,9 +348,10 @@ class Session:
         work, memory = self._replay(), None
         long = self.vocabulary.count(self._text) >= ATTEND_POSITIONS
         if self._space and isinstance(work, stage_pb2.Read) and long:
-            memory = stage_pb2.Memory(space=self._space)
-            if prefixes and (kept := kept_by(path, prefixes)):
-                memory.prefix, attempt.recalled = prefixes[kept - 1], kept * ATTEND_POSITIONS
+            kept = kept_by(path, prefixes) if prefixes else 0
+            memory = attempt.memory(self._space, prefixes[kept - 1] if prefixes and kept else b"")
+            if memory is not None and kept:
+                attempt.recalled = kept * ATTEND_POSITIONS
                 work = after_prefix(work, attempt.recalled, self.vocabulary)
         self._send(attempt, work, memory)
 
@@ -398,10 +399,10 @@ class Session:
         works, results, self._works, self._results = self._works, self._results, [], []
         if not results:
             return None
-        recalled, took_s = bool(self.account.cached_tokens), time.monotonic() - self._begun_at
+        took_s = time.monotonic() - self._begun_at
         answer = AuditedAnswer(
             *(frozenset(self._helpers), self._path, works, results, self.vocabulary, self._hops),
-            *(self._choose, self.due_at, took_s, recalled),
+            *(self._choose, self.due_at, took_s),
         )
         return answer if self.ring.auditor.picks(answer) else None
 

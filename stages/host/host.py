@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,7 +13,7 @@ import grpc
 from stages.host.metrics import record_hop
 from stages.host.next_hosts import NextHosts, Subscribers
 from stages.host.parts import Parts, Release, Releases
-from stages.host.prefixes import Beginning, PrefixStore
+from stages.host.prefixes import Beginning, PrefixStore, is_vouched
 from stages.host.scheduler import HostObserver, ScheduledHop, Scheduler
 from stages.host.sessions import HostSession, SessionStore
 from stages.host.settings import HostSettings
@@ -48,6 +49,8 @@ class Host:
         self.releases, self.settings, self.next_hosts = Releases(first), settings, next_hosts
         self.blocks, self.any_may_follow = first.plan.blocks, first.plan.any_may_follow
         self.meter, self.tracer = meter or HostObserver(), tracer
+        self.instance = f"{settings.name}/{secrets.token_hex(8)}"
+        """Name of this process: what it kept is gone with it."""
         self.stopping = False
         """No new session is opened any more."""
         self.sessions = SessionStore(settings.session_mb << 20, settings.lease_s)
@@ -122,7 +125,7 @@ class Host:
             # Caches that still lack what memory had would be kept as they are.
             if session is not None and kept is not None and not kept.recalled:
                 session.released = True  # nobody waits for it, but its memory is in use until all is copied
-                beginning = Beginning(kept.root, list(kept.digests))
+                beginning = Beginning(kept.root, kept.before, list(kept.digests))
                 for at in range(len(beginning.digests)):
                     self.prefixes.keep(beginning, at, session.layers, session.tokens)
                     await asyncio.sleep(0)  # copying a piece takes up to a millisecond: hops go between
@@ -192,13 +195,18 @@ class Host:
         return session
 
     def _beginning(self, hop: stage_pb2.Hop) -> Beginning | None:
-        """Place in memory of the text that a hop opens a session for. Raises StatusError where its prefix is gone."""
+        """Place in memory of the text that a hop opens a session for; None where nothing is kept of it, or the router
+        does not vouch for it. Raises StatusError where its prefix is gone."""
         if not hop.HasField("memory"):
             return None
-        root = prefix_root(hop.memory.space, hop.digest, hop.read.codec)
-        if not hop.memory.prefix:
-            return Beginning(root)
-        return Beginning(root, *self.prefixes.find(hop.memory.prefix, root, hop.read.start))
+        memory = hop.memory
+        vouched = is_vouched(hop, self.subscribers.key(hop.router))
+        root = prefix_root(memory.space, hop.digest, hop.read.codec)
+        beginning = Beginning(root, tuple(memory.hosts[: hop.place]) if vouched else ())
+        if memory.prefix:
+            # what nobody vouched for has no place: such a prefix is not there
+            self.prefixes.find(memory.prefix if vouched else b"", beginning, hop.read.start)
+        return beginning if vouched else None
 
     def _drawing(self, hop: stage_pb2.Hop, work: PictureWork, parts: Parts, session: HostSession | None) -> HostSession:
         """Nothing is kept between hops of pictures, so any of them may be the first."""

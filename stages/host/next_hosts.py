@@ -157,9 +157,10 @@ MOST_TOGETHER = 256  # events in one message
 
 
 class _Events(asyncio.Queue[stage_pb2.Event]):
-    """Events that wait for a router, and how many bytes they have."""
+    """Events that wait for a router, how many bytes they have, and the key of its vouchers."""
 
     bytes = 0
+    key = b""
 
     def _put(self, item: stage_pb2.Event) -> None:
         self.bytes += item.ByteSize()
@@ -180,12 +181,18 @@ class Subscribers:
     def __contains__(self, router: str) -> bool:
         return router in self.queues
 
-    async def listen(self, router: str) -> AsyncGenerator[stage_pb2.Events, None]:
+    def key(self, router: str) -> bytes:
+        """The key that a router gave for its vouchers; empty where it gave none."""
+        queue = self.queues.get(router)
+        return queue.key if queue is not None else b""
+
+    async def listen(self, router: str, key: bytes = b"") -> AsyncGenerator[stage_pb2.Events, None]:
         """Events for `router`, those that are there at once together; the first message is empty.
 
         A second subscription of the same name takes over from the first.
         """
         queue = _Events(MAX_WAITING)
+        queue.key = key
         self.queues[router] = queue
         try:
             yield stage_pb2.Events()

@@ -1,15 +1,20 @@
 """Prefix memory: KV caches of the beginnings of texts, kept for later texts that begin alike, within a byte budget.
 
-It is made of pieces of ATTEND_POSITIONS (stages/model/prefill.py), each under a digest of all tokens up to its end.
-Texts that begin alike share their first pieces, and a longer text adds only the pieces that are new.
+It is made of pieces of ATTEND_POSITIONS (stages/model/prefill.py), each under a digest of all tokens up to its end and
+of the hosts before this one: a piece was computed from what they sent, so it is found after the same ones only, and a
+lie does not outlive its liar. Texts that begin alike share their first pieces, and a longer text adds only the pieces
+that are new.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import grpc
 import numpy as np
@@ -24,7 +29,36 @@ from stages.v1 import stage_pb2
 from stages.wire.status import StatusError
 
 MOST_LISTED = 4096  # pieces that a host tells routers of: 32 KB, once a second at most and only after a change
-LISTED_BYTES = 8  # of a digest: a router that takes one for another is refused, and reads anew
+LISTED_BYTES = 8  # of a key: a router that takes one for another is refused, and reads anew
+VOUCHER_BYTES, KEY_BYTES = 16, 32
+MOST_FAULTY = 256  # instances of faulty hosts that a host remembers
+
+
+def voucher(key: bytes, session: str, space: bytes, before: Sequence[str]) -> bytes:
+    """The router's word to one host, which no other host can forge: the session, its space in memory, and the
+    instances of the hosts before it on the path.
+
+    :param key: that the host shares with the router alone."""
+    text = "\0".join([session, space.hex(), *before]).encode()
+    return hashlib.blake2b(text, key=key, digest_size=VOUCHER_BYTES).digest()
+
+
+def is_vouched(hop: stage_pb2.Hop, key: bytes) -> bool:
+    """True if the router vouches for the memory of a hop at its place on the path. `key`: the router's, or none."""
+    memory, at = hop.memory, hop.place
+    given = memory.vouchers[at * VOUCHER_BYTES : (at + 1) * VOUCHER_BYTES]
+    due = voucher(key, hop.session, memory.space, memory.hosts[:at]) if key else b""
+    return len(memory.hosts) >= at and bool(key) and hmac.compare_digest(given, due)
+
+
+def path_digest(before: Sequence[str]) -> bytes:
+    """Digest of the instances of the hosts before one on a path; empty for the first."""
+    return hashlib.sha256("\0".join(before).encode()).digest() if before else b""
+
+
+def piece_key(digest: bytes, path: bytes) -> bytes:
+    """Key of a piece on a host. digest: of the text. path: of `path_digest`."""
+    return hashlib.sha256(path + digest).digest() if path else digest
 
 
 @dataclass
@@ -32,8 +66,14 @@ class Beginning:
     """Beginning of a session's text, as far as it attended in whole groups, as that of a longer text would."""
 
     root: bytes  # of `prefix_root`
+    before: tuple[str, ...] = ()  # instances of the hosts before this one
     digests: list[bytes] = field(default_factory=list)  # one for each piece
     recalled: list[KeptPiece] = field(default_factory=list)  # pieces from memory that the session still lacks
+
+    @cached_property
+    def path(self) -> bytes:
+        """Digest of the hosts before this one."""
+        return path_digest(self.before)
 
     def read(self, start: int, lengths: Sequence[int], text: bytes, vocabulary: Vocabulary) -> None:
         """Book reads of these lengths, from `start` on. text: their first tokens, those that attended at once."""
@@ -65,7 +105,8 @@ class KeptPiece:
     """Keys and values of one piece."""
 
     root: bytes
-    before: bytes  # digest of the piece before; the root for the first
+    last: bytes  # digest of the piece before; the root for the first
+    before: tuple[str, ...]  # instances of the hosts that it passed before this one
     numbers: Tensor  # (2 x layers, kv_heads, ATTEND_POSITIONS, head_dim)
     tokens: NDArray[np.int64]  # (ATTEND_POSITIONS,): penalties go by all of a text
 
@@ -79,33 +120,36 @@ class PrefixStore:
         self.bytes = self.hits = self.positions = 0
         # begins anywhere: a host that was restarted shall not be taken for the one before
         self.version = secrets.randbits(62) + 1
-        self._pieces: OrderedDict[bytes, KeptPiece] = OrderedDict()
+        self._pieces: OrderedDict[bytes, KeptPiece] = OrderedDict()  # by `piece_key`
+        self._faulty = OrderedDict[str, None]()  # instances of hosts
 
-    def find(self, digest: bytes, root: bytes, positions: int) -> tuple[list[bytes], list[KeptPiece]]:
-        """Digests and pieces of the prefix that ends in `digest`. Raises StatusError (NOT_FOUND) where it is gone."""
-        digests, at = list[bytes](), digest
-        while (piece := self._pieces.get(at)) is not None and piece.root == root:
-            digests.insert(0, at)
-            at = piece.before
-        if at != root or len(digests) * ATTEND_POSITIONS != positions:
+    def find(self, digest: bytes, beginning: Beginning, positions: int) -> None:
+        """Give `beginning` the prefix that ends in `digest`. Raises StatusError (NOT_FOUND) where it is gone."""
+        digests, pieces, at = list[bytes](), list[KeptPiece](), digest
+        while (piece := self._pieces.get(piece_key(at, beginning.path))) is not None and piece.root == beginning.root:
+            digests.append(at)
+            pieces.append(piece)
+            at = piece.last
+        if at != beginning.root or len(digests) * ATTEND_POSITIONS != positions:
             raise StatusError(
                 grpc.StatusCode.NOT_FOUND,
                 f"the first {positions} tokens are not in memory here any more; send the whole text",
             )
-        self._touch(digests)
+        beginning.digests, beginning.recalled = digests[::-1], pieces[::-1]
+        self._touch([piece_key(each, beginning.path) for each in beginning.digests])
         self.hits += 1
         self.positions += positions
-        return digests, [self._pieces[each] for each in digests]
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._pieces
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._pieces
 
     def keep(self, beginning: Beginning, at: int, caches: Sequence[LayerCache], tokens: NDArray[np.int64]) -> None:
         """Copy piece `at` of a text; the pieces of other texts that were not used for longest make room for it."""
-        chain, digest = beginning.digests[: at + 1], beginning.digests[at]
-        before = chain[at - 1] if at else beginning.root
+        chain = [piece_key(digest, beginning.path) for digest in beginning.digests[: at + 1]]
         self._touch(chain)
-        if digest in self._pieces or (at and before not in self._pieces):
+        if chain[at] in self._pieces or (at and chain[at - 1] not in self._pieces):
+            return
+        if not self._faulty.keys().isdisjoint(beginning.before):
             return
         source = _numbers(caches, at)  # kept where it is: recalled, it need not cross to a device again
         text = tokens[at * ATTEND_POSITIONS : (at + 1) * ATTEND_POSITIONS].copy()
@@ -114,28 +158,43 @@ class PrefixStore:
             oldest = next(iter(self._pieces), None)
             if oldest is None or oldest in chain:
                 return
-            gone = self._pieces.pop(oldest)
-            self.bytes -= gone.numbers.nbytes + gone.tokens.nbytes
-            self.version += 1
+            self._drop(oldest)
         try:
             numbers = torch.stack(source)
         except torch.OutOfMemoryError:  # of a device: sessions need it more
             return
-        self._pieces[digest] = KeptPiece(beginning.root, before, numbers, text)
+        last = beginning.digests[at - 1] if at else beginning.root
+        self._pieces[chain[at]] = KeptPiece(beginning.root, last, beginning.before, numbers, text)
         self.bytes += need
         self.version += 1
         self._touch(chain)
 
+    def forget(self, faulty: Collection[str]) -> None:
+        """Drop, and never keep again, what passed a host that was found faulty. faulty: instances of hosts."""
+        fresh = [each for each in faulty if each not in self._faulty]
+        for instance in fresh:
+            self._faulty[instance] = None
+            if len(self._faulty) > MOST_FAULTY:
+                self._faulty.popitem(last=False)
+        if fresh:
+            for key in [key for key, piece in self._pieces.items() if not self._faulty.keys().isdisjoint(piece.before)]:
+                self._drop(key)
+
+    def _drop(self, key: bytes) -> None:
+        gone = self._pieces.pop(key)
+        self.bytes -= gone.numbers.nbytes + gone.tokens.nbytes
+        self.version += 1
+
     def _touch(self, chain: Sequence[bytes]) -> None:
         """Book a use. The first piece of a text comes last, so that a text is forgotten from its end."""
-        for digest in reversed(chain):
-            if digest in self._pieces:
-                self._pieces.move_to_end(digest)
+        for key in reversed(chain):
+            if key in self._pieces:
+                self._pieces.move_to_end(key)
 
     def listing(self, known: int) -> stage_pb2.PrefixList:
         """The list for a router that has version `known`."""
         told = stage_pb2.PrefixList(version=self.version)
         if known != self.version:
             latest = list(reversed(self._pieces))[:MOST_LISTED]
-            told.digests = b"".join(digest[:LISTED_BYTES] for digest in latest)
+            told.digests = b"".join(key[:LISTED_BYTES] for key in latest)
         return told

@@ -21,10 +21,11 @@ from stages.errors import OnesweepError
 from stages.host.host import Host
 from stages.host.loading import Loader, Sources
 from stages.host.parts import full_state_bytes
+from stages.host.prefixes import KEY_BYTES, MOST_FAULTY
 from stages.host.validation import check_label
 from stages.threads import in_thread
 from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.auth import check_sender, identity_of
+from stages.wire.auth import ROUTER, check_sender, identity_of
 from stages.wire.channel import check_target
 from stages.wire.link_quality import MAX_PROBE_BYTES, kernel_now, measure_link
 from stages.wire.messages import PROTOCOL
@@ -153,6 +154,10 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         for name in self._own(request.sessions, context):
             if (session := self.host.sessions.sessions.get(name)) is not None:
                 self.host.sessions.renew(session)
+        if len(request.faulty) > MOST_FAULTY:
+            raise invalid(f"at most {MOST_FAULTY} faulty hosts can be named at once")
+        if (peer := identity_of(context)) is None or peer.role == ROUTER:
+            self.host.prefixes.forget(request.faulty)
         description = self.description()
         if request.HasField("prefixes"):
             description.prefixes.CopyFrom(self.host.prefixes.listing(request.prefixes))
@@ -163,6 +168,7 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
         reason = "it is stopping" if self.host.stopping else self.not_ready_reason
         return stage_pb2.DescribeResponse(
             name=self.host.settings.name,
+            instance=self.host.instance,
             version=VERSION,
             blocks=self.host.blocks,
             ready=not reason,
@@ -190,8 +196,10 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
 
     async def Subscribe(self, request: stage_pb2.SubscribeRequest, context: Context) -> AsyncIterator[stage_pb2.Events]:
         check_label(request.router, "router")
+        if len(request.key) not in (0, KEY_BYTES):
+            raise invalid(f"a key for vouchers has {KEY_BYTES} bytes, not {len(request.key)}")
         try:
-            async with aclosing(self.host.subscribers.listen(request.router)) as events:
+            async with aclosing(self.host.subscribers.listen(request.router, request.key)) as events:
                 async for event in events:
                     yield event
         finally:
@@ -210,7 +218,11 @@ class StageService(stage_pb2_grpc.StageServiceServicer):
     def _own(self, names: Iterable[str], context: Context) -> list[str]:
         """Names of sessions without those of other routers than the caller."""
         peer, there = identity_of(context), self.host.sessions.sessions
-        return [n for n in names if peer is None or n not in there or there[n].router.startswith(f"{peer.name}.")]
+        return [
+            name
+            for name in names
+            if peer is None or name not in there or there[name].router.rpartition(".")[0] == peer.name
+        ]
 
     async def Warm(self, request: stage_pb2.WarmRequest, context: Context) -> stage_pb2.WarmResponse:
         if request.reply_bytes > MAX_PROBE_BYTES:

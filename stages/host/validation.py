@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import grpc
 
 from stages.host.parts import HostPlan, ModelKind, ModelSource
+from stages.host.prefixes import VOUCHER_BYTES
 from stages.host.work.base import HopWork
 from stages.host.work.pictures import parse_consult, parse_denoise, parse_draw
 from stages.host.work.read import parse_read
@@ -25,6 +26,7 @@ MAX_TIMING_MS = 1e11
 MAX_TIMING_BYTES = 1 << 40  # no more, so that sums of them over all sweeps of a request stay in their fields
 MAX_NUMBER = 1 << 62  # of a sweep or step; those that follow have larger ones
 SPACE_BYTES, DIGEST_BYTES = 16, 32  # of a kept prefix
+MAX_INSTANCE = 2 * MAX_NAME  # a host's name and its process
 TEXT = ("sweep", "read")
 # The models that may do each kind of work.
 MODELS: dict[str, tuple[ModelKind, ...]] = {
@@ -90,10 +92,10 @@ def _parse_work(hop: stage_pb2.Hop, kind: ModelKind, source: ModelSource, plan: 
 # The envelope
 
 
-def check_label(text: str, what: str) -> None:
+def check_label(text: str, what: str, most: int = MAX_NAME) -> None:
     """Raise StatusError unless `text` can name a router or session."""
-    if not 0 < len(text) <= MAX_NAME or not text.isascii() or not text.isprintable():
-        raise invalid(f"{what} must be 1 to {MAX_NAME} printable ASCII characters")
+    if not 0 < len(text) <= most or not text.isascii() or not text.isprintable():
+        raise invalid(f"{what} must be 1 to {most} printable ASCII characters")
 
 
 def check_timings(timings: Sequence[stage_pb2.HopTiming]) -> None:
@@ -133,6 +135,11 @@ def _check_memory(hop: stage_pb2.Hop) -> None:
         raise invalid("a later batch of candidates opens no session: its message has no place in memory")
     if len(memory.space) != SPACE_BYTES:
         raise invalid(f"a space in memory has {SPACE_BYTES} bytes, not {len(memory.space)}")
+    hosts = max(len(hop.path), 1)
+    if len(memory.hosts) > hosts or len(memory.vouchers) > hosts * VOUCHER_BYTES:
+        raise invalid(f"memory names more hosts than the {hosts} of the path")
+    for instance in memory.hosts:
+        check_label(instance, "an instance of a host", MAX_INSTANCE)
     if not memory.prefix and read.start:
         raise invalid(f"a session opens at 0, or after a kept prefix, not at {read.start}")
     if memory.prefix and (len(memory.prefix) != DIGEST_BYTES or not read.start or read.start % ATTEND_POSITIONS):

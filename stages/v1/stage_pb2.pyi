@@ -33,21 +33,27 @@ class DescribeRequest(_message.Message):
 
     PREFIXES_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    FAULTY_FIELD_NUMBER: _builtins.int
     prefixes: _builtins.int
     """version of the host's PrefixList that the caller has, 0 for none; absent: not asked"""
     @_builtins.property
     def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of the caller's requests under way: their leases begin again"""
 
+    @_builtins.property
+    def faulty(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """instances of hosts: what passed them is no longer kept. From a router."""
+
     def __init__(
         self,
         *,
         prefixes: _builtins.int | None = ...,
         sessions: _abc.Iterable[_builtins.str] | None = ...,
+        faulty: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "prefixes", b"prefixes", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes", "faulty", b"faulty", "prefixes", b"prefixes", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefixes: _TypeAlias = _typing.Literal["prefixes"]  # noqa: Y015
     _WhichOneofArgType__prefixes: _TypeAlias = _typing.Literal["_prefixes", b"_prefixes"]  # noqa: Y015
@@ -74,6 +80,7 @@ class DescribeResponse(_message.Message):
     UNIX_US_FIELD_NUMBER: _builtins.int
     STALL_MS_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     version: _builtins.str
     ready: _builtins.bool
@@ -88,6 +95,8 @@ class DescribeResponse(_message.Message):
     """longest that its event loop stood still of late: its answers may come so late"""
     machine: _builtins.str
     """backend, its version and processor: hosts that are the same in it compute the same bits"""
+    instance: _builtins.str
+    """its name, a slash, and what only this process is called"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -126,10 +135,11 @@ class DescribeResponse(_message.Message):
         unix_us: _builtins.int = ...,
         stall_ms: _builtins.int = ...,
         machine: _builtins.str = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "prefixes", b"prefixes", "room", b"room"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "links", b"links", "machine", b"machine", "name", b"name", "not_ready_reason", b"not_ready_reason", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "room", b"room", "stall_ms", b"stall_ms", "unix_us", b"unix_us", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "blocks", b"blocks", "counters", b"counters", "instance", b"instance", "links", b"links", "machine", b"machine", "name", b"name", "not_ready_reason", b"not_ready_reason", "prefixes", b"prefixes", "protocol", b"protocol", "ready", b"ready", "releases", b"releases", "room", b"room", "stall_ms", b"stall_ms", "unix_us", b"unix_us", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -200,7 +210,7 @@ class PrefixList(_message.Message):
     version: _builtins.int
     """another one after every change"""
     digests: _builtins.bytes
-    """the first 8 bytes of each digest, the last used first; empty where the caller has this version"""
+    """the first 8 bytes of each piece's key, the last used first; empty where the caller has this version"""
     def __init__(
         self,
         *,
@@ -640,19 +650,33 @@ class Memory(_message.Message):
 
     SPACE_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
+    VOUCHERS_FIELD_NUMBER: _builtins.int
     space: _builtins.bytes
     """sessions of one space find each other's prefixes; 16 bytes that others cannot guess"""
     prefix: _builtins.bytes
     """digest of the tokens before `start`, which all hosts keep. NOT_FOUND where one does not."""
+    vouchers: _builtins.bytes
+    """16 bytes for each host of the path, by a key that it shares with the router alone: session, space and the hosts
+    before it are as the router says. Without its own a host keeps and finds nothing.
+    """
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Instances of the path's hosts. What a host keeps was computed from what those before it sent: it is found again
+        after the same ones only.
+        """
+
     def __init__(
         self,
         *,
         space: _builtins.bytes = ...,
         prefix: _builtins.bytes = ...,
+        hosts: _abc.Iterable[_builtins.str] | None = ...,
+        vouchers: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prefix", b"prefix", "space", b"space"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "prefix", b"prefix", "space", b"space", "vouchers", b"vouchers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1313,15 +1337,19 @@ class SubscribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
     router: _builtins.str
+    key: _builtins.bytes
+    """for the vouchers of its requests (Memory); 32 bytes, or none"""
     def __init__(
         self,
         *,
         router: _builtins.str = ...,
+        key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router", b"router"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "router", b"router"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -133,16 +133,17 @@ class Relay:
             self._streamer = asyncio.create_task(self._stream())
 
     async def describe(
-        self, timeout: float, prefixes: int | None = None, sessions: Iterable[str] = ()
+        self, timeout: float, prefixes: int | None = None, sessions: Iterable[str] = (), faulty: Iterable[str] = ()
     ) -> stage_pb2.DescribeResponse:
         """Description of the next host. Raises StatusError.
 
         :param prefixes: the version of its list of prefixes that is known here; None: not asked for.
         :param sessions: under way there, whose leases begin again.
+        :param faulty: instances of hosts that audits found faulty.
         """
         begin = time.perf_counter()
         try:
-            request = stage_pb2.DescribeRequest(prefixes=prefixes, sessions=sessions)
+            request = stage_pb2.DescribeRequest(prefixes=prefixes, sessions=sessions, faulty=faulty)
             description = made_printable(await self.stub.Describe(request, timeout=timeout))
         except grpc.aio.AioRpcError as error:
             raise self.refusal(error, begin) from None

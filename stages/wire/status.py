@@ -154,6 +154,12 @@ UNDECODABLE = object()  # stands for a message that cannot be parsed
 # A part takes two bytes to send, and 90 once it is parsed: 64 MB of them would take 3 GB and seconds. Messages below
 # SCANNED_BYTES are parsed as they are.
 MOST_PARTS, SCANNED_BYTES = 1 << 17, 64 << 10
+# A sound host answers these calls in so many bytes at most. More would be looked through on the event loop of whom it
+# answers, and what is found there kept.
+ANSWER_BYTES = {
+    f"/stages.v1.StageService/{method}": most_bytes
+    for method, most_bytes in (("Describe", 96 << 10), ("Release", 48 << 10), ("Push", 48 << 10), ("Probe", 48 << 10))
+}
 
 
 class NoMessageError(grpc.aio.AioRpcError):
@@ -254,21 +260,25 @@ class _Call:
             self._call.cancel()
 
 
-def _calls(make: Callable[..., Any], *path: Any, **how: Any) -> Callable[..., _Call]:  # noqa: ANN401
+def _calls(make: Callable[..., Any], path: str, **how: Any) -> Callable[..., _Call]:  # noqa: ANN401
     if how.get("response_deserializer") is not None:
-        how["response_deserializer"] = _tolerant(how["response_deserializer"])
-    begin = make(*path, **how)
+        how["response_deserializer"] = _tolerant(how["response_deserializer"], ANSWER_BYTES.get(path, 0))
+    begin = make(path, **how)
     return lambda *request, **options: _Call(begin(*request, **options))
 
 
 def _no_message() -> NoMessageError:
     nothing = grpc.aio.Metadata()
-    words = "the answer is no message of this call's type, or has too many parts"
+    words = "the answer is no message of this call's type, or is too large"
     return NoMessageError(grpc.StatusCode.INTERNAL, nothing, nothing, words)
 
 
-def _tolerant(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
+def _tolerant(parse: Callable[[bytes], object], most_bytes: int = 0) -> Callable[[bytes], object]:
+    """:param most_bytes: of a message; 0 = what gRPC takes."""
+
     def parsed(data: bytes) -> object:
+        if most_bytes and len(data) > most_bytes:
+            return UNDECODABLE
         try:
             return parse(data) if len(data) < SCANNED_BYTES or _few_parts(data, parse) else UNDECODABLE
         except DecodeError:

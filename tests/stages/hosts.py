@@ -17,6 +17,8 @@ from stages.wire.messages import PROTOCOL
 from stages.wire.status import StatusError
 from tests.stages.raw_client import ROUTER
 
+KEY = b"k" * 32  # of the router's vouchers
+
 
 @asynccontextmanager
 async def open_host(
@@ -31,7 +33,7 @@ async def open_host(
 
 @asynccontextmanager
 async def listening(host: Host, working: bool = True) -> AsyncIterator[None]:
-    events = host.subscribers.listen(ROUTER)
+    events = host.subscribers.listen(ROUTER, KEY)
     await anext(events)
     worker = asyncio.create_task(host.work()) if working else None
     try:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from serving.router.paths import SUSPECT_S, HostLink, Suspects, best_path
 from serving.router.topology import HostEntry
 from stages.host.parts import weights_of
+from stages.host.prefixes import MOST_LISTED, path_digest, piece_key
 from stages.v1 import stage_pb2
+from stages.wire.status import StatusError
 
 
 class Relay:
@@ -28,7 +30,7 @@ def make(name: str, blocks: tuple[int, ...], rtt_ms: float = 10.0, parts: int = 
         stage_pb2.LinkInfo(address=to, problem=x) if isinstance(x, str) else stage_pb2.LinkInfo(address=to, rtt_ms=x)
         for to, x in links.items()
     ]
-    link.hear(stage_pb2.DescribeResponse(releases=[release("a", parts)], links=dialled))
+    link.hear(stage_pb2.DescribeResponse(instance=name, releases=[release("a", parts)], links=dialled))
     return link
 
 
@@ -64,11 +66,15 @@ def even() -> list[HostLink]:
 PREFIXES = [bytes([i]) * 32 for i in range(3)]
 
 
-def keeping(links: list[HostLink], **counts: int) -> str:
-    """The way of a text, of whose beginnings these hosts keep so many."""
+def keeping(links: list[HostLink], after: str = "", **counts: int) -> str:
+    """The way of a text, of whose beginnings these hosts keep so many, x as it came from a, and y as it came from b.
+
+    :param after: the host from which both had it."""
     for link in links:
-        kept = PREFIXES[: counts.get(link.entry.name, 0)]
-        digests = b"".join(digest[:8] for digest in kept)
+        name = link.entry.name
+        before = [after or {"x": "a", "y": "b"}[name]] if name in "xy" else []
+        kept = PREFIXES[: counts.get(name, 0)]
+        digests = b"".join(piece_key(digest, path_digest(before))[:8] for digest in kept)
         link.hear_prefixes(stage_pb2.PrefixList(version=link.prefix_version + 1, digests=digests))
     path: Any = best_path(links, weights_of(release("a")), Suspects(), (), PREFIXES)
     return " ".join(link.entry.name for link in path)
@@ -80,6 +86,8 @@ def test_hosts_that_have_a_text_in_memory_are_taken() -> None:
     assert keeping(even(), b=3, y=1, a=2, x=2) == "a x", "the path keeps what each of its hosts keeps"
     assert keeping(even(), a=1, x=1, b=3, y=3) == "b y"
     assert keeping(even(), b=3) == "a x", "one alone is of no use"
+    assert keeping(even(), b=3, y=3, after="a") == "a x", "what another host had sent is not looked for"
+    assert keeping(even(), b=2, y=2, x=3, after="b") == "b x"
 
 
 def test_a_host_keeps_what_it_said_last() -> None:
@@ -94,6 +102,17 @@ def test_a_host_keeps_what_it_said_last() -> None:
     keeping(links, a=2)
     link.forget_prefixes()
     assert (link.kept(PREFIXES), link.prefix_version) == (0, 0)
+
+
+def test_what_a_host_says_of_itself_has_bounds() -> None:
+    (link, *_) = even()
+    link.hear_prefixes(stage_pb2.PrefixList(version=7, digests=bytes(range(256)) * (1 << 15)))
+    assert len(link.prefixes) <= MOST_LISTED
+    before = link.info
+    for field, most, each in (("links", 64, stage_pb2.LinkInfo()), ("releases", 2, release("a")), ("blocks", 1024, 1)):
+        with pytest.raises(StatusError, match=f"{most + 1} {field}"):
+            link.hear(stage_pb2.DescribeResponse(**{field: [each] * (most + 1)}))
+    assert link.info is before
 
 
 @pytest.mark.parametrize("lost", ["a", "x"])

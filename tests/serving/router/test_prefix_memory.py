@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
-import torch
 
 from serving.cli.ports import free_port_block
 from serving.client.client import Client, Result
 from serving.router.topology import Topology, local_topology
-from stages.host.prefixes import PrefixStore
+from stages.host.host import Host
+from stages.host.prefixes import Beginning, PrefixStore
+from stages.host.scheduler import ScheduledHop
 from stages.model.prefill import ATTEND_POSITIONS
+from stages.v1 import stage_pb2
+from stages.wire.messages import Outcome
 from stages.wire.status import StatusError
 from stages.wire.tokens import Key, new_token, token_hash, write_tokens
 from tests.conftest import until, wait_ready
@@ -133,11 +137,11 @@ def test_what_a_host_forgot_in_this_moment_is_read_anew(
     prompt, before = second_turn(f"Host {host} forgets", **MODES["ar"])
     find, asked = PrefixStore.find, list[bytes]()
 
-    def lost(store: PrefixStore, digest: bytes, root: bytes, positions: int) -> tuple[list[bytes], list[torch.Tensor]]:
+    def lost(store: PrefixStore, digest: bytes, beginning: Beginning, positions: int) -> None:
         asked.append(digest)
         if len(asked) == host:
             raise StatusError(grpc.StatusCode.NOT_FOUND, "gone")
-        return find(store, digest, root, positions)
+        find(store, digest, beginning, positions)
 
     monkeypatch.setattr(PrefixStore, "find", lost)
     after = client.generate(prompt, seed=6, **MODES["ar"])
@@ -156,4 +160,37 @@ def test_one_key_never_finds_what_another_sent(line: Line) -> None:
             assert (result.output, result.cached_tokens) == (anew.output, 0)
 
 
-# Replicas
+@pytest.mark.parametrize("liar", ["host-1", "host-2"])
+def test_a_lie_does_not_outlive_its_liar(
+    bundles: Path, servers: Any, forgetful: Client, monkeypatch: pytest.MonkeyPatch, liar: str
+) -> None:
+    bundle, lies = bundles / "scored", [True]
+    go_on = Host._go_on
+
+    def lie(host: Host, job: ScheduledHop, outcome: Outcome) -> None:
+        if lies and host.settings.name == liar and isinstance(outcome, stage_pb2.Hop) and outcome.read.hidden:
+            outcome.read.hidden = np.negative(np.frombuffer(outcome.read.hidden, "<f4")).tobytes()
+        go_on(host, job, outcome)
+
+    monkeypatch.setattr(Host, "_go_on", lie)
+    topology = local_topology(3, 3, bundle, free_port_block(4) + 1)
+    hosts = servers.hosts(topology, bundle)
+    router = servers.router(topology, bundle)
+    wait_ready(topology.router)
+    asked: dict[str, Any] = {"mode": "ar", "max_bytes": 12, "codec": "fp32", "seed": 5}
+    with Client(topology.router) as client:
+        until(lambda: cached(client.generate(TALE, **asked)))
+    lies.clear()
+    hosts[liar].end()
+    if liar == "host-2":  # which forgets what it knew
+        router.end()
+    entry = next(each for each in topology.hosts if each.name == liar)
+    servers.stage(bundle, entry.blocks, entry.listen, topology.successors(entry), name=liar)
+    if liar == "host-2":
+        servers.router(topology, bundle)
+    right = forgetful.generate(TALE, **asked).output
+    with Client(topology.router) as client:
+        until(lambda: client.status().ready)
+        assert client.generate(TALE, **asked).output == right
+        found = until(lambda: cached(client.generate(TALE, **asked)))
+    assert found.output == right

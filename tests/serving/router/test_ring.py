@@ -164,7 +164,7 @@ async def test_a_host_that_ends_its_events_in_good_order_is_lost(
 ) -> None:
     ended = threading.Event()
 
-    async def listen(subscribers: Subscribers, router: str) -> AsyncIterator[stage_pb2.Events]:
+    async def listen(subscribers: Subscribers, router: str, key: bytes) -> AsyncIterator[stage_pb2.Events]:
         yield stage_pb2.Events()
         while not ended.is_set():
             await asyncio.sleep(0.01)

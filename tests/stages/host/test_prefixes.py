@@ -10,7 +10,7 @@ import torch
 
 from stages.host.host import Host
 from stages.host.parts import Parts
-from stages.host.prefixes import LISTED_BYTES, Beginning, PrefixStore
+from stages.host.prefixes import LISTED_BYTES, Beginning, PrefixStore, voucher
 from stages.model.layers import LayerCache
 from stages.model.prefill import ATTEND_POSITIONS, prefix_digests, prefix_root
 from stages.model.vocabulary import BYTES, Vocabulary
@@ -18,7 +18,7 @@ from stages.v1 import stage_pb2
 from stages.wire.messages import after_prefix, put_work, step_hops, work_of
 from stages.wire.status import StatusError
 from tests.stages.hops import LONG_PROMPT, opening
-from tests.stages.hosts import event_of, open_host, refused, send
+from tests.stages.hosts import KEY, event_of, open_host, refused, send
 
 MINE, YOURS = b"m" * 16, b"y" * 16
 FIRST = LONG_PROMPT[:300]  # nine whole pieces
@@ -32,7 +32,7 @@ def hops_of(
     """A step as a router sends it, which goes on from `kept` pieces."""
     hop = opening(parts.plan.models["ar"].digest, session, clean=clean, **fields)
     if space:
-        hop.memory.space = space
+        hop.memory.CopyFrom(stage_pb2.Memory(space=space, hosts=["own/1"], vouchers=voucher(KEY, session, space, [])))
     if kept:
         work = work_of(hop)
         root = prefix_root(space, hop.digest, work.codec)
@@ -186,27 +186,29 @@ class Kept:
         self.size = 2 * ATTEND_POSITIONS * 4 * 4 + ATTEND_POSITIONS * 8
         self.store = PrefixStore(pieces * self.size)
 
-    def text(self, *pieces: str, space: bytes = MINE) -> Beginning:
+    def text(self, *pieces: str, space: bytes = MINE, before: tuple[str, ...] = ()) -> Beginning:
         root = prefix_root(space, "weights", "fp32")
         text = b"".join(piece.encode() * ATTEND_POSITIONS for piece in pieces)
-        return Beginning(root, prefix_digests(root, text, BYTES))
+        return Beginning(root, before, prefix_digests(root, text, BYTES))
 
-    def keep(self, *pieces: str) -> Beginning:
-        beginning = self.text(*pieces)
+    def keep(self, *pieces: str, before: tuple[str, ...] = ()) -> Beginning:
+        beginning = self.text(*pieces, before=before)
         shape = (1, 1, len(pieces) * ATTEND_POSITIONS, 4)
         caches = [LayerCache(torch.randn(shape), torch.randn(shape))]
         for at in range(len(pieces)):
             self.store.keep(beginning, at, caches, np.arange(len(pieces) * ATTEND_POSITIONS))
         return beginning
 
-    def holds(self, *pieces: str) -> bool:
-        beginning = self.text(*pieces)
+    def holds(self, *pieces: str, before: tuple[str, ...] = ()) -> bool:
+        due = self.text(*pieces, before=before)
+        found = Beginning(due.root, before)
         try:
-            digests, found = self.store.find(beginning.digests[-1], beginning.root, len(pieces) * ATTEND_POSITIONS)
+            self.store.find(due.digests[-1], found, len(pieces) * ATTEND_POSITIONS)
         except StatusError:
             return False
-        assert digests == beginning.digests
-        assert np.concatenate([piece.tokens for piece in found]).tolist() == [*range(len(pieces) * ATTEND_POSITIONS)]
+        assert found.digests == due.digests
+        tokens = np.concatenate([piece.tokens for piece in found.recalled])
+        assert tokens.tolist() == [*range(len(pieces) * ATTEND_POSITIONS)]
         return True
 
 
@@ -248,6 +250,58 @@ def test_a_piece_whose_beginning_is_gone_is_not_kept() -> None:
     kept.store.keep(beginning, 1, caches, np.zeros(2 * ATTEND_POSITIONS))
     assert kept.store.bytes == 0
     assert beginning.digests[1] not in kept.store
+
+
+def test_what_came_from_other_hosts_is_not_found() -> None:
+    kept = Kept(9)
+    kept.keep("a", "b", before=("x/1",))
+    assert kept.holds("a", "b", before=("x/1",))
+    assert not any(kept.holds("a", before=before) for before in ((), ("x/2",), ("x/1", "y/1"), ("x", "1")))
+
+
+def test_what_passed_a_faulty_host_is_dropped_for_good() -> None:
+    kept = Kept(9)
+    for before in ((), ("x/1",), ("y/1", "x/1"), ("y/1",)):
+        kept.keep("a", before=before)
+    version = kept.store.version
+    kept.store.forget(["x/1", "z/1"])
+    assert [kept.holds("a", before=b) for b in ((), ("x/1",), ("y/1", "x/1"), ("y/1",))] == [True, False, False, True]
+    assert (kept.store.bytes, kept.store.version) == (2 * kept.size, version + 2)
+    kept.keep("b", before=("x/1",))
+    assert not kept.holds("b", before=("x/1",))
+
+
+@pytest.mark.parametrize("forged", ["session", "space", "key", "place", "voucher", "none"])
+async def test_what_the_router_does_not_vouch_for_is_neither_kept_nor_found(whole: Parts, forged: str) -> None:
+    async with open_host(whole) as host:
+        await written(host, hops_of(whole, "1", FIRST))
+        await host.end(["1"])
+        kept = host.prefixes.bytes
+        for session, pieces in (("2", 0), ("3", 6)):
+            hops = hops_of(whole, session, SECOND, kept=pieces)
+            memory = hops[0].memory
+            if forged == "session":  # what another session was given
+                memory.vouchers = voucher(KEY, "1", MINE, [])
+            elif forged == "space":
+                memory.space = YOURS
+            elif forged == "key":
+                memory.vouchers = voucher(bytes(32), session, MINE, [])
+            elif forged == "place":
+                hops[0].path[:] = ["a:1", "b:1"]
+                hops[0].place = 1
+                memory.hosts[:] = ["liar/1", "own/1"]
+                memory.vouchers = 2 * voucher(KEY, session, MINE, [])
+            elif forged == "voucher":
+                memory.vouchers = bytes(16)
+            else:
+                memory.vouchers = b""
+            if pieces:
+                with refused(grpc.StatusCode.NOT_FOUND, "not in memory"):
+                    host.accept(hops[0], 0)
+            else:
+                host.accept(hops[0], 0)
+                assert host.sessions.sessions[session].beginning is None
+        assert host.prefixes.bytes == kept
 
 
 def test_routers_hear_of_changes_only() -> None:
