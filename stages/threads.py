@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import os
 import threading
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -42,3 +44,48 @@ async def in_low_priority_thread(job: Callable[[], T]) -> T:
         return await to_its_end(asyncio.get_running_loop().run_in_executor(thread, job))
     finally:
         thread.shutdown(wait=False)
+
+
+class FairPool:
+    """Threads that callers take by turns: none has all of them, and a job waits for one of each other caller, never for
+    all that one of them asked. Lives on the event loop."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._free, self._most = threads, max(threads - 1, 1)
+        self._held = Counter[str]()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the caller whose turn it is first
+
+    async def run(self, caller: str, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `job` on a thread; who is cancelled meanwhile waits for its end."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        self._next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # in the very moment in which its turn came
+                self._leave(caller)
+            raise
+        try:
+            work = partial(job, *args, **kwargs)
+            return await to_its_end(asyncio.get_running_loop().run_in_executor(self._pool, work))
+        finally:
+            self._leave(caller)
+
+    def _leave(self, caller: str) -> None:
+        self._free += 1
+        self._held[caller] -= 1
+        self._next()
+
+    def _next(self) -> None:
+        for caller, turns in list(self._waiting.items()):
+            while turns and turns[0].cancelled():
+                turns.popleft()
+            if not turns:
+                del self._waiting[caller]
+            elif self._free and self._held[caller] < self._most:
+                turns.popleft().set_result(None)
+                self._free -= 1
+                self._held[caller] += 1
+                self._waiting[caller] = self._waiting.pop(caller)  # the others come first now

@@ -1,6 +1,5 @@
 """The models of a checkpoint in this process: the work of its hosts without hosts, links or batching."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +91,7 @@ class InProcess:
     def generate(self, work: Work) -> bytes:
         """The text of one request."""
         tokenizer = self._tokenizers["ar" if work.mode == "ar" else "chain"]
-        prompt = asyncio.run(tokenizer.encode_text(work.prompt))
+        prompt = tokenizer.encode_text(work.prompt)
         if work.mode == "ar":
             assert self.ar is not None
             pieces = self.ar.generate(prompt, work.max_bytes, work.seed)

@@ -1,6 +1,5 @@
 """Expected texts of the load and fault tests, and texts as tokens of a checkpoint."""
 
-import asyncio
 from collections.abc import Iterable
 
 import torch
@@ -59,4 +58,4 @@ class Texts:
 
 def tokens_of(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
     """A prompt in tokens; it must be UTF-8 where these are tokens."""
-    return tokenizer.vocabulary.tokens(asyncio.run(tokenizer.encode_text(prompt)))
+    return tokenizer.vocabulary.tokens(tokenizer.encode_text(prompt))

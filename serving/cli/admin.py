@@ -145,7 +145,7 @@ def add_token_add(add: argparse.ArgumentParser) -> None:
     )
     add.add_argument("--rate", type=float, metavar="R", help="requests a second (any)")
     add.add_argument("--concurrent", type=int, metavar="N", help="requests at once (any)")
-    add.add_argument("--bytes-per-day", type=int, metavar="B", help="bytes generated a day (any)")
+    add.add_argument("--bytes-per-day", type=int, metavar="B", help="bytes of prompts and texts a day (any)")
     _add_file(add)
 
 

@@ -114,7 +114,6 @@ class AsyncClient(RouterConnection):
         request = Request(prompt=prompt, **settings).message(whole, trips)
         metadata, answer = self._credentials(authorization), Turns(self, timeout_s)
         while True:
-            request.resumed = answer.output
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=metadata)
             with answer.of(call):
                 if named is not None and (name := dict(await call.initial_metadata()).get(REQUEST_KEY)):
@@ -229,7 +228,6 @@ class Client(RouterConnection):
         """Pieces of text as they arrive, then the Result. Leaving early cancels the request on every host."""
         request, answer = Request(prompt=prompt, **settings).message(whole), Turns(self, timeout_s)
         while True:
-            request.resumed = answer.output
             call = self._stubs[answer.at].Generate(request, timeout=answer.left_s, metadata=self._metadata)
             with answer.of(call):
                 for response in call:

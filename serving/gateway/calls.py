@@ -11,8 +11,9 @@ from serving.modes.tokenizer import StopCutter
 from stages.host.schema_check import CALL_END, CALL_TAG
 
 _TAG = CALL_TAG.encode()
-# A string in it may hold the end. The last call may lack one, where a stop string or the limit cut it off.
-_TAGGED = re.compile(rf'{CALL_TAG}((?:"(?:\\.|[^"\\])*"|.)*?)(?:{CALL_END}|\Z)', re.DOTALL)
+# A string in a call may hold the end. One that nothing ends goes to the end of the text: to look for its end from each
+# quote in it anew took seconds.
+_STRING_OR_END = re.compile(rf'"(?:\\(?:.|\Z)|[^"\\])*(?:"|\Z)|{CALL_END}', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class CallReader:
     def end(self) -> tuple[str, list[ToolCall]]:
         """The rest of the content, and the calls."""
         try:
-            calls = [self._call(json.loads(each)) for each in self._bare or _TAGGED.findall(self._text)]
+            calls = [self._call(json.loads(each)) for each in self._bare or _parted(self._text)[0]]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             calls = []
         if not calls:
             return self._text[len(self._content) :], []
-        return "" if self._bare else _TAGGED.sub("", self._text)[len(self._content) :].strip(), calls[: self._most]
+        return "" if self._bare else _parted(self._text)[1][len(self._content) :].strip(), calls[: self._most]
 
     @property
     def _bare(self) -> list[str]:
@@ -70,3 +71,16 @@ class CallReader:
         if told["name"] not in self._tools or not isinstance(arguments, dict):
             raise ValueError("no call of a tool")
         return ToolCall(told["name"], json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+
+
+def _parted(text: str) -> tuple[list[str], str]:
+    """What is in the tags of a text, and the words beside. The last call may lack its end, where a stop string or the
+    limit cut it off."""
+    calls, words, at = list[str](), list[str](), 0
+    while (begin := text.find(CALL_TAG, at)) >= 0:
+        words.append(text[at:begin])
+        begin += len(CALL_TAG)
+        end = next((each for each in _STRING_OR_END.finditer(text, begin) if each[0] == CALL_END), None)
+        calls.append(text[begin : end.start() if end else len(text)])
+        at = end.end() if end else len(text)
+    return calls, "".join([*words, text[at:]])

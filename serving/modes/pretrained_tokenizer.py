@@ -1,6 +1,5 @@
 """Text in the tokens of a model: the tokenizer of its checkpoint, and the chat template of a pretrained one."""
 
-import asyncio
 import json
 import re
 import secrets
@@ -47,6 +46,7 @@ class PretrainedTokenizer(Tokenizer):
         """:param id: as `Tokenizer.id`."""
         self.encoding, self.vocabulary, self.ends, self.template = encoding, vocabulary, ends, template
         self.id, self.chats = id, template is not None
+        self.most_bytes = max((len(token.encode()) for token in encoding.get_vocab()), default=1)
         normal: Callable[[str], str] = encoding.normalizer.normalize_str if encoding.normalizer else str
         added = encoding.get_added_tokens_decoder()
         found = {number: each for number, each in added.items() if each.special and len(each.content) > 1}
@@ -55,13 +55,13 @@ class PretrainedTokenizer(Tokenizer):
         names = [normal(each.content) if number in self._folded else each.content for number, each in found.items()]
         self._normal, self._controls = normal, re.compile("|".join(map(re.escape, names)) or "(?!)")
 
-    async def encode_text(self, text: bytes) -> bytes:
-        return await asyncio.to_thread(self._encode, text.decode(), True)
+    def encode_text(self, text: bytes) -> bytes:
+        return self._encode(text.decode(), specials=True)
 
     def encode_piece(self, text: str) -> bytes:
         return self._encode(text, specials=False)
 
-    async def encode_chat(
+    def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
     ) -> EncodedChat:
         if self.template is None:
@@ -80,18 +80,16 @@ class PretrainedTokenizer(Tokenizer):
             plain = [{name: told for name, told in each["function"].items() if name != "strict"} for each in tools]
             tools = [each | {"function": function} for each, function in zip(tools, plain, strict=True)]
             told, shown = _in_strings([told, tools], lambda text: self._controls.sub(stand_in, self._named(text)))
-            text = await asyncio.to_thread(self.template.render, told, shown)
+            text = self.template.render(told, shown)
         except TemplateProblem as problem:
             raise invalid(str(problem)) from None
         text += self.template.call_opening if must_call else ""
         if not found:
-            return EncodedChat(await asyncio.to_thread(self._encode, text, False), len(text.encode()), schema)
+            return EncodedChat(self._encode(text, specials=False), len(text.encode()), schema)
         pieces = re.split(f"{mark}([0-9]+){mark}", text)
         pieces[1::2] = [found[int(number)] for number in pieces[1::2]]
-        tokens = await asyncio.to_thread(
-            lambda: b"".join(
-                self._plain(each) if at % 2 else self._encode(each, False) for at, each in enumerate(pieces)
-            )
+        tokens = b"".join(
+            self._plain(each) if at % 2 else self._encode(each, specials=False) for at, each in enumerate(pieces)
         )
         return EncodedChat(tokens, len("".join(pieces).encode()), schema)
 

@@ -57,21 +57,23 @@ class Tokenizer(ABC):
     ends: frozenset[int] = frozenset()
     # Whether the model knows whose turn it is in a conversation.
     chats: bool = False
+    # Bytes that one token stands for at most.
+    most_bytes: int = 1
 
     @abstractmethod
-    async def encode_text(self, text: bytes) -> bytes:
-        """A text in tokens. text: UTF-8."""
+    def encode_text(self, text: bytes) -> bytes:
+        """A text in tokens. text: UTF-8. Blocks."""
 
     @abstractmethod
     def encode_piece(self, text: str) -> bytes:
         """A piece of a text in tokens, without those that texts begin with. Blocks."""
 
     @abstractmethod
-    async def encode_chat(
+    def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
     ) -> EncodedChat:
-        """A conversation that the model is to go on with, as `GenerateRequest` has it. Raises Refusal for one that the
-        model's template does not take."""
+        """A conversation that the model is to go on with, as `GenerateRequest` has it. Blocks. Raises StatusError for
+        one that the model's template does not take."""
 
     @abstractmethod
     def token_text(self, token: int) -> bytes:
@@ -98,13 +100,13 @@ class ByteTokenizer(Tokenizer):
     noun = "bytes"
     vocabulary, id = BYTES, BYTES_NAME
 
-    async def encode_text(self, text: bytes) -> bytes:
+    def encode_text(self, text: bytes) -> bytes:
         return text
 
     def encode_piece(self, text: str) -> bytes:
         return text.encode()
 
-    async def encode_chat(
+    def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Any] = (), must_call: Sequence[str] = ()
     ) -> EncodedChat:
         if tools or any(message.more for message in messages):

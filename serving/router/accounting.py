@@ -4,7 +4,6 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field, fields
 from itertools import starmap, zip_longest
-from os.path import commonprefix
 
 import numpy as np
 
@@ -28,6 +27,8 @@ class RequestContext:
     batch = False
     # Where hosts may keep the beginnings of its texts; empty: nowhere.
     space = b""
+    # The key that it came with.
+    caller = ""
 
     def stamp(self, hop: stage_pb2.Hop) -> None:
         """Name the request, and its trace, in work that leaves for the hosts."""
@@ -67,8 +68,6 @@ class Account:
     cached_tokens: int = 0
     # Of text, as far as it was handed out.
     output_bytes: int = 0
-    # Of these, those that another router had handed out before.
-    resumed_bytes: int = 0
     # Tokens that were written.
     output_tokens: int = 0
     # Whether nothing can follow the text by its schema.
@@ -150,11 +149,6 @@ class Account:
         # a text that is written anew is the same, as far as it was handed out
         taken, self.told = self.logprobs[self.told : end], max(self.told, end)
         return taken
-
-    def wrote(self, text: bytes, resumed: bytes) -> None:
-        """Book text that is handed out. `resumed`: all that another router had handed out, as the client says."""
-        self.resumed_bytes += len(commonprefix([text, resumed[self.output_bytes :]]))  # noqa: RUF071 - no path
-        self.output_bytes += len(text)
 
     def add_draft(self, drafted: int, accepted: int, compute_ms: float) -> None:
         """Book guesses: how many, how many were right, and the router's arithmetic for them."""

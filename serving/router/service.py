@@ -22,12 +22,14 @@ from serving.router.records import UNKNOWN_MODE, RequestRecord, RouterCounters
 from serving.router.request import DEFAULT_TIMEOUT_S, MAX_TIMEOUT_S
 from serving.router.rollout import Rollout, Tell
 from serving.router.validation import (
+    PromptPools,
     check_fit,
     check_mode,
     check_request,
     check_served,
     is_batch,
     parsed_chat,
+    prompt_bytes,
     tokenized,
 )
 from serving.v1 import router_pb2, router_pb2_grpc
@@ -63,6 +65,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self.rollout, self.ring = rollout, rollout.ring
         self.keyring, self.admission, self.ring_wait_s = keyring, admission, ring_wait_s
         self.figures, self.tracer = figures, tracer
+        self.prompts = PromptPools()
         self.is_local = False  # listens on a loopback address
 
     def Generate(
@@ -195,10 +198,11 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         self, request: router_pb2.GenerateRequest, record: RequestRecord, key: Key
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         """Whatever is deployed meanwhile, a request ends on the release that it began with."""
-        record.space = key.space(self.ring.owner)
+        record.space, record.caller = key.space(self.ring.owner), key.name
         record.batch = batch = is_batch(request)
-        most = request.max_bytes or request.max_tokens
-        async with self.admission.enter(key, most, record.left_s, batch) as place:
+        size, most = prompt_bytes(request), request.max_bytes or request.max_tokens
+        async with self.admission.enter(key, size + most, record.left_s, batch) as place:
+            place.spend(size)
             served = self.rollout.current
             served.requests += 1
             try:
@@ -208,7 +212,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             finally:  # what was written for a whole answer counts, too, where nobody waited for it
                 served.requests -= 1
                 if (account := record.account) is not None:
-                    place.spend(account.output_bytes - account.resumed_bytes)
+                    place.spend(account.output_bytes)
 
     def _checked_link_ms(self, delay_ms: int) -> int:
         """A delay that a request asks for. Raises StatusError where it cannot be added."""
@@ -268,7 +272,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if served.pictures is not None:
             raise failed_precondition(PICTURES_SERVED)
         check_served(mode, served.modes)
-        generation = await tokenized(generation, messages, tools, mode, account)
+        generation = await tokenized(generation, messages, tools, mode, account, self.prompts)
         check_fit(generation, mode)
         account.trip_begin_ms = waited_ms = account.elapsed_ms()
         # a byte model writes as many bytes as it is asked for
@@ -280,7 +284,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
             async for tokens in pieces:
                 if tokens is None:
                     reading = OutputText(mode.tokenizer.detokenizer(generation.prompt), request.stops, most_bytes)
-                    held, read, account.output_bytes, account.resumed_bytes, account.told = b"", 0, 0, 0, 0
+                    held, read, account.output_bytes, account.told = b"", 0, 0, 0
                     told.clear()
                     continue
                 text = b""
@@ -291,7 +295,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
                         break
                 if generation.logprobs is not None:
                     told += [_told(drawn, mode.tokenizer) for drawn in account.take_logprobs(read)]
-                account.wrote(text, request.resumed)
+                account.output_bytes += len(text)
                 while account.trips:
                     yield router_pb2.GenerateResponse(trip=account.trips.pop(0))
                 if request.whole:
@@ -305,7 +309,7 @@ class RouterService(router_pb2_grpc.RouterServiceServicer):
         if not all([await audit for audit in account.audits]):
             raise StatusError(grpc.StatusCode.DATA_LOSS, WRONG_SO_FAR)
         rest = reading.end()
-        account.wrote(rest, request.resumed)
+        account.output_bytes += len(rest)
         if (text := held + rest) or told:
             yield router_pb2.GenerateResponse(text=text, logprobs=told)
         account.stopped = reading.stopped or ((ended or account.complete) and not reading.over)

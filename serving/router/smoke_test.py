@@ -22,7 +22,7 @@ from serving.router.active_release import ActiveRelease
 from serving.router.audit import AuditFailed, retry_after_audit
 from serving.router.ring import RingView
 from serving.router.session import Session
-from serving.router.validation import check_fit, tokenized
+from serving.router.validation import PromptPools, check_fit, tokenized
 from serving.v1 import router_pb2
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
@@ -100,7 +100,7 @@ async def _write(mode: Mode) -> None:
     )
     try:
         account = Account()
-        generation = await tokenized(generation, (), (), mode, account)
+        generation = await tokenized(generation, (), (), mode, account, PromptPools())
         check_fit(generation, mode)
         async for _ in retry_after_audit(mode, generation, account):
             pass

@@ -2,16 +2,17 @@
 
 import json
 import re
+import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import grpc
 
 from serving.modes import DRAFTERS, MODES, SCORERS, SHAPED, TELLING
 from serving.modes.base import Generation, Mode
-from serving.modes.tokenizer import BYTE_TOKENIZER, Message
+from serving.modes.tokenizer import BYTE_TOKENIZER, Message, Tokenizer
 from serving.router.accounting import Account
 from serving.router.request import (
     MAX_MESSAGES,
@@ -28,11 +29,15 @@ from serving.router.request import (
 from serving.v1 import router_pb2
 from stages.checkpoint.manifest import MAX_NESTING, nesting
 from stages.errors import close_to, one_of
-from stages.host.schema_check import schema_problem
+from stages.host.schema_check import CHECKS_AT_ONCE, schema_problem
 from stages.model.samplers import SAMPLERS
 from stages.model.scoring import bias_problem
-from stages.wire.status import StatusError, failed_precondition, invalid
+from stages.threads import FairPool
+from stages.wire.status import StatusError, exhausted, failed_precondition, invalid
 
+P = ParamSpec("P")
+T = TypeVar("T")
+TOKENIZING_AT_ONCE = 3  # prompts
 # The names that a setting may have.
 KNOWN: Mapping[str, Collection[str]] = {"drafter": DRAFTERS, "sampler": SAMPLERS, "scorer": SCORERS}
 
@@ -150,27 +155,68 @@ def parsed_chat(request: router_pb2.GenerateRequest) -> tuple[list[Message], lis
     return messages, tools
 
 
+def prompt_bytes(request: router_pb2.GenerateRequest) -> int:
+    """Size of the text that a request brings."""
+    told = sum(len(each.content.encode()) + len(each.more.encode()) for each in request.messages)
+    return len(request.prompt) + told + len(request.tools.encode()) + len(request.json_schema.encode())
+
+
+class PromptPools:
+    """Threads for what prompts take beside the hosts' work, by turns of the keys."""
+
+    def __init__(self) -> None:
+        self.tokenizing = FairPool(TOKENIZING_AT_ONCE, "tokenizing")
+        self.checking = FairPool(CHECKS_AT_ONCE, "schema-check")
+
+    async def tokenized(
+        self, caller: str, tokenizer: Tokenizer, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if tokenizer is BYTE_TOKENIZER:  # it has nothing to do
+            return job(*args, **kwargs)
+        return await self.tokenizing.run(caller, job, *args, **kwargs)
+
+    async def schema_problem(self, caller: str, schema: str) -> str:
+        try:
+            return await self.checking.run(caller, schema_problem, schema)
+        except subprocess.TimeoutExpired:
+            raise exhausted("this machine is too busy to check the JSON schema: come back later", 10_000) from None
+
+
 async def tokenized(
-    generation: Generation, messages: Sequence[Message], tools: Sequence[Any], mode: Mode, account: Account
+    generation: Generation,
+    messages: Sequence[Message],
+    tools: Sequence[Any],
+    mode: Mode,
+    account: Account,
+    pools: PromptPools,
 ) -> Generation:
     """`generation` in the tokens of `mode`, which has no `problem`; its prompt goes into the account.
 
-    :param messages: in place of its prompt, where there are any. Raises Refusal.
+    :param messages: in place of its prompt, where there are any. Raises StatusError.
     """
-    tokenizer = mode.tokenizer
+    tokenizer, caller = mode.tokenizer, account.context.caller
+    size = sum(len(each.content.encode()) for each in messages) + len(generation.prompt)
+    if size > (most := mode.positions * tokenizer.most_bytes):
+        raise invalid(
+            f"the prompt has {size} bytes; the model's context of {mode.positions} {tokenizer.noun} never holds more "
+            f"than {most}: shorten it"
+        )
     if messages:
-        prompt, account.prompt_bytes, schema = await tokenizer.encode_chat(messages, tools, generation.must_call)
+        prompt, account.prompt_bytes, schema = await pools.tokenized(
+            caller, tokenizer, tokenizer.encode_chat, messages, tools, generation.must_call
+        )
         if schema:
             _check_taken("tools that are strict", mode, TELLING)
             if generation.json_schema:
                 raise invalid("json_schema leaves no tool to call: leave it out, or the tools")
             generation = replace(generation, json_schema=schema)
     else:
-        prompt, account.prompt_bytes = await tokenizer.encode_text(generation.prompt), len(generation.prompt)
+        prompt = await pools.tokenized(caller, tokenizer, tokenizer.encode_text, generation.prompt)
+        account.prompt_bytes = len(generation.prompt)
     if not prompt:
         raise invalid(f"the prompt has no {tokenizer.noun}: give some text")
     account.vocabulary, account.prompt_tokens = tokenizer.vocabulary, tokenizer.vocabulary.count(prompt)
-    if generation.json_schema and (problem := await schema_problem(generation.json_schema)):
+    if generation.json_schema and (problem := await pools.schema_problem(caller, generation.json_schema)):
         raise invalid(problem)
     return replace(generation, prompt=prompt, ends=tokenizer.ends, given_tokens=account.prompt_tokens)
 

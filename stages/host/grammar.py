@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_ENDS = 64
+# A compiled schema takes about 5 MB, which count in its session's memory; beside those a few are kept for the next.
+GRAMMAR_BYTES, KEPT_GRAMMARS = 5 << 20, 8
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _tokenizer(source: ModelSource, ends: tuple[int, ...]) -> LLTokenizer:
     return _token_tokenizer(source.directory, source.digest, source.vocabulary.size, ends)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=KEPT_GRAMMARS)
 def _matcher(tokenizer: LLTokenizer, schema: str) -> LLMatcher | str:
     """At the beginning of a text, to be copied: choices of one request share what was compiled."""
     return compiled(tokenizer, schema)

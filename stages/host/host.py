@@ -20,7 +20,7 @@ from stages.host.settings import HostSettings
 from stages.host.validation import check_link_delay, parse_hop
 from stages.host.work.base import HopWork, TextWork
 from stages.host.work.pictures import ConsultWork, PictureWork
-from stages.host.work.read import ReadWork
+from stages.host.work.read import ReadWork, SampleWork
 from stages.model.prefill import MAX_PREFILL_CHUNKS, prefix_root
 from stages.telemetry.traces import Tracer
 from stages.v1 import stage_pb2
@@ -165,6 +165,8 @@ class Host:
             assert isinstance(work, TextWork)
             opens = work.start == 0 or bool(hop.memory.prefix)
             session = self._open(hop, work, parts, hop.capacity) if opens else self._due(hop, work)
+            if isinstance(work, SampleWork) and work.sampling.grammar is not None and parts.plan.is_last:
+                self._count_grammar(hop, session)
             session.length = work.start + work.remembered
         if sender and not isinstance(work, ConsultWork):  # experts take turns; else one host alone forwards to this one
             session.sender = sender
@@ -193,6 +195,13 @@ class Host:
         session.next_number = work.number  # a replay starts where another host's session ended
         session.beginning, session.path = beginning, tuple(hop.path)
         return session
+
+    def _count_grammar(self, hop: stage_pb2.Hop, session: HostSession) -> None:
+        try:
+            self.sessions.count_grammar(session)
+        except StatusError:
+            self.sessions.release(hop.session)
+            raise
 
     def _beginning(self, hop: stage_pb2.Hop) -> Beginning | None:
         """Place in memory of the text that a hop opens a session for; None where nothing is kept of it, or the router

@@ -6,14 +6,12 @@ module as a process.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import math
 import resource
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -55,16 +53,15 @@ def grammar_absent() -> str:
     return "" if importlib.util.find_spec("llguidance") else ABSENT
 
 
-_CHECKS = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="schema-check")
+def schema_problem(schema: str) -> str:
+    """Why no text can be held to a JSON schema; empty where one can. Blocks, for CHECK_S at most.
 
-
-async def schema_problem(schema: str) -> str:
-    """Why no text can be held to a JSON schema; empty where one can."""
+    Raises TimeoutExpired where the machine had no time for it: that says nothing of the schema."""
     if (size := len(schema.encode())) > MAX_SCHEMA_BYTES:
         return f"the JSON schema has {size} bytes, at most {MAX_SCHEMA_BYTES}: simplify it"
     if absent := grammar_absent():
         return absent
-    return await asyncio.get_running_loop().run_in_executor(_CHECKS, _checked_apart, schema)
+    return _checked_apart(schema)
 
 
 @lru_cache(maxsize=KEPT_VERDICTS)
@@ -72,7 +69,7 @@ def _checked_apart(schema: str) -> str:
     command = (sys.executable, "-P", "-m", "stages.host.schema_check")
     try:
         done = subprocess.run(command, input=schema.encode(), capture_output=True, timeout=CHECK_S, check=True)
-    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):
+    except subprocess.CalledProcessError:
         return f"the JSON schema takes more than {CHECK_CPU_S} s or too much memory to prepare: simplify it"
     return done.stdout.decode(errors="replace")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stages.host.drafter import DraftState
-from stages.host.grammar import Grammar
+from stages.host.grammar import GRAMMAR_BYTES, Grammar
 from stages.host.parts import ModelKind, Parts, session_bytes
 from stages.host.prefixes import Beginning
 from stages.model.layers import LayerCache
@@ -53,6 +53,7 @@ class HostSession:
     caches: dict[int, list[LayerCache]] = field(default_factory=dict)
     # What the text is held to, on the last host.
     grammar: Grammar | None = None
+    has_grammar: bool = False  # its memory is counted
     # The text so far: (capacity,), of which as many as the caches hold are known.
     tokens: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     beginning: Beginning | None = None  # where the beginning of its text may be kept
@@ -115,13 +116,7 @@ class SessionStore:
             raise StatusError(grpc.StatusCode.NOT_FOUND, f"session {name!r} was released")
         manifest, held = parts.plan.models[kind].manifest, parts.plan.blocks
         need = session_bytes(manifest, held, capacity, drafts=parts.drafter(kind) is not None)
-        self.expire()
-        if self.bytes + need > self.budget_bytes:
-            raise exhausted(
-                f"no memory for another session: {need} bytes needed, {self.budget_bytes - self.bytes} of "
-                f"{self.budget_bytes} free; come back later or raise --session-mb",
-                retry_after_ms=1000,
-            )
+        self._check_room(need)
         session = HostSession(router, kind, capacity, need, self.clock() + self.lease_s, parts)
         if not manifest.draws:
             a = manifest.text_architecture
@@ -139,6 +134,22 @@ class SessionStore:
         self.sessions[name] = session
         self.bytes += need
         return session
+
+    def count_grammar(self, session: HostSession) -> None:
+        """Book the memory of a session's compiled schema, once. Raises StatusError where the budget has no room."""
+        if not session.has_grammar:
+            self._check_room(GRAMMAR_BYTES)
+            session.has_grammar = True
+            session.bytes, self.bytes = session.bytes + GRAMMAR_BYTES, self.bytes + GRAMMAR_BYTES
+
+    def _check_room(self, need: int) -> None:
+        self.expire()
+        if self.bytes + need > self.budget_bytes:
+            raise exhausted(
+                f"no memory for another session: {need} bytes needed, {self.budget_bytes - self.bytes} of "
+                f"{self.budget_bytes} free; come back later or raise --session-mb",
+                retry_after_ms=1000,
+            )
 
     def due(self, name: str, kind: ModelKind, number: int, start: int, batch: int = 0) -> HostSession:
         """The session that a sweep or step continues with.

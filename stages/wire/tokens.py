@@ -43,7 +43,7 @@ class Key:
     scopes: tuple[str, ...] = SCOPES
     rate: float | None = None  # requests a second
     concurrent: int | None = None  # requests at once
-    bytes_per_day: int | None = None  # bytes generated from midnight to midnight, UTC
+    bytes_per_day: int | None = None  # of prompts and texts, from midnight to midnight, UTC
     # not kept over a restart: this protects hosts from a runaway client, it is no bill
 
     def __post_init__(self) -> None:

@@ -51,8 +51,8 @@ LIMITS: dict[str, dict[str, Any]] = {
     "alice": {},
     "watcher": {"scopes": ("status",)},
     "slow": {"rate": 1e-3},
-    "greedy": {"bytes_per_day": 10},
-    "hasty": {"bytes_per_day": 10},
+    "greedy": {"bytes_per_day": 12},
+    "hasty": {"bytes_per_day": 11},
 }
 
 
@@ -135,7 +135,7 @@ def test_quotas_over_the_wire(served: Served) -> None:
         assert (caught.value.retry_after_ms or 0) > 900_000
     with served.client("greedy") as client:
         assert ask(client, 8) == 8
-        with pytest.raises(RouterError, match="2 are left until midnight UTC, and 3 were asked for"):
+        with pytest.raises(RouterError, match="3 are left until midnight UTC, and 4 were asked for"):
             ask(client, 3)
         assert ask(client, 2) == 2
 

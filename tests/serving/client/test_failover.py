@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,6 @@ from serving.cli.ports import free_port_block
 from serving.client import failover
 from serving.client.client import AsyncClient, Client, RouterError
 from serving.client.failover import RouterConnection, Turns
-from serving.router.request import Request
 from serving.router.topology import local_topology
 from serving.v1.router_pb2 import GenerateRequest, GenerateResponse, Summary, TokenLogprob
 from serving.v1.router_pb2_grpc import RouterServiceStub
@@ -90,9 +88,10 @@ def test_a_request_continues_at_the_other_router(
 
 
 def test_a_quota_holds_at_two_routers_together(bundles: Path, servers: Any, tmp_path: Path) -> None:
-    """Half of it at each; what is written again where a router is lost does not count again."""
+    """Half of it at each; a text that is written again where a router is lost counts there as well."""
     token, tokens, port, length = new_token(), tmp_path / "tokens.toml", free_port_block(4), 40
-    write_tokens(tokens, [Key("ada", token_hash(token), bytes_per_day=2 * length + 1)])
+    both = 2 * (length + len(PROMPT))
+    write_tokens(tokens, [Key("ada", token_hash(token), bytes_per_day=both + 1)])
     topology, second = local_topology(2, 3, bundles / "own", port + 1), f"127.0.0.1:{port + 3}"
     servers.hosts(topology, bundles / "own")
     lost, _ = (
@@ -102,7 +101,7 @@ def test_a_quota_holds_at_two_routers_together(bundles: Path, servers: Any, tmp_
     for each in (topology.router, second):
         wait_ready(each, token=token)
     with Client(f"{topology.router},{second}", token=token) as client, Client(second, token=token) as other:
-        with pytest.raises(RouterError, match=f"ada may generate {length} bytes a day"):
+        with pytest.raises(RouterError, match=f"ada may use {both // 2} bytes a day"):
             other.generate(PROMPT, mode="ar", max_bytes=length + 1)
         text = b""
         for item in client.stream(PROMPT, mode="ar", seed=SEED, link_ms=LINK_MS, max_bytes=length):
@@ -111,13 +110,6 @@ def test_a_quota_holds_at_two_routers_together(bundles: Path, servers: Any, tmp_
             if lost is not None and len(text) >= 3:
                 lost = lost.end()
         assert item.replays == 1
-        with pytest.raises(RouterError, match="are left until midnight UTC") as caught:
-            other.generate(PROMPT, mode="ar", max_bytes=length)
-        old = int(re.search(r"day: (\d+) are left", str(caught.value))[1])
-        assert old >= 3, "it was not counted a second time"
-        lied = Request(prompt=PROMPT, mode="local", max_bytes=old).message()
-        lied.resumed = b"\0" * old
-        assert len(list(other._stubs[0].Generate(lied, metadata=other._metadata))) > 1, "text of another kind counts"
         with pytest.raises(RouterError, match=": 0 are left until midnight UTC"):
             other.generate(PROMPT, mode="ar", max_bytes=1)
 

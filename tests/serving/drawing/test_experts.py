@@ -111,7 +111,7 @@ def test_a_quota_of_bytes_counts_pixels(bundle: Path, three: Topology, servers: 
         until(lambda: is_ready(client), 30)
         draw = partial(client.draw, "one", mode="experts:1")
         assert draw(pictures=2).pixels.nbytes == 128
-        with pytest.raises(RouterError, match="may generate 200 bytes a day: 72 are left") as refused:
+        with pytest.raises(RouterError, match="may use 200 bytes a day, prompts included: 72 are left") as refused:
             draw(pictures=2)
         assert refused.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         asyncio.run(leave_a_drawing(other.router, token))

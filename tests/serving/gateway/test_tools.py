@@ -12,6 +12,7 @@ import pytest
 from openai import OpenAI
 
 from serving.gateway.calls import CallReader
+from stages.host.schema_check import CALL_END, CALL_TAG
 from tests.serving.gateway.conftest import run
 from tests.serving.pretrained import ARCHITECTURE, TEMPLATE, ids, write_model
 
@@ -251,3 +252,18 @@ def test_tools_that_cannot_be_held_are_refused(chat: OpenAI, kind: str) -> None:
                 with pytest.raises(api.BadRequestError) as caught:
                     create(**asked | changes, stream=stream)  # type: ignore[operator]
                 assert words in caught.value.message
+
+
+def test_quotes_without_end_take_no_time() -> None:
+    reader, text = CallReader(["f"]), CALL_TAG + '{"name": "' + '\\"' * 200_000 + "\\"
+    told = reader.feed(text)
+    rest, calls = reader.end()
+    assert (told + rest, calls) == (text, [])
+
+
+def test_the_end_of_a_call_in_a_string_is_no_end() -> None:
+    reader = CallReader(["f"])
+    call = json.dumps({"name": "f", "arguments": {"x": f'{CALL_END} \\"{CALL_TAG}'}})
+    told = reader.feed(f"One. {CALL_TAG}{call}{CALL_END} two {CALL_TAG}{call}")
+    rest, calls = reader.end()
+    assert (told + rest, [each.name for each in calls]) == ("One. two", ["f", "f"])

@@ -212,7 +212,7 @@ async def test_bytes_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
         ticket.spend(30)
     await enters(gate, key, 70)
     refusal = await refused(gate, key, 1)
-    assert "key alice may generate 100 bytes a day: 0 are left" in str(refusal)
+    assert "key alice may use 100 bytes a day, prompts included: 0 are left" in str(refusal)
     assert refusal.retry_after_ms == (DAY_S - 10) * 1000
     now[0] += DAY_S
     async with gate.enter(key, 100) as ticket:

@@ -1,6 +1,5 @@
 """Which tokens may come next by a JSON schema: of the text so far alone, however it was come to."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -102,19 +101,9 @@ def test_a_schema_that_turns_out_too_complex_ends_its_own_request(bundles: Path)
     assert fault.message == "the JSON schema cannot be followed: lexer error: too many expressions constructed"
 
 
-async def test_a_schema_too_complex_is_told_and_not_followed() -> None:
-    assert "at most 16384" in await schema_problem(json.dumps({"description": "x" * MAX_SCHEMA_BYTES}))
-    assert "recursion limit" in await schema_problem('{"items":' * 300 + "{}" + "}" * 300)
-    assert "cannot be used" in await schema_problem("[1]")
-    assert "cannot be used" in await schema_problem("nonsense")
-    assert not await schema_problem(SCHEMA)
-
-
-@pytest.mark.slow
-async def test_a_schema_that_takes_for_ever_is_refused_and_holds_up_no_other() -> None:
-    endless = [
-        schema_problem(json.dumps({"type": "integer", "multipleOf": 9_999_991, "title": str(i)})) for i in range(3)
-    ]
-    *refused, good = await asyncio.gather(*endless, schema_problem(SCHEMA))
-    assert set(refused) == {"the JSON schema takes more than 1 s or too much memory to prepare: simplify it"}
-    assert not good
+def test_a_schema_too_complex_is_told_and_not_followed() -> None:
+    assert "at most 16384" in schema_problem(json.dumps({"description": "x" * MAX_SCHEMA_BYTES}))
+    assert "recursion limit" in schema_problem('{"items":' * 300 + "{}" + "}" * 300)
+    assert "cannot be used" in schema_problem("[1]")
+    assert "cannot be used" in schema_problem("nonsense")
+    assert not schema_problem(SCHEMA)

@@ -5,6 +5,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from stages.host.grammar import GRAMMAR_BYTES
 from stages.host.parts import HostPlan, Parts, load_parts, plan_host, session_bytes
 from stages.host.sessions import REMEMBERED, HostSession, SessionStore
 from stages.wire.status import StatusError
@@ -74,6 +75,18 @@ def test_the_budget_holds(held: Fixture) -> None:
     assert (code_of(caught), caught.value.retry_after_ms) == (grpc.StatusCode.RESOURCE_EXHAUSTED, 1000)
     assert held.store.release("a")
     held.open("c")
+
+
+def test_a_schema_counts_once_in_its_session(held: Fixture) -> None:
+    session = held.open("a")
+    with pytest.raises(StatusError, match="no memory for another session"):
+        held.store.count_grammar(session)
+    held.store.budget_bytes += GRAMMAR_BYTES
+    for _ in range(2):
+        held.store.count_grammar(session)
+    assert held.store.bytes == held.need + GRAMMAR_BYTES
+    held.store.release("a")
+    assert held.store.bytes == 0
 
 
 def test_a_lease_can_be_renewed_and_work_under_way_holds_it(held: Fixture) -> None:

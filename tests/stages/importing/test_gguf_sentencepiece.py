@@ -1,6 +1,5 @@
 """A SentencePiece tokenizer out of a GGUF file cuts text as the library sentencepiece does."""
 
-import asyncio
 import io
 from collections.abc import Sequence
 from dataclasses import replace
@@ -163,8 +162,8 @@ def test_a_file_is_imported_and_speaks(imported: Any, tmp_path: Path) -> None:
     spelling = read_pretrained_tokenizer(tmp_path / "out", manifest)
     tokens = spelling.vocabulary.tokens
     for text in HARD:
-        assert tokens(asyncio.run(spelling.encode_text(text.encode()))) == [1, *model().encode(text)]
-    prompt, _, _ = asyncio.run(spelling.encode_chat([Message("user", "the sea 🚢")]))
+        assert tokens(spelling.encode_text(text.encode())) == [1, *model().encode(text)]
+    prompt, _, _ = spelling.encode_chat([Message("user", "the sea 🚢")])
     assert tokens(prompt) == [1, *model().encode("[user] the sea 🚢\n[assistant]")]
     assert spelling.ends == {2}
     reader = spelling.detokenizer(prompt)

@@ -1,0 +1,96 @@
+"""What a prompt takes at the router beside the hosts' work: by turns of the keys, and no more than can be of use."""
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import grpc
+import pytest
+
+from serving.modes.base import Generation
+from serving.modes.tokenizer import BYTE_TOKENIZER
+from serving.router.accounting import Account
+from serving.router.validation import PromptPools, tokenized
+from stages.host import schema_check
+from stages.threads import FairPool
+from stages.wire.status import StatusError
+
+SCHEMA = json.dumps({"type": "object", "properties": {"a": {"type": "integer"}}})
+
+
+async def test_a_caller_waits_for_one_job_of_another_and_not_for_all() -> None:
+    pool, gate, order = FairPool(1, "test"), threading.Event(), list[str]()
+
+    def job(name: str) -> None:
+        gate.wait()
+        order.append(name)
+
+    flood = [asyncio.create_task(pool.run("mallory", job, f"mallory-{i}")) for i in range(8)]
+    await asyncio.sleep(0)
+    late = [asyncio.create_task(pool.run("alice", job, f"alice-{i}")) for i in range(2)]
+    await asyncio.sleep(0)
+    gone = asyncio.create_task(pool.run("bob", job, "bob"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    gate.set()
+    await asyncio.gather(*flood, *late)
+    assert {"alice-0", "alice-1"} <= set(order[:5])
+    assert len(order) == 10
+    assert await pool.run("bob", lambda: "still there") == "still there"
+
+
+async def test_a_job_that_fails_or_is_cancelled_gives_its_thread_back() -> None:
+    pool, begun, gate = FairPool(1, "test"), threading.Event(), threading.Event()
+
+    def job() -> None:
+        begun.set()
+        gate.wait()
+        raise ValueError("no")
+
+    running = asyncio.create_task(pool.run("a", job))
+    await asyncio.to_thread(begun.wait)
+    running.cancel()
+    await asyncio.sleep(0)
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    with pytest.raises(ValueError, match="no"):
+        await pool.run("a", job)
+    assert await pool.run("b", lambda: 1) == 1
+
+
+async def test_a_prompt_that_can_never_fit_is_not_tokenized() -> None:
+    class Tokens(type(BYTE_TOKENIZER)):  # type: ignore[misc]
+        noun, most_bytes = "tokens", 16
+
+        def encode_text(self, text: bytes) -> bytes:
+            raise AssertionError("it was tokenized")
+
+    mode: Any = type("Mode", (), {"tokenizer": Tokens(), "positions": 512})
+    generation = Generation(mode="ar", prompt=b"x" * (512 * 16 + 1), max_tokens=1, due_at=0.0)
+    with pytest.raises(StatusError, match=r"has 8193 bytes; .* 512 tokens never holds more than 8192"):
+        await tokenized(generation, [], [], mode, Account(), PromptPools())
+
+
+@pytest.mark.slow
+async def test_a_schema_that_takes_for_ever_is_refused_and_holds_up_no_other() -> None:
+    pools, endless = PromptPools(), {"type": "integer", "multipleOf": 9_999_991}
+    hostile = [
+        asyncio.create_task(pools.schema_problem("mallory", json.dumps({**endless, "title": str(i)}))) for i in range(3)
+    ]
+    good = await pools.schema_problem("alice", SCHEMA)
+    assert not all(task.done() for task in hostile)
+    refused = await asyncio.gather(*hostile)
+    assert set(refused) == {"the JSON schema takes more than 1 s or too much memory to prepare: simplify it"}
+    assert not good
+
+
+async def test_a_machine_without_time_says_nothing_of_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = json.dumps({"type": "string", "title": "what a busy machine was asked"})
+    with monkeypatch.context() as patched:
+        patched.setattr(schema_check, "CHECK_S", 1e-3)
+        with pytest.raises(StatusError, match="too busy to check the JSON schema") as caught:
+            await PromptPools().schema_problem("alice", schema)
+    assert caught.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not await PromptPools().schema_problem("alice", schema)
