@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -15,11 +16,12 @@ import grpc.aio
 from serving.router.answer import ReferenceVerifier
 from serving.router.audit import Auditor
 from serving.router.paths import Attempt, HostLink, HostPath, Suspects, Weights, best_path
+from serving.router.quarantine import Quarantine
 from serving.router.settings import RingSettings
 from serving.router.topology import HostEntry
 from stages.host.next_hosts import MOST_TOGETHER
 from stages.host.parts import MODEL_KINDS, ModelKind
-from stages.host.prefixes import KEY_BYTES, MOST_FAULTY
+from stages.host.prefixes import KEY_BYTES
 from stages.v1 import stage_pb2
 from stages.wire.hop_stream import LinkObserver
 from stages.wire.status import NoMessageError, StatusError, internal, unavailable
@@ -74,7 +76,6 @@ WATCH_S = 0.2
 # Beyond the longest that an audit waits: what asks a host that is taken out is to hear its answer.
 CLOSE_S = 1.0
 WARM_BYTES = 16 << 10
-MOST_QUARANTINE_H = 32.0
 
 
 class Ring:
@@ -89,11 +90,13 @@ class Ring:
         security: Security = LOOPBACK_ONLY,
         owner: str = "",
         clock: Callable[[], float] = time.monotonic,
+        findings: Path | None = None,
     ) -> None:
         """:param verifier: decides where hosts disagree.
         :param meter: who hears of the link to the host of a name.
         :param owner: what the router's certificate calls it: hosts let it listen under that name only.
-        :param clock: seconds; it tells for how long a host is silent, suspected or quarantined."""
+        :param clock: seconds; it tells for how long a host is silent, suspected or quarantined.
+        :param findings: file of what audits found; None: it ends with this process."""
         self.settings, self.owner = settings or RingSettings(), owner
         self.name = ".".join([*([owner] if owner else []), secrets.token_hex(8)])
         self.security = security
@@ -104,11 +107,7 @@ class Ring:
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, Attempt] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        # What audits found, by the host's name, until when, and how often: one that comes back gets no work either.
-        self._quarantined: dict[str, tuple[str, float]] = {}
-        self._accusations = Counter[str]()
-        # Instances of faulty hosts: every host is told, and drops what passed them.
-        self._faulty = list[str]()
+        self._quarantine = Quarantine(findings, clock)
         self.changes = 0  # Counts what may make another way the best, or none.
         self._hosts, self._meter = tuple(hosts), meter
 
@@ -191,18 +190,12 @@ class Ring:
     def quarantine(self, link: HostLink, reason: str, finder: str = "an audit found that ") -> None:
         """Give a host no work any more; sessions that it worked for fail (`Session.event`)."""
         name = link.entry.name
-        # A passing fault, or a tie that machines of two kinds break differently, costs an hour; a liar gets no work.
-        hours = min(2.0 ** self._accusations[name], MOST_QUARANTINE_H)
-        self._accusations[name] += 1
+        hours = self._quarantine.add(name, f"{finder}{reason}", link.instance)
         log.error("host %s is faulty: %s; it is quarantined for %d h", name, reason, hours)
-        said = f"{finder}{reason}; look at its machine and weights; it gets no work for {hours:.0f} h"
-        until = self.clock() + hours * 3600
-        self._quarantined[name] = said, until
         # it may have registered anew while the audit looked at it
         for each in {link, *(other for other in self.links if other.entry.name == name)}:
-            self._faulty = [*self._faulty, each.instance][-MOST_FAULTY:] if each.instance else self._faulty
-            each.quarantined, each.quarantined_until = said, until
-            self._lose(each, said)
+            each.quarantined, each.quarantined_until = self._quarantine.of(name)
+            self._lose(each, each.quarantined)
 
     def spawn(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = _begun(job)
@@ -212,7 +205,7 @@ class Ring:
 
     def _link(self, entry: HostEntry) -> HostLink:
         link = HostLink(entry, self.settings.hop_timeout_s, self.security, self.clock)
-        link.quarantined, link.quarantined_until = self._quarantined.get(entry.name, ("", 0.0))
+        link.quarantined, link.quarantined_until = self._quarantine.of(entry.name)
         if self._meter is not None:
             link.relay.meter = self._meter(entry.name)
         return link
@@ -256,7 +249,7 @@ class Ring:
                         warmer = asyncio.create_task(link.relay.keep_warm(WARM_BYTES, pause_s))
                     # a host holds a session while those behind it work, however long that takes
                     leased = [name for name, each in self._attempts.items() if link in each.path]
-                    await link.describe(leased, self._faulty)
+                    await link.describe(leased, self._quarantine.instances)
                     self.changes += 1
                     if link.problem != before:
                         log.info("%s", link.problem or f"host {link.entry.name} is ready")

@@ -16,6 +16,7 @@ from serving.router.active_release import ActiveRelease, RouterParts
 from serving.router.admission import Admission
 from serving.router.answer import ReferenceVerifier
 from serving.router.discovery import follow_hosts
+from serving.router.quarantine import FINDINGS_NAME
 from serving.router.records import ROUTER_METRICS, RouterCounters
 from serving.router.ring import Ring, RingView
 from serving.router.rollout import Rollout, find_release
@@ -62,8 +63,9 @@ async def run_router(settings: RouterSettings, stop: asyncio.Event) -> None:
     security = settings.security
     audited = settings.checkpoint if settings.ring.audit_share else None
     verifier = ReferenceVerifier(audited) if audited else None
-    ring = Ring(settings.topology.hosts, settings.ring, verifier, meter, security, name)
     shelf = ReleaseStore(settings.shelf, settings.signers) if settings.shelf else None
+    findings = shelf.directory / FINDINGS_NAME if shelf else None
+    ring = Ring(settings.topology.hosts, settings.ring, verifier, meter, security, name, findings=findings)
     rollout = Rollout(ring, _first(settings, ring, shelf), shelf, settings.checkpoint)
     lookout = Telemetry(settings.seeing, "onesweep-router", "router", security.insecure)
     admission = Admission(settings.admission, reserves=not keyring.open)
