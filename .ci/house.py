@@ -18,11 +18,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from re import _constants, _parser
+from typing import Any
 
 PACKAGES = ("onesweep", "stages", "serving", "trainer", "loadtest")
 NAMELESS = {"utils.py", "helpers.py"}
 TOP_FOLDERS = {"deploy", "docs", "proto", "tests", "weights", *PACKAGES}
 
+MATCHERS = {f"re.{name}" for name in ("compile", "match", "fullmatch", "search", "sub", "split", "findall", "finditer")}
 BANNED_OPENINGS = re.compile(r"(What|Who|Whoever|Whether|Those|Of|How|Where)\b")
 BANNED_PHRASES = re.compile(r"\b(whoever|what came of|goes on|is told)\b", re.IGNORECASE)
 
@@ -107,7 +110,77 @@ def mannered_prose(root: Path) -> list[str]:
     return broken
 
 
-RULES: tuple[Callable[[Path], list[str]], ...] = (nameless_files, stray_folders, silent_tests, mannered_prose)
+def slow_patterns(root: Path) -> list[str]:
+    """Regular expressions that may take more than linear time: a repeat of unbounded length in another one, unless a
+    character that it cannot match stands before it each time."""
+    broken = []
+    for module in find_modules(root):
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in MATCHERS and node.args:
+                pattern = _literal(node.args[0])
+                if pattern is not None and _repeats_in_repeat(_parser.parse(pattern)):
+                    broken.append(
+                        f"{module.path.relative_to(root)}:{node.lineno}: {pattern!r} may be slow on some texts"
+                    )
+    return broken
+
+
+def _literal(node: ast.expr) -> str | bytes | None:
+    """A pattern as it is written, with a letter for each value that is put in; None for one that is made elsewhere."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "1" for part in node.values)
+    return None
+
+
+def _repeats_in_repeat(items: Any, around: Any = None) -> bool:  # noqa: ANN401 - parts of a parsed pattern
+    """:param around: what the unbounded repeat around these items begins with."""
+    for op, value in items:
+        body = around
+        if op in (_constants.MAX_REPEAT, _constants.MIN_REPEAT) and value[1] is _constants.MAXREPEAT:
+            if around is not None and not _is_apart(around, value[2]):
+                return True
+            body = value[2][0]
+        if any(_repeats_in_repeat(part, body) for part in _parts_of(value)):
+            return True
+    return False
+
+
+def _parts_of(value: Any) -> Iterator[Any]:  # noqa: ANN401
+    """The patterns within an item."""
+    if isinstance(value, _parser.SubPattern):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _parts_of(each)
+
+
+def _is_apart(first: Any, repeated: Any) -> bool:  # noqa: ANN401
+    """True if `first` is a character that `repeated` never matches."""
+    if first[0] is _constants.SUBPATTERN:
+        first = first[1][3][0]
+    if first[0] is not _constants.LITERAL or len(repeated) != 1 or repeated[0][0] is not _constants.IN:
+        return False
+    return not any(_holds(item, first[1]) for item in repeated[0][1])
+
+
+def _holds(item: Any, char: int) -> bool:  # noqa: ANN401
+    op, value = item
+    if op is _constants.LITERAL:
+        return bool(value == char)
+    if op is _constants.RANGE:
+        return bool(value[0] <= char <= value[1])
+    return op is not _constants.CATEGORY or value is not _constants.CATEGORY_WORD or chr(char).isalnum()
+
+
+RULES: tuple[Callable[[Path], list[str]], ...] = (
+    nameless_files,
+    stray_folders,
+    silent_tests,
+    mannered_prose,
+    slow_patterns,
+)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ BREAKING = [
     (house.nameless_files, "serving/utils.py", "", "serving/utils.py: name it"),
     (house.silent_tests, "tests/test_nothing.py", "def test_it():\n    print('fine')", "tests/test_nothing.py asserts"),
     (house.mannered_prose, "stages/a.py", '"""Whoever reads this."""', "stages/a.py:1: "),
+    (house.slow_patterns, "stages/a.py", r"import re; re.match(r'<t>(\"(\\\\.|[^\"])*\"|.)*?', 'x')", "may be slow"),
     (house.mannered_prose, "docs/a.md", "What came of it.", "docs/a.md:1: "),
 ]
 

@@ -74,7 +74,7 @@ class CallReader:
 
 
 def _parted(text: str) -> tuple[list[str], str]:
-    """What is in the tags of a text, and the words beside. The last call may lack its end, where a stop string or the
+    """The calls in the tags of a text, and the words beside. The last call may lack its end, where a stop string or the
     limit cut it off."""
     calls, words, at = list[str](), list[str](), 0
     while (begin := text.find(CALL_TAG, at)) >= 0:

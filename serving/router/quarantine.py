@@ -24,7 +24,7 @@ FINDINGS_NAME = "faulty_hosts.json"
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one host."""
+    """A fault that was found of one host."""
 
     reason: str
     until: float  # no work before, Unix time
@@ -37,7 +37,7 @@ class Quarantine:
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """:param path: where they are kept; None: nowhere.
-        :param clock: by which `until` is told to others, seconds."""
+        :param clock: by which `of` says until when, seconds."""
         self._path, self._clock = path, clock
         self._findings = _read(path) if path is not None and path.exists() else {}
 
@@ -56,14 +56,14 @@ class Quarantine:
         return hours
 
     def of(self, name: str) -> tuple[str, float]:
-        """What was found of a host, and until when it gets no work, by the clock; an empty text where nothing was."""
+        """The finding about a host, and until when it gets no work, by the clock; an empty text where nothing was."""
         if (found := self._findings.get(name)) is None:
             return "", 0.0
         return found.reason, self._clock() + found.until - time.time()
 
     @property
     def instances(self) -> list[str]:
-        """Of all faulty hosts, the latest last: hosts keep nothing that passed them."""
+        """Processes of all faulty hosts, the latest last: hosts keep nothing that passed them."""
         return [each for found in self._findings.values() for each in found.instances][-MOST_FAULTY:]
 
     def _write(self) -> None:
