@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from serving.router.topology import HostEntry
+from stages.host.next_hosts import EVENTS_BYTES
 from stages.host.parts import MODEL_KINDS, MOST_RELEASES, weights_of
 from stages.host.prefixes import LISTED_BYTES, MOST_LISTED, path_digest, piece_key, voucher
 from stages.v1 import stage_pb2
@@ -50,7 +51,7 @@ class HostLink:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.entry, self.clock = entry, clock
-        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security)
+        self.relay = Relay(entry.address, MESSAGE_BYTES, hop_timeout_s, entry.name, security, EVENTS_BYTES)
         self.info: stage_pb2.DescribeResponse | None = None
         # What it has loaded, the newest last.
         self.held: dict[Weights, stage_pb2.Release] = {}

@@ -154,6 +154,8 @@ async def _until_review(relay: Relay) -> None:
 MAX_WAITING, MAX_WAITING_BYTES = 4096, 64 << 20
 
 MOST_TOGETHER = 256  # events in one message
+TOGETHER_BYTES = 1 << 20  # beyond which no further event joins those before
+EVENTS_BYTES = 16 << 20  # a message of events, at most: twice the largest pictures that are drawn together
 
 
 class _Events(asyncio.Queue[stage_pb2.Event]):
@@ -197,9 +199,11 @@ class Subscribers:
         try:
             yield stage_pb2.Events()
             while True:
-                events = stage_pb2.Events(events=[await queue.get()])
-                while len(events.events) < MOST_TOGETHER and not queue.empty():
-                    events.events.append(queue.get_nowait())
+                events = stage_pb2.Events(events=[event := await queue.get()])
+                size = event.ByteSize()
+                while len(events.events) < MOST_TOGETHER and size < TOGETHER_BYTES and not queue.empty():
+                    events.events.append(event := queue.get_nowait())
+                    size += event.ByteSize()
                 yield events
         finally:
             if self.queues.get(router) is queue:

@@ -17,7 +17,7 @@ import grpc.aio
 
 from stages.errors import InputError, printable
 from stages.v1 import stage_pb2, stage_pb2_grpc
-from stages.wire.channel import KEEP_WARM_S, open_channel
+from stages.wire.channel import DEFAULT_MESSAGE_BYTES, KEEP_WARM_S, open_channel
 from stages.wire.messages import PROTOCOL, hops_refusal, seconds_until
 from stages.wire.status import STATUS_MARK, StatusError, made_printable, retry_after_ms, trailing_metadata
 from stages.wire.tls import LOOPBACK_ONLY, Security, handshake_problem
@@ -82,9 +82,17 @@ class Relay:
     """A warm connection to one stage server."""
 
     def __init__(
-        self, address: str, message_bytes: int, hop_timeout_s: float, name: str = "", security: Security = LOOPBACK_ONLY
+        self,
+        address: str,
+        message_bytes: int,
+        hop_timeout_s: float,
+        name: str = "",
+        security: Security = LOOPBACK_ONLY,
+        answer_bytes: int = DEFAULT_MESSAGE_BYTES,
     ) -> None:
-        """:param hop_timeout_s: how long a hop may wait for the next host's acknowledgement.
+        """:param message_bytes: largest message that is sent.
+        :param hop_timeout_s: how long a hop may wait for the next host's acknowledgement.
+        :param answer_bytes: largest message that is taken.
         :param name: what to call the host in errors; its own once it was described, if not given.
 
         Raises InputError when `security` does not allow to dial there.
@@ -95,6 +103,7 @@ class Relay:
         self.problem = ""
         """Reason why no sweep can take this link; empty when one can. Kept by the owner of the link."""
         self.security, self._message_bytes = security, message_bytes
+        self._options = (("grpc.max_receive_message_length", answer_bytes),)
         self._former: list[grpc.aio.Channel] = []
         self._open()
         self.rtt_ms: float | None = None
@@ -203,7 +212,7 @@ class Relay:
 
     def _open(self) -> None:
         stamp = self.security.stamp()
-        self.channel = open_channel(self.address, self._message_bytes, self.security)
+        self.channel = open_channel(self.address, self._message_bytes, self.security, self._options)
         self._stamp = stamp
         self.stub: stage_pb2_grpc.StageServiceAsyncStub = stage_pb2_grpc.StageServiceStub(self.channel)
 
