@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import mmap
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -44,6 +45,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 LARGE_BYTES = 4 << 20
 KEPT_BYTES = 8 << 20  # smaller ones are kept up to this much
 TRIM_S = 60.0  # trimming takes 1 to 2 ms of a process of 600 MB
+# A process that grew by so much is trimmed sooner: 24 clients with prompts of 1 MB had a router keep 1.6 GB.
+GROWTH_BYTES, LOOK_S = 48 << 20, 0.25
 
 
 def return_large_buffers() -> None:
@@ -67,10 +70,15 @@ def trim() -> None:
 
 
 async def keep_trimmed() -> None:
-    """Trim once a minute, for ever: what is freed in the midst of a heap stays with the process otherwise."""
+    """Trim once a minute and after each growth, for ever: what is freed in the midst of a heap stays with the process
+    otherwise."""
+    process = psutil.Process()
+    trimmed_at, size = time.monotonic(), process.memory_info().rss
     while True:
-        await asyncio.sleep(TRIM_S)
-        trim()
+        await asyncio.sleep(LOOK_S)
+        if time.monotonic() - trimmed_at > TRIM_S or process.memory_info().rss > size + GROWTH_BYTES:
+            trim()
+            trimmed_at, size = time.monotonic(), process.memory_info().rss
 
 
 # Memory of tensors, page by page: given back to the system before the tensor itself ends.

@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stages.errors import InputError, ServiceError
 from stages.wire.status import (
     CALL_KINDS,
+    DEFAULT_RETRY_MS,
     Context,
     DecodeErrors,
     StatusError,
@@ -304,12 +305,12 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> health_pb2.HealthCheckResponse:
         if (status := self._status.get(request.service)) is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service[:80]!r} here")
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service[:80]!r} here")
         return Status(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
         if len(self._watchers) >= MOST_WATCHERS:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MOST_WATCHERS} clients watch already: use Check")
+            raise exhausted(f"{MOST_WATCHERS} clients watch already: use Check", DEFAULT_RETRY_MS)
         changed, last = asyncio.Event(), None
         self._watchers.add(changed)
         try:
@@ -322,7 +323,8 @@ class HealthChecks(health_pb2_grpc.HealthServicer):
                 await changed.wait()
                 changed.clear()
         except TimeoutError:
-            await context.abort(grpc.StatusCode.CANCELLED, f"the last status was not read within {WRITE_S:g} s")
+            said = f"the last status was not read within {WRITE_S:g} s"
+            raise StatusError(grpc.StatusCode.CANCELLED, said) from None
         finally:
             self._watchers.discard(changed)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -61,13 +61,18 @@ class StatusError(Exception):
             retry_after_ms = retry_after_ms or DEFAULT_RETRY_MS
         return cls(code, message, retry_after_ms)
 
-    async def abort(self, context: Context) -> NoReturn:
-        """End a call with this status; trailing metadata that is set already stays."""
+    async def abort(self, context: Context) -> None:
+        """End a call with this status; trailing metadata that is set already stays. The handler is to return then."""
         metadata: list[Any] = [*(context.trailing_metadata() or ()), (STATUS_MARK, "1")]
         if self.retry_after_ms is not None:
             metadata.append((RETRY_AFTER, str(self.retry_after_ms)))
-        with ignoring_ended_call():
-            await context.abort(self.code, self.message, tuple(metadata))
+        try:
+            with ignoring_ended_call():
+                await context.abort(self.code, self.message, tuple(metadata))
+        except grpc.aio.AbortError as error:
+            # gRPC keeps it for the end of the call, in an object that Python's collector cannot see into: with the
+            # frames that it passed, every call that was refused would stay for good, and its request with it
+            error.__traceback__ = error.__context__ = None
 
 
 @contextmanager
@@ -198,6 +203,7 @@ def guarded_handler(handler: Any, begin: Callable[[Any, Context], Awaitable[Any]
             return await inner(await begin(request, context), context)
         except StatusError as refusal:
             await refusal.abort(context)
+        return None
 
     async def stream(request: object, context: Context) -> AsyncIterator[object]:
         try:

@@ -194,14 +194,12 @@ class RoundsService(rounds_pb2_grpc.RoundsServiceServicer):
         try:
             yield
         except DamagedError as error:
-            await StatusError(grpc.StatusCode.DATA_LOSS, str(error)).abort(context)
+            raise StatusError(grpc.StatusCode.DATA_LOSS, str(error)) from None
         except RequestError as error:
-            await invalid(str(error)).abort(context)
+            raise invalid(str(error)) from None
         except CheckpointError as error:
             self.coordinator.report(error)
-            await exhausted(str(error), RETRY_MS).abort(context)
-        except StatusError as refusal:
-            await refusal.abort(context)
+            raise exhausted(str(error), RETRY_MS) from None
 
     async def _receive(
         self,
