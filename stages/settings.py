@@ -247,7 +247,10 @@ class SetAction(argparse.Action):
                 f"--set {given}: unknown setting {name!r}{one_of(name, sorted(self._fields), 'there are')}"
             )
         f, kind, entry = self._fields[name]
-        convert = f.metadata["argument"].get("type") or (_listed(entry) if kind is tuple else kind)
+        if kind is Literal and text not in entry:
+            raise InputError(f"unknown {name} {text!r}{one_of(text, entry)}")
+        plain = str if kind is Literal else _listed(entry) if kind is tuple else kind
+        convert = f.metadata["argument"].get("type", plain)
         try:
             setattr(options, name, convert(text))
         except ValueError:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from stages.errors import PartitionError
 
 Kind = Literal["equal_probability", "equal_entropy", "uniform"]
-KINDS: tuple[Kind, ...] = ("equal_probability", "equal_entropy", "uniform")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,6 @@ def equal_probability(
         raise PartitionError(f"noise partition: the prior has no mass to share in [{sigma_min:g}, {sigma_max:g}]")
     inner = [math.exp(normal.inv_cdf(q_max + (q_min - q_max) * b / blocks)) for b in range(1, blocks)]
     return NoisePartition("equal_probability", (sigma_max, *inner, sigma_min), prior, overlap)
-
-
-def uniform(blocks: int, sigma_min: float, sigma_max: float, overlap: float = 0.05) -> NoisePartition:
-    """Ranges of equal width in sigma: DiffusionBlocks' ablation baseline."""
-    _check_range(blocks, sigma_min, sigma_max)
-    inner = [sigma_max + (sigma_min - sigma_max) * b / blocks for b in range(1, blocks)]
-    return NoisePartition("uniform", (sigma_max, *inner, sigma_min), overlap=overlap)
 
 
 def _check_range(blocks: int, sigma_min: float, sigma_max: float) -> None:

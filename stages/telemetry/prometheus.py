@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Application = Callable[..., Iterable[bytes]]
-
 # Metrics are plain arrays, which a scrape reads: prometheus_client takes a lock and one or two microseconds for each
 # addition; these take a fifth of a microsecond.
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -125,7 +123,17 @@ class MetricsServer:
             reason = error.strerror or error
             raise ServiceError(f"cannot serve metrics on {address}: {reason}; give --metrics another port") from None
         self._server.RequestHandlerClass = _Handler
-        self._server.set_app(_patient(make_wsgi_app(registry)))
+        app = make_wsgi_app(registry)
+
+        def scraped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:  # noqa: ANN401
+            try:
+                return app(environ, start_response)
+            except TimeoutError:
+                log.warning("a scrape failed: the event loop did not answer within %g s", READ_S)
+                start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
+                return [b"this process is too busy to be read\n"]
+
+        self._server.set_app(scraped)
         self.port = self._server.server_port
         log.info("metrics on http://%s:%d/metrics", f"[{host}]" if ":" in host else host, self.port)
 
@@ -145,20 +153,6 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         pass
-
-
-def _patient(app: Application) -> Application:
-    """The same app, which answers 503 while the event loop is busy."""
-
-    def scraped(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:  # noqa: ANN401
-        try:
-            return app(environ, start_response)
-        except TimeoutError:
-            log.warning("a scrape failed: the event loop did not answer within %g s", READ_S)
-            start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
-            return [b"this process is too busy to be read\n"]
-
-    return scraped
 
 
 def _metric(family: MetricFamily, figures: Mapping[tuple[str, ...], float | Histogram]) -> Metric:
