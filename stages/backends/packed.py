@@ -56,14 +56,11 @@ class GrowingPiece:
     grown: Growing
 
 
-# A layer on packed rows: what layers.py says, in fewer and cheaper operations.
-
-
 Angles = tuple[Tensor, Tensor]
 
 
 class PipelineLayer(ABC):
-    """A layer of any family: what it does before attention, and after it. x: (rows, width)."""
+    """A layer of any family on packed rows: what it does before attention, and after it. x: (rows, width)."""
 
     shape: AttentionShape
 

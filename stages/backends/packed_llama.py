@@ -25,9 +25,6 @@ from stages.model.layers import GROUP, QuantLinear, TiedHead
 from stages.model.llama import ACTIVATIONS, Expert, LlamaArchitecture, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
 
-# Products with large matrices, which an AR step reads from memory once for each token.
-
-
 _ONEDNN: Any = torch.ops.mkldnn
 # oneDNN has a kernel of its own for one row, which adds in another order; from here on a row's result is the same in
 # any company, and this many rows take no longer than one: what is waited for is the matrix.
@@ -38,16 +35,13 @@ USUAL_ROWS = 16  # what the layout is chosen for
 # oneDNN compiles a kernel for every shape and number of rows, and keeps it: 0.6 MB each, 2.4 for a model's four shapes.
 # So there are 16 numbers of rows: more than 128 go in slabs, within 5 % of the time of one product of all of them.
 PRODUCT_ROWS = 128
-# The head of SmolLM2 is 113 of its stage's 184 MB. Laid out whole it exists twice for a moment: 1.76 of the file; in
-# blocks of 32 MB, given back page by page, 1.36.
-# A larger matrix is laid out in blocks of rows, each of which is given back then: a head of 50,000 tokens may be most
-# of its stage, and would be there twice for a moment. What comes out is the same, to the last bit.
+# A larger matrix is laid out in blocks of rows, each of which is given back then. The head of SmolLM2 is 113 of its
+# stage's 184 MB: laid out whole it is there twice for a moment, 1.76 of the file, and in blocks 1.36.
 BLOCK_BYTES = 32 << 20
 
 
 # torch's plain product takes several times as long for four to sixteen rows as for one on some processors, and promises
-# nothing about last bits. In oneDNN's blocked layout four rows cost what one costs. The operators have no public name
-# in torch, so its version is exact.
+# nothing about last bits. In oneDNN's blocked layout four rows cost what one costs.
 class Product:
     """x @ weight.T + bias, with the weight in oneDNN's blocked layout: read in order, it is there in fewer accesses.
     With a weight in bfloat16 x and the product are rounded to it, sums are not.
@@ -82,14 +76,8 @@ class Product:
     def rows(counts: Sequence[int], hidden: int) -> Rows:
         """Rows such that the result of each depends on no other. hidden: numbers in a row of the widest layer."""
         last = sum(counts) % PRODUCT_ROWS
-        step = (
-            FEWEST_ROWS
-            if last <= PRODUCT_ROWS // 4
-            else 2 * FEWEST_ROWS
-            if last <= PRODUCT_ROWS // 2
-            else 4 * FEWEST_ROWS
-        )
-        return Rows.of(counts, hidden, step if Product.is_packed else 0)
+        times = 1 if last <= PRODUCT_ROWS // 4 else 2 if last <= PRODUCT_ROWS // 2 else 4
+        return Rows.of(counts, hidden, times * FEWEST_ROWS if Product.is_packed else 0)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: (rows, in) -> (rows, out)."""

@@ -33,8 +33,7 @@ def read_weights(path: Path, size: int, sha256: str, expected: Shapes, types: Ty
     """The tensors of `path`, as float32 or as `types` says.
 
     Raises CheckpointError unless the file has `size` bytes, the digest `sha256`, and exactly the tensors of
-    `expected` (name -> shape), each float32 or float16 or as `types` says, and finite. Nothing is allocated before the
-    shapes are checked.
+    `expected` (name -> shape), each float32 or float16 or as `types` says, and finite.
     """
     try:
         with regular(path).open("rb") as file:

@@ -21,9 +21,6 @@ from stages.model.scoring import PLAIN, Shaping
 from stages.model.speculation import MAX_DRAFT_TREE, DraftTree, first_branch
 from stages.model.vocabulary import Vocabulary
 
-# What guesses are worth: how likely they stand, against what a sweep, a guess in it and its drafting take.
-
-
 Indices = NDArray[np.int64]
 Allowed = NDArray[np.bool_]
 DEFAULT_BRANCHES = 4  # grown where a request asks for no certain number: what does not pay of them is not sent

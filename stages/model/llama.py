@@ -206,9 +206,6 @@ def drop_defaults(record: dict[str, Any]) -> None:
             del record[name]
 
 
-# Rotary angles of pretrained models.
-
-
 # Rounded to float32 as in the code that trained these models, each frequency and each product with a position. Float64
 # is nearer to the formula and further from the model: 4,000 positions on a logit of SmolLM2-135M was off by 1.1e-3 and
 # is by 9.1e-5.
@@ -216,9 +213,6 @@ def rotary_frequencies(architecture: LlamaArchitecture, slides: bool = False) ->
     """Angle by which each pair of a head turns from one position to the next: (head_dim / 2,) float32.
 
     Where a part of a head is rotated, the pairs beyond it do not turn. :param slides: of layers with a window.
-
-    In float32, step by step as in the code that such models are trained with: over thousands of positions, what is
-    rounded here adds up to more than all other rounding.
     """
     a = architecture
     local = a.window.rope_theta if slides and a.window else None

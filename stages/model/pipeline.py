@@ -119,10 +119,6 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Modules that are made in it have shapes only: their weights are read later, or never.
-
-    Their first values are not drawn either: without memory torch does so by way of its compiler, whose import takes
-    as long as that of all the rest.
-    """
+    """Modules that are made in it have shapes only: their weights are read later, or never."""
     with torch.device("meta"), _Unfilled():
         yield

@@ -20,7 +20,7 @@ from stages.checkpoint.inspect import record, verify
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import GgufSource
-from stages.importing.importing import Imported, ImportSettings, import_model, summary
+from stages.importing.importing import ImportSettings, import_model, summary
 from stages.importing.source import is_matrix
 from stages.model.layers import GROUP, QuantLinear, quantised
 from stages.model.llama import LlamaStage
@@ -113,12 +113,12 @@ def test_a_host_holds_less_than_a_fifth_of_float32(made: dict[str, Path]) -> Non
 def test_bfloat16_takes_half_and_loses_almost_nothing(
     weights: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, found = write_folder(tmp_path / "model", weights, WIDE), dict[str, Imported]()
+    source, found = write_folder(tmp_path / "model", weights, WIDE), dict[str, Manifest]()
     for stored in ("float32", "bfloat16"):
         found[stored] = import_model(ImportSettings(source, tmp_path / stored, 2, weights=stored))
     assert "with weights in bfloat16" in summary(found["bfloat16"])
     assert all(check.ok for check in verify(tmp_path / "bfloat16"))
-    whole, less = (sum(part.bytes for part in found[stored].manifest.parts) for stored in found)
+    whole, less = (sum(part.bytes for part in found[stored].parts) for stored in found)
     matrices = sum(tensor.numel() for name, tensor in weights.items() if "layers" in name and tensor.dim() == 2)
     assert abs(whole - less - 2 * matrices) < 100
     for stage in stages(tmp_path / "bfloat16"):
