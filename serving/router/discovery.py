@@ -58,19 +58,17 @@ def fitting(
     :param entries: in the order of their blocks.
     :param known: hosts of the ring so far: they go before others where there are too many.
     """
-    found: dict[str, HostEntry] = {}
+    found = list[HostEntry]()
     for entry in sorted(entries, key=lambda entry: entry not in known):
         try:
             check_host_name(entry.name)
             check_target(entry.address, security)
-            if entry.address in found:
-                raise InputError(f"host {found[entry.address].name!r} has its address")
             if len(found) == MAX_HOSTS:
                 raise InputError(f"a ring has at most {MAX_HOSTS} hosts")
-            found[entry.address] = entry
+            found.append(entry)
         except InputError as error:
             log.warning("host %s is left out: %s", entry.name, error)
-    able = [entry for entry in entries if found.get(entry.address) is entry]
+    able = [entry for entry in entries if entry in found]
     due, begins = {0}, {blocks}
     for entry in able:
         if entry.blocks[0] in due and entry.blocks[-1] < blocks:

@@ -197,8 +197,7 @@ def _caches(part: Block | PipelineStage, length: int, room: int, generator: torc
         cache.keys.normal_(generator=generator)
         cache.values.normal_(generator=generator)
         cache.length = length
-    # the same numbers on every device: a generator is of one
-    device = part.rotary.device
+    device = part.rotary.device  # the same numbers on every device: a generator is of one
     return [LayerCache(cache.keys.to(device), cache.values.to(device), length) for cache in caches]
 
 

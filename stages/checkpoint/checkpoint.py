@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
@@ -23,10 +23,12 @@ from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, InputError, regular
 from stages.memory import require_memory
 from stages.model.block import Block
+from stages.model.layers import CausalStage
 from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, without_memory
 from stages.pictures.experts import RouterNet
 from stages.pictures.part import PictureArchitecture, PicturePart
 
+P = TypeVar("P")
 CPU = torch.device("cpu")
 DrawingPart = PicturePart | RouterNet
 AnyPart = Block | PipelineStage | DrawingPart
@@ -49,33 +51,28 @@ def load_part(directory: Path, index: int, device: torch.device = CPU) -> AnyPar
 
 def load_block(directory: Path, index: int, device: torch.device = CPU) -> Block:
     """One block of a chain that writes, as `load_part` does."""
-    if read_manifest(directory).kind != "chain":
-        raise CheckpointError(f"{directory} holds an AR model, not a chain of blocks")
-    block = load_part(directory, index, device)
-    if not isinstance(block, Block):
-        raise CheckpointError(f"{directory} holds blocks that draw, not blocks that write")
-    return block
+    return _of_kind(load_part(directory, index, device), Block, f"{directory} holds no chain of blocks that write")
 
 
 def load_stage(directory: Path, index: int, device: torch.device = CPU) -> PipelineStage:
     """One stage of an AR pipeline, as `load_part` does."""
-    if read_manifest(directory).kind != "ar":
-        raise CheckpointError(f"{directory} holds a chain of blocks, not an AR model")
-    return cast(PipelineStage, load_part(directory, index, device))
+    stage = _of_kind(load_part(directory, index, device), CausalStage, f"{directory} holds no AR model")
+    return cast(PipelineStage, stage)
 
 
 def load_picture_part(directory: Path, index: int) -> PicturePart:
     """One part of a model that draws, as `load_part` does."""
-    read_manifest(directory).picture_architecture  # noqa: B018 - raises for a model of text
-    part = load_part(directory, index)
-    if not isinstance(part, PicturePart):
-        raise CheckpointError(f"part {index} of {directory} is the router net, which draws nothing")
+    return _of_kind(load_part(directory, index), PicturePart, f"part {index} of {directory} draws nothing")
+
+
+def _of_kind(part: AnyPart, kind: type[P], otherwise: str) -> P:
+    if not isinstance(part, kind):
+        raise CheckpointError(otherwise)
     return part
 
 
 def load_router_net(directory: Path) -> RouterNet:
-    """The router net of experts, as `load_part` does. Raises CheckpointError unless it knows as many clusters as there
-    are experts in a noise range."""
+    """The router net of experts, as `load_part` does."""
     manifest = read_manifest(directory)
     if manifest.kind != "experts":
         raise CheckpointError(f"{directory} holds no experts, and so no router net")
@@ -152,8 +149,7 @@ def save_part(directory: Path, part: AnyPart, hidden: Tensor | None = None, half
     probe = {PROBE_INPUT: hidden, PROBE_OUTPUT: out}
     extra = {name: tensor for name in probe_shapes(part, 0) if (tensor := probe[name]) is not None}
     noun = "block" if isinstance(part, Block) else "router-net" if isinstance(part, RouterNet) else "stage"
-    if isinstance(part, PicturePart):
-        noun = NOUNS[part.kind]
+    noun = NOUNS[part.kind] if isinstance(part, PicturePart) else noun
     _write_part(directory, part, noun, extra, measures, half)
     return None if isinstance(part, RouterNet) or (isinstance(part, PicturePart) and part.has_head) else out
 
@@ -274,9 +270,7 @@ def _drop_orphans(directory: Path, index: int, stem: str) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _load(
-    directory: Path, manifest: Manifest, index: int, module: AnyPart, device: torch.device = CPU
-) -> dict[str, Tensor]:
+def _load(directory: Path, manifest: Manifest, index: int, module: AnyPart, device: torch.device) -> dict[str, Tensor]:
     """Fill `module` (of `new_part`) from the part's file and move it to `device`; return the probe's tensors there."""
     part = _part(directory, manifest, index)
     check_size(directory, part, module)

@@ -330,10 +330,10 @@ FRONTIER_NAME = "frontier.json"  # what mode `auto` chooses from; a bundle may h
 class Bundle:
     """Directory of each model of a bundle; None for one that is not there."""
 
-    chain: Path | None
-    ar: Path | None
-    scorer: Path | None
-    local: Path | None
+    chain: Path | None = None
+    ar: Path | None = None
+    scorer: Path | None = None
+    local: Path | None = None
     steps: Path | None = None
     experts: Path | None = None
 
@@ -344,20 +344,16 @@ def find_bundle(directory: Path) -> Bundle:
     Raises CheckpointError when there is neither.
     """
     if (directory / MANIFEST_NAME).exists():
-        kind, local = read_manifest(directory).kind, directory / "local"
-        return Bundle(
-            **{"chain": None, "ar": None, kind: directory},
-            scorer=None,
-            local=local if (local / MANIFEST_NAME).exists() else None,
-        )
-    names = [field.name for field in fields(Bundle)]
-    found = {name: directory / name for name in names if (directory / name / MANIFEST_NAME).exists()}
+        found = {read_manifest(directory).kind: directory, "local": directory / "local"}
+    else:
+        found = {field.name: directory / field.name for field in fields(Bundle)}
+    found = {name: path for name, path in found.items() if (path / MANIFEST_NAME).exists()}
     if not found:
         raise CheckpointError(
             f"no checkpoint in {directory}: it has neither {MANIFEST_NAME} nor one in chain/, ar/, scorer/, steps/, "
             "experts/ or local/"
         )
-    return Bundle(**{name: found.get(name) for name in names})
+    return Bundle(**found)
 
 
 def bundle_draws(directory: Path) -> bool:

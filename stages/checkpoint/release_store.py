@@ -41,14 +41,10 @@ LOCK_NAME = "lock"
 SIGNATURES_NAME = "signatures.json"  # of a bundle that was signed: pairs of a public key and its signature, hex
 MOST_SIGNATURES = 16
 COMING = ".coming-"
-# releases; a further one removes those that are not in use
-MOST_STORED = 4
-# bytes that stay free on the disk
-SPARE_BYTES = 64 << 20
-# for a file whose size no manifest has, such as a tokenizer
-MOST_BESIDE_BYTES = 64 << 20
-# a user who can write to the store chooses the weights that run
-OTHERS_WRITE = 0o022
+MOST_STORED = 4  # releases; a further one removes those that are not in use
+SPARE_BYTES = 64 << 20  # bytes that stay free on the disk
+MOST_BESIDE_BYTES = 64 << 20  # for a file whose size no manifest has, such as a tokenizer
+OTHERS_WRITE = 0o022  # a user who can write to the store chooses the weights that run
 
 # True for a part of a folder that a machine needs; BESIDE stands for a token model's files beside its parts.
 Wants = Callable[[str, int], bool]

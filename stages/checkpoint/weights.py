@@ -106,10 +106,10 @@ def _read_tensor(
     return tensor.view(shape)
 
 
-# Writing a part's safetensors file, tensor by tensor: safetensors' own writer holds all of them twice.
-ALIGNMENT = 8
+ALIGNMENT = 8  # of the tensors in a file that is written
 
 
+# Tensor by tensor: safetensors' own writer holds all of them twice.
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A file that `read_weights` reads. tensors: of TYPES, on any device. Raises OSError."""
     names = {kind: name for name, kind in TYPES.items()}

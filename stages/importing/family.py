@@ -10,8 +10,7 @@ from stages.errors import CheckpointError
 from stages.model.architecture import MAX_LAYERS, Activation, LinearScaling, RopeScaling, SlidingWindow, check_whole
 from stages.model.llama import LlamaArchitecture
 
-# Settings by their names in config.json; those of a GGUF file are renamed so.
-Config = Mapping[str, Any]
+Config = Mapping[str, Any]  # settings by their names in config.json; those of a GGUF file are renamed so
 
 # Tensors of Llama's layers, in safetensors and in GGUF -> ours. Where a stored one holds several of ours, they stand in
 # the order of its rows; `*` is the number of an expert, and where the stored name has none, its first axis.

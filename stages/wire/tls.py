@@ -20,8 +20,7 @@ log = logging.getLogger(__name__)
 
 CERTIFICATE_MARK = b"-----BEGIN CERTIFICATE-----"
 KEY_MARK = b"PRIVATE KEY-----"
-# of a handshake in memory: more than it takes
-ROUND_TRIPS = 4
+ROUND_TRIPS = 4  # of a handshake in memory: more than it takes
 
 Stamp = tuple[FileStamp, ...]  # state of some files, to see that they changed
 
@@ -217,7 +216,7 @@ def examine(authority: Path, certificate: Path, key: Path) -> Certificate:
             context.load_cert_chain(certificate, key, no_password)
         shown = _shown(shower, viewer)
     except ssl.SSLCertVerificationError as error:
-        raise InputError(f"{certificate} is refused: {_reason(error, authority)}") from None
+        raise InputError(f"{certificate} is refused: {_reason(error.verify_message, authority)}") from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise InputError(f"{key} is not the key of {certificate}: give the two that were made together") from None
@@ -241,8 +240,7 @@ def _shown(shower: ssl.SSLContext, viewer: ssl.SSLContext) -> dict[str, Any]:
     return sides[1].getpeercert() or {}
 
 
-def _reason(error: ssl.SSLCertVerificationError, authority: Path) -> str:
-    said = error.verify_message
+def _reason(said: str, authority: Path) -> str:
     if "expired" in said:
         return "it has expired; renew it with `onesweep certs renew`"
     if "not yet valid" in said:

@@ -19,8 +19,7 @@ from stages.wire.tls import Stamp
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 1000
-# Of a connection between two requests.
-KEEP_ALIVE_S = 5
+KEEP_ALIVE_S = 5  # of a connection between two requests
 # Of a request without its body.
 MAX_HEAD_BYTES = 64 << 10
 BACKLOG = 512
