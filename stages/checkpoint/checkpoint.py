@@ -1,6 +1,5 @@
 """Checkpoints: a directory with a manifest and one safetensors file for each part. Nothing is ever unpickled."""
 
-import fcntl
 import hashlib
 import math
 import os
@@ -27,6 +26,7 @@ from stages.model.layers import CausalStage
 from stages.model.pipeline import ArModel, ArStage, PipelineStage, new_stage, without_memory
 from stages.pictures.experts import RouterNet
 from stages.pictures.part import PictureArchitecture, PicturePart
+from stages.wire.secret_files import lock_beside
 
 P = TypeVar("P")
 CPU = torch.device("cpu")
@@ -119,14 +119,10 @@ def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> 
     Returns the changed manifest.
     """
     read_manifest(directory)  # says what is wrong with the directory, if anything
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    with lock_beside(directory / MANIFEST_NAME):
         manifest = change(read_manifest(directory))
         write_manifest(directory, manifest)
         return manifest
-    finally:
-        os.close(handle)
 
 
 def save_ar(directory: Path, model: ArModel) -> None:

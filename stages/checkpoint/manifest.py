@@ -197,56 +197,43 @@ def _parse(record: dict[str, Any], path: Path) -> Manifest:
 
 
 def _build(record: dict[str, Any]) -> Manifest:
-    kind = record["kind"]
+    kind, draws = record["kind"], record["architecture"].get("family") == PICTURES
     if kind not in KINDS:
         raise CheckpointError(f"kind {kind!r} is none of {', '.join(KINDS)}")
-    if record["architecture"].get("family") == PICTURES:
-        return _build_pictures(kind, record)
-    architecture = read_architecture(record["architecture"])
-    if kind in ("steps", "experts"):
-        raise CheckpointError(f"kind {kind!r} is for models of pictures")
-    reads_tokens = record["tokenizer"] == "tokens"
-    if kind == "chain" and isinstance(architecture, LlamaArchitecture):
+    if kind in (("ar",) if draws else ("steps", "experts")):
+        raise CheckpointError(f"kind {kind!r} is for models of {'text' if draws else 'pictures'}")
+    read = PictureArchitecture.from_record if draws else read_architecture
+    architecture: AnyArchitecture = read(record["architecture"])
+    parts = tuple(None if part is None else _part(part) for part in record["parts"])
+    if len(parts) != (count := architecture.parts + (kind == "experts")):
+        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")
+    partition = None
+    if kind == "chain" or draws:  # a chain's blocks have a range each; all other nets have all noise levels in common
+        partition = _partition(record["partition"], architecture.parts if kind == "chain" else 1)
+    text = {} if isinstance(architecture, PictureArchitecture) else _text(kind, architecture, parts, record)
+    return Manifest(kind, architecture, parts, partition=partition, **_notes(record), **text)
+
+
+def _text(
+    kind: Kind, architecture: TextArchitecture, parts: tuple[Part | None, ...], record: dict[str, Any]
+) -> dict[str, Any]:
+    """The fields of a model that writes."""
+    found = {name: record[name] for name in ("probe_text", "tokenizer")}
+    is_pretrained = isinstance(architecture, LlamaArchitecture)
+    if kind == "chain" and is_pretrained:
         raise CheckpointError("a pretrained model is an AR pipeline, not a chain of blocks")
-    parts = _parts(record, architecture.parts)
     if record["tokenizer"] not in ("bytes", "tokens"):
         raise CheckpointError(f"tokenizer {record['tokenizer']!r} is neither 'bytes' nor 'tokens'")
-    if not reads_tokens and (isinstance(architecture, LlamaArchitecture) or architecture.vocabulary != VOCABULARY):
+    if record["tokenizer"] == "bytes" and (is_pretrained or architecture.vocabulary != VOCABULARY):
         raise CheckpointError(f"tokenizer 'bytes' has {VOCABULARY} tokens, its architecture {architecture.vocabulary}")
     if len(record["probe_text"].encode()) < 2:
         raise CheckpointError("the probe text needs two bytes at least, or its gate holds nothing back")
-    codes = partition = None
-    if kind == "chain":
-        partition = _partition(record["partition"], architecture.parts)
     if kind == "chain" and isinstance(architecture, Architecture):
-        codes = _codes(record["codes"], architecture, parts)
-    return Manifest(
-        kind=kind,
-        architecture=architecture,
-        parts=parts,
-        codes=codes,
-        partition=partition,
-        probe_text=record["probe_text"],
-        tokenizer=record["tokenizer"],
-        **_notes(record),
-        probe_tokens=_probe_tokens(record["probe_tokens"], architecture.vocabulary) if reads_tokens else (),
-        files=_files(record["files"]) if reads_tokens else {},
-    )
-
-
-def _build_pictures(kind: Kind, record: dict[str, Any]) -> Manifest:
-    if kind == "ar":
-        raise CheckpointError("kind 'ar' is for models of text")
-    architecture = PictureArchitecture.from_record(record["architecture"])
-    # A chain's blocks have a range each. All other nets have all noise levels in common.
-    partition = _partition(record["partition"], architecture.parts if kind == "chain" else 1)
-    return Manifest(
-        kind=kind,
-        architecture=architecture,
-        parts=_parts(record, architecture.parts + (kind == "experts")),
-        partition=partition,
-        **_notes(record),
-    )
+        found["codes"] = _codes(record["codes"], architecture, parts)
+    if record["tokenizer"] == "tokens":
+        found["probe_tokens"] = _probe_tokens(record["probe_tokens"], architecture.vocabulary)
+        found["files"] = _files(record["files"])
+    return found
 
 
 def _notes(record: dict[str, Any]) -> dict[str, Any]:
@@ -256,13 +243,6 @@ def _notes(record: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(record[name], dict):
             raise CheckpointError(f"{name} must be an object, not {record[name]!r}")
     return {name: record[name] for name in ("probe_tolerance", "data", "training", "metrics")}
-
-
-def _parts(record: dict[str, Any], count: int) -> tuple[Part | None, ...]:
-    parts = tuple(None if part is None else _part(part) for part in record["parts"])
-    if len(parts) != count:
-        raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")
-    return parts
 
 
 def _probe_tokens(tokens: list[int], vocabulary: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -55,8 +55,8 @@ def settings(source: Source) -> Iterator[Variant]:
     """The source's own reading, then those that change one thing in all layers that no shape betrays."""
     a = source.architecture
     yield Variant("", a)
-    yield Variant("the rows of each query and key head de-interleaved (head layout)", a, _heads(half_split))
-    yield Variant("the rows of each query and key head interleaved (head layout)", a, _heads(interleaved))
+    yield Variant("the rows of each query and key head de-interleaved (head layout)", a, partial(_heads, half_split))
+    yield Variant("the rows of each query and key head interleaved (head layout)", a, partial(_heads, interleaved))
     for theta in THETAS:
         if theta != a.rope_theta:
             yield Variant(f"rotary theta {theta:g} instead of {a.rope_theta:g}", replace(a, rope_theta=theta))
@@ -82,7 +82,7 @@ def omissions(source: Source) -> Iterator[Variant]:
         for name in ("attention_out.weight", "mlp_out.weight"):
             half = "q, k, v, attention_out, attention_norm" if name.startswith("att") else "gate, up, mlp_out, mlp_norm"
             what = f"one half of layer {i} left out (its tensors {half})"
-            yield Variant(what, a, _mend(name, torch.zeros_like), only=i)
+            yield Variant(what, a, partial(_mend, name, torch.zeros_like), only=i)
 
 
 def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
@@ -91,14 +91,14 @@ def _kinds(a: LlamaArchitecture) -> Iterator[Variant]:
     for one, other in (("gate", "up"), ("k", "v"), ("attention_norm", "mlp_norm")):
         names = f"{one}.weight", f"{other}.weight"
         if all(name in shapes for name in names):
-            yield Variant(f"the tensors layers.*.{names[0]} and layers.*.{names[1]} exchanged", a, _exchange(*names))
-    squares = [
-        name
-        for name, shape in shapes.items()
-        if len(shape) == 2 and shape[0] == shape[1] and not name.startswith("experts.")
-    ]
-    for name in squares:
-        yield Variant(f"the tensors layers.*.{name} transposed", a, _mend(name, lambda x: x.t().contiguous()))
+            yield Variant(
+                f"the tensors layers.*.{names[0]} and layers.*.{names[1]} exchanged", a, partial(_exchange, *names)
+            )
+    for name, shape in shapes.items():
+        if len(shape) == 2 and shape[0] == shape[1] and not name.startswith("experts."):
+            yield Variant(
+                f"the tensors layers.*.{name} transposed", a, partial(_mend, name, lambda x: x.t().contiguous())
+            )
 
 
 # The first tensor of each that is stored as one -> its name, and all of them.
@@ -125,36 +125,24 @@ def _layer_shapes(a: LlamaArchitecture) -> dict[str, tuple[int, ...]]:
     return {name.removeprefix(prefix): s for name, s in expected_shapes(a).items() if name.startswith(prefix)}
 
 
-def _heads(rearranged: Callable[[Tensor, int], Tensor]) -> Change:
-    def change(tensors: Tensors, a: LlamaArchitecture) -> Tensors:
-        counts = {"q": a.heads, "k": a.kv_heads}
-        return {
-            name: rearranged(x, counts[name[0]]) if name.partition(".")[0] in counts else x
-            for name, x in tensors.items()
-        }
-
-    return change
+def _heads(rearranged: Callable[[Tensor, int], Tensor], tensors: Tensors, a: LlamaArchitecture) -> Tensors:
+    counts = {"q": a.heads, "k": a.kv_heads}
+    kinds = ((name, name.partition(".")[0], x) for name, x in tensors.items())
+    return {name: rearranged(x, counts[kind]) if kind in counts else x for name, kind, x in kinds}
 
 
-def _exchange(one: str, other: str) -> Change:
-    def change(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
-        if tensors[one].shape != tensors[other].shape:
-            return tensors
-        return {**tensors, one: tensors[other], other: tensors[one]}
-
-    return change
+def _exchange(one: str, other: str, tensors: Tensors, _: LlamaArchitecture) -> Tensors:
+    if tensors[one].shape != tensors[other].shape:
+        return tensors
+    return {**tensors, one: tensors[other], other: tensors[one]}
 
 
-def _mend(name: str, mended: Callable[[Tensor], Tensor]) -> Change:
-    def change(tensors: Tensors, _: LlamaArchitecture) -> Tensors:
-        return {each: mended(x) if each.endswith(name) else x for each, x in tensors.items()}
-
-    return change
+def _mend(name: str, mended: Callable[[Tensor], Tensor], tensors: Tensors, _: LlamaArchitecture) -> Tensors:
+    return {each: mended(x) if each.endswith(name) else x for each, x in tensors.items()}
 
 
-# One way through a model's layers, for many readings of them at once.
-#
-# A layer is read, run for every reading, and let go: memory holds one layer, however large the model is.
+# One way through a model's layers, for many readings of them at once. A layer is read, run for every reading, and let
+# go: memory holds one layer, however large the model is.
 @torch.inference_mode()
 def losses(
     source: Source,

@@ -259,7 +259,7 @@ def tokenizer_json(vocabulary: GgufVocabulary) -> str:
             f"{', '.join(STEPS)} can: {_INSTEAD}"
         )
     vocabulary.require_unique()
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(vocabulary)}
+    whole: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": _added(vocabulary)}
     whole["post_processor"] = _beginning(vocabulary) if vocabulary.begins else None
     return json.dumps({**whole, **STEPS[vocabulary.model](vocabulary)})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -174,23 +175,16 @@ class Expiry:
     def __init__(self, tls: Tls | None) -> None:
         self._tls = tls
         self._stamp: Stamp | None = None
-        self._unix_s: float | None = None
-
-    def unix_s(self) -> float | None:
-        """None without a certificate; while the files cannot be used, the last value that was known."""
-        if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
-            try:
-                certificate = self._tls.read().certificate
-            except InputError:
-                return self._unix_s
-            self._stamp = stamp
-            self._unix_s = certificate.until.timestamp() if certificate else None
-        return self._unix_s
+        self._rows: dict[tuple[str, ...], float] = {}
 
     def rows(self) -> dict[tuple[str, ...], float]:
-        """The value as a metric without labels."""
-        unix_s = self.unix_s()
-        return {} if unix_s is None else {(): unix_s}
+        """Unix time as a metric without labels, none without a certificate; while the files cannot be used, what was
+        known last."""
+        if self._tls is not None and (stamp := self._tls.stamp()) != self._stamp:
+            with suppress(InputError):
+                certificate = self._tls.read().certificate
+                self._stamp, self._rows = stamp, {(): certificate.until.timestamp()} if certificate else {}
+        return self._rows
 
 
 def check_authority(path: Path, raw: bytes) -> None:
