@@ -207,10 +207,10 @@ def _build(record: dict[str, Any]) -> Manifest:
     parts = tuple(None if part is None else _part(part) for part in record["parts"])
     if len(parts) != (count := architecture.parts + (kind == "experts")):
         raise CheckpointError(f"{len(parts)} parts listed, the architecture has {count}")
+    text = {} if isinstance(architecture, PictureArchitecture) else _text(kind, architecture, parts, record)
     partition = None
     if kind == "chain" or draws:  # a chain's blocks have a range each; all other nets have all noise levels in common
         partition = _partition(record["partition"], architecture.parts if kind == "chain" else 1)
-    text = {} if isinstance(architecture, PictureArchitecture) else _text(kind, architecture, parts, record)
     return Manifest(kind, architecture, parts, partition=partition, **_notes(record), **text)
 
 

@@ -287,7 +287,7 @@ def _stages(a: LlamaArchitecture) -> list[str]:
 
 
 def summary(manifest: Manifest) -> str:
-    """What an import made, for people: a line on the gate, then one for each stage."""
+    """An import for people: a line on the gate, then one for each stage."""
     a, last = manifest.architecture, manifest.parts[-1]
     assert isinstance(a, LlamaArchitecture)
     assert last is not None

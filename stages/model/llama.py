@@ -104,8 +104,6 @@ class LlamaArchitecture:
             raise ShapeError(f"architecture: head_dim {self.head_dim} must be even (rotary pairs)")
         check_number("norm_epsilon", self.norm_epsilon, 1e-12, 0.1)
         check_number("rope_theta", self.rope_theta, 1.0, 1e12)
-        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling | LinearScaling):
-            raise ShapeError(f"architecture: rope_scaling must be Llama 3's, linear or none, not {self.rope_scaling!r}")
         if type(self.tied_head) is not bool:
             raise ShapeError(f"architecture: tied_head must be true or false, not {self.tied_head!r}")
         for name, kind in _CHOICES.items():
@@ -247,7 +245,6 @@ def llama_rotary(architecture: LlamaArchitecture, slides: bool = False) -> Tenso
     return torch.stack([angle.cos(), angle.sin()]).float()
 
 
-# Layers of such models and a stage of them: what the backends compute, in its plainest form.
 class LlamaLayer(CausalLayer):
     """Grouped-query attention and a gated MLP (arXiv 2305.13245, 2002.05202), with an RMSNorm before or after each.
 
@@ -285,17 +282,12 @@ class LlamaLayer(CausalLayer):
         a = self.architecture
         keys = a.kv_heads * a.head_dim
         q, k, v = qkv.split([a.query_width, keys, keys], dim=2)
-        if a.qk_norm == "projection":
-            q, k = self._normed(q, k)
+        if a.qk_norm == "projection" and self.q_norm and self.k_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (x.unflatten(2, (-1, a.head_dim)).transpose(1, 2) for x in (q, k, v))
-        if a.qk_norm == "head":
-            q, k = self._normed(q, k)
+        if a.qk_norm == "head" and self.q_norm and self.k_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         return rotate(q, rotary), rotate(k, rotary), v
-
-    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.q_norm is not None
-        assert self.k_norm is not None
-        return self.q_norm(q), self.k_norm(k)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, past: int) -> Tensor:
         a = self.architecture
@@ -386,8 +378,8 @@ class LlamaStage(CausalStage):
         self.is_first, self.is_last = index == 0, index == a.parts - 1
         self.embedding = nn.Embedding(a.vocabulary, a.width) if self.is_first else None
         begin = sum(a.layers[:index])
-        layers = nn.ModuleList(LlamaLayer(a, begin + i) for i in range(a.layers_in(index)))
-        self.layers = cast(Sequence[LlamaLayer], layers)
+        layers = (LlamaLayer(a, begin + i) for i in range(a.layers_in(index)))
+        self.layers = cast(Sequence[LlamaLayer], nn.ModuleList(layers))
         self.norm = nn.RMSNorm(a.width, eps=a.norm_epsilon) if self.is_last else None
         self.head = self._new_head() if self.is_last else None
         for name, table in self._tables().items():

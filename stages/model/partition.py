@@ -81,16 +81,14 @@ class NoisePartition:
         return torch.exp(self.prior.mean + self.prior.std * torch.special.ndtri(quantile)).to(uniform.dtype)
 
 
-def equal_probability(
-    blocks: int, sigma_min: float, sigma_max: float, prior: LogNormalPrior | None = None, overlap: float = 0.05
-) -> NoisePartition:
+def equal_probability(blocks: int, sigma_min: float, sigma_max: float, overlap: float = 0.05) -> NoisePartition:
     """Ranges of equal mass under the truncated log-normal prior (DiffusionBlocks section 3.3).
 
     sigma_b = exp(P_mean + P_std * Phi^-1(q_b)), q_b equally spaced between the truncation points.
     Raises PartitionError for a range that is empty, or so far in the prior's tail that it has no mass to share.
     """
     _check_range(blocks, sigma_min, sigma_max)
-    prior = prior or LogNormalPrior()
+    prior = LogNormalPrior()
     normal = NormalDist(prior.mean, prior.std)
     q_min, q_max = normal.cdf(math.log(sigma_min)), normal.cdf(math.log(sigma_max))
     if q_max - q_min < 1e-9:  # the CDF's rounding would show in the boundaries
