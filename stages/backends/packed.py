@@ -378,10 +378,7 @@ class PipelineRunner(StageRunner):
         return self.reader.branch(pieces)
 
     def fork(self, shared: list[LayerCache], room: int, count: int) -> Growing:
-        """Begin `count` continuations of the text in `shared`, which has a position at least and is not changed.
-
-        :param room: most positions that will be read.
-        """
+        """Begin `count` continuations, of `room` positions at most, of the text in `shared`, which is not changed."""
         return Growing(shared, room, count)
 
     def grow(self, pieces: Sequence[GrowingPiece]) -> list[Tensor]:

@@ -47,8 +47,7 @@ class Product:
     With a weight in bfloat16 x and the product are rounded to it, sums are not.
 
     Takes the linear layer's weight over, which is empty afterwards; that of a tied head stays, for the embedding reads
-    it. The operators are those that torch's compiler uses, and have no public name: the exact version of torch that
-    this package asks for has them. On a device other than the processor the weight stays as it is.
+    it. The operators have no public name in torch, so its version is exact. On other devices the weight stays as it is.
     """
 
     is_packed = torch.backends.mkldnn.is_available()
@@ -157,14 +156,12 @@ class Int8Product:
     """x @ weight.T + bias in integers of 8 bits: the weight is rounded by its own rows, and x by its own. Sums of
     integers are exact, so a row's result is the same in any company.
 
-    The operators have no public name, as oneDNN's; `levels` tells whether they add up rightly here.
+    Takes the linear layer's weight over. The operators have no public name, as oneDNN's; `levels` tells whether they
+    add up rightly here.
     """
 
     def __init__(self, linear: nn.Linear | TiedHead, levels: int) -> None:
-        """Takes the linear layer's weight over, which is empty afterwards.
-
-        :param levels: largest of the integers that stand for x.
-        """
+        """:param levels: largest of the integers that stand for x."""
         weight, self._levels = linear.weight.detach(), levels
         if isinstance(linear, nn.Linear):
             linear.weight = nn.Parameter(torch.empty(0), requires_grad=False)

@@ -114,10 +114,8 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def update_manifest(directory: Path, change: Callable[[Manifest], Manifest]) -> Manifest:
-    """Read, change and replace the manifest under a lock, so that workers on one directory lose nothing of each other.
-
-    Returns the changed manifest.
-    """
+    """Read, change and replace the manifest under a lock, so that workers on one directory lose nothing of each
+    other."""
     read_manifest(directory)  # says what is wrong with the directory, if anything
     with lock_beside(directory / MANIFEST_NAME):
         manifest = change(read_manifest(directory))
@@ -172,10 +170,7 @@ def _round(part: AnyPart, half: bool) -> None:
 # A new part is written beside the old one, under a name that holds its digest, and the manifest is switched atomically:
 # a full disk or a crash leaves the previous checkpoint whole (tests/stages/checkpoint/test_saving.py).
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write `path` through a temporary file beside it, so that a crash or a full disk leaves the old one whole.
-
-    Raises CheckpointError with the reason when it cannot be written.
-    """
+    """Write `path` through a temporary file beside it. Raises CheckpointError when it cannot be written."""
     with _staged(path, write) as staged:
         staged.replace(path)
 

@@ -41,10 +41,7 @@ class Check:
 
 
 def record(directory: Path) -> dict[str, Any]:
-    """Name of each model in a bundle (or a single checkpoint) -> everything that its manifest says.
-
-    Reads manifests only. Raises CheckpointError when there is no checkpoint, or a manifest is damaged.
-    """
+    """Name of each model in a bundle (or a single checkpoint) -> what its manifest says. Raises CheckpointError."""
     return {name: _record(path, read_manifest(path)) for name, path in _models(directory).items()}
 
 

@@ -138,10 +138,7 @@ class Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read and validate `directory`/manifest.json.
-
-    Raises CheckpointError when it is missing, damaged, of a newer format, or contradicts itself.
-    """
+    """Read and validate `directory`/manifest.json. Raises CheckpointError."""
     path = directory / MANIFEST_NAME
     return _parse(read_json(path, f"no checkpoint in {directory}: {MANIFEST_NAME} is missing"), path)
 

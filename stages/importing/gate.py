@@ -38,11 +38,7 @@ class Variant:
     only: int | None = None  # the layer that the change is for; None for all
 
     def layer(self, tensors: Tensors, index: int, unchanged: Tensors) -> LlamaLayer:
-        """A layer of this reading.
-
-        :param tensors: the source's, of that layer.
-        :param unchanged: the same, `joined`.
-        """
+        """A layer of this reading. tensors: the source's, of that layer; unchanged: the same, `joined`."""
         if self.change is not None and self.only in (None, index):
             unchanged = joined(self.change(tensors, self.architecture))
         with torch.device("meta"):

@@ -236,10 +236,7 @@ STEPS = {"gpt2": byte_level, SENTENCEPIECE: sentencepiece}  # by `tokenizer.ggml
 
 
 def gguf_speech(path: Path, fields: Mapping[str, Any], size: int) -> Speech:
-    """One beside the file comes first. Raises CheckpointError for a tokenizer that cannot be told from either.
-
-    :param size: of the model's vocabulary.
-    """
+    """One beside the file comes first. Raises CheckpointError. size: of the model's vocabulary."""
     beside = path.parent / "tokenizer.json"
     vocabulary = read_vocabulary(fields)
     specials = {"bos_token": vocabulary.text(vocabulary.bos), "eos_token": vocabulary.text(vocabulary.eos)}

@@ -162,10 +162,7 @@ def is_matrix(name: str, shape: Shape) -> bool:
 
 
 def end_tokens(numbers: Iterable[object], vocabulary: int) -> list[int]:
-    """End tokens that the model can write: files name numbers beyond the vocabulary for none.
-
-    Raises CheckpointError for more than MAX_ENDS.
-    """
+    """End tokens that the model can write: files name numbers beyond the vocabulary for none."""
     ends = sorted({end for end in numbers if type(end) is int and 0 <= end < vocabulary})
     if len(ends) > MAX_ENDS:
         raise CheckpointError(f"{len(ends)} tokens are said to end a text; at most {MAX_ENDS} are read")
@@ -198,10 +195,7 @@ LEAST_SHARE = 0.85  # of the vocabulary that a tokenizer must know: models round
 
 
 def probe_tokens(tokenizer: str, architecture: LlamaArchitecture, text: str) -> tuple[int, ...]:
-    """`text` in tokens.
-
-    Raises CheckpointError for a tokenizer that cannot be the model's, InputError where its package is missing.
-    """
+    """`text` in tokens. Raises CheckpointError for a tokenizer that cannot be the model's."""
     made = open_tokenizer(tokenizer)
     ids = made.get_vocab(with_added_tokens=True).values()
     size, vocabulary = len(ids), architecture.vocabulary
