@@ -246,13 +246,13 @@ class QueryKeyNorm:
         assert layer.k_norm is not None
         self.norms = (PackedNorm(layer.q_norm), PackedNorm(layer.k_norm))
         self.sizes = (a.query_width, a.kv_heads * a.head_dim)
-        self.group = a.head_dim if a.qk_norm == "head" else -1
+        self.groups = (a.head_dim, a.head_dim) if a.qk_norm == "head" else self.sizes
 
     def __call__(self, qkv: Tensor) -> None:
         """In place. qkv: (rows, qkv_width)."""
         begin = 0
-        for norm, size in zip(self.norms, self.sizes, strict=True):
-            numbers = qkv.narrow(1, begin, size).unflatten(1, (-1, self.group if self.group > 0 else size))
+        for norm, size, group in zip(self.norms, self.sizes, self.groups, strict=True):
+            numbers = qkv.narrow(1, begin, size).unflatten(1, (-1, group))
             numbers.copy_(norm(numbers))
             begin += size
 
@@ -313,17 +313,13 @@ class LlamaReader(PackedReader):
         return cos, sin
 
 
-class PackedLlamaStage(PipelineRunner):
-    """Takes the stage's matrices over: each is freed when it is laid out anew, so that memory stays near one stage."""
-
-    def __init__(self, stage: LlamaStage, make: Make) -> None:
-        reader = LlamaReader(stage, make)
-        super().__init__(reader, normed_head(stage, None if stage.head is None else make(stage.head)))
-
-
 def packed_stage(stage: PipelineStage, make: Make = product) -> PipelineRunner:
-    """The runner of a stage of any family."""
-    return PackedLlamaStage(stage, make) if isinstance(stage, LlamaStage) else PackedStage(stage)
+    """The runner of a stage of any family. It takes a pretrained stage's matrices over: each is freed when it is laid
+    out anew, so that memory stays near one stage."""
+    if not isinstance(stage, LlamaStage):
+        return PackedStage(stage)
+    reader = LlamaReader(stage, make)
+    return PipelineRunner(reader, normed_head(stage, None if stage.head is None else make(stage.head)))
 
 
 def _by_rotated_head(factors: Tensor, a: LlamaArchitecture) -> Tensor:

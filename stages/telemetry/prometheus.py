@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: copied on the event loop that counts them, formatted on another thread."""
+"""Metrics for Prometheus: read on the event loop that counts them, written out on another thread."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from wsgiref.simple_server import WSGIRequestHandler
@@ -29,7 +28,7 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 class Histogram:
     """Counts of the values in each bucket, and their sum. Only one thread adds."""
 
-    # one writer needs no lock: a scrape copies on the event loop that writes; a small model's hop is 150 us of Python
+    # one writer needs no lock: a scrape reads on the event loop that writes; a small model's hop is 150 us of Python
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -40,11 +39,6 @@ class Histogram:
     def add(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
-
-    def __copy__(self) -> Histogram:
-        other = Histogram(self.bounds)
-        other.counts, other.total = self.counts.copy(), self.total
-        return other
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper end, values up to it), the last for "+Inf": the count of all."""
@@ -81,29 +75,25 @@ CLIENT_S = 10.0  # time for the client of a scrape to send and read
 
 
 class LoopCollector:
-    """Metric families whose values live on an event loop, where they are all copied at one moment."""
+    """Metric families whose values live on an event loop, where they are all read at one moment."""
 
     def __init__(
         self, families: Sequence[MetricFamily], read: Callable[[], MetricValues], loop: asyncio.AbstractEventLoop
     ) -> None:
         self.families, self.read, self.loop = families, read, loop
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> list[Metric]:
         """Raises TimeoutError when the loop is too busy."""
 
-        async def copied() -> MetricValues:
-            return {name: {labels: copy(value) for labels, value in rows.items()} for name, rows in self.read().items()}
+        async def built() -> list[Metric]:
+            figures = self.read()
+            return [_metric(family, figures[family.name]) for family in self.families]
 
-        copying = asyncio.run_coroutine_threadsafe(copied(), self.loop)
+        building = asyncio.run_coroutine_threadsafe(built(), self.loop)
         try:
-            figures = copying.result(READ_S)
+            return building.result(READ_S)
         finally:
-            copying.cancel()
-        return (_metric(family, figures[family.name]) for family in self.families)
-
-    def describe(self) -> list[Metric]:
-        """Return nothing: otherwise the registry would collect at once when this is registered."""
-        return []
+            building.cancel()
 
 
 class MetricsServer:

@@ -5,9 +5,10 @@ etcd is asked over its HTTP gateway, on threads.
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from etcd3gw.client import Etcd3Client
 from etcd3gw.lease import Lease
@@ -29,6 +30,7 @@ RENEWALS = 3  # within the time of a lease: two may fail
 READ_S = 1.0
 MAX_SHOWN, MAX_WORDS = 80, 160
 
+P = ParamSpec("P")
 Answer = TypeVar("Answer")
 
 
@@ -119,14 +121,10 @@ class EtcdRegistry:
         """Keep a host registered until this is cancelled, then remove it. Retries while the registry is down."""
         client, name = EtcdClient(self.settings), registration.name
         place = _Place(client.key(name), registration, self.lease_s)
-        health = _Health(self.settings.url, f"{name} registers again when it is back")
+        watched = _Watched(self.settings.url, f"{name} registers again when it is back")
         try:
             while True:
-                try:
-                    await in_thread(client.ask, place.keep)
-                    health.up()
-                except RegistryDown as down:
-                    health.down(down)
+                await watched.ask(client.ask, place.keep)
                 await asyncio.sleep(self.lease_s / RENEWALS)
         finally:
             try:
@@ -137,25 +135,18 @@ class EtcdRegistry:
     async def follow(self) -> AsyncGenerator[tuple[Registration, ...], None]:
         """All hosts in the order of their blocks, now and after each change. An outage of the registry is no change."""
         client, valid = EtcdClient(self.settings), _Entries()
-        health = _Health(self.settings.url, "the hosts stay those that were known")
-        loop, kept_until = asyncio.get_running_loop(), 0.0
+        watched, loop = _Watched(self.settings.url, "the hosts stay those that were known"), asyncio.get_running_loop()
         known: dict[str, Registration] | None = None
         while True:
-            try:
-                found = valid.hosts(await in_thread(client.snapshot))
-            except RegistryDown as down:
-                health.down(down)
-                await asyncio.sleep(READ_S)
-                continue
-            if health.up():
+            if (entries := await watched.ask(client.snapshot)) is not None:
+                found = valid.hosts(entries)
                 # an etcd that came back may lack hosts that still run: they register again within a lease
-                kept_until = loop.time() + self.lease_s
-            if known is not None and loop.time() < kept_until:
-                addresses = {host.address for host in found.values()}
-                found = {name: host for name, host in known.items() if host.address not in addresses} | found
-            if found != known:
-                known = found
-                yield tuple(sorted(found.values(), key=lambda host: (host.blocks, host.name)))
+                if known is not None and loop.time() < watched.back_at + self.lease_s:
+                    addresses = {host.address for host in found.values()}
+                    found = {name: host for name, host in known.items() if host.address not in addresses} | found
+                if found != known:
+                    known = found
+                    yield tuple(sorted(found.values(), key=lambda host: (host.blocks, host.name)))
             await asyncio.sleep(READ_S)
 
 
@@ -211,20 +202,23 @@ class _Entries:
         return {host.name: host for host in by_address.values()}
 
 
-class _Health:
-    """Logs once that a registry is down, and once that it is back."""
+class _Watched:
+    """Asks a registry on a thread; logs once that it is down, and once that it is back."""
 
     def __init__(self, url: str, consequence: str) -> None:
         self._url, self._consequence, self._is_down = url, consequence, False
+        self.back_at = -math.inf  # on the loop's clock
 
-    def down(self, reason: RegistryDown) -> None:
-        if not self._is_down:
-            log.warning("registry %s is down (%s): %s", self._url, reason, self._consequence)
-        self._is_down = True
-
-    def up(self) -> bool:
-        """True if it was down until now."""
-        was_down, self._is_down = self._is_down, False
-        if was_down:
+    async def ask(self, question: Callable[P, Answer], *args: P.args, **kwargs: P.kwargs) -> Answer | None:
+        """The answer; None while the registry is down."""
+        try:
+            answer = await in_thread(question, *args, **kwargs)
+        except RegistryDown as reason:
+            if not self._is_down:
+                log.warning("registry %s is down (%s): %s", self._url, reason, self._consequence)
+            self._is_down = True
+            return None
+        if self._is_down:
             log.info("registry %s is back", self._url)
-        return was_down
+            self._is_down, self.back_at = False, asyncio.get_running_loop().time()
+        return answer

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from serving.cli.__main__ import main
 from stages.backends import TorchBackend
 from stages.backends.base import CleanPiece, StageRunner
-from stages.backends.packed_llama import PackedLlamaStage, Product, QuantProduct, product
+from stages.backends.packed_llama import Product, QuantProduct, packed_stage
 from stages.checkpoint.checkpoint import halve, load_stage
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.inspect import record, verify
@@ -98,7 +98,7 @@ def test_hosts_lose_less_than_a_fiftieth_of_a_nat(made: dict[str, Path], kind: s
 def test_a_host_holds_less_than_a_fifth_of_float32(made: dict[str, Path]) -> None:
     stage = stages(made["Q4_1 q4"])[0]
     numbers = sum(m.in_features * m.out_features for m in stage.modules() if isinstance(m, QuantLinear))
-    runner = PackedLlamaStage(stage, product)
+    runner = packed_stage(stage)
     products = [
         each
         for layer in runner.reader.layers
@@ -122,7 +122,7 @@ def test_bfloat16_takes_half_and_loses_almost_nothing(
     matrices = sum(tensor.numel() for name, tensor in weights.items() if "layers" in name and tensor.dim() == 2)
     assert abs(whole - less - 2 * matrices) < 100
     for stage in stages(tmp_path / "bfloat16"):
-        layers = PackedLlamaStage(stage, product).reader.layers
+        layers = packed_stage(stage).reader.layers
         assert {block.dtype for layer in layers for block in layer.qkv.blocks} == {torch.bfloat16}
     assert 0 < abs(served_loss(tmp_path / "float32") - served_loss(tmp_path / "bfloat16")) < 0.02
     monkeypatch.setattr(Product, "is_packed", False)
