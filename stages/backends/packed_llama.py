@@ -21,8 +21,9 @@ from stages.backends.packed import (
 from stages.backends.rows import Rows, in_slabs
 from stages.errors import CheckpointError
 from stages.memory import give_back, is_owned
-from stages.model.layers import GROUP, QuantLinear, TiedHead
-from stages.model.llama import ACTIVATIONS, Expert, LlamaArchitecture, LlamaLayer, LlamaStage, Mixture
+from stages.model.architecture import GROUP, LlamaArchitecture
+from stages.model.layers import QuantLinear, TiedHead
+from stages.model.llama import ACTIVATIONS, Expert, LlamaLayer, LlamaStage, Mixture
 from stages.model.pipeline import PipelineStage
 
 _ONEDNN: Any = torch.ops.mkldnn

@@ -16,7 +16,8 @@ from stages.checkpoint.checkpoint import file_digest, replace_file, update_manif
 from stages.checkpoint.manifest import Manifest, read_manifest
 from stages.checkpoint.weights import read_weights, write_weights
 from stages.errors import CheckpointError, ShapeError, regular
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.architecture import LlamaArchitecture
+from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 
 # Names in a file that are not those of the module.

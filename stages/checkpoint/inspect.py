@@ -17,8 +17,8 @@ from stages.checkpoint.checkpoint import check_size, load_part, load_stage, new_
 from stages.checkpoint.gate import probe_tokens
 from stages.checkpoint.manifest import Manifest, find_bundle, read_manifest
 from stages.errors import CheckpointError, InputError, OnesweepError
+from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import QuantLinear
-from stages.model.llama import LlamaArchitecture
 
 SHORT = 12  # hexadecimal digits of a digest that are shown to people: as many as in a file's name
 INDENT = 14

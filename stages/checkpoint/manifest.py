@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stages.errors import CheckpointError, InputError, regular
-from stages.model.architecture import CONTEXT, VOCABULARY, Architecture
+from stages.model.architecture import CONTEXT, VOCABULARY, Architecture, LlamaArchitecture, drop_defaults
 from stages.model.block import Codes
-from stages.model.llama import LlamaArchitecture, drop_defaults
 from stages.model.partition import LogNormalPrior, NoisePartition
 from stages.model.pipeline import TextArchitecture, read_architecture
 from stages.pictures.part import FAMILY as PICTURES

@@ -8,8 +8,15 @@ from typing import Any
 from torch import Tensor
 
 from stages.errors import CheckpointError, ShapeError
-from stages.model.architecture import MAX_LAYERS, Activation, LinearScaling, RopeScaling, SlidingWindow, check_whole
-from stages.model.llama import LlamaArchitecture
+from stages.model.architecture import (
+    MAX_LAYERS,
+    Activation,
+    LinearScaling,
+    LlamaArchitecture,
+    RopeScaling,
+    SlidingWindow,
+    check_whole,
+)
 
 Config = Mapping[str, Any]  # settings by their names in config.json; those of a GGUF file are renamed so
 

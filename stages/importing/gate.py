@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from stages.errors import CheckpointError
 from stages.importing.gguf_file import half_split, interleaved
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, expected_shapes, is_matrix
-from stages.model.architecture import RopeScaling
+from stages.model.architecture import LlamaArchitecture, RopeScaling
 from stages.model.layers import soft_capped
-from stages.model.llama import LlamaArchitecture, LlamaLayer, llama_rotary
+from stages.model.llama import LlamaLayer, llama_rotary
 
 # Readings of the same weights that differ in one thing: what a mis-mapped model most likely got wrong.
 Tensors = dict[str, Tensor]  # of one layer, by their names within it

@@ -17,9 +17,9 @@ from stages.importing.families import gguf_family
 from stages.importing.family import FULL, SLIDING, ModelFamily, refused_with
 from stages.importing.gguf_tokenizer import gguf_speech
 from stages.importing.source import Shape, Source, expected_shapes, is_matrix, places_of
-from stages.model.architecture import RopeScaling
-from stages.model.layers import GROUP, LARGEST
-from stages.model.llama import LlamaArchitecture, stretch
+from stages.model.architecture import GROUP, LlamaArchitecture, RopeScaling
+from stages.model.layers import LARGEST
+from stages.model.llama import stretch
 
 # The reader of the package gguf, which by itself reads as many elements as a damaged file says it has.
 MAX_ELEMENTS = 1 << 22  # of an array: tokens of the largest vocabulary

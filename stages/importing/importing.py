@@ -21,9 +21,9 @@ from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
 from stages.memory import require_memory
-from stages.model.architecture import WEIGHT_WORDS, Weights
+from stages.model.architecture import WEIGHT_WORDS, LlamaArchitecture, Weights
 from stages.model.layers import BYTES_EACH
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.llama import LlamaStage
 from stages.model.pipeline import without_memory
 from stages.progress import WorkProgress
 

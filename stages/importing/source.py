@@ -15,8 +15,9 @@ from torch import Tensor
 from stages.checkpoint.manifest import MAX_PROBE_TOKENS
 from stages.errors import CheckpointError, library_errors, regular
 from stages.importing.family import ModelFamily
+from stages.model.architecture import LlamaArchitecture
 from stages.model.layers import quantised
-from stages.model.llama import LlamaArchitecture, LlamaLayer
+from stages.model.llama import LlamaLayer
 from stages.model.pipeline import without_memory
 
 MAX_ENDS = 64

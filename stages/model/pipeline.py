@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from stages.errors import ShapeError
-from stages.model.architecture import CONTEXT, Architecture
+from stages.model.architecture import CONTEXT, Architecture, LlamaArchitecture
 from stages.model.layers import CausalStage, Layer, LayerCache, initialise, rotary_table
-from stages.model.llama import LlamaArchitecture, LlamaStage
+from stages.model.llama import LlamaStage
 
 
 class ArStage(CausalStage):

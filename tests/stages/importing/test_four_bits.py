@@ -22,7 +22,8 @@ from stages.errors import CheckpointError
 from stages.importing.gguf_file import GgufSource
 from stages.importing.importing import ImportSettings, import_model, summary
 from stages.importing.source import is_matrix
-from stages.model.layers import GROUP, QuantLinear, quantised
+from stages.model.architecture import GROUP
+from stages.model.layers import QuantLinear, quantised
 from stages.model.llama import LlamaStage
 from stages.model.pipeline import new_caches
 from tests.stages.importing.published import SHAPE, learnt, taken_apart, write_folder, write_gguf

@@ -12,7 +12,8 @@ from torch import Tensor
 from stages.errors import CheckpointError
 from stages.importing.gate import Variant, interleaved, losses
 from stages.importing.huggingface import HuggingFaceSource
-from stages.model.llama import LlamaArchitecture, llama_rotary
+from stages.model.architecture import LlamaArchitecture
+from stages.model.llama import llama_rotary
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
 
 Weights = dict[str, Tensor]

@@ -19,7 +19,7 @@ from stages.checkpoint.manifest import read_manifest
 from stages.errors import CheckpointError, InputError
 from stages.importing import importing
 from stages.importing.importing import ImportSettings, StageHost, import_model
-from stages.model.llama import LlamaArchitecture
+from stages.model.architecture import LlamaArchitecture
 from tests.stages.importing.published import SHAPE, write_folder, write_gguf
 
 Weights = dict[str, Tensor]
