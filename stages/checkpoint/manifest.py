@@ -89,14 +89,14 @@ class Manifest:
     def _record(self) -> dict[str, Any]:
         """All of it, without what goes without saying: where tokens are bytes, and options that are not used."""
         record = asdict(self)
-        drop_defaults(record["architecture"].get("base", record["architecture"]))
+        drop_defaults(record["architecture"])
         if isinstance(self.architecture, Architecture):
             record["architecture"]["context"] = CONTEXT
         if isinstance(self.architecture, PictureArchitecture):
             del record["codes"], record["probe_text"], record["probe_tokens"], record["tokenizer"], record["files"]
         elif self.tokenizer == "bytes":
             del record["probe_tokens"], record["files"]
-            record["architecture"].get("base", record["architecture"]).pop("vocabulary", None)
+            record["architecture"].pop("vocabulary", None)
             if self.codes is not None:
                 del record["codes"]["size"]
         return record

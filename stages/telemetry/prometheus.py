@@ -58,13 +58,6 @@ class MetricFamily:
     text: str
     labels: tuple[str, ...] = ()
 
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names in queries."""
-        if self.kind == "histogram":
-            return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
-        return (self.name,)
-
 
 MetricValues = Mapping[str, Mapping[tuple[str, ...], float | Histogram]]  # values by family name and labels
 
