@@ -340,10 +340,8 @@ def _expected(cls: type[S], f: Field[Any], value: object) -> str | None:
         return None if value in entry else f"one of {', '.join(map(str, entry))}"
     if kind is not tuple:
         return None if _fits(value, kind, bounds) else _described(kind, bounds, value)
-    if isinstance(value, tuple) and all(_fits(v, entry, bounds) for v in value):
-        return None
-    wrong = next((v for v in value if not _fits(v, entry, bounds)), 0) if isinstance(value, tuple) else 0
-    return f"a list, each {_described(entry, bounds, wrong)}"
+    wrong = [v for v in value if not _fits(v, entry, bounds)] if isinstance(value, tuple) else [0]
+    return f"a list, each {_described(entry, bounds, wrong[0])}" if wrong else None
 
 
 def _fits(value: object, kind: Any, bounds: Bounds) -> bool:  # noqa: ANN401 - a type

@@ -183,21 +183,18 @@ def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(count)
 
 
-def layer_tensors(source: Source, index: int) -> Tensors:
-    """The tensors of one layer, by their names within it."""
-    prefix = f"layers.{index}."
-    return {name.removeprefix(prefix): source.tensor(name) for name in source.shapes() if name.startswith(prefix)}
-
-
-def four_bit_tensors(source: Source, index: int) -> Tensors:
-    """The same with each matrix as codes, scales and offsets."""
+def layer_tensors(source: Source, index: int, in_four_bits: bool = False) -> Tensors:
+    """The tensors of one layer, by their names within it. in_four_bits: each matrix as codes, scales and offsets."""
     prefix, found = f"layers.{index}.", Tensors()
     for name, shape in source.shapes().items():
-        if name.startswith(prefix) and is_matrix(name, shape):
-            stem = name.removeprefix(prefix).removesuffix("weight")
+        ours = name.removeprefix(prefix)
+        if ours == name:
+            continue
+        if in_four_bits and is_matrix(name, shape):
+            stem = ours.removesuffix("weight")
             found |= {f"{stem}{part}": tensor for part, tensor in source.four_bits(name).items()}
-        elif name.startswith(prefix):
-            found[name.removeprefix(prefix)] = source.tensor(name)
+        else:
+            found[ours] = source.tensor(name)
     return found
 
 

@@ -16,7 +16,7 @@ from stages.checkpoint.checkpoint import new_directory, require_new, save_part, 
 from stages.checkpoint.gate import PROBE_TEXT
 from stages.checkpoint.manifest import TOKENIZER_NAME, Manifest, read_manifest
 from stages.errors import CheckpointError, InputError
-from stages.importing.gate import MAX_THREADS, check_loss, four_bit_tensors, joined, layer_tensors
+from stages.importing.gate import MAX_THREADS, check_loss, joined, layer_tensors
 from stages.importing.gguf_file import GgufSource
 from stages.importing.huggingface import HuggingFaceSource
 from stages.importing.source import EMBEDDING, HEAD, NORM, Source, Speech, expected_shapes, probe_tokens
@@ -187,13 +187,10 @@ def import_model(settings: ImportSettings, progress: WorkProgress | None = None)
         manifest = Manifest("ar", architecture, nothing, probe_text=PROBE_TEXT, tokenizer="tokens", data=data)
         write_manifest(directory, replace(manifest, metrics=metrics, probe_tokens=tokens, files=files))
         hidden = None
-        for index, count in enumerate(architecture.layers):
-            done = sum(architecture.layers[:index])
-            what = f"writing stage {index + 1} of {architecture.parts}"
-            progress.at(what, CHECKING + (1 - CHECKING) * done / layers)
-            stage = build_stage(source, architecture, index)
-            progress.at(what, CHECKING + (1 - CHECKING) * (done + count / 2) / layers)
-            hidden = save_part(directory, stage, hidden)
+        for index in range(architecture.parts):
+            share = sum(architecture.layers[:index]) / layers
+            progress.at(f"writing stage {index + 1} of {architecture.parts}", CHECKING + (1 - CHECKING) * share)
+            hidden = save_part(directory, build_stage(source, architecture, index), hidden)
         progress.close()
         return read_manifest(directory)
 
@@ -210,8 +207,7 @@ def build_stage(source: Source, architecture: LlamaArchitecture, index: int) -> 
         tensors["embedding.weight"] = source.tensor(EMBEDDING)
     begin = sum(architecture.layers[:index])
     for i in range(architecture.layers_in(index)):
-        stored = four_bit_tensors if architecture.weights == "q4" else layer_tensors
-        layer = joined(stored(source, begin + i))
+        layer = joined(layer_tensors(source, begin + i, architecture.weights == "q4"))
         tensors |= {f"layers.{i}.{name}": tensor.to(types[f"layers.{i}.{name}"]) for name, tensor in layer.items()}
     if stage.is_last:
         tensors["norm.weight"] = source.tensor(NORM)

@@ -208,16 +208,14 @@ class LlamaStage(CausalStage):
         layers = (LlamaLayer(a, begin + i) for i in range(a.layers_in(index)))
         self.layers = cast(Sequence[LlamaLayer], nn.ModuleList(layers))
         self.norm = nn.RMSNorm(a.width, eps=a.norm_epsilon) if self.is_last else None
-        self.head = self._new_head() if self.is_last else None
+        self.head = None
+        if self.is_last and a.tied_head and self.embedding is not None:
+            self.head = TiedHead(self.embedding)
+        elif self.is_last:
+            self.head = nn.Linear(a.width, a.vocabulary, bias=False)
         for name, table in self._tables().items():
             self.register_buffer(name, table, persistent=False)
         initialise(self, a.total_layers)
-
-    def _new_head(self) -> nn.Linear | TiedHead:
-        a = self.architecture
-        if a.tied_head and self.embedding is not None:
-            return TiedHead(self.embedding)
-        return nn.Linear(a.width, a.vocabulary, bias=False)
 
     def _tables(self) -> dict[str, Tensor]:
         a = self.architecture

@@ -8,6 +8,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal
 from wsgiref.simple_server import WSGIRequestHandler
 
@@ -42,11 +43,8 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[str, float]]:
         """(upper end, values up to it), the last for "+Inf": the count of all."""
-        so_far, rows = 0, []
-        for end, count in zip([*map(float, self.bounds), "+Inf"], self.counts, strict=True):
-            so_far += count
-            rows.append((str(end), float(so_far)))
-        return rows
+        ends = [*map(float, self.bounds), "+Inf"]
+        return [(str(end), float(so_far)) for end, so_far in zip(ends, accumulate(self.counts), strict=True)]
 
 
 @dataclass(frozen=True)
