@@ -110,13 +110,8 @@ def read_release_manifest(checkpoint: Path) -> ReleaseManifest:
     frontier = checkpoint / FRONTIER_NAME
     try:
         manifests = {folder: (path / MANIFEST_NAME).read_bytes() for folder, path in directories.items()}
-        return ReleaseManifest(
-            manifests,
-            regular(frontier).read_bytes() if frontier.exists() else b"",
-            _read_signatures(checkpoint),
-            directories,
-            checkpoint,
-        )
+        content = regular(frontier).read_bytes() if frontier.exists() else b""
+        return ReleaseManifest(manifests, content, _read_signatures(checkpoint), directories, checkpoint)
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename}: {error.strerror}") from None
 

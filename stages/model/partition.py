@@ -111,10 +111,6 @@ def equal_entropy(
 
     `cross_entropies[i]` is the CE (nats) measured at `sigmas[i]`; sigmas rise. The curve is made monotone.
     """
-    if len(sigmas) < 2 or any(high <= low for low, high in pairwise(sigmas)):
-        raise PartitionError("noise partition: equal_entropy needs at least two rising noise levels")
-    if len(cross_entropies) != len(sigmas):
-        raise PartitionError("noise partition: equal_entropy needs one cross-entropy for each noise level")
     _check_range(blocks, sigmas[0], sigmas[-1])
     log_sigma = np.log(np.asarray(sigmas, dtype=np.float64))
     curve = np.maximum.accumulate(np.asarray(cross_entropies, dtype=np.float64))
