@@ -131,7 +131,7 @@ def test_a_router_net_of_other_experts_is_refused(drawing: Path, tmp_path: Path)
         load_router_net(two)
     with pytest.raises(CheckpointError, match="draws nothing"):
         load_picture_part(three, 3)
-    with pytest.raises(CheckpointError, match="holds no experts"):
+    with pytest.raises(CheckpointError, match="there is no part"):
         load_router_net(drawing / "steps")
 
 
